@@ -1,0 +1,98 @@
+# `make test` and `make demo` work on a fresh clone: they need Python 3.11 or later with pip, and make.
+# Everything is installed into .venv; nothing outside this directory is touched.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PLATFORMS := linux darwin win32
+
+# Names the interpreter and this directory: when either is another one, the environment is made anew.
+IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; \
+    where = zlib.crc32(os.fsencode(sys.base_prefix + os.pathsep + os.getcwd())); \
+    print("%s.%s.%s-%08x" % (*sys.version_info[:3], where))' 2>/dev/null)
+MADE := $(VENV)/.made-$(IDENTITY)
+DEV := $(VENV)/.dev-$(IDENTITY)
+BENCH := $(VENV)/.bench-$(IDENTITY)
+
+# One thing after the other, also under `make -j`: two pips in one environment disturb each other.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help test check format-check lint types layers unit format demo bench docs clean
+.PHONY: $(PLATFORMS:%=types-%)
+
+help: ## list the targets (this is the default)
+	@echo 'Usage: make [target] [PYTHON=python3.12] [ARGS="-k name"]'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
+	    | while IFS='|' read -r target text; do printf '  %-14s %s\n' "$$target" "$$text"; done
+
+test: check unit ## run everything that must pass: check, then unit
+
+check: format-check lint types layers ## formatting, lint, types for three platforms, layers
+
+format-check: $(DEV)
+	@echo '== formatting'
+	@$(BIN)/ruff format --quiet --check .
+
+lint: $(DEV)
+	@echo '== lint'
+	@$(BIN)/ruff check --quiet .
+
+types: $(PLATFORMS:%=types-%)
+
+$(PLATFORMS:%=types-%): types-%: $(DEV)
+	@echo '== types on $*'
+	@$(BIN)/mypy --platform $* --cache-dir .mypy_cache/$* --no-error-summary
+
+layers: $(DEV)
+	@echo '== layers'
+	@output=$$($(BIN)/lint-imports 2>&1) || { echo "$$output"; exit 1; }
+
+unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/locks
+	@echo '== tests'
+	@$(BIN)/python -m pytest $(ARGS)
+
+format: $(DEV) ## format the code and mend what lint can mend
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+demo: $(DEV) ## watch locks do their work
+	@$(BIN)/holdfast demo
+
+bench: $(BENCH) ## compare with other lock libraries; choose with ARGS
+	@$(BIN)/python -m bench $(ARGS)
+
+docs: $(DEV) ## write the generated reference pages anew
+	@$(BIN)/python -m tools.generate_reference
+
+clean: ## remove the environment, caches and build products
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find bench docs src tests tools -name __pycache__ -prune -exec rm -rf {} +
+
+# --- The environment --------------------------------------------------------------------------------
+
+$(MADE):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	    echo 'Holdfast needs Python 3.11 or later, but $(PYTHON) is:' "$$($(PYTHON) --version 2>&1)" >&2; \
+	    echo 'Name another one: make PYTHON=python3.12 ...' >&2; \
+	    exit 1; }
+	@echo '== making $(VENV)'
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+	    $(PYTHON) -m venv --clear $(VENV) && $(PIP) install --upgrade 'pip>=25.1'; \
+	else \
+	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --quiet --python $(BIN)/python install 'pip>=25.1'; \
+	fi
+	@touch $@
+
+$(DEV): pyproject.toml $(MADE)
+	@echo '== installing into $(VENV)'
+	@$(PIP) install --editable . --group dev
+	@touch $@
+
+$(BENCH): pyproject.toml $(DEV)
+	@echo '== installing what bench compares with'
+	@$(PIP) install --group bench
+	@touch $@
