@@ -1,0 +1,120 @@
+"""Time, as something that is handed in: wall clock, monotonic clock, boot clock; durations as text.
+
+Instants are float seconds since 1970, durations are float seconds. Nothing here decides safety:
+clocks only say when something is *allowed* (a steal, a retry, a timeout).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+from holdfast.errors import SettingInvalid
+
+
+class Clock(Protocol):
+    """Where time comes from. Everything that asks for the time takes one of these."""
+
+    def wall(self) -> float:
+        """Seconds since 1970; may jump in either direction when somebody sets the clock."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds since some start; never jumps, may stand still while the machine sleeps."""
+        ...
+
+    def boot(self) -> float:
+        """Seconds since the machine started, sleep included where the system can tell."""
+        ...
+
+
+class SystemClock:
+    """The clocks of the operating system."""
+
+    def wall(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def boot(self) -> float:
+        if sys.platform == "linux":
+            return time.clock_gettime(time.CLOCK_BOOTTIME)
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that stands still until it is told to move: for tests and for exploring a protocol."""
+
+    def __init__(self, *, wall: float = 1_700_000_000.0, monotonic: float = 1_000.0) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+
+    def wall(self) -> float:
+        return self._wall
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def boot(self) -> float:
+        return self._monotonic
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._wall += seconds
+        self._monotonic += seconds
+
+    def step_wall(self, seconds: float) -> None:
+        """Set the wall clock, as an administrator or a time server does; nothing else moves."""
+        self._wall += seconds
+
+
+SYSTEM_CLOCK = SystemClock()
+
+
+def format_instant(instant: float) -> str:
+    """Write an instant as ISO 8601 in UTC, to the microsecond."""
+    return datetime.fromtimestamp(instant, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def parse_instant(text: str) -> float:
+    """Read an ISO 8601 instant with a time zone; raise ValueError for anything else."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"no time zone in {text!r}")
+    return moment.timestamp()
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+
+
+def parse_duration(text: str, *, setting: str = "duration") -> float:
+    """Read `250ms`, `30s`, `1m30s`, `2h`, or a bare number of seconds."""
+    stripped = text.strip()
+    if re.fullmatch(r"\d+(\.\d+)?", stripped, re.ASCII):
+        return float(stripped)
+    if not _DURATION.fullmatch(stripped):
+        raise SettingInvalid(setting, text, "a duration such as 250ms, 30s, 5m, 1h30m")
+    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(stripped))
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration the way people say it: `250ms`, `5s`, `1m30s`, `2h`, `3d4h`."""
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 60:
+        return f"{seconds:.1f}".removesuffix(".0") + "s"
+    whole = round(seconds)
+    parts: list[str] = []
+    for unit in ("d", "h", "m", "s"):
+        count, whole = divmod(whole, int(_UNITS[unit]))
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts[:2])

@@ -1,0 +1,342 @@
+"""Everything that can go wrong, as one tree of failures that people and programs can both read.
+
+Each class has a stable `code` (API: never renamed, never reused), the `exit_status` that a command
+ends with, whether trying again may help (`retryable`), and a `hint` that says what to do next.
+The facts of one occurrence are fields of the exception and, for programs, the mapping `facts`.
+
+This module imports nothing, so that every layer can raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+
+
+class ExitStatus(IntEnum):
+    """What the exit status of a command means. One meaning each; the table is part of the API."""
+
+    OK = 0
+    UNEXPECTED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    CONFLICT = 4
+    FENCED = 5
+    CORRUPT = 6
+    REFUSED = 7
+    TIMED_OUT = 75
+    INTERRUPTED = 130
+
+
+class Failure(Exception):
+    """Something that Holdfast could not or would not do, with a code, an exit status and a hint."""
+
+    code = "E_UNEXPECTED"
+    exit_status = ExitStatus.UNEXPECTED
+    retryable = False
+    hint = "This should not happen. Please report it with the command that you ran and its output."
+
+    def __init__(self, message: str, *, hint: str | None = None, **facts: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.facts: Mapping[str, object] = facts
+        if hint is not None:
+            self.hint = hint
+
+    def as_record(self) -> dict[str, object]:
+        """Describe this failure as plain values, in the shape of the JSON envelope's `error`."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "retryable": self.retryable,
+            "hint": self.hint,
+            **self.facts,
+        }
+
+
+# --- The caller's words ---------------------------------------------------------------------------
+
+
+class UsageFailure(Failure):
+    """A command or call was given something that it cannot take."""
+
+    code = "E_USAGE"
+    exit_status = ExitStatus.USAGE
+    hint = "See the command's --help for what it takes."
+
+
+class NameInvalid(UsageFailure):
+    """A name has characters, a length or a form that is not allowed."""
+
+    code = "E_NAME_INVALID"
+    hint = "Use letters, digits, '.', '_' and '-', at most 128 of them, and no '..'."
+
+
+class SettingInvalid(UsageFailure):
+    """A setting (an option, an environment variable, a configuration value) cannot be understood."""
+
+    code = "E_SETTING_INVALID"
+    hint = "Correct the value, or remove it to get the default."
+
+    def __init__(self, setting: str, value: str, expected: str) -> None:
+        super().__init__(
+            f"{setting} is {value!r}, but must be {expected}", setting=setting, value=value, expected=expected
+        )
+
+
+class TooLarge(UsageFailure):
+    """Something is over the size limit; nothing of it was written."""
+
+    code = "E_TOO_LARGE"
+    hint = "Make it smaller, or keep the bulk in a file of its own and refer to that."
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(f"{what} is {size} bytes; the limit is {limit}", what=what, size=size, limit=limit)
+
+
+# --- What is or is not there -----------------------------------------------------------------------
+
+
+class NotFound(Failure):
+    """What was named does not exist."""
+
+    code = "E_NOT_FOUND"
+    exit_status = ExitStatus.NOT_FOUND
+    hint = "Check the spelling, and the directory that you are in."
+
+
+class CommandNotFound(NotFound):
+    """The command to run does not exist, or is not executable."""
+
+    code = "E_COMMAND_NOT_FOUND"
+    hint = "Check the spelling of the command after '--', and that it is on the PATH and executable."
+
+
+class AlreadyExists(Failure):
+    """What was to be created is there already; it was left as it is."""
+
+    code = "E_ALREADY_EXISTS"
+    exit_status = ExitStatus.CONFLICT
+    hint = "Choose another name, or remove what is there first."
+
+
+# --- Held by somebody, or changed by somebody ------------------------------------------------------
+
+
+class LockConflict(Failure):
+    """Somebody else holds what was asked for."""
+
+    code = "E_LOCK_CONFLICT"
+    exit_status = ExitStatus.CONFLICT
+    retryable = True
+    hint = "Wait for the holder to finish, or for its lease to expire."
+
+
+class RepoLocked(LockConflict):
+    """Another process holds the lock of this repository."""
+
+    code = "E_REPO_LOCKED"
+    hint = "Wait until the holder is done. 'holdfast repo-lock status' shows who it is."
+
+    def __init__(self, repo_id: str, path: object, info: Mapping[str, object] | None) -> None:
+        """`info` is what the lock file says about its holder, None if it could not be read."""
+        who = "somebody (its content cannot be read)"
+        if info is not None:
+            who = f"pid {info.get('pid')}" + (f" ({info['cmd']})" if info.get("cmd") else "")
+            who += f" since {info['created_at']}" if info.get("created_at") else ""
+        super().__init__(
+            f"the repository {repo_id} is locked by {who}", repo_id=repo_id, path=str(path), info=info
+        )
+        self.repo_id = repo_id
+        self.path = path
+        self.info = info
+
+
+class LockReentry(LockConflict):
+    """The calling thread holds this lock already and would wait for itself for ever."""
+
+    code = "E_LOCK_REENTRY"
+    retryable = False
+    hint = "Pass the guard that you have instead of locking again, or release it first."
+
+
+class LockChanged(LockConflict):
+    """The lock that was to be broken is not there any more, or is another one by now."""
+
+    code = "E_LOCK_CHANGED"
+    retryable = False
+    hint = "Look at the lock again: it has moved on, and what you judged is gone."
+
+
+class ConsistencyUnavailable(Failure):
+    """The payload changed while it was being captured; nothing was published."""
+
+    code = "E_CONSISTENCY_UNAVAILABLE"
+    exit_status = ExitStatus.CONFLICT
+    retryable = True
+    hint = "Stop what writes into the worktree and try again, or ask for --consistency best_effort."
+
+
+class LockTimeout(Failure):
+    """A lock could not be had in time."""
+
+    code = "E_LOCK_TIMEOUT"
+    exit_status = ExitStatus.TIMED_OUT
+    retryable = True
+    hint = "Wait a few seconds and try again, or allow more time."
+
+    def __init__(
+        self,
+        path: object,
+        timeout: float,
+        waited: str,
+        *,
+        holders: Sequence[Mapping[str, object]] = (),
+        summary: str = "Lock timeout",
+    ) -> None:
+        """`waited` is the timeout as people say it; `holders` are those that can be known."""
+        message = f"{summary}: could not acquire lock on {path} after {waited}"
+        if holders:
+            message += "; held by " + ", ".join(str(holder["shown"]) for holder in holders)
+        super().__init__(message, path=str(path), timeout=timeout, holders=list(holders))
+        self.path = str(path)
+        self.timeout = timeout
+        self.holders = holders
+
+
+class TooManyRetries(Failure):
+    """An operation met contention on every attempt that it was allowed."""
+
+    code = "E_TOO_MANY_RETRIES"
+    exit_status = ExitStatus.TIMED_OUT
+    retryable = True
+    hint = "Try again later, or allow more attempts."
+
+    def __init__(self, attempts: int, last: Exception) -> None:
+        super().__init__(
+            f"Lock contention: too many retries ({attempts}); the last one failed with: {last}",
+            attempts=attempts,
+            last=last.as_record() if isinstance(last, Failure) else repr(last),
+        )
+        self.attempts = attempts
+        self.last = last
+
+
+# --- Fenced out -------------------------------------------------------------------------------------
+
+
+class LockNotHeld(Failure):
+    """The caller does not hold the lock that this needs; somebody else may."""
+
+    code = "E_LOCK_NOT_HELD"
+    exit_status = ExitStatus.FENCED
+    hint = "Acquire the lock first. If it was yours, it has been released or taken over since."
+
+
+class LockExpired(Failure):
+    """The caller's lease has run out; what it protected may belong to somebody else now."""
+
+    code = "E_LOCK_EXPIRED"
+    exit_status = ExitStatus.FENCED
+    hint = "Acquire the lock again and check what changed before you go on writing."
+
+
+class FencingMismatch(Failure):
+    """The caller's token is not the current one: a later holder has been let in. Nothing was published."""
+
+    code = "E_FENCING_MISMATCH"
+    exit_status = ExitStatus.FENCED
+    hint = "Your lease was taken over. Acquire it again and reapply your work on the current state."
+
+
+# --- Corrupt, unsafe, or refused by the system ------------------------------------------------------
+
+
+class Corrupt(Failure):
+    """Stored content is not what it must be. It was neither skipped nor overwritten."""
+
+    code = "E_CORRUPT"
+    exit_status = ExitStatus.CORRUPT
+    hint = "Keep the file, look at what is wrong with it, and restore or repair it before you go on."
+
+
+class JsonInvalid(Corrupt):
+    """A text is not the strict JSON that it must be."""
+
+    code = "E_JSON_INVALID"
+    hint = "Repair the text by hand: valid UTF-8, no NaN or Infinity, no key twice in one object."
+
+
+class PartialSnapshot(Corrupt):
+    """A snapshot was named that was never completed."""
+
+    code = "E_PARTIAL_SNAPSHOT"
+    hint = "Take the snapshot again; 'holdfast doctor --strict' lists and removes what an interruption left."
+
+
+class Refused(Failure):
+    """Something that could be done, but that would put work at risk."""
+
+    code = "E_REFUSED"
+    exit_status = ExitStatus.REFUSED
+    hint = "Read the message: it names the risk."
+
+
+class PathEscape(Refused):
+    """A path leads out of the directory that it must stay in, or through a symbolic link."""
+
+    code = "E_PATH_ESCAPE"
+    hint = "Use a plain path without '..' and symbolic links."
+
+
+class FilesystemUnsafe(Refused):
+    """This filesystem does not do what the promises rest on."""
+
+    code = "E_FILESYSTEM_UNSAFE"
+    hint = "Use a local filesystem (ext4, xfs, btrfs, APFS, NTFS), or one of the server-backed stores."
+
+
+class IoFailure(Failure):
+    """The operating system could not read or write. What was there before is still there."""
+
+    code = "E_IO"
+    hint = "Look at the system's own message: a full disk, missing permissions, or a failing device."
+
+    def __init__(self, action: str, path: object, error: OSError, *, hint: str | None = None) -> None:
+        reason = error.strerror or str(error)
+        super().__init__(
+            f"cannot {action} {path}: {reason}", hint=hint, path=str(path), errno=error.errno, reason=reason
+        )
+
+
+class NotWritable(IoFailure):
+    """The directory or file cannot be written by this user, or is on a read-only filesystem."""
+
+    code = "E_NOT_WRITABLE"
+    hint = "Check the owner and mode of the directory, and whether it is mounted read-only."
+
+
+class NotDurable(IoFailure):
+    """The change is visible, but the system could not promise that it survives a power cut."""
+
+    code = "E_NOT_DURABLE"
+    hint = "The disk reported an error while syncing. Check its health before you trust it with more."
+
+
+class Interrupted(Failure):
+    """Ended by the user."""
+
+    code = "E_INTERRUPTED"
+    exit_status = ExitStatus.INTERRUPTED
+    retryable = True
+    hint = "Run the command again to go on."
+
+    def __init__(self) -> None:
+        super().__init__("interrupted")
+
+
+def all_failures(root: type[Failure] = Failure) -> Iterator[type[Failure]]:
+    """Yield every class of the tree, parents first: the reference page and the tests walk it."""
+    yield root
+    for child in root.__subclasses__():
+        yield from all_failures(child)
