@@ -1,0 +1,180 @@
+"""An open directory, in which names are looked up, and the way down to one that no link can divert.
+
+A path that is checked and then used may lead somewhere else by the time it is used. So everything
+that writes opens the directory first, once, and from then on names files *in that directory*: where
+its path leads meanwhile does not matter. `beneath` opens a directory below another one step by step
+and refuses symbolic links at each step, so there is no moment between the check and the use.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from holdfast.errors import IoFailure, NotFound, NotWritable, PathEscape
+from holdfast.fs import calls
+from holdfast.fs.names import split_relative
+
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def io_failure(action: str, path: object, error: OSError) -> IoFailure:
+    """Turn the system's refusal into the failure that fits it."""
+    if error.errno in _DENIED:
+        return NotWritable(action, path, error)
+    return IoFailure(action, path, error)
+
+
+class Directory:
+    """One directory, held open. `path` is for messages; lookups go through the descriptor.
+
+    On Windows, which cannot look names up in an open directory, they go through the path.
+    """
+
+    __slots__ = ("fd", "path")
+
+    def __init__(self, path: Path, fd: int | None) -> None:
+        self.path = path
+        self.fd = fd
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open the directory at `path`; links on the way are followed, as the caller chose the path."""
+        where = Path(path)
+        if sys.platform == "win32":
+            _require_directory(where)
+            return cls(where, None)
+        try:
+            return cls(where, calls.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            raise NotFound(f"there is no directory {where}", path=str(where)) from None
+        except OSError as error:
+            raise io_failure("open the directory", where, error) from error
+
+    def beneath(self, relative: str, *, create: bool = False, mode: int = 0o777) -> Directory:
+        """Open the directory `relative` below this one, refusing every symbolic link on the way."""
+        here = self._again()
+        for name in split_relative(relative):
+            try:
+                below = here.enter(name, create=create, mode=mode)
+            finally:
+                here.close()
+            here = below
+        return here
+
+    def _again(self) -> Directory:
+        if sys.platform == "win32":
+            return Directory(self.path, None)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        return Directory(self.path, calls.open(".", flags, dir_fd=self.fd))
+
+    def enter(self, name: str, *, create: bool = False, mode: int = 0o777) -> Directory:
+        """Open the directory `name` in this one, refusing a symbolic link."""
+        where = self.path / name
+        if create:
+            self.make(name, mode=mode)
+        if sys.platform == "win32":
+            if self.is_link(name):
+                raise PathEscape(f"{where} is a link", path=str(where))
+            _require_directory(where)
+            return Directory(where, None)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            return Directory(where, calls.open(name, flags, dir_fd=self.fd))
+        except FileNotFoundError:
+            raise NotFound(f"there is no directory {where}", path=str(where)) from None
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR) and self.is_link(name):
+                raise PathEscape(
+                    f"{where} is a symbolic link; following it could lead out of {self.path}", path=str(where)
+                ) from None
+            raise io_failure("open the directory", where, error) from error
+
+    def make(self, name: str, *, mode: int = 0o777) -> bool:
+        """Make the directory `name` here and make its name durable; False if it is there already."""
+        try:
+            calls.mkdir(self.at(name), mode, dir_fd=self.fd)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise io_failure("make the directory", self.path / name, error) from error
+        self.sync()
+        return True
+
+    def at(self, name: str) -> str:
+        """The string to hand to a system call, together with `dir_fd=self.fd`, to mean `name` here."""
+        return name if self.fd is not None else str(self.path / name)
+
+    def status(self, name: str) -> os.stat_result | None:
+        """The status of `name` itself (a link is not followed), or None if it is not there."""
+        try:
+            return calls.stat(self.at(name), dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def is_link(self, name: str) -> bool:
+        """Whether `name` is a symbolic link (on Windows also a junction)."""
+        status = self.status(name)
+        if status is None:
+            return False
+        if sys.platform == "win32" and status.st_file_attributes & stat.FILE_ATTRIBUTE_REPARSE_POINT:
+            return True
+        return stat.S_ISLNK(status.st_mode)
+
+    def sync(self) -> None:
+        """Make the names in this directory survive a power cut."""
+        if self.fd is not None:
+            calls.sync_directory(self.fd)
+
+    def close(self) -> None:
+        """Let go of the descriptor; twice is fine."""
+        fd, self.fd = self.fd, None
+        if fd is not None:
+            calls.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Directory({str(self.path)!r})"
+
+
+def make_directories(path: Path, *, mode: int = 0o777) -> None:
+    """Make `path` and what is missing above it, each name durable before the next is made."""
+    missing: list[Path] = []
+    here = path
+    while not _exists(here):
+        missing.append(here)
+        here = here.parent
+    for each in reversed(missing):
+        with Directory.open(each.parent) as parent:
+            parent.make(each.name, mode=mode)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        calls.stat(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise io_failure("look at", path, error) from error
+    return True
+
+
+def _require_directory(path: Path) -> None:
+    try:
+        found = stat.S_ISDIR(calls.stat(path).st_mode)
+    except FileNotFoundError:
+        found = False
+    if not found:
+        raise NotFound(f"there is no directory {path}", path=str(path))

@@ -1,0 +1,302 @@
+"""Files that are written whole or not at all, and that are still there after a power cut.
+
+Each function names its commit point. A crash before it leaves the old state, a crash after it the
+new one; what may be left over is a draft, under a hidden name that nobody reads. When a function
+returns, its effect is on the disk. A sync that fails is never tried again (the kernel may have
+dropped the data while calling the pages clean): the draft is discarded and the operation fails.
+
+Functions that end in `_in` work in an open `Directory`; the others open the parent of a path first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import (
+    AlreadyExists,
+    FilesystemUnsafe,
+    NotDurable,
+    NotFound,
+    PathEscape,
+    Refused,
+    TooLarge,
+)
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory, io_failure
+
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_CHUNK = 1 << 20
+
+
+class Appended(NamedTuple):
+    """What an append did: where the record starts, and the torn bytes that were cut off before it."""
+
+    offset: int
+    torn: bytes
+
+
+def create(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = True) -> None:
+    """Make `path` hold `content` if nothing is there; see `create_in`."""
+    with Directory.open(path.parent) as directory:
+        create_in(directory, path.name, content, mode=mode, durable=durable)
+
+
+def create_in(
+    directory: Directory, name: str, content: bytes, *, mode: int = 0o666, durable: bool = True
+) -> None:
+    """Make `name` hold `content`, complete from its first moment; raise `AlreadyExists` if it is there.
+
+    Commit point: the link, which never replaces anything. Durable when this returns, unless the
+    caller does without (`durable=False`: for locks, which need not outlive a power cut).
+    """
+    draft = write_draft(directory, name, content, mode=mode, durable=durable)  # 1. all bytes, private name
+    try:
+        _publish_new(directory, draft, name)  # 2. commit point
+    except BaseException:
+        discard(directory, draft)
+        raise
+    if durable:
+        _sync(directory, name)  # 3. the new name survives a power cut
+
+
+def replace(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Make `path` hold `content`; see `replace_in`."""
+    with Directory.open(path.parent) as directory:
+        replace_in(directory, path.name, content, mode=mode)
+
+
+def replace_in(directory: Directory, name: str, content: bytes, *, mode: int = 0o666) -> None:
+    """Make `name` hold `content`; a crash leaves the old content or the new, never a mixture.
+
+    Commit point: the rename. Durable when this returns.
+    """
+    draft = write_draft(directory, name, content, mode=mode)  # 1. all bytes on disk, private name
+    try:
+        calls.replace(
+            directory.at(draft), directory.at(name), src_dir_fd=directory.fd, dst_dir_fd=directory.fd
+        )  # 2. commit point
+    except BaseException as error:
+        discard(directory, draft)
+        if isinstance(error, OSError):
+            raise io_failure("replace", directory.path / name, error) from error
+        raise
+    _sync(directory, name)  # 3. the new name survives a power cut
+
+
+def append(path: Path, record: bytes, *, mode: int = 0o666) -> Appended:
+    """Add one line to the file at `path`; see `append_in`."""
+    with Directory.open(path.parent) as directory:
+        return append_in(directory, path.name, record, mode=mode)
+
+
+def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o666) -> Appended:
+    """Add `record` as one line to the file `name`. The caller holds the lock that guards the file.
+
+    A line counts from its newline on: readers leave out what comes after the last one, and a tail
+    that a crash has torn is cut off here before anything is added, and returned. Commit point: the
+    sync. If writing fails, the file is as long as before.
+    """
+    if b"\n" in record:
+        raise Refused(f"a record for {directory.path / name} contains a line break")
+    flags = os.O_RDWR | os.O_CREAT | _NOFOLLOW | _CLOEXEC
+    fd = _open(directory, name, flags, mode, action="append to")
+    try:
+        end, torn = _end_of_lines(fd)  # 1. where the last whole line ends
+        try:
+            if end == 0:
+                _sync(directory, name)  # 2. a file that has a line has a name that survives a power cut
+            if torn:
+                calls.ftruncate(fd, end)  # 3. cut off what a crash has torn
+            calls.lseek(fd, end, os.SEEK_SET)
+            _write_all(fd, record + b"\n")  # 4. the line
+            calls.fsync(fd)  # 5. commit point
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                calls.ftruncate(fd, end)
+            if isinstance(error, OSError):
+                raise io_failure("append to", directory.path / name, error) from error
+            raise
+    finally:
+        calls.close(fd)
+    return Appended(end, torn)
+
+
+def read(path: Path, *, limit: int | None = None) -> bytes:
+    """The content of the file at `path`; see `read_in`."""
+    with Directory.open(path.parent) as directory:
+        return read_in(directory, path.name, limit=limit)
+
+
+def read_in(directory: Directory, name: str, *, limit: int | None = None) -> bytes:
+    """The content of the regular file `name`; more than `limit` bytes are refused, not read."""
+    flags = os.O_RDONLY | _NOFOLLOW | _CLOEXEC | getattr(os, "O_NONBLOCK", 0)
+    fd = _open(directory, name, flags, 0, action="read")
+    try:
+        status = calls.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise Refused(f"{directory.path / name} is not a regular file", path=str(directory.path / name))
+        if limit is not None and status.st_size > limit:
+            raise TooLarge(str(directory.path / name), status.st_size, limit)
+        return _read_all(fd, limit, directory.path / name)
+    except OSError as error:
+        raise io_failure("read", directory.path / name, error) from error
+    finally:
+        calls.close(fd)
+
+
+def remove(path: Path) -> bool:
+    """Remove the file at `path`; see `remove_in`."""
+    with Directory.open(path.parent) as directory:
+        return remove_in(directory, path.name)
+
+
+def remove_in(directory: Directory, name: str, *, durable: bool = True) -> bool:
+    """Remove the file `name`; False if it was not there. Commit point: the unlink."""
+    try:
+        calls.unlink(directory.at(name), dir_fd=directory.fd)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise io_failure("remove", directory.path / name, error) from error
+    if durable:
+        _sync(directory, name)
+    return True
+
+
+def write_draft(
+    directory: Directory, name: str, content: bytes, *, mode: int = 0o666, durable: bool = True
+) -> str:
+    """Write `content` under a private name beside `name` and bring it to the disk; return that name.
+
+    Same directory, because a rename cannot cross file systems; hidden, because nobody is to read it.
+    """
+    draft = f".{name}-{os.urandom(6).hex()}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC
+    fd = _open(directory, draft, flags, mode, action="write")
+    try:
+        try:
+            _write_all(fd, content)
+            if durable:
+                calls.fsync(fd)
+        finally:
+            calls.close(fd)
+    except BaseException as error:
+        discard(directory, draft)
+        if isinstance(error, OSError):
+            raise io_failure("write", directory.path / name, error) from error
+        raise
+    return draft
+
+
+def discard(directory: Directory, draft: str) -> None:
+    """Remove a draft that will not be published; what cannot be removed is left as the litter it is."""
+    with contextlib.suppress(OSError):
+        calls.unlink(directory.at(draft), dir_fd=directory.fd)
+
+
+def _publish_new(directory: Directory, draft: str, name: str) -> None:
+    """Give the draft its name unless that is taken: by link, or where there are no links by rename."""
+    try:
+        calls.link(
+            directory.at(draft),
+            directory.at(name),
+            src_dir_fd=directory.fd,
+            dst_dir_fd=directory.fd,
+            follow_symlinks=False,
+        )
+    except FileExistsError:
+        raise _taken(directory, name) from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise io_failure("create", directory.path / name, error) from error
+        _publish_without_links(directory, draft, name)
+    else:
+        discard(directory, draft)
+
+
+def _publish_without_links(directory: Directory, draft: str, name: str) -> None:
+    try:
+        calls.rename_noreplace(directory.at(draft), directory.at(name), directory=directory.fd)
+    except FileExistsError:
+        raise _taken(directory, name) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+            raise io_failure("create", directory.path / name, error) from error
+        raise FilesystemUnsafe(
+            f"{directory.path} can neither link nor rename without replacing, so nothing can be created "
+            "there without the risk of overwriting somebody's file",
+            path=str(directory.path),
+        ) from error
+
+
+def _taken(directory: Directory, name: str) -> AlreadyExists:
+    where = directory.path / name
+    return AlreadyExists(f"{where} is there already", path=str(where))
+
+
+def _sync(directory: Directory, name: str) -> None:
+    try:
+        directory.sync()
+    except OSError as error:
+        raise NotDurable("sync the directory of", directory.path / name, error) from error
+
+
+def _open(directory: Directory, name: str, flags: int, mode: int, *, action: str) -> int:
+    where = directory.path / name
+    try:
+        return calls.open(directory.at(name), flags, mode, dir_fd=directory.fd)
+    except FileNotFoundError:
+        raise NotFound(f"there is no file {where}", path=str(where)) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise PathEscape(f"{where} is a symbolic link", path=str(where)) from None
+        raise io_failure(action, where, error) from error
+
+
+def _write_all(fd: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[calls.write(fd, rest) :]
+
+
+def _read_all(fd: int, limit: int | None, where: Path) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    while chunk := calls.read(fd, _CHUNK):
+        chunks.append(chunk)
+        size += len(chunk)
+        if limit is not None and size > limit:
+            raise TooLarge(str(where), size, limit)
+    return b"".join(chunks)
+
+
+def _end_of_lines(fd: int) -> tuple[int, bytes]:
+    """Where the last whole line ends, and what comes after it."""
+    start = calls.lseek(fd, 0, os.SEEK_END)
+    tail = b""
+    while start > 0:
+        size = min(4096, start)
+        start -= size
+        calls.lseek(fd, start, os.SEEK_SET)
+        tail = _read_exactly(fd, size) + tail
+        cut = tail.rfind(b"\n")
+        if cut >= 0:
+            return start + cut + 1, tail[cut + 1 :]
+    return 0, tail
+
+
+def _read_exactly(fd: int, size: int) -> bytes:
+    content = b""
+    while len(content) < size:
+        chunk = calls.read(fd, size - len(content))
+        if not chunk:
+            break
+        content += chunk
+    return content

@@ -1,0 +1,61 @@
+"""Names and relative paths that are safe to hand to a file system."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from holdfast.errors import NameInvalid, PathEscape
+
+MAX_NAME = 128
+"""The longest name: short enough that a draft's or a sidecar's additions still fit into 255 bytes."""
+
+_SAFE = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+
+
+def safe_name(text: str, *, what: str = "name") -> str:
+    """Return `text` in NFC if it may be used as a file name, else raise `NameInvalid` saying why.
+
+    Letters, digits, dot, underscore and hyphen; no `..` anywhere; not `.`; 1 to 128 characters.
+    """
+    name = text if text.isascii() else _composed(text)
+    if not name:
+        problem = "is empty"
+    elif len(name) > MAX_NAME:
+        problem = f"has {len(name)} characters, more than {MAX_NAME}"
+    elif "/" in name or "\\" in name:
+        problem = "contains a path separator"
+    elif any(ord(character) < 32 or ord(character) == 127 for character in name):
+        problem = "contains a control character"
+    elif not _SAFE.fullmatch(name):
+        problem = "contains characters other than letters, digits, '.', '_' and '-'"
+    elif name == "." or ".." in name:
+        problem = "is '.' or contains '..'"
+    else:
+        return name
+    raise NameInvalid(f"the {what} {_shown(text)} {problem}", what=what, name=_shown(text), problem=problem)
+
+
+def split_relative(relative: str) -> list[str]:
+    """Split a relative path into its parts, refusing everything that could lead upwards or elsewhere."""
+    separators, forbidden = ("/", "\0") if sys.platform != "win32" else ("/\\", "\0:")
+    parts = re.split(f"[{re.escape(separators)}]", relative)
+    if any(part in ("", ".", "..") or any(each in part for each in forbidden) for part in parts):
+        raise PathEscape(
+            f"{_shown(relative)} is not a plain relative path: it must not be absolute or empty, "
+            "nor have empty, '.' or '..' parts",
+            path=_shown(relative),
+        )
+    return parts
+
+
+def _composed(text: str) -> str:
+    import unicodedata
+
+    return unicodedata.normalize("NFC", text)
+
+
+def _shown(text: str) -> str:
+    """The text as it can be shown: quoted, escaped, not longer than a line."""
+    shown = ascii(text)
+    return shown if len(shown) <= 160 else shown[:157] + "...'"

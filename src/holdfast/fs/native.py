@@ -1,0 +1,78 @@
+"""The few system calls that Python does not offer, by way of the C library. Loaded when first used."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+
+NOREPLACE = 1
+EXCHANGE = 2
+
+_CURRENT_DIRECTORY = -100 if sys.platform == "linux" else -2  # AT_FDCWD
+
+
+def _unsupported() -> OSError:
+    return OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+if sys.platform == "win32":
+
+    def rename(source: str, target: str, how: int, directory: int | None) -> None:
+        """Rename without replacing, which is what Windows does by itself; it cannot exchange."""
+        if how != NOREPLACE:
+            raise _unsupported()
+        os.rename(source, target)
+
+    def flock(descriptor: int, operation: int) -> int:
+        """Not to be had on Windows."""
+        raise _unsupported()
+
+else:
+    _libc = ctypes.CDLL(None, use_errno=True)
+
+    if sys.platform == "darwin":
+        _RENAME = "renameatx_np"
+        _FLAGS = {NOREPLACE: 4, EXCHANGE: 2}  # RENAME_EXCL, RENAME_SWAP
+    else:
+        _RENAME = "renameat2"
+        _FLAGS = {NOREPLACE: 1, EXCHANGE: 2}
+
+    def rename(source: str, target: str, how: int, directory: int | None) -> None:
+        """Rename within `directory` (an open descriptor, or None for plain paths) as `how` says."""
+        function = getattr(_libc, _RENAME, None)
+        if function is None:
+            raise _unsupported()
+        at = _CURRENT_DIRECTORY if directory is None else directory
+        if function(at, os.fsencode(source), at, os.fsencode(target), ctypes.c_uint(_FLAGS[how])) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), source, None, target)
+
+    def flock(descriptor: int, operation: int) -> int:
+        """Call flock(2) once, without going on after a signal; return 0 or the error number."""
+        return 0 if _libc.flock(descriptor, operation) == 0 else ctypes.get_errno()
+
+    def set_interrupting_handler(signal_number: int) -> bool:
+        """Make `signal_number` interrupt system calls and do nothing else, if nobody else uses it.
+
+        The handler is a C function without effect, so no Python code runs when the signal arrives.
+        """
+        import signal
+
+        _libc.signal.restype = ctypes.c_void_p
+        _libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        harmless = ctypes.cast(_libc.getpid, ctypes.c_void_p)
+        previous = _libc.signal(signal_number, harmless)
+        if previous not in (None, harmless.value):  # None is SIG_DFL
+            _libc.signal(signal_number, previous)
+            return False
+        signal.siginterrupt(signal_number, True)
+        return True
+
+    if sys.platform == "linux":
+        _PR_SET_PDEATHSIG = 1
+
+        def die_with_parent(signal_number: int) -> None:
+            """Ask the kernel to send this process `signal_number` when its parent ends."""
+            _libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0)

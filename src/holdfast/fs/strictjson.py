@@ -1,0 +1,89 @@
+"""JSON as the standard has it: no NaN, no key twice, no lone surrogate, no surprise in size or depth.
+
+Python's own reader takes all of those. What it takes, another program may refuse or understand
+differently: so they are refused here, when reading and when writing.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from holdfast.errors import JsonInvalid, TooLarge
+
+MAX_BYTES = 16 << 20
+MAX_DEPTH = 100
+
+
+def decode(text: bytes, *, source: str = "the text", limit: int = MAX_BYTES) -> Any:
+    """Read one JSON value; raise `JsonInvalid` naming `source` and what is wrong."""
+    if len(text) > limit:
+        raise TooLarge(source, len(text), limit)
+    try:
+        value = _DECODER.decode(text.decode("utf-8"))
+    except RecursionError:
+        raise _invalid(source, f"it is nested deeper than {MAX_DEPTH}") from None
+    except ValueError as error:  # also UnicodeDecodeError, JSONDecodeError, integers beyond all measure
+        raise _invalid(source, str(error)) from None
+    _check(value, source)
+    return value
+
+
+def encode(value: object, *, what: str = "the value", limit: int = MAX_BYTES) -> bytes:
+    """Write a value as compact UTF-8 JSON, without a final line break."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _invalid(what, str(error)) from None
+    if len(text) > limit:
+        raise TooLarge(what, len(text), limit)
+    return text
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!a} stands twice in one object")
+    return record
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def _check(value: Any, source: str) -> None:
+    """Refuse what only shows in the result: depth, infinite numbers (1e999), lone surrogates."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, str):
+                _check_text(each, source)
+            elif isinstance(each, float) and each in (float("inf"), float("-inf")):
+                raise _invalid(source, "a number is too large")
+            elif isinstance(each, dict):
+                below.extend(each)
+                below.extend(each.values())
+            elif isinstance(each, list):
+                below.extend(each)
+        level = below
+    if level:
+        raise _invalid(source, f"it is nested deeper than {MAX_DEPTH}")
+
+
+def _check_text(text: str, source: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise _invalid(source, f"the string {text!a} has a lone surrogate") from None
+
+
+def _invalid(source: str, problem: str) -> JsonInvalid:
+    return JsonInvalid(f"{source} is not valid JSON: {problem}", source=source, problem=problem)

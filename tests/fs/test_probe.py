@@ -1,0 +1,109 @@
+"""The probe, on the file systems that are here and on ones made for the purpose."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import FilesystemUnsafe
+from holdfast.fs import calls, mounts
+from holdfast.fs.probe import probe, require_safe
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux file systems")
+
+
+def test_a_local_directory_can_do_what_the_promises_rest_on(tmp_path: Path) -> None:
+    found = probe(tmp_path)
+    assert found.troubles() == []
+    assert found.flock
+    assert found.link
+    assert found.symlink
+    assert found.case_sensitive
+    assert not found.network
+    assert require_safe(tmp_path) == found
+
+
+def test_the_probe_leaves_nothing_behind(tmp_path: Path) -> None:
+    probe(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_keeps_nobody_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "flock", lambda fd, operation: None)
+    assert not probe(tmp_path).flock
+    with pytest.raises(FilesystemUnsafe, match="do not exclude other processes"):
+        require_safe(tmp_path)
+
+
+def test_a_rename_that_replaces_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overwrite(source: str, target: str, *, directory: int | None = None) -> None:
+        os.replace(source, target, src_dir_fd=directory, dst_dir_fd=directory)
+
+    monkeypatch.setattr(calls, "rename_noreplace", overwrite)
+    assert not probe(tmp_path).rename_noreplace
+
+
+def test_missing_links_and_missing_renames_together_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(1, "no links here")
+
+    found = probe(tmp_path)._replace(link=False, rename_noreplace=False)
+    assert "overwriting" in found.troubles()[0]
+    monkeypatch.setattr(calls, "link", refuse)
+    assert not probe(tmp_path).link
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p", "fuse.juicefs"])
+def test_network_file_systems_are_known(kind: str) -> None:
+    assert mounts.is_network(kind)
+    assert not mounts.is_network("ext4")
+
+
+def test_the_kind_of_a_tmpfs_is_seen() -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm here")
+    assert mounts.filesystem_kind("/dev/shm") == "tmpfs"
+
+
+Mount = Callable[[str], Path]
+
+
+@pytest.fixture
+def loop_mount(tmp_path: Path) -> Iterator[Mount]:
+    mounted: list[Path] = []
+
+    def mount(kind: str) -> Path:
+        if sys.platform == "win32" or os.getuid() != 0:
+            pytest.skip("needs root to mount a loop device")
+        image, place = tmp_path / f"{kind}.img", tmp_path / kind
+        with image.open("wb") as file:
+            file.truncate(400 << 20)
+        place.mkdir()
+        for command in ([f"mkfs.{kind}", "-q", str(image)], ["mount", "-o", "loop", str(image), str(place)]):
+            try:
+                subprocess.run(command, check=True, capture_output=True)
+            except (OSError, subprocess.CalledProcessError) as error:
+                pytest.skip(f"{command[0]} does not work here: {error}")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", str(place)], check=False)
+
+
+@pytest.mark.parametrize(("kind", "reflink"), [("ext4", False), ("xfs", True), ("btrfs", True)])
+def test_reflinks_are_seen_where_they_are(loop_mount: Mount, kind: str, reflink: bool) -> None:
+    place = loop_mount(kind)
+    found = probe(place)
+    assert found.kind == kind
+    assert found.reflink is reflink
+    assert found.rename_exchange
+    assert found.troubles() == []
