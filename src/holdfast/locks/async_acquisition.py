@@ -1,0 +1,94 @@
+"""Waiting for a file lock in a coroutine, without holding up the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Generator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from holdfast.locks.waiting import Wait
+
+if TYPE_CHECKING:
+    from holdfast.locks.file_locker import FileLocker, LockGuard, StrPath
+
+
+class AsyncAcquisition:
+    """A lock that is asked for: `async with` it, or `await` it for the guard.
+
+    A lock that is free is taken at once. Otherwise a thread of its own waits for it; when the
+    coroutine is cancelled that wait is ended too, and a grant that comes in the same moment is
+    given back.
+    """
+
+    def __init__(self, locker: FileLocker, path: StrPath, *, shared: bool) -> None:
+        self._locker = locker
+        self._path = path
+        self._shared = shared
+        self._guard: LockGuard | None = None
+
+    def __await__(self) -> Generator[object, None, LockGuard]:
+        return self._acquire().__await__()
+
+    async def __aenter__(self) -> LockGuard:
+        self._guard = await self._acquire()
+        return self._guard
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._guard is not None:
+            self._guard.release()
+
+    async def _acquire(self) -> LockGuard:
+        owner = asyncio.current_task()
+        at_once = self._locker.try_acquire(self._path, shared=self._shared, owner=owner)
+        if at_once is not None:
+            return at_once
+        wait = Wait(self._locker.timeout, cancellable=True)
+        handover = _Handover(asyncio.get_running_loop())
+
+        def work() -> None:
+            try:
+                guard = self._locker.acquire(self._path, shared=self._shared, wait=wait, owner=owner)
+            except BaseException as error:
+                handover.fail(error)
+            else:
+                handover.grant(guard)
+
+        threading.Thread(target=work, name="holdfast-async-wait", daemon=True).start()
+        try:
+            return await handover.granted
+        except asyncio.CancelledError:
+            wait.cancel()
+            raise
+
+
+class _Handover:
+    """Brings what a waiting thread has got to the coroutine that asked for it, if that still wants it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.granted: asyncio.Future[LockGuard] = loop.create_future()
+
+    def grant(self, guard: LockGuard) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._settle, guard)
+        except RuntimeError:  # the loop is closed: nobody is left to use the lock
+            guard.release()
+
+    def fail(self, error: BaseException) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._settle_failure, error)
+
+    def _settle(self, guard: LockGuard) -> None:
+        if self.granted.cancelled():
+            guard.release()
+        else:
+            self.granted.set_result(guard)
+
+    def _settle_failure(self, error: BaseException) -> None:
+        if not self.granted.cancelled():
+            self.granted.set_exception(error)

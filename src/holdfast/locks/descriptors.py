@@ -1,0 +1,223 @@
+"""The open file descriptions that locks are granted to, kept open between uses, and safe across fork.
+
+Opening and closing a file costs more than locking it: so a description that is free again waits for
+the next use of the same path. One description serves one holder at a time; that is what makes
+threads of one process exclude each other.
+
+After a fork the child has copies of the parent's descriptions, and with them the parent's locks.
+It closes them at once and never unlocks them: the parent keeps its lock, and when the parent dies
+the lock is free although the child lives on. A program that is executed inherits none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+import threading
+import weakref
+
+from holdfast.errors import IoFailure, NotFound, PathEscape, Refused
+from holdfast.fs import calls
+from holdfast.fs.directory import io_failure
+from holdfast.locks import system
+
+MOST_IDLE = 64
+"""How many free descriptions a pool keeps; beyond that the one kept longest is closed."""
+
+_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
+
+_forking = threading.RLock()
+"""Held while a description is opened or closed, and across a fork: a child knows every copy it gets."""
+
+
+class Tally:
+    """How often the descriptions of a pool were used and how long locks were held on them."""
+
+    __slots__ = ("held_seconds", "uses")
+
+    def __init__(self) -> None:
+        self.uses = 0
+        self.held_seconds = 0.0
+
+
+class Waits:
+    """How often and how long the users of a pool had to wait."""
+
+    __slots__ = ("count", "longest", "seconds", "timed_out")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.timed_out = 0
+        self.seconds = 0.0
+        self.longest = 0.0
+
+    def add(self, waited: float, *, timed_out: bool) -> None:
+        """Count one wait; exact whichever threads do so at once."""
+        with _forking:
+            self.count += 1
+            self.timed_out += timed_out
+            self.seconds += waited
+            self.longest = max(self.longest, waited)
+
+
+class Description(Tally):
+    """One open file description of a lock file; closed when nobody refers to it any more.
+
+    `owner` is the thread or task that holds a lock on it. It counts its own uses, which needs no
+    lock because it has one user at a time, and adds them to the pool's tally when it is closed.
+    """
+
+    __slots__ = ("__weakref__", "_retired", "device", "fd", "inode", "key", "owner", "since")
+
+    def __init__(self, key: str, fd: int, retired: Tally) -> None:
+        super().__init__()
+        self.fd = fd  # first, so that it is closed whatever comes
+        self.key = key
+        self.owner: object = None
+        self.since = 0.0
+        self._retired = retired
+        status = calls.fstat(fd)
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+            raise Refused(f"{key} is neither a file nor a directory", path=key)
+        self.device = status.st_dev
+        self.inode = status.st_ino
+
+    def is_current(self) -> bool:
+        """Whether the path still leads to this very file, not to one that has taken its place."""
+        try:
+            status = calls.stat(self.key, follow_symlinks=False)
+        except OSError:
+            return False
+        return status.st_ino == self.inode and status.st_dev == self.device
+
+    def close(self) -> None:
+        """Close the description; if a lock is on it, that ends here. Twice is fine."""
+        with _forking:
+            fd, self.fd = self.fd, -1
+            if fd < 0:
+                return
+            self.owner = None
+            self._retired.uses += self.uses
+            self._retired.held_seconds += self.held_seconds
+            with contextlib.suppress(OSError):
+                system.unlock(fd)  # closing is not enough while a child between fork and exec has a copy
+            calls.close(fd)
+
+    def forget_after_fork(self) -> None:
+        """In the child: close, never unlock, the copy of what the parent has open."""
+        fd, self.fd = self.fd, -1
+        self.owner = None
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                calls.close(fd)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+
+_all: weakref.WeakSet[Description] = weakref.WeakSet()
+
+
+class Pool:
+    """The descriptions of one locker: those in use, and those that wait for the next use."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, Description] = {}
+        self._open: weakref.WeakSet[Description] = weakref.WeakSet()
+        self._retired = Tally()
+        self.waits = Waits()
+
+    def take(self, key: str) -> Description:
+        """A description of the file at `key` for the caller alone: one that is free, or a new one."""
+        description = self._idle.pop(key, None)
+        if description is not None and description.fd >= 0:
+            return description
+        with _forking:
+            description = Description(key, _open(key), self._retired)
+            _all.add(description)
+            self._open.add(description)
+        return description
+
+    def give_back(self, description: Description) -> None:
+        """Keep an unlocked description for the next use of its path."""
+        if self._idle.setdefault(description.key, description) is not description:
+            description.close()
+        elif len(self._idle) > MOST_IDLE:
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread was faster
+                self._idle.pop(next(iter(self._idle))).close()
+
+    def close_idle(self) -> None:
+        """Close every description that nobody uses."""
+        while self._idle:
+            with contextlib.suppress(KeyError):
+                self._idle.popitem()[1].close()
+
+    def tally(self) -> Tally:
+        """All uses so far."""
+        total = Tally()
+        with _forking:
+            for each in (self._retired, *(each for each in self._open if each.fd >= 0)):
+                total.uses += each.uses
+                total.held_seconds += each.held_seconds
+        return total
+
+    def held_now(self) -> int:
+        """How many locks are held at this moment."""
+        return sum(1 for each in self._open if each.owner is not None)
+
+
+def held_by(owner: object, description: Description) -> bool:
+    """Whether `owner` (a thread or task of this process) holds a lock on the same file already."""
+    return any(
+        each.owner == owner and each.inode == description.inode and each.device == description.device
+        for each in list(_all)
+    )
+
+
+def _open(key: str) -> int:
+    """Open a lock file, making it if need be, never following a link at its name."""
+    try:
+        return calls.open(key, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
+    except OSError as error:
+        if error.errno in _DENIED:
+            # A directory can be locked too, and a lock needs no right to write into an existing file.
+            with contextlib.suppress(OSError):
+                return calls.open(key, os.O_RDONLY | _FLAGS)
+        raise _refusal(key, error) from None
+
+
+def _refusal(key: str, error: OSError) -> NotFound | PathEscape | IoFailure:
+    if error.errno == errno.ELOOP:
+        return PathEscape(
+            f"{key} is a symbolic link; a lock on what it leads to may not be the one meant", path=key
+        )
+    if error.errno == errno.ENOENT:
+        return NotFound(
+            f"cannot lock {key}: its directory does not exist", path=key, hint="Make the directory first."
+        )
+    return io_failure("open the lock file", key, error)
+
+
+def _forget_after_fork() -> None:
+    global _forking
+    _forking = threading.RLock()
+    for description in list(_all):
+        description.forget_after_fork()
+
+
+if sys.platform != "win32":
+
+    def _before_fork() -> None:
+        _forking.acquire()
+
+    def _after_fork_in_parent() -> None:
+        _forking.release()
+
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_forget_after_fork
+    )

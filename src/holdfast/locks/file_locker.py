@@ -1,0 +1,274 @@
+"""File locks for processes and threads: shared or exclusive, with a time limit, freed by the kernel.
+
+The lock is flock(2) on the file at a path, so other programs that use flock on it exclude us and we
+them. Nothing is ever written into the file, and it is never deleted: others may be waiting on it.
+
+Promise: at any moment one exclusive holder, or any number of shared ones, per file; between
+processes and between threads. When a holder ends, however it ends, its lock is free.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from holdfast.errors import LockReentry, LockTimeout
+from holdfast.fs.directory import io_failure
+from holdfast.locks import system
+from holdfast.locks.descriptors import Description, Pool, held_by
+from holdfast.locks.waiting import Wait
+
+if TYPE_CHECKING:
+    from holdfast.locks.async_acquisition import AsyncAcquisition
+
+DEFAULT_TIMEOUT = 5.0
+
+StrPath = str | os.PathLike[str]
+
+
+class LockStatistics(NamedTuple):
+    """What a locker has done so far; times in seconds."""
+
+    acquired: int
+    contended: int
+    timed_out: int
+    held_now: int
+    seconds_waited: float
+    longest_wait: float
+    seconds_held: float
+
+
+class LockGuard:
+    """A lock that is held. It ends with `release`, with its `with` block, or when it is dropped.
+
+    In a forked child the guard is a copy without effect: the lock stays with the parent.
+    """
+
+    __slots__ = ("_held", "_release", "path", "shared")
+
+    def __init__(
+        self, release: Callable[[Description], None], description: Description, path: str, shared: bool
+    ) -> None:
+        self._release = release
+        self._held = [description]  # a list, because `pop` has one winner among threads
+        self.path = path
+        self.shared = shared
+
+    @property
+    def held(self) -> bool:
+        """Whether this process still holds the lock through this guard."""
+        return any(description.fd >= 0 for description in self._held)
+
+    def release(self) -> None:
+        """Give the lock back; twice is fine."""
+        try:
+            description = self._held.pop()
+        except IndexError:
+            return
+        self._release(description)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if self._held:
+            self.release()
+
+    def __repr__(self) -> str:
+        mode = "shared" if self.shared else "exclusive"
+        return f"<LockGuard {mode} on {self.path!r}, {'held' if self.held else 'released'}>"
+
+
+class FileLocker:
+    """Takes locks on files, waiting at most `timeout` seconds for each (None: without limit).
+
+    With `fair=True` those who wait are served in turn, none again before the others had theirs; all
+    of them must be fair then. It takes a second lock file beside the first, `<path>.queue`, and
+    twice the time.
+    """
+
+    def __init__(self, timeout: float | None = DEFAULT_TIMEOUT, *, fair: bool = False) -> None:
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"a timeout is 0 or more seconds, or None, not {timeout!r}")
+        self.timeout = timeout
+        self.fair = fair
+        self._pool = Pool()
+
+    def lock_exclusive(self, path: StrPath) -> LockGuard:
+        """Wait for the file at `path` and lock out everybody else; `LockTimeout` if that takes too long."""
+        return self.acquire(path, shared=False)
+
+    def lock_shared(self, path: StrPath) -> LockGuard:
+        """Wait for the file at `path` and lock out exclusive holders only."""
+        return self.acquire(path, shared=True)
+
+    def try_lock_exclusive(self, path: StrPath) -> LockGuard | None:
+        """Like `lock_exclusive`, but None at once if somebody holds the file."""
+        return self.try_acquire(path, shared=False)
+
+    def try_lock_shared(self, path: StrPath) -> LockGuard | None:
+        """Like `lock_shared`, but None at once if somebody holds the file exclusively."""
+        return self.try_acquire(path, shared=True)
+
+    def lock_exclusive_async(self, path: StrPath) -> AsyncAcquisition:
+        """`lock_exclusive` for a coroutine: `async with` it, or `await` it for the guard."""
+        from holdfast.locks.async_acquisition import AsyncAcquisition
+
+        return AsyncAcquisition(self, path, shared=False)
+
+    def lock_shared_async(self, path: StrPath) -> AsyncAcquisition:
+        """`lock_shared` for a coroutine: `async with` it, or `await` it for the guard."""
+        from holdfast.locks.async_acquisition import AsyncAcquisition
+
+        return AsyncAcquisition(self, path, shared=True)
+
+    def acquire(
+        self, path: StrPath, *, shared: bool, wait: Wait | None = None, owner: object = None
+    ) -> LockGuard:
+        """What the other methods come down to. `wait` can be cancelled by another thread; `owner` is
+        whose second lock on the same file is refused, by default the calling thread."""
+        key = path if isinstance(path, str) else os.fspath(path)
+        if owner is None:
+            owner = threading.get_ident()
+        description = self._try_key(key, shared)
+        if description is None:
+            description = self._wait(key, shared, wait or Wait(self.timeout), owner)
+        return self._guard(description, key, shared, owner)
+
+    def try_acquire(self, path: StrPath, *, shared: bool, owner: object = None) -> LockGuard | None:
+        """What the `try_` methods come down to."""
+        key = path if isinstance(path, str) else os.fspath(path)
+        description = self._try_key(key, shared)
+        if description is None:
+            return None
+        return self._guard(description, key, shared, owner or threading.get_ident())
+
+    def statistics(self) -> LockStatistics:
+        """What this locker has done so far."""
+        tally, waits = self._pool.tally(), self._pool.waits
+        return LockStatistics(
+            acquired=tally.uses,
+            contended=waits.count,
+            timed_out=waits.timed_out,
+            held_now=self._pool.held_now(),
+            seconds_waited=waits.seconds,
+            longest_wait=waits.longest,
+            seconds_held=tally.held_seconds,
+        )
+
+    def close(self) -> None:
+        """Close the files that are kept open for speed. Locks that are held stay held."""
+        self._pool.close_idle()
+
+    def _try_key(self, key: str, shared: bool) -> Description | None:
+        if not self.fair:
+            return self._try_description(key, shared)
+        turn = self._try_description(_queue(key), shared=False)
+        if turn is None:
+            return None  # others wait already, and come first
+        try:
+            return self._try_description(key, shared)
+        finally:
+            self._free(turn)
+
+    def _guard(self, description: Description, key: str, shared: bool, owner: object) -> LockGuard:
+        description.owner = owner
+        description.uses += 1
+        description.since = monotonic()
+        return LockGuard(self._release, description, key, shared)
+
+    def _try_description(self, key: str, shared: bool) -> Description | None:
+        while True:
+            description = self._pool.take(key)
+            try:
+                granted = system.try_lock(description.fd, shared)
+            except OSError as error:
+                raise io_failure("lock", key, error) from error
+            if not granted:
+                self._pool.give_back(description)
+                return None
+            if description.is_current():
+                return description
+            description.close()  # the path leads to another file by now: that is the one to lock
+
+    def _wait(self, key: str, shared: bool, wait: Wait, owner: object) -> Description:
+        """Wait for the lock until `wait` is over; count what it took."""
+        started = monotonic()
+        description = None
+        try:
+            if not self.fair:
+                description = self._wait_for_description(key, shared, wait, owner)
+            elif (turn := self._wait_for_description(_queue(key), False, wait, owner)) is not None:
+                try:
+                    description = self._wait_for_description(key, shared, wait, owner)
+                finally:
+                    self._free(turn)
+        finally:
+            self._pool.waits.add(monotonic() - started, timed_out=description is None)
+        if description is None:
+            raise _timeout(key, wait.timeout or 0.0)
+        return description
+
+    def _wait_for_description(self, key: str, shared: bool, wait: Wait, owner: object) -> Description | None:
+        while True:
+            description = self._pool.take(key)
+            try:
+                granted = system.try_lock(description.fd, shared)
+                if not granted:
+                    if held_by(owner, description):
+                        raise LockReentry(f"{key} is locked by this thread already", path=key)
+                    granted = wait.acquire(description.fd, shared=shared, poll=_must_poll(key))
+            except OSError as error:
+                description.close()
+                raise io_failure("lock", key, error) from error
+            except BaseException:
+                description.close()
+                raise
+            if granted and description.is_current():
+                return description
+            description.close()
+            if not granted:
+                return None
+
+    def _release(self, description: Description) -> None:
+        description.owner = None
+        if description.fd >= 0:  # not in a forked child
+            description.held_seconds += monotonic() - description.since
+            self._free(description)
+
+    def _free(self, description: Description) -> None:
+        try:
+            system.unlock(description.fd)
+        except OSError:
+            description.close()
+        else:
+            self._pool.give_back(description)
+
+
+def _queue(key: str) -> str:
+    """The second lock file of a fair lock: who has this one is next."""
+    return key + ".queue"
+
+
+def _must_poll(key: str) -> bool:
+    """Whether a blocking wait is not to be trusted here: a network file system may not wake us."""
+    from holdfast.fs.mounts import filesystem_kind, is_network
+
+    return is_network(filesystem_kind(key))
+
+
+def _timeout(key: str, timeout: float) -> LockTimeout:
+    from holdfast.clock import format_duration
+    from holdfast.locks.kernel_locks import find_holders
+
+    holders = [each.as_record() for each in find_holders(key) or () if not each.waiting]
+    return LockTimeout(key, timeout, format_duration(timeout), holders=holders)

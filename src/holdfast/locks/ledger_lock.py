@@ -1,0 +1,214 @@
+"""The write lock of a ledger: `ledger.lock`, as other programs know it, with a fair queue in front.
+
+To the outside it is the plain protocol: who creates `<ledger>/ledger.lock` may write, everybody else
+looks again every 10 ms. Among ourselves nobody polls and nobody starves: our processes line up at a
+turnstile, a fair file lock, and only the first in line tries for `ledger.lock`. The turnstile is for
+speed and order, not for safety: who cannot pass it in half the time (somebody in the line may be
+stopped) tries for `ledger.lock` like everybody else.
+
+A lock whose holder is certainly gone is recovered. Age alone proves nothing (a stopped process may
+wake up): it is reported, and breaking it takes the exact identity of the lock. A lock that was
+broken wrongly must still lose no event: so events are published by a link that never replaces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from holdfast.clock import SYSTEM_CLOCK, Clock, format_duration, format_instant, parse_instant
+from holdfast.errors import LockChanged, LockReentry, LockTimeout
+from holdfast.fs import calls
+from holdfast.locks.file_locker import FileLocker, LockGuard
+from holdfast.locks.holders import Holder, Liveness, current_holder, liveness
+from holdfast.locks.lock_file import LockFile, Sighting
+
+LOCK_NAME = "ledger.lock"
+DEFAULT_TIMEOUT = 5.0
+POLL_INTERVAL = 0.01
+SUSPECT_AFTER = 30.0
+"""A lock older than this is probably left over; probably is not certainly."""
+
+
+class LedgerLockState(NamedTuple):
+    """One look at a ledger lock that is there. A directory is a shell tool's lock, made by `mkdir`."""
+
+    path: Path
+    identity: str
+    agent_id: str | None
+    holder: Holder | None
+    age: float
+    liveness: Liveness
+    is_directory: bool
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it is older than any lock should be."""
+        return self.age > SUSPECT_AFTER
+
+    def as_record(self) -> dict[str, object]:
+        """Plain values, with a line for people under `shown`."""
+        return {
+            "identity": self.identity,
+            "agent_id": self.agent_id,
+            "holder_id": self.holder.holder_id if self.holder else None,
+            "age": self.age,
+            "liveness": self.liveness.value,
+            "suspect": self.suspect,
+            "shown": str(self),
+        }
+
+    def __str__(self) -> str:
+        who = self.agent_id or ("a shell tool" if self.is_directory else "somebody who left no name")
+        return f"{who} for {format_duration(self.age)} (holder {self.liveness.value}, lock {self.identity})"
+
+
+class LedgerLock:
+    """The write lock of the ledger in one directory, for one agent."""
+
+    def __init__(
+        self,
+        ledger_dir: str | os.PathLike[str],
+        agent_id: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        clock: Clock = SYSTEM_CLOCK,
+        liveness_check: Callable[[Holder], Liveness] = liveness,
+    ) -> None:
+        self.path = Path(ledger_dir) / LOCK_NAME
+        self.agent_id = agent_id
+        self.timeout = timeout
+        self._clock = clock
+        self._liveness_check = liveness_check
+        self._file = LockFile(self.path.parent, "", LOCK_NAME)
+        self._turnstile_path = str(self.path.parent / ".ledger.lock.turnstile")
+        self._turnstile = FileLocker(timeout / 2, fair=True)
+
+    def acquire(self) -> HeldLedgerLock:
+        """Wait for the lock, at most `timeout` seconds; then raise `LockTimeout`, naming the holder."""
+        deadline = time.monotonic() + self.timeout
+        turn = self._wait_for_turn()  # 1. our own processes, in order
+        try:
+            return self._acquire_in_turn(turn, deadline)
+        except BaseException:
+            if turn is not None:
+                turn.release()
+            raise
+
+    def state(self) -> LedgerLockState | None:
+        """Who holds the lock, or None if nobody does. Changes nothing."""
+        seen = self._file.look()
+        return None if seen is None else self._judge(seen)
+
+    def break_lock(self, identity: str) -> None:
+        """Remove the lock that has exactly this `identity`: an order, for people who know better."""
+        if not self._file.remove(identity):
+            raise LockChanged(f"{self.path} does not have the identity {identity}", path=str(self.path))
+        # Its holder may be stopped and keep the turnstile for ever: let the others make a new one.
+        with contextlib.suppress(FileNotFoundError):
+            calls.unlink(self._turnstile_path)
+
+    def _wait_for_turn(self) -> LockGuard | None:
+        try:
+            return self._turnstile.lock_exclusive(self._turnstile_path)
+        except LockTimeout:
+            return None
+        except LockReentry:
+            raise LockReentry(f"{self.path} is held by this thread already", path=str(self.path)) from None
+
+    def _acquire_in_turn(self, turn: LockGuard | None, deadline: float) -> HeldLedgerLock:
+        lock_id = str(uuid.uuid4())
+        while True:
+            record = self._record(lock_id)
+            if self._file.create(record, synced=False):  # 2. free: commit point
+                return HeldLedgerLock(self._file, lock_id, turn)
+            if self._recover(record):  # 3. its holder is certainly gone: we take its place
+                return HeldLedgerLock(self._file, lock_id, turn)
+            if time.monotonic() >= deadline:
+                raise self._timed_out()
+            time.sleep(POLL_INTERVAL)  # 4. somebody else's: look again
+
+    def _recover(self, record: Mapping[str, object]) -> bool:
+        seen = self._file.look()
+        if seen is None or self._judge(seen).liveness is not Liveness.DEAD:
+            return False
+        return self._file.take_over(seen, record, synced=False)
+
+    def _record(self, lock_id: str) -> dict[str, object]:
+        return {
+            "agent_id": self.agent_id,
+            "acquired_at": format_instant(self._clock.wall()),
+            "lock_id": lock_id,
+            **current_holder().as_record(),
+        }
+
+    def _judge(self, seen: Sighting) -> LedgerLockState:
+        record = seen.record or {}
+        agent_id, acquired_at = record.get("agent_id"), record.get("acquired_at")
+        holder = Holder.from_record(record)
+        since = seen.modified_at
+        if isinstance(acquired_at, str):
+            with contextlib.suppress(ValueError):
+                since = parse_instant(acquired_at)
+        return LedgerLockState(
+            path=self.path,
+            identity=seen.identity,
+            agent_id=agent_id if isinstance(agent_id, str) else None,
+            holder=holder,
+            age=self._clock.wall() - since,
+            liveness=Liveness.UNKNOWN if holder is None else self._liveness_check(holder),
+            is_directory=seen.is_directory,
+        )
+
+    def _timed_out(self) -> LockTimeout:
+        state = self.state()
+        failure = LockTimeout(
+            self.path,
+            self.timeout,
+            format_duration(self.timeout),
+            holders=[state.as_record()] if state else (),
+            summary="timeout waiting for lock",
+        )
+        if state is not None and state.suspect:
+            failure.hint = (
+                f"This lock is {format_duration(state.age)} old. If you are certain that its holder is "
+                f"gone, break it by its identity: {state.identity}"
+            )
+        return failure
+
+
+class HeldLedgerLock:
+    """The write lock of a ledger, held. In a forked child it is a copy without effect."""
+
+    def __init__(self, file: LockFile, lock_id: str, turn: LockGuard | None) -> None:
+        self.lock_id = lock_id
+        self._file = file
+        self._turn = turn
+        self._pid = os.getpid()
+        self._released = False
+
+    def release(self) -> bool:
+        """Remove the lock file if it is still ours; False if it had been broken. Twice is fine."""
+        if self._released or self._pid != os.getpid():
+            return True
+        try:
+            removed = self._file.remove_own("lock_id", self.lock_id)
+            self._released = True
+            return removed
+        finally:
+            if self._turn is not None:
+                self._turn.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

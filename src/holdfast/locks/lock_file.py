@@ -1,0 +1,152 @@
+"""A lock that *is* a file: who creates it holds it, and only a proven one is ever removed.
+
+The kernel does not free such a lock when its holder dies, so somebody must judge it and remove it.
+There the classic race lives: two judge the same old lock, the first removes it and takes a new one,
+the second removes that. Two rules end it:
+
+1. Creating needs no permission: the file appears complete, by a link that never replaces.
+2. Removing is done under a guard (a file lock beside it that is never deleted), and only after
+   looking again whether the file is still the one that was judged.
+
+Programs that follow the plain create-and-delete protocol take part in rule 1; they do not know the
+guard, so what *they* remove wrongly cannot be prevented here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import AlreadyExists, Failure, JsonInvalid, NotFound
+from holdfast.fs import calls, durable, strictjson
+from holdfast.fs.directory import Directory, io_failure
+from holdfast.locks.file_locker import FileLocker, LockGuard
+
+GUARD_TIMEOUT = 5.0
+MOST_BYTES = 64 << 10
+
+
+class Sighting(NamedTuple):
+    """A lock file as it was seen at one moment. `record` is None if it could not be read."""
+
+    identity: str
+    record: Mapping[str, object] | None
+    modified_at: float
+    is_directory: bool
+
+
+class LockFile:
+    """The lock file `name` in a directory, and its guard `<name>.guard` beside it (dot in front)."""
+
+    def __init__(self, root: Path, relative: str, name: str) -> None:
+        """The directory is `relative` (plain parts, or empty) below `root`; no link leads out of that."""
+        self.path = root / relative / name
+        self._root = root
+        self._relative = relative
+        self._name = name
+        self._guard_path = str(self.path.parent / f".{name.lstrip('.')}.guard")
+        self._guards = FileLocker(GUARD_TIMEOUT)
+
+    def create(self, record: Mapping[str, object], *, synced: bool) -> bool:
+        """Take the lock if nobody has it. Commit point: the link of the finished record."""
+        with self._directory() as directory:
+            return self._create(directory, record, synced=synced)
+
+    def look(self) -> Sighting | None:
+        """What is there now, or None if nothing is."""
+        with self._directory() as directory:
+            return self._look(directory)
+
+    def take_over(self, seen: Sighting, record: Mapping[str, object], *, synced: bool) -> bool:
+        """Put our lock in the place of the one that was `seen`; False if somebody was faster."""
+        with self._guard(), self._directory() as directory:
+            if not self._remove_if(directory, seen.identity):
+                return False
+            return self._create(directory, record, synced=synced)
+
+    def remove(self, identity: str) -> bool:
+        """Remove the lock if it is still the one with this identity."""
+        with self._guard(), self._directory() as directory:
+            return self._remove_if(directory, identity)
+
+    def remove_own(self, field: str, value: str) -> bool:
+        """Remove the lock if its record says that it is ours; False if it is gone or another's."""
+        with self._guard(), self._directory() as directory:
+            seen = self._look(directory)
+            if seen is None or seen.record is None or seen.record.get(field) != value:
+                return False
+            return durable.remove_in(directory, self._name, durable=False)
+
+    def replace_own(self, field: str, value: str, record: Mapping[str, object]) -> bool:
+        """Write a new record if the lock is still ours."""
+        with self._guard(), self._directory() as directory:
+            seen = self._look(directory)
+            if seen is None or seen.record is None or seen.record.get(field) != value:
+                return False
+            durable.replace_in(directory, self._name, strictjson.encode(record) + b"\n", mode=0o600)
+            return True
+
+    def _directory(self) -> Directory:
+        if not self._relative:
+            return Directory.open(self._root)
+        with Directory.open(self._root) as root:
+            return root.beneath(self._relative)
+
+    def _guard(self) -> LockGuard:
+        return self._guards.lock_exclusive(self._guard_path)
+
+    def _create(self, directory: Directory, record: Mapping[str, object], *, synced: bool) -> bool:
+        if directory.status(self._name) is not None:
+            return False  # spares the draft; what decides is the link
+        content = strictjson.encode(record) + b"\n"
+        try:
+            durable.create_in(directory, self._name, content, mode=0o600, durable=synced)
+        except AlreadyExists:
+            return False
+        return True
+
+    def _look(self, directory: Directory) -> Sighting | None:
+        status = directory.status(self._name)
+        if status is None:
+            return None
+        if stat.S_ISDIR(status.st_mode):
+            return Sighting(_identity(status, b""), None, status.st_mtime, True)
+        try:
+            content = durable.read_in(directory, self._name, limit=MOST_BYTES)
+        except NotFound:
+            return None
+        except Failure:
+            content = b""
+        return Sighting(_identity(status, content), _record(content), status.st_mtime, False)
+
+    def _remove_if(self, directory: Directory, identity: str) -> bool:
+        seen = self._look(directory)
+        if seen is None or seen.identity != identity:
+            return False
+        if not seen.is_directory:
+            return durable.remove_in(directory, self._name, durable=False)
+        try:
+            calls.rmdir(directory.at(self._name), dir_fd=directory.fd)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise io_failure("remove", self.path, error) from error
+        return True
+
+
+def _identity(status: os.stat_result, content: bytes) -> str:
+    """A short name for exactly this lock: another file, another time or another content, another name."""
+    seen = f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}:".encode() + content
+    return hashlib.blake2s(seen, digest_size=8).hexdigest()
+
+
+def _record(content: bytes) -> Mapping[str, object] | None:
+    try:
+        value = strictjson.decode(content, limit=MOST_BYTES)
+    except JsonInvalid:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,122 @@
+"""What can be known about a process of this machine: is it there, since when, what does it run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import Failure, NotFound
+from holdfast.fs import calls, durable
+
+
+class Process(NamedTuple):
+    """A process that exists. `start_time` identifies it among all that ever had its number."""
+
+    pid: int
+    start_time: str
+    is_zombie: bool
+
+
+if sys.platform == "linux":
+    _PROC = Path("/proc")
+
+    def find_process(pid: int) -> Process | None:
+        """The process with this number, or None if it cannot be seen (gone, or hidden from us)."""
+        if not _proc_shows_our_namespace():
+            if pid != os.getpid():
+                return None
+            name = "self"
+        else:
+            name = str(pid)
+        try:
+            text = durable.read(_PROC / name / "stat").decode("utf-8", "replace")
+        except Failure:
+            return None
+        # The command's name is in parentheses and may itself contain blanks and parentheses.
+        fields = text[text.rindex(")") + 2 :].split()
+        return Process(pid, fields[19], fields[0] in "ZX" and not _has_live_threads(pid))
+
+    def _proc_shows_our_namespace() -> bool:
+        """In a new pid namespace without a /proc of its own, /proc counts differently than we do."""
+        try:
+            return calls.readlink("/proc/self") == str(os.getpid())
+        except OSError:
+            return False
+
+    def _has_live_threads(pid: int) -> bool:
+        """A process whose first thread has ended looks like a zombie while others still run."""
+        try:
+            with calls.scandir(_PROC / str(pid) / "task") as tasks:
+                return sum(1 for _ in tasks) > 1
+        except OSError:
+            return False
+
+    def command_of(pid: int) -> str | None:
+        """The command line of a process, or None if it cannot be read."""
+        try:
+            words = durable.read(_PROC / str(pid) / "cmdline", limit=1 << 16).split(b"\0")
+        except Failure:
+            return None
+        return " ".join(word.decode("utf-8", "replace") for word in words if word) or None
+
+    def started_ago(process: Process) -> float:
+        """How many seconds ago a process started, by the clock that no one can set."""
+        import time
+
+        ticks = os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(process.start_time) / ticks
+
+else:
+
+    def find_process(pid: int) -> Process | None:
+        """The process with this number, or None if it cannot be seen (gone, or hidden from us)."""
+        import psutil
+
+        try:
+            process = psutil.Process(pid)
+            zombie = process.status() == psutil.STATUS_ZOMBIE
+            return Process(pid, f"{process.create_time():.2f}", zombie)
+        except psutil.ZombieProcess:
+            return Process(pid, "", True)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            return None
+
+    def command_of(pid: int) -> str | None:
+        """The command line of a process, or None if it cannot be read."""
+        import psutil
+
+        try:
+            return " ".join(psutil.Process(pid).cmdline()) or None
+        except psutil.Error:
+            return None
+
+    def started_ago(process: Process) -> float:
+        """How many seconds ago a process started."""
+        import time
+
+        return time.time() - float(process.start_time or "nan")
+
+
+def is_there(pid: int) -> bool:
+    """Whether any process has this number, a zombie and one of another user included."""
+    if sys.platform == "win32":
+        return find_process(pid) is not None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def read_small(path: str) -> str:
+    """The stripped text of a small system file, or "" if there is none."""
+    try:
+        return durable.read(Path(path), limit=4096).decode("ascii", "replace").strip()
+    except NotFound:
+        return ""
+    except Failure:
+        return ""

@@ -1,0 +1,61 @@
+"""Trying again after contention, with pauses that grow and do not fall into step."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from holdfast.errors import Failure, SettingInvalid, TooManyRetries
+
+Result = TypeVar("Result")
+
+
+class RetryConfig(NamedTuple):
+    """How often to try, and how long to pause: `initial_delay`, times `backoff_factor` each time,
+    at most `max_delay`; each pause is shortened by a random part of up to half of it."""
+
+    max_attempts: int = 3
+    initial_delay: float = 0.05
+    max_delay: float = 2.0
+    backoff_factor: float = 2.0
+
+    def pause_after(self, attempt: int, chance: float) -> float:
+        """The pause after attempt number `attempt` (from 1); `chance` is between 0 and 1."""
+        full = min(self.max_delay, self.initial_delay * self.backoff_factor ** (attempt - 1))
+        return full * (1 - chance / 2)
+
+    def checked(self) -> RetryConfig:
+        """This, if it makes sense; else `SettingInvalid` says what does not."""
+        if self.max_attempts < 1:
+            raise SettingInvalid("max_attempts", str(self.max_attempts), "1 or more")
+        if not 0 <= self.initial_delay <= self.max_delay:
+            raise SettingInvalid("initial_delay", str(self.initial_delay), f"from 0 to {self.max_delay}")
+        if not self.backoff_factor >= 1:
+            raise SettingInvalid("backoff_factor", str(self.backoff_factor), "1 or more")
+        return self
+
+
+def retry_with_backoff(
+    config: RetryConfig,
+    operation: Callable[[], Result],
+    *,
+    sleep: Callable[[float], object] = time.sleep,
+    chance: Callable[[], float] = random.random,
+) -> Result:
+    """Call `operation` until it succeeds; only failures that are `retryable` are tried again.
+
+    When the attempts are used up, `TooManyRetries` is raised with the last failure as its cause.
+    """
+    config.checked()
+    for attempt in range(1, config.max_attempts + 1):
+        try:
+            return operation()
+        except Failure as failure:
+            if not failure.retryable:
+                raise
+            last = failure
+        if attempt < config.max_attempts:
+            sleep(config.pause_after(attempt, chance()))
+    raise TooManyRetries(config.max_attempts, last) from last

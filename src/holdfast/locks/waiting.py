@@ -1,0 +1,172 @@
+"""Waiting for a lock in the kernel, with an end to it.
+
+The caller's own thread blocks in flock(2): it burns nothing and is woken by the kernel the moment
+the lock is free. What flock lacks is a time limit. So one watcher thread for the whole process
+keeps the deadlines and, when one has come, sends the waiting thread a signal that does nothing but
+interrupt the call. The wait ends there: no thread stays behind that still waits, no descriptor, and
+no lock that is granted to nobody. A wait can be cancelled from another thread in the same way.
+
+The signal is SIGURG (ignored unless somebody asks for it), or a real-time signal if the program
+uses SIGURG itself. Where there is none to be had, on Windows, and on network file systems (whose
+waits the kernel itself polls) the lock is polled instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+import time
+
+from holdfast.locks import system
+
+_TICK = 0.1
+"""How long the watcher sleeps at most, and so how long it outlives the last wait."""
+_REPEAT = 0.001
+"""A signal that arrives just before the call begins interrupts nothing: send it again after this."""
+_POLL_FIRST, _POLL_MOST = 0.001, 0.02
+
+
+class Wait:
+    """One wait, which ends at its deadline or, if it is `cancellable`, when another thread says so."""
+
+    __slots__ = ("_cancellable", "cancelled", "deadline", "due", "thread", "timeout")
+
+    def __init__(self, timeout: float | None, *, cancellable: bool = False) -> None:
+        self.timeout = timeout
+        self._cancellable = cancellable
+        self.deadline = None if timeout is None else time.monotonic() + timeout
+        self.cancelled = False
+        self.thread = 0
+        self.due = float("inf")
+
+    def is_over(self) -> bool:
+        """Whether the time is up, or somebody has cancelled."""
+        return self.cancelled or (self.deadline is not None and time.monotonic() >= self.deadline)
+
+    def remaining(self) -> float | None:
+        """Seconds until the deadline (not below 0), or None if there is no limit."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    def cancel(self) -> None:
+        """End the wait from another thread; its `acquire` returns False soon after."""
+        self.cancelled = True
+        _watcher.hurry(self)
+
+    def acquire(self, fd: int, *, shared: bool, poll: bool = False) -> bool:
+        """Wait for the lock on `fd`; False if the wait was over first. The lock is then not held."""
+        if sys.platform != "win32" and not poll:
+            if self.deadline is None and not self._cancellable:
+                system.lock(fd, shared)
+                return True
+            number = _interrupting_signal()
+            if number is not None:
+                return self._acquire_in_kernel(fd, shared, number)
+        return self._acquire_by_polling(fd, shared)
+
+    if sys.platform != "win32":
+
+        def _acquire_in_kernel(self, fd: int, shared: bool, number: int) -> bool:
+            import signal
+
+            self.thread = threading.get_ident()
+            self.due = float("inf") if self.deadline is None else self.deadline
+            blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+            _watcher.watch(self, number)
+            try:
+                while not self.is_over():
+                    code = system.lock_until_signal(fd, shared)
+                    if code == 0:
+                        return True
+                    if code != errno.EINTR:
+                        raise OSError(code, os.strerror(code))
+                return False
+            finally:
+                _watcher.forget(self)
+                if number in blocked:
+                    signal.pthread_sigmask(signal.SIG_BLOCK, (number,))
+
+    def _acquire_by_polling(self, fd: int, shared: bool) -> bool:
+        pause = _POLL_FIRST
+        while not system.try_lock(fd, shared):
+            if self.is_over():
+                return False
+            left = self.remaining()
+            time.sleep(pause if left is None else min(pause, left))
+            pause = min(pause * 2, _POLL_MOST)
+        return True
+
+
+class _Watcher:
+    """Interrupts the threads whose wait is over. Its thread lives while there is anything to watch."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.Lock())
+        self._waits: dict[Wait, int] = {}
+        self._running = False
+        self._wakes_at = 0.0
+
+    def watch(self, wait: Wait, number: int) -> None:
+        with self._changed:
+            self._waits[wait] = number
+            if not self._running:
+                self._running = True
+                self._wakes_at = 0.0
+                threading.Thread(target=self._run, name="holdfast-deadlines", daemon=True).start()
+            elif wait.due < self._wakes_at:
+                self._changed.notify()
+
+    def hurry(self, wait: Wait) -> None:
+        with self._changed:
+            wait.due = 0.0
+            self._changed.notify()
+
+    def forget(self, wait: Wait) -> None:
+        """After this, no signal is sent for `wait`."""
+        with self._changed:
+            self._waits.pop(wait, None)
+
+    def _run(self) -> None:
+        with self._changed:
+            while self._waits:
+                now = time.monotonic()
+                self._wakes_at = min(now + _TICK, *self._interrupt_due(now))
+                self._changed.wait(max(0.0, self._wakes_at - now))
+            self._running = False
+
+    def _interrupt_due(self, now: float) -> list[float]:
+        if sys.platform != "win32":
+            import signal
+
+            for wait, number in self._waits.items():
+                if wait.due <= now:
+                    signal.pthread_kill(wait.thread, number)
+                    wait.due = now + _REPEAT
+        return [wait.due for wait in self._waits]
+
+
+_watcher = _Watcher()
+
+
+if sys.platform != "win32":
+
+    def _interrupting_signal() -> int | None:
+        """The signal to interrupt waits with, its handler in place; None if every candidate is in use.
+
+        Looked at anew for each wait: a program may have taken the signal for itself since.
+        """
+        import signal
+
+        from holdfast.fs import native
+
+        candidates: list[int] = [signal.SIGURG]
+        if sys.platform == "linux":
+            candidates += [signal.SIGRTMAX - offset for offset in range(1, 9)]
+        return next((number for number in candidates if native.set_interrupting_handler(number)), None)
+
+    def _start_anew_after_fork() -> None:
+        global _watcher
+        _watcher = _Watcher()  # the parent's thread is not here, its lock may be held by a thread that is not
+
+    os.register_at_fork(after_in_child=_start_anew_after_fork)
