@@ -323,6 +323,19 @@ class NotDurable(IoFailure):
     hint = "The disk reported an error while syncing. Check its health before you trust it with more."
 
 
+class OutcomeUnknown(Failure):
+    """A commit was on its way when the store stopped answering: it may have been made, or not."""
+
+    code = "E_OUTCOME_UNKNOWN"
+    hint = "Read back what the commit was to change before you try again: it may have been made."
+
+    def __init__(self, commit_id: str, reason: object) -> None:
+        super().__init__(
+            f"it cannot be known whether the commit {commit_id} was made: {reason}", commit_id=commit_id
+        )
+        self.commit_id = commit_id
+
+
 class Interrupted(Failure):
     """Ended by the user."""
 

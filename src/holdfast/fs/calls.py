@@ -73,6 +73,13 @@ else:
         fsync(descriptor)
 
 
+def sync_filesystem(descriptor: int) -> None:
+    """Bring everything on the file system of an open file or directory to the disk, with one call."""
+    from holdfast.fs import native
+
+    native.sync_filesystem(descriptor)
+
+
 def rename_noreplace(source: str, target: str, *, directory: int | None = None) -> None:
     """Rename within one directory, failing with EEXIST rather than replacing."""
     from holdfast.fs import native
@@ -101,6 +108,7 @@ CHANGING = (
     "ftruncate",
     "fsync",
     "sync_directory",
+    "sync_filesystem",
     "link",
     "rename",
     "replace",

@@ -8,6 +8,7 @@ and refuses symbolic links at each step, so there is no moment between the check
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from holdfast.errors import IoFailure, NotFound, NotWritable, PathEscape
+from holdfast.errors import IoFailure, NotDurable, NotFound, NotWritable, PathEscape
 from holdfast.fs import calls
 from holdfast.fs.names import split_relative
 
@@ -28,6 +29,12 @@ def io_failure(action: str, path: object, error: OSError) -> IoFailure:
     if error.errno in _DENIED:
         return NotWritable(action, path, error)
     return IoFailure(action, path, error)
+
+
+def close_quietly(fd: int) -> None:
+    """Close a descriptor behind which nothing waits to be written: an error loses nothing then."""
+    with contextlib.suppress(OSError):
+        calls.close(fd)
 
 
 class Directory:
@@ -58,20 +65,15 @@ class Directory:
 
     def beneath(self, relative: str, *, create: bool = False, mode: int = 0o777) -> Directory:
         """Open the directory `relative` below this one, refusing every symbolic link on the way."""
-        here = self._again()
+        here: Directory = self
         for name in split_relative(relative):
             try:
                 below = here.enter(name, create=create, mode=mode)
             finally:
-                here.close()
+                if here is not self:
+                    here.close()
             here = below
         return here
-
-    def _again(self) -> Directory:
-        if sys.platform == "win32":
-            return Directory(self.path, None)
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        return Directory(self.path, calls.open(".", flags, dir_fd=self.fd))
 
     def enter(self, name: str, *, create: bool = False, mode: int = 0o777) -> Directory:
         """Open the directory `name` in this one, refusing a symbolic link."""
@@ -96,14 +98,21 @@ class Directory:
             raise io_failure("open the directory", where, error) from error
 
     def make(self, name: str, *, mode: int = 0o777) -> bool:
-        """Make the directory `name` here and make its name durable; False if it is there already."""
+        """Make the directory `name` here, durably; False if it is there already.
+
+        One that is there may have been made by a process that died before its name was durable: who
+        keeps something precious in it syncs this directory too.
+        """
         try:
             calls.mkdir(self.at(name), mode, dir_fd=self.fd)
         except FileExistsError:
             return False
         except OSError as error:
             raise io_failure("make the directory", self.path / name, error) from error
-        self.sync()
+        try:
+            self.sync()
+        except OSError as error:
+            raise NotDurable("sync the directory", self.path, error) from error
         return True
 
     def at(self, name: str) -> str:
@@ -116,6 +125,8 @@ class Directory:
             return calls.stat(self.at(name), dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise io_failure("look at", self.path / name, error) from error
 
     def is_link(self, name: str) -> bool:
         """Whether `name` is a symbolic link (on Windows also a junction)."""
@@ -126,6 +137,14 @@ class Directory:
             return True
         return stat.S_ISLNK(status.st_mode)
 
+    def directories(self) -> list[str]:
+        """The names of the directories in this one, links to directories left out, in order."""
+        try:
+            with calls.scandir(self.path if self.fd is None else self.fd) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except OSError as error:
+            raise io_failure("list", self.path, error) from error
+
     def sync(self) -> None:
         """Make the names in this directory survive a power cut."""
         if self.fd is not None:
@@ -135,7 +154,7 @@ class Directory:
         """Let go of the descriptor; twice is fine."""
         fd, self.fd = self.fd, None
         if fd is not None:
-            calls.close(fd)
+            close_quietly(fd)
 
     def __enter__(self) -> Self:
         return self

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from holdfast.errors import (
     AlreadyExists,
+    Corrupt,
     FilesystemUnsafe,
     NotDurable,
     NotFound,
@@ -27,7 +28,7 @@ from holdfast.errors import (
     TooLarge,
 )
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.directory import Directory, close_quietly, io_failure
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -57,13 +58,9 @@ def create_in(
     caller does without (`durable=False`: for locks, which need not outlive a power cut).
     """
     draft = write_draft(directory, name, content, mode=mode, durable=durable)  # 1. all bytes, private name
-    try:
-        _publish_new(directory, draft, name)  # 2. commit point
-    except BaseException:
-        discard(directory, draft)
-        raise
+    publish_new(directory, draft, name)  # 2. commit point
     if durable:
-        _sync(directory, name)  # 3. the new name survives a power cut
+        sync_names(directory, name)  # 3. the new name survives a power cut
 
 
 def replace(path: Path, content: bytes, *, mode: int = 0o666) -> None:
@@ -78,16 +75,8 @@ def replace_in(directory: Directory, name: str, content: bytes, *, mode: int = 0
     Commit point: the rename. Durable when this returns.
     """
     draft = write_draft(directory, name, content, mode=mode)  # 1. all bytes on disk, private name
-    try:
-        calls.replace(
-            directory.at(draft), directory.at(name), src_dir_fd=directory.fd, dst_dir_fd=directory.fd
-        )  # 2. commit point
-    except BaseException as error:
-        discard(directory, draft)
-        if isinstance(error, OSError):
-            raise io_failure("replace", directory.path / name, error) from error
-        raise
-    _sync(directory, name)  # 3. the new name survives a power cut
+    publish(directory, draft, name)  # 2. commit point
+    sync_names(directory, name)  # 3. the new name survives a power cut
 
 
 def append(path: Path, record: bytes, *, mode: int = 0o666) -> Appended:
@@ -96,35 +85,41 @@ def append(path: Path, record: bytes, *, mode: int = 0o666) -> Appended:
         return append_in(directory, path.name, record, mode=mode)
 
 
-def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o666) -> Appended:
+def append_in(
+    directory: Directory, name: str, record: bytes, *, mode: int = 0o666, at: int | None = None
+) -> Appended:
     """Add `record` as one line to the file `name`. The caller holds the lock that guards the file.
 
     A line counts from its newline on: readers leave out what comes after the last one, and a tail
     that a crash has torn is cut off here before anything is added, and returned. Commit point: the
-    sync. If writing fails, the file is as long as before.
+    sync. If writing fails, what it wrote is taken back. With `at`, the lines must end just there. All
+    lines of the file are made by this function: it sees to it that a file with a line has a durable name.
     """
     if b"\n" in record:
         raise Refused(f"a record for {directory.path / name} contains a line break")
     flags = os.O_RDWR | os.O_CREAT | _NOFOLLOW | _CLOEXEC
     fd = _open(directory, name, flags, mode, action="append to")
     try:
-        end, torn = _end_of_lines(fd)  # 1. where the last whole line ends
+        end, torn = _end_of_lines(fd, directory.path / name)  # 1. where the last whole line ends
+        if at is not None and end != at:
+            raise Corrupt(
+                f"{directory.path / name} ends at {end}, not at {at}", path=str(directory.path / name)
+            )
         try:
             if end == 0:
-                _sync(directory, name)  # 2. a file that has a line has a name that survives a power cut
+                sync_names(directory, name)  # 2. a file that has a line has a name that survives a power cut
             if torn:
                 calls.ftruncate(fd, end)  # 3. cut off what a crash has torn
             calls.lseek(fd, end, os.SEEK_SET)
             _write_all(fd, record + b"\n")  # 4. the line
             calls.fsync(fd)  # 5. commit point
         except BaseException as error:
-            with contextlib.suppress(OSError):
-                calls.ftruncate(fd, end)
+            _cut_back(fd, end, directory.path / name)
             if isinstance(error, OSError):
                 raise io_failure("append to", directory.path / name, error) from error
             raise
     finally:
-        calls.close(fd)
+        close_quietly(fd)
     return Appended(end, torn)
 
 
@@ -148,7 +143,37 @@ def read_in(directory: Directory, name: str, *, limit: int | None = None) -> byt
     except OSError as error:
         raise io_failure("read", directory.path / name, error) from error
     finally:
-        calls.close(fd)
+        close_quietly(fd)
+
+
+def read_lines_in(directory: Directory, name: str, *, after: int = 0, limit: int | None = None) -> bytes:
+    """The whole lines of the file `name` behind an offset, at most `limit` bytes; b"" if it is not there."""
+    try:
+        fd = _open(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, 0, action="read")
+    except NotFound:
+        return b""
+    try:
+        calls.lseek(fd, after, os.SEEK_SET)
+        content = (
+            _read_exactly(fd, limit) if limit is not None else _read_all(fd, None, directory.path / name)
+        )
+    except OSError as error:
+        raise io_failure("read", directory.path / name, error) from error
+    finally:
+        close_quietly(fd)
+    return content[: content.rfind(b"\n") + 1]
+
+
+def end_of_lines_in(directory: Directory, name: str) -> int:
+    """The offset at which the whole lines of the file `name` end; 0 if it is not there."""
+    try:
+        fd = _open(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, 0, action="read")
+    except NotFound:
+        return 0
+    try:
+        return _end_of_lines(fd, directory.path / name)[0]
+    finally:
+        close_quietly(fd)
 
 
 def remove(path: Path) -> bool:
@@ -161,13 +186,14 @@ def remove_in(directory: Directory, name: str, *, durable: bool = True) -> bool:
     """Remove the file `name`; False if it was not there. Commit point: the unlink."""
     try:
         calls.unlink(directory.at(name), dir_fd=directory.fd)
+        removed = True
     except FileNotFoundError:
-        return False
+        removed = False  # perhaps by one who died before it was durable
     except OSError as error:
         raise io_failure("remove", directory.path / name, error) from error
     if durable:
-        _sync(directory, name)
-    return True
+        sync_names(directory, name)
+    return removed
 
 
 def write_draft(
@@ -201,8 +227,24 @@ def discard(directory: Directory, draft: str) -> None:
         calls.unlink(directory.at(draft), dir_fd=directory.fd)
 
 
-def _publish_new(directory: Directory, draft: str, name: str) -> None:
-    """Give the draft its name unless that is taken: by link, or where there are no links by rename."""
+def publish(directory: Directory, draft: str, name: str) -> None:
+    """Give the draft its name, in the place of what has it now; a draft that cannot is discarded."""
+    try:
+        calls.replace(
+            directory.at(draft), directory.at(name), src_dir_fd=directory.fd, dst_dir_fd=directory.fd
+        )
+    except BaseException as error:
+        discard(directory, draft)
+        if isinstance(error, OSError):
+            raise io_failure("replace", directory.path / name, error) from error
+        raise
+
+
+def publish_new(directory: Directory, draft: str, name: str, *, keep_if_taken: bool = False) -> None:
+    """Give the draft its name unless that is taken: by link, or where there are no links by rename.
+
+    A draft that could not be published is discarded; one whose name is taken may be kept for another.
+    """
     try:
         calls.link(
             directory.at(draft),
@@ -211,22 +253,32 @@ def _publish_new(directory: Directory, draft: str, name: str) -> None:
             dst_dir_fd=directory.fd,
             follow_symlinks=False,
         )
-    except FileExistsError:
-        raise _taken(directory, name) from None
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno in _NO_LINKS:
+            _publish_without_links(directory, draft, name, keep_if_taken=keep_if_taken)
+            return
+        taken = isinstance(error, FileExistsError)
+        if not (taken and keep_if_taken):
+            discard(directory, draft)
+        if taken:
+            raise _taken(directory, name) from None
+        if isinstance(error, OSError):
             raise io_failure("create", directory.path / name, error) from error
-        _publish_without_links(directory, draft, name)
-    else:
-        discard(directory, draft)
+        raise
+    discard(directory, draft)
 
 
-def _publish_without_links(directory: Directory, draft: str, name: str) -> None:
+def _publish_without_links(directory: Directory, draft: str, name: str, *, keep_if_taken: bool) -> None:
     try:
         calls.rename_noreplace(directory.at(draft), directory.at(name), directory=directory.fd)
-    except FileExistsError:
-        raise _taken(directory, name) from None
-    except OSError as error:
+    except BaseException as error:
+        taken = isinstance(error, FileExistsError)
+        if not (taken and keep_if_taken):
+            discard(directory, draft)
+        if taken:
+            raise _taken(directory, name) from None
+        if not isinstance(error, OSError):
+            raise
         if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
             raise io_failure("create", directory.path / name, error) from error
         raise FilesystemUnsafe(
@@ -241,7 +293,8 @@ def _taken(directory: Directory, name: str) -> AlreadyExists:
     return AlreadyExists(f"{where} is there already", path=str(where))
 
 
-def _sync(directory: Directory, name: str) -> None:
+def sync_names(directory: Directory, name: str = "") -> None:
+    """Make what was created, renamed or removed in the directory survive a power cut."""
     try:
         directory.sync()
     except OSError as error:
@@ -277,8 +330,23 @@ def _read_all(fd: int, limit: int | None, where: Path) -> bytes:
     return b"".join(chunks)
 
 
-def _end_of_lines(fd: int) -> tuple[int, bytes]:
+def _cut_back(fd: int, end: int, where: Path) -> None:
+    """Take back what a failed append may have written; if that fails too, nobody knows what is there."""
+    try:
+        calls.ftruncate(fd, end)
+    except OSError as error:
+        raise NotDurable("take back a failed append to", where, error) from error
+
+
+def _end_of_lines(fd: int, where: Path) -> tuple[int, bytes]:
     """Where the last whole line ends, and what comes after it."""
+    try:
+        return _find_end_of_lines(fd)
+    except OSError as error:
+        raise io_failure("read", where, error) from error
+
+
+def _find_end_of_lines(fd: int) -> tuple[int, bytes]:
     start = calls.lseek(fd, 0, os.SEEK_END)
     tail = b""
     while start > 0:

@@ -36,6 +36,11 @@ def safe_name(text: str, *, what: str = "name") -> str:
     raise NameInvalid(f"the {what} {_shown(text)} {problem}", what=what, name=_shown(text), problem=problem)
 
 
+def is_safe_name(text: str) -> bool:
+    """Whether `safe_name` would return the text as it is."""
+    return bool(_SAFE.fullmatch(text)) and len(text) <= MAX_NAME and text != "." and ".." not in text
+
+
 def split_relative(relative: str) -> list[str]:
     """Split a relative path into its parts, refusing everything that could lead upwards or elsewhere."""
     separators, forbidden = ("/", "\0") if sys.platform != "win32" else ("/\\", "\0:")

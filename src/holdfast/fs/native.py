@@ -29,6 +29,10 @@ if sys.platform == "win32":
         """Not to be had on Windows."""
         raise _unsupported()
 
+    def sync_filesystem(descriptor: int) -> None:
+        """Not to be had on Windows."""
+        raise _unsupported()
+
 else:
     _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -53,6 +57,14 @@ else:
         """Call flock(2) once, without going on after a signal; return 0 or the error number."""
         return 0 if _libc.flock(descriptor, operation) == 0 else ctypes.get_errno()
 
+    def sync_filesystem(descriptor: int) -> None:
+        """Call syncfs(2), which Linux has; elsewhere sync everything."""
+        if sys.platform != "linux":
+            os.sync()
+        elif _libc.syncfs(descriptor) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
     def set_interrupting_handler(signal_number: int) -> bool:
         """Make `signal_number` interrupt system calls and do nothing else, if nobody else uses it.
 
@@ -71,6 +83,15 @@ else:
         return True
 
     if sys.platform == "linux":
+
+        def inotify_open() -> int:
+            """A new inotify descriptor, or -1."""
+            return int(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
+
+        def inotify_watch(descriptor: int, path: bytes, mask: int) -> int:
+            """Watch a directory; the number that its events carry, or -1."""
+            return int(_libc.inotify_add_watch(descriptor, path, ctypes.c_uint32(mask)))
+
         _PR_SET_PDEATHSIG = 1
 
         def die_with_parent(signal_number: int) -> None:

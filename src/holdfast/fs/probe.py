@@ -38,9 +38,7 @@ class Capabilities(NamedTuple):
         """What stands against keeping shared state here, in words; empty if nothing does."""
         found: list[str] = []
         if self.network:
-            found.append(
-                f"it is a network file system ({self.kind}): locks may not reach other machines"
-            )
+            found.append(f"it is a network file system ({self.kind}): locks may not reach other machines")
         if not self.flock:
             found.append("file locks do not exclude other processes")
         if not (self.link or self.rename_noreplace):

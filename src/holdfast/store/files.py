@@ -1,0 +1,345 @@
+"""The default store: plain files that people can read, on one machine, without a server.
+
+Reading takes no lock. A reader looks for intents first and at the file second: a commit that has been
+decided but not yet carried out everywhere is seen whole, by everybody, from the moment it is decided.
+
+A transaction locks the guards of all that it names, in the order of the layout; finishes what a
+crashed one left behind; reads, decides, and commits:
+
+- one document: a draft, synced, then renamed (or linked, where it must not replace) and the
+  directory synced. Commit point: the rename or link.
+- one record of a stream: a line appended and synced, or a numbered file linked.
+- several: an intent. Commit point: the link of the intent (see `intents`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import Failure, NotDurable, NotFound, OutcomeUnknown
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs.names import is_safe_name
+from holdfast.locks.file_locker import DEFAULT_TIMEOUT
+from holdfast.store.base import Decide, Deciding, Watched, check_changes
+from holdfast.store.guards import Guards
+from holdfast.store.intents import (
+    Intent,
+    Intents,
+    Step,
+    digest,
+    open_directory,
+    publish_number,
+    read_if_there,
+)
+from holdfast.store.layout import INTENTS, Kind, Layout, Place
+from holdfast.store.records import (
+    Append,
+    Change,
+    Commit,
+    Delete,
+    Document,
+    Entry,
+    Family,
+    Key,
+    Record,
+    Result,
+    Stream,
+    View,
+)
+from holdfast.store.streams import LastNumbers, lines, numbered_files
+from holdfast.store.watching import FileWatch
+
+Named = Key[Any] | Stream[Any]
+
+
+class FileStore:
+    """Documents and streams below one directory, at the places that the layout gives them."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        layout: Layout | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        clock: Clock = SYSTEM_CLOCK,
+        agent_id: str = "holdfast",
+    ) -> None:
+        self.path = Path(root)
+        make_directories(self.path)
+        self._root = Directory.open(self.path)
+        self._layout = layout or Layout()
+        self._clock = clock
+        self._guards = Guards(self._root, timeout, agent_id)
+        self._intents = Intents(self._root, self._layout)
+        self._numbers = LastNumbers()
+        self._deciding = Deciding()
+        self._settled: set[str] = set()
+
+    # --- Reading -----------------------------------------------------------------------------------
+
+    def read(self, key: Key[Record]) -> Document[Record] | None:
+        place = self._layout.place(key.name)
+        decided, content = self._decided(key.name)
+        if not decided:
+            content = self._load(place)
+        return self._document(key, place, content)
+
+    def read_together(self, keys: Sequence[Key[Any]]) -> View:
+        places = {key: self._layout.place(key.name) for key in keys}
+        while True:
+            with self._guards.locked(places.values(), shared=True):
+                unfinished = self._intents.touching(key.name for key in keys)
+                if not unfinished:
+                    return View({key: self._document(key, at, self._load(at)) for key, at in places.items()})
+            self._finish(unfinished)
+
+    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
+        decided = self._decided_members(family.name)
+        names = self._members(family.name).union(decided)
+        for name in sorted(names):
+            key = family.key(name)
+            place = self._layout.place(key.name)
+            content = decided[name] if name in decided else self._load(place)
+            document = self._document(key, place, content)
+            if document is not None:
+                yield name, document
+
+    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
+        place = self._layout.place(stream.name)
+        decided = [(step.at, step.content.encode()) for step in self._decided_steps(stream.name)]
+        contents = numbered_files if place.kind is Kind.NUMBERED else lines
+        with contextlib.ExitStack() as opened:
+            try:
+                directory = opened.enter_context(open_directory(self._root, place.directory))
+            except NotFound:
+                directory = None
+            for position, content in contents(directory, place, after, decided):
+                where = f"{self.path / place.path}, at {position}"
+                yield Entry(position, stream.codec.decode(content, where))
+
+    def watch(self, what: Watched) -> FileWatch:
+        return FileWatch(self._root, self._layout, self._intents, what)
+
+    def now(self) -> float:
+        return self._clock.wall()
+
+    # --- Changing ----------------------------------------------------------------------------------
+
+    def transact(
+        self,
+        keys: Iterable[Named],
+        decide: Decide[Result],
+        *,
+        commit_id: str | None = None,
+    ) -> Commit[Result]:
+        named = list(keys)
+        places = {each: self._layout.place(each.name) for each in named}
+        self._deciding.refuse_nesting()
+        while True:
+            with self._guards.locked(places.values()):  # 1. all guards, in order
+                unfinished = self._intents.touching(each.name for each in named)
+                if not unfinished:
+                    return self._transact_locked(places, decide, commit_id or str(uuid.uuid4()))
+            self._finish(unfinished)  # 2. somebody's commit comes first: it was decided before ours
+
+    def close(self) -> None:
+        """Let go of the directory. Nothing is lost by not doing so."""
+        self._guards.close()
+        self._root.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def _transact_locked(
+        self, places: dict[Named, Place], decide: Decide[Result], commit_id: str
+    ) -> Commit[Result]:
+        contents = {each: self._load(at) for each, at in places.items() if isinstance(each, Key)}  # 3. read
+        view = View({key: self._document(key, places[key], content) for key, content in contents.items()})
+        now = self._clock.wall()
+        with self._deciding:
+            decision = decide(view, now)  # 4. decide
+        check_changes(places, view, decision.changes)
+        steps = self._steps(decision.changes, contents, places)
+        if steps:
+            written = {places[each].directory for each, _ in steps}
+            self._settle(places.values(), written | {INTENTS} if len(steps) > 1 else written)
+        try:
+            self._commit(commit_id, _in_order(steps, places))  # 5. commit
+        except NotDurable as failure:
+            raise OutcomeUnknown(commit_id, failure) from failure
+        positions = [self._position(step, places[each]) for each, step in steps if isinstance(each, Stream)]
+        return Commit(commit_id, now, tuple(positions), decision.result)
+
+    def _settle(self, places: Iterable[Place], written: set[str]) -> None:
+        """Make durable what this commit rests on: a killed writer may have left it seen but not synced.
+
+        That is the directories that it writes into (once), and those of what it has only read.
+        """
+        for directory in written - self._settled:
+            self._sync_way_to(directory)
+            self._settled.add(directory)
+        for directory in {place.directory for place in places} - written:
+            with contextlib.suppress(NotFound), open_directory(self._root, directory) as opened:
+                durable.sync_names(opened)
+
+    def _sync_way_to(self, directory: str) -> None:
+        parts = directory.split("/") if directory else []
+        open_directory(self._root, directory, create=True).close()
+        for depth in range(len(parts) + 1):
+            with open_directory(self._root, "/".join(parts[:depth])) as above:
+                durable.sync_names(above)
+
+    def _steps(
+        self, changes: Sequence[Change], contents: dict[Key[Any], bytes | None], places: dict[Named, Place]
+    ) -> list[tuple[Named, Step]]:
+        """The changes as they will be carried out, every record encoded, every append at its place."""
+        ends: dict[str, int] = {}
+        steps: list[tuple[Named, Step]] = []
+        for change in changes:
+            if isinstance(change, Append):
+                name = change.stream.name
+                content = change.stream.codec.encode(change.record).decode()
+                at = ends.get(name)
+                if at is None:
+                    at = self._end(places[change.stream])
+                step = Step(name, "append", content, at=at)
+                ends[name] = _next_append(step, places[change.stream])
+                steps.append((change.stream, step))
+            elif isinstance(change, Delete):
+                steps.append(
+                    (change.key, Step(change.key.name, "remove", before=digest(contents[change.key])))
+                )
+            else:
+                content = (change.key.codec.encode(change.record) + b"\n").decode()
+                before = digest(contents[change.key])
+                steps.append((change.key, Step(change.key.name, "put", content, before)))
+        return steps
+
+    def _commit(self, commit_id: str, steps: list[Step]) -> None:
+        if len(steps) == 1:
+            self._commit_one(steps[0])
+        elif steps:
+            intent = Intent(commit_id, tuple(steps))
+            self._intents.publish(intent)  # commit point
+            with contextlib.suppress(Failure, OSError):
+                # It is decided: what we cannot carry out now, readers see all the same, and the
+                # next one who needs these documents carries out before anything else.
+                self._intents.carry_out(intent)
+
+    def _commit_one(self, step: Step) -> None:
+        place = self._layout.place(step.name)
+        content = step.content.encode()
+        with open_directory(self._root, place.directory, create=True) as directory:
+            if place.kind is Kind.LINES:
+                durable.append_in(directory, place.file, content, at=step.at)
+            elif place.kind is Kind.NUMBERED:
+                draft = durable.write_draft(directory, place.numbered(step.at), content)
+                self._numbers.remember(place, publish_number(directory, place, draft, step.at))
+                durable.sync_names(directory, place.file)
+            elif step.operation == "remove":
+                durable.remove_in(directory, place.file)
+            elif step.before:
+                durable.replace_in(directory, place.file, content)
+            else:
+                durable.create_in(directory, place.file, content)
+
+    def _finish(self, intents: Sequence[Intent]) -> None:
+        """Carry out what others decided, if it still has to be, under the guards that it needs."""
+        for intent in intents:
+            with self._guards.locked([self._layout.place(step.name) for step in intent.steps]):
+                if self._intents.is_pending(intent):
+                    self._intents.carry_out(intent)
+
+    # --- Where things are --------------------------------------------------------------------------
+
+    def _load(self, place: Place) -> bytes | None:
+        try:
+            with open_directory(self._root, place.directory) as directory:
+                return read_if_there(directory, place.file)
+        except NotFound:
+            return None  # not even its directory is there yet
+
+    def _document(self, key: Key[Record], place: Place, content: bytes | None) -> Document[Record] | None:
+        if content is None:
+            return None
+        return Document(key.codec.decode(content, str(self.path / place.path)), digest(content))
+
+    def _end(self, place: Place) -> int:
+        """Where the next record of a stream goes."""
+        try:
+            with open_directory(self._root, place.directory) as directory:
+                if place.kind is Kind.LINES:
+                    return durable.end_of_lines_in(directory, place.file)
+                return self._numbers.find(directory, place) + 1
+        except NotFound:
+            return 0 if place.kind is Kind.LINES else 1
+
+    def _position(self, step: Step, place: Place) -> int:
+        """Where the record of a step is now, which is behind where it was to go if a lock was broken."""
+        if place.kind is Kind.LINES:
+            return _next_append(step, place)
+        with open_directory(self._root, place.directory) as directory:
+            number, content = step.at, step.content.encode()
+            while read_if_there(directory, place.numbered(number)) not in (content, None):
+                number += 1
+            return number
+
+    def _members(self, family: str) -> set[str]:
+        directory, start, end = self._layout.family(family)
+        try:
+            with calls.scandir(self.path / directory) as entries:
+                names = [entry.name for entry in entries]
+        except FileNotFoundError:
+            return set()
+        suffix = "" if end.startswith("/") else end
+        found = (name[len(start) : len(name) - len(suffix)] for name in names if name.endswith(suffix))
+        return {name for name in found if is_safe_name(name)}
+
+    def _decided_steps(self, name: str) -> list[Step]:
+        return [step for each in self._intents.touching((name,)) for step in each.steps if step.name == name]
+
+    def _decided(self, name: str) -> tuple[bool, bytes | None]:
+        """Whether a document is about to be changed by a commit that is decided, and what to."""
+        for step in self._decided_steps(name):
+            return True, step.content.encode() if step.operation == "put" else None
+        return False, None
+
+    def _decided_members(self, family: str) -> dict[str, bytes | None]:
+        prefix = family + "/"
+        return {
+            step.name.removeprefix(prefix): step.content.encode() if step.operation == "put" else None
+            for intent in self._intents.pending()
+            for step in intent.steps
+            if step.name.startswith(prefix)
+        }
+
+
+def _next_append(step: Step, place: Place) -> int:
+    """Where an append behind this one goes."""
+    return step.at + (len(step.content.encode()) + 1 if place.kind is Kind.LINES else 1)
+
+
+def _in_order(steps: list[tuple[Named, Step]], places: dict[Named, Place]) -> list[Step]:
+    """The order of applying: what is pointed to before what points to it, and removals the other way.
+
+    Pointers (an index) come early in the order of locks and what they point to later: so documents
+    are put in reverse order, appends follow as they came, and removals go in order at the end.
+    """
+
+    def rank(each: tuple[Named, Step]) -> tuple[int, str]:
+        return places[each[0]].rank
+
+    puts = sorted((each for each in steps if each[1].operation == "put"), key=rank, reverse=True)
+    appends = [each for each in steps if each[1].operation == "append"]
+    removals = sorted((each for each in steps if each[1].operation == "remove"), key=rank)
+    return [step for _, step in (*puts, *appends, *removals)]

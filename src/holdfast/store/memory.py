@@ -1,0 +1,143 @@
+"""The model: a store in memory, simple enough to be seen to be right. The others are compared with it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.store.base import Decide, Deciding, Watched, check_changes
+from holdfast.store.records import (
+    Append,
+    Commit,
+    Delete,
+    Document,
+    Entry,
+    Family,
+    Key,
+    Record,
+    Result,
+    Stream,
+    View,
+)
+
+
+class MemoryStore:
+    """Documents and streams of one process, behind one lock. Records are kept encoded, as elsewhere."""
+
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._changed = threading.Condition(threading.Lock())
+        self._documents: dict[str, tuple[bytes, int]] = {}
+        self._streams: dict[str, list[bytes]] = {}
+        self._versions = 0
+        self._log: list[str] = []
+        self._deciding = Deciding()
+
+    def read(self, key: Key[Record]) -> Document[Record] | None:
+        with self._changed:
+            return self._read(key)
+
+    def read_together(self, keys: Sequence[Key[Any]]) -> View:
+        with self._changed:
+            return View({key: self._read(key) for key in keys})
+
+    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
+        prefix = family.name + "/"
+        with self._changed:
+            names = sorted(name.removeprefix(prefix) for name in self._documents if name.startswith(prefix))
+        for name in names:
+            document = self.read(family.key(name))
+            if document is not None:
+                yield name, document
+
+    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
+        with self._changed:
+            lines = list(enumerate(self._streams.get(stream.name, [])[after:], start=after + 1))
+        for position, line in lines:
+            yield Entry(position, stream.codec.decode(line, f"{stream.name}#{position}"))
+
+    def transact(
+        self,
+        keys: Iterable[Key[Any] | Stream[Any]],
+        decide: Decide[Result],
+        *,
+        commit_id: str | None = None,
+    ) -> Commit[Result]:
+        named = list(keys)
+        self._deciding.refuse_nesting()
+        with self._changed:
+            view = View({key: self._read(key) for key in named if isinstance(key, Key)})
+            now = self._clock.wall()
+            with self._deciding:
+                decision = decide(view, now)
+            check_changes(named, view, decision.changes)
+            coded = [
+                (change, b"" if isinstance(change, Delete) else _codec(change).encode(change.record))
+                for change in decision.changes
+            ]
+            positions: list[int] = []
+            for change, content in coded:
+                if isinstance(change, Append):
+                    line = self._streams.setdefault(change.stream.name, [])
+                    line.append(content)
+                    positions.append(len(line))
+                    self._log.append(change.stream.name)
+                elif isinstance(change, Delete):
+                    del self._documents[change.key.name]
+                    self._log.append(change.key.name)
+                else:
+                    self._versions += 1
+                    self._documents[change.key.name] = content, self._versions
+                    self._log.append(change.key.name)
+            self._changed.notify_all()
+        return Commit(commit_id or str(uuid.uuid4()), now, tuple(positions), decision.result)
+
+    def watch(self, what: Watched) -> MemoryWatch:
+        return MemoryWatch(self._changed, self._log, what)
+
+    def now(self) -> float:
+        return self._clock.wall()
+
+    def _read(self, key: Key[Record]) -> Document[Record] | None:
+        found = self._documents.get(key.name)
+        return None if found is None else Document(key.codec.decode(found[0], key.name), str(found[1]))
+
+
+class MemoryWatch:
+    """Reads the log of changed names from where it stood."""
+
+    def __init__(self, changed: threading.Condition, log: list[str], what: Watched) -> None:
+        self._changed = changed
+        self._log = log
+        self._seen = len(log)
+        self._prefix = what.name + "/" if isinstance(what, Family) else ""
+        self._name = what.name
+
+    def wait(self, timeout: float | None = None) -> frozenset[str]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while True:
+                new = self._log[self._seen :]
+                self._seen += len(new)
+                found = frozenset(name for name in new if self._matches(name))
+                left = None if deadline is None else deadline - time.monotonic()
+                if found or (left is not None and left <= 0):
+                    return found
+                self._changed.wait(left)
+
+    def _matches(self, name: str) -> bool:
+        return name.startswith(self._prefix) if self._prefix else name == self._name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        pass
+
+
+def _codec(change: Any) -> Any:
+    return change.stream.codec if isinstance(change, Append) else change.key.codec

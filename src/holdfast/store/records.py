@@ -1,0 +1,189 @@
+"""The nouns of the store: keys, documents, streams, changes. They know nothing of where things are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from holdfast.errors import Corrupt, JsonInvalid, TooLarge
+from holdfast.fs import strictjson
+from holdfast.fs.names import safe_name, split_relative
+
+MOST_BYTES = 4 << 20
+"""The largest record."""
+
+Record = TypeVar("Record")
+Result = TypeVar("Result")
+Encoded = TypeVar("Encoded")
+
+
+class Codec(Protocol[Encoded]):
+    """How records become bytes and come back. What does not come back is `Corrupt`, never a guess."""
+
+    def encode(self, record: Encoded) -> bytes: ...
+
+    def decode(self, content: bytes, source: str) -> Encoded: ...
+
+
+class StructCodec(Generic[Record]):
+    """Records of one `msgspec` type as strict JSON; `source` names the place in what is raised."""
+
+    def __init__(self, kind: type[Record], *, pretty: bool = True, limit: int = MOST_BYTES) -> None:
+        self._kind = kind
+        self._pretty = pretty
+        self._limit = limit
+
+    def encode(self, record: Record) -> bytes:
+        """JSON in UTF-8, for documents over several lines, without a final line break."""
+        content = msgspec.json.encode(record)
+        if self._pretty:
+            content = msgspec.json.format(content, indent=2)
+        if len(content) > self._limit:
+            raise TooLarge(f"a record of the type {self._kind.__name__}", len(content), self._limit)
+        return content
+
+    def decode(self, content: bytes, source: str) -> Record:
+        """The record, if the content is strict JSON and has exactly the right types."""
+        try:
+            return msgspec.convert(strictjson.decode(content, source=source, limit=self._limit), self._kind)
+        except (JsonInvalid, msgspec.ValidationError) as error:
+            raise Corrupt(
+                f"{source} cannot be understood: {error}", source=source, problem=str(error)
+            ) from None
+
+
+class Key(Generic[Record]):
+    """The name of one document, such as `jit/issues/4f1c`, and how its record is coded."""
+
+    __slots__ = ("codec", "name")
+
+    def __init__(self, name: str, codec: Codec[Record]) -> None:
+        self.name = name
+        self.codec = codec
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"Key({self.name!r})"
+
+
+class Family(Generic[Record]):
+    """All documents of one kind, such as `jit/issues`: it makes their keys, and can be scanned."""
+
+    __slots__ = ("codec", "name")
+
+    def __init__(self, name: str, codec: Codec[Record]) -> None:
+        split_relative(name)
+        self.name = name
+        self.codec = codec
+
+    def key(self, member: str) -> Key[Record]:
+        """The key of one member; a name that is not safe is refused."""
+        return Key(f"{self.name}/{safe_name(member, what='key')}", self.codec)
+
+    def __repr__(self) -> str:
+        return f"Family({self.name!r})"
+
+
+class Stream(Generic[Record]):
+    """The name of an append-only sequence of records, such as `jit/events`."""
+
+    __slots__ = ("codec", "name")
+
+    def __init__(self, name: str, codec: Codec[Record]) -> None:
+        split_relative(name)
+        self.name = name
+        self.codec = codec
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(("stream", self.name))
+
+    def __repr__(self) -> str:
+        return f"Stream({self.name!r})"
+
+
+class Document(NamedTuple, Generic[Record]):
+    """A record with its version, an opaque text that is another one whenever the record is."""
+
+    record: Record
+    version: str
+
+
+class Entry(NamedTuple, Generic[Record]):
+    """A record of a stream and its position; positions grow, and mean nothing else."""
+
+    position: int
+    record: Record
+
+
+class Create(NamedTuple):
+    """Put a document where there is none."""
+
+    key: Key[Any]
+    record: object
+
+
+class Replace(NamedTuple):
+    """Put another record into a document that is there."""
+
+    key: Key[Any]
+    record: object
+
+
+class Delete(NamedTuple):
+    """Remove a document that is there."""
+
+    key: Key[Any]
+
+
+class Append(NamedTuple):
+    """Add a record at the end of a stream."""
+
+    stream: Stream[Any]
+    record: object
+
+
+Change = Create | Replace | Delete | Append
+
+
+class View:
+    """What a transaction has read: each document it named, or None where there is none."""
+
+    __slots__ = ("_documents",)
+
+    def __init__(self, documents: Mapping[Key[Any], Document[Any] | None]) -> None:
+        self._documents = documents
+
+    def get(self, key: Key[Record]) -> Record | None:
+        """The record of a document that the transaction named, or None if there is none."""
+        document = self._documents[key]
+        return None if document is None else document.record
+
+    def document(self, key: Key[Record]) -> Document[Record] | None:
+        """The same with its version."""
+        return self._documents[key]
+
+
+class Decision(NamedTuple, Generic[Result]):
+    """What a decide function wants: the changes, and what to tell the caller once they are made."""
+
+    changes: Sequence[Change]
+    result: Result
+
+
+class Commit(NamedTuple, Generic[Result]):
+    """A transaction that was made: its own id, the store's time, where its appends went, its result."""
+
+    id: str
+    at: float
+    positions: tuple[int, ...]
+    result: Result

@@ -1,0 +1,97 @@
+"""Reading streams from files: lines of one file, or one numbered file per record.
+
+Both take the records that are decided but not yet in place (`decided`: position and content), and
+give them at the end, so that a reader sees a commit whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.errors import UsageFailure
+from holdfast.fs import durable
+from holdfast.fs.directory import Directory
+from holdfast.store.intents import read_if_there
+from holdfast.store.layout import Place
+
+_CHUNK = 1 << 20
+
+Decided = Sequence[tuple[int, bytes]]
+
+
+def lines(
+    directory: Directory | None, place: Place, after: int, decided: Decided
+) -> Iterator[tuple[int, bytes]]:
+    """The lines behind the offset `after`; the position of a line is the offset at which it ends."""
+    position = after
+    if directory is not None:
+        _check_boundary(directory, place, after)
+        while block := _whole_lines(directory, place, position):
+            for line in block.splitlines(keepends=True):
+                position += len(line)
+                yield position, line[:-1]
+    for at, content in decided:
+        if at >= position:
+            position = at + len(content) + 1
+            yield position, content
+
+
+def numbered_files(
+    directory: Directory | None, place: Place, after: int, decided: Decided
+) -> Iterator[tuple[int, bytes]]:
+    """The records with numbers behind `after`, up to the first that is missing."""
+    number = after + 1
+    if directory is not None:
+        while (content := read_if_there(directory, place.numbered(number))) is not None:
+            yield number, content
+            number += 1
+    for at, content in decided:
+        if at >= number:
+            yield at, content
+
+
+class LastNumbers:
+    """Finds the last number of a stream without listing it: from what is remembered, forward by leaps."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+
+    def remember(self, place: Place, number: int) -> None:
+        """Note a number that exists."""
+        self._last[place.path] = number
+
+    def find(self, directory: Directory, place: Place) -> int:
+        """The last number, 0 if there is none; a few looks, however many there are."""
+
+        def exists(number: int) -> bool:
+            return directory.status(place.numbered(number)) is not None
+
+        known = self._last.get(place.path, 0)
+        if known and not exists(known):
+            known = 0
+        leap = 1
+        while exists(known + leap):
+            known += leap
+            leap *= 2
+        while leap > 1:  # known exists, known + leap does not
+            leap //= 2
+            if exists(known + leap):
+                known += leap
+        self._last[place.path] = known
+        return known
+
+
+def _whole_lines(directory: Directory, place: Place, after: int) -> bytes:
+    limit = _CHUNK
+    while True:
+        block = durable.read_lines_in(directory, place.file, after=after, limit=limit)
+        if block or durable.end_of_lines_in(directory, place.file) <= after:
+            return block
+        limit *= 2  # a line longer than the chunk
+
+
+def _check_boundary(directory: Directory, place: Place, after: int) -> None:
+    if after == 0:
+        return
+    if after < 0 or durable.read_lines_in(directory, place.file, after=after - 1, limit=1) != b"\n":
+        raise UsageFailure(f"{after} is not a position of {place.name}", stream=place.name, position=after)

@@ -1,0 +1,160 @@
+"""Noticing changes of files: by the operating system's events, or by looking where there are none."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from holdfast.errors import Failure
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory
+from holdfast.fs.names import is_safe_name
+from holdfast.fs.notify import DirectoryEvents
+from holdfast.store.base import Watched
+from holdfast.store.intents import Intents
+from holdfast.store.layout import INTENTS, Kind, Layout
+from holdfast.store.records import Family
+
+LOOK_EVERY = 0.05
+"""How often to look where there are no events."""
+
+
+class _Subject(NamedTuple):
+    """What is watched: one name or a family, and what its files are called."""
+
+    name: str
+    is_family: bool
+    directory: str
+    start: str
+    end: str
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether each member is a directory with a file in it."""
+        return self.end.startswith("/")
+
+    def has(self, name: str) -> bool:
+        return name.startswith(self.name + "/") if self.is_family else name == self.name
+
+    def name_of(self, file: str) -> str | None:
+        """The document or stream that a file of the directory belongs to."""
+        end = "" if self.is_nested else self.end
+        if not (file.startswith(self.start) and file.endswith(end)) or file.endswith(".tmp"):
+            return None
+        member = file[len(self.start) : len(file) - len(end)]
+        if not self.is_family:
+            return self.name
+        return f"{self.name}/{member}" if is_safe_name(member) else None
+
+    def look(self, root: Path, file: str) -> object:
+        """What tells one state of a file from another without reading it."""
+        path = root / self.directory / (file + self.end if self.is_nested else file)
+        try:
+            status = calls.stat(path, follow_symlinks=False)
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _subject(layout: Layout, what: Watched) -> _Subject:
+    if isinstance(what, Family):
+        return _Subject(what.name, True, *layout.family(what.name))
+    place = layout.place(what.name)
+    if place.kind is Kind.NUMBERED:
+        start, end = place.file.split("{number}")
+        return _Subject(what.name, False, place.directory, start, end)
+    return _Subject(what.name, False, place.directory, place.file, "")
+
+
+class FileWatch:
+    """A watch of one document, family or stream of a file store.
+
+    An event names the file that it is about, and with it what has changed. A commit to several
+    documents counts from its intent on, so the directory of intents is watched too. Where there are
+    no events, or some were lost, how things look is compared with how they looked before.
+    """
+
+    def __init__(self, root: Directory, layout: Layout, intents: Intents, what: Watched) -> None:
+        self._root = root
+        self._intents = intents
+        self._subject = _subject(layout, what)
+        self._events = self._listen()
+        self._looks = self._look()
+
+    def wait(self, timeout: float | None = None) -> frozenset[str]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            changed = self._next(left)
+            if changed or (deadline is not None and time.monotonic() >= deadline):
+                return frozenset(changed)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def _next(self, left: float | None) -> set[str]:
+        if self._events is None:
+            time.sleep(LOOK_EVERY if left is None else min(LOOK_EVERY, left))
+            return self._compare()
+        events = self._events.wait(left)
+        if events is None:  # some were lost, or a directory is another one now
+            self.close()
+            self._events = self._listen()
+            return self._compare() | set(self._looks)
+        return {name for directory, file in events for name in self._names(directory, file)}
+
+    def _names(self, directory: Path, file: str) -> set[str]:
+        if directory == self._root.path / INTENTS:
+            return {
+                step.name
+                for each in self._intents.pending()
+                for step in each.steps
+                if self._subject.has(step.name)
+            }
+        name = self._subject.name_of(file)
+        return set() if name is None else {name}
+
+    def _compare(self) -> set[str]:
+        before, self._looks = self._looks, self._look()
+        names = before.keys() | self._looks.keys()
+        return {name for name in names if before.get(name) != self._looks.get(name)}
+
+    def _look(self) -> dict[str, object]:
+        """How everything looks now: file by file, and what is decided but not yet carried out."""
+        found: dict[str, object] = {}
+        try:
+            with calls.scandir(self._root.path / self._subject.directory) as entries:
+                files = [entry.name for entry in entries]
+        except FileNotFoundError:
+            files = []
+        for file in files:
+            name = self._subject.name_of(file)
+            if name is not None:
+                found[name] = (found.get(name), self._subject.look(self._root.path, file))
+        for intent in self._intents.pending():
+            for step in intent.steps:
+                if self._subject.has(step.name):
+                    found[step.name] = (found.get(step.name), intent.id)
+        return found
+
+    def _listen(self) -> DirectoryEvents | None:
+        if self._subject.is_nested:
+            return None  # each member has a directory of its own: events do not reach that deep
+        directories = [self._subject.directory, INTENTS]
+        try:
+            for directory in directories:
+                if directory:
+                    self._root.beneath(directory, create=True).close()
+        except Failure:
+            return None  # read-only: look from time to time
+        return DirectoryEvents.open([self._root.path / directory for directory in directories])
