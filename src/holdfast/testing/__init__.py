@@ -1,0 +1,1 @@
+"""Tools for testing what is built on Holdfast: crashes, power cuts, stores."""

@@ -1,0 +1,556 @@
+"""Kill an operation at each of its file system calls, or let that call fail, and judge what is left.
+
+A `Scenario` says what was there, what is done to it and what may be there afterwards. `kill_points`
+runs it once for each call in a child that dies by SIGKILL just before the call, just after it, or
+halfway through a write. `error_points` runs it in this process, once for each call and error.
+
+Everything goes through `holdfast.fs.calls`, so whatever is built on that module can be swept. The
+index of a violation names the same call again: `run_killed` and `run_faulted` repeat one point in a
+directory of your choice and leave it there to be looked at.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from holdfast.fs import calls
+
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EINTR)
+LASTING_ERRORS = (errno.ENOSPC, errno.EIO)
+
+_NEEDING_THE_DISK = (
+    *("write", "fsync", "sync_directory", "sync_filesystem"),
+    *("link", "mkdir", "symlink", "clone"),
+)
+_PATIENCE = 60  # seconds until a child that hangs is ended
+
+
+class Scenario(Protocol):
+    """What was there, what is done to it, and what may be there afterwards.
+
+    `check` judges by the directory and the outcome alone: the operation may have run in another
+    process, or once for many outcomes, so what it left in `self` means nothing.
+    """
+
+    def prepare(self, directory: Path) -> None:
+        """Build the old state in the empty `directory`."""
+
+    def operate(self, directory: Path) -> object:
+        """Do what is to be disturbed; succeeds if nothing disturbs it."""
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        """Raise, best an AssertionError that says why, if the state is not legal after this outcome."""
+
+
+class Kill(Enum):
+    """When a process dies, in relation to one of its calls."""
+
+    BEFORE = "killed before"
+    AFTER = "killed after"
+    HALFWAY = "killed halfway through"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What goes wrong at one call: an error, once or from then on; without an error, a short write."""
+
+    code: int | None
+    lasting: bool = False
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return "short write at"
+        return f"{errno.errorcode[self.code]} {'from' if self.lasting else 'at'}"
+
+
+SHORT_WRITE = Fault(None)
+
+
+class Ending(Enum):
+    """How one run of the operation ended."""
+
+    KILLED = "killed"
+    FAILED = "failed"
+    SUCCEEDED = "succeeded"
+    POWER_CUT = "power cut"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of the operation, for messages; the first has the index 1."""
+
+    index: int
+    name: str
+    arguments: str
+
+    def __str__(self) -> str:
+        return f"call {self.index}, {self.name}({self.arguments})"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one run: how it ended, what was done to it at which call, and what it promised.
+
+    `acknowledged` says that the operation had returned to its caller, `marks` which of its parts
+    had announced that they were done (see `mark`), `left_open` what it opened and never closed.
+    """
+
+    ending: Ending
+    fault: str = "undisturbed"
+    call: Call | None = None
+    error: Exception | None = None
+    marks: tuple[str, ...] = ()
+    acknowledged: bool = False
+    left_open: tuple[Call, ...] = ()
+
+    def __str__(self) -> str:
+        where = self.fault if self.call is None else f"{self.fault} {self.call}"
+        return where if self.error is None else f"{where}, raised {self.error!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An illegal state: after which outcome, what is wrong with it, and what the directory held."""
+
+    outcome: Outcome
+    problem: str
+    listing: str
+
+    def __str__(self) -> str:
+        return f"{self.outcome}\n    {self.problem}\n    in the directory: {self.listing}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What a sweep has seen. `capped` names each place at which not everything was tried."""
+
+    scenario: str
+    points: int = 0
+    calls: set[str] = field(default_factory=set)
+    violations: list[Violation] = field(default_factory=list)
+    capped: list[str] = field(default_factory=list)
+
+    def add(self, outcome: Outcome, problem: str | None, listing: str) -> None:
+        """Count one point, and keep it if there is a problem with it."""
+        self.points += 1
+        if outcome.call is not None:
+            self.calls.add(outcome.call.name)
+        if problem is not None:
+            self.violations.append(Violation(outcome, problem, listing))
+
+    def require_clean(self, *, at_least: int = 1) -> None:
+        """Raise an AssertionError unless all was tried, at least so many points, and nothing was found."""
+        if self.violations or self.capped or self.points < at_least:
+            raise AssertionError(f"{self}\n(at least {at_least} points were asked for)")
+
+    def __str__(self) -> str:
+        seen = f"{self.points} points, {len(self.calls)} kinds of calls, {len(self.violations)} violations"
+        capped = [f"NOT EVERYTHING WAS TRIED: {each}" for each in self.capped]
+        return "\n  ".join([f"{self.scenario}: {seen}", *capped, *map(str, self.violations[:10])])
+
+
+# --- Sweeps -----------------------------------------------------------------------------------------
+
+
+def kill_points(scenario: Scenario, *, names: Sequence[str] = calls.CHANGING) -> Report:
+    """Kill the operation before, after and (writes) halfway through each of its calls; check each time."""
+    report = Report(type(scenario).__name__)
+    with scratch() as base:
+        for index in count(1):
+            at_write = False
+            for when in Kill:
+                if when is Kill.HALFWAY and not at_write:
+                    continue
+                with fresh(base) as directory:
+                    outcome = run_killed(scenario, directory, when, index, names=names)
+                    problem = judge(scenario, directory, outcome)
+                    report.add(outcome, problem, _listing(directory) if problem else "")
+                if outcome.call is None:
+                    return report
+                at_write = outcome.call.name == "write"
+    raise AssertionError("never reached")
+
+
+def error_points(
+    scenario: Scenario,
+    errnos: Sequence[int] = ERRORS,
+    *,
+    lasting: Sequence[int] = LASTING_ERRORS,
+    names: Sequence[str] = calls.CHANGING,
+    descriptors: bool = True,
+) -> Report:
+    """Let each call of the operation fail with each error, once; write only half; break the disk for good.
+
+    `lasting` are the errors of a disk that stays full or broken: from one call on, everything that
+    needs the disk fails (removing does not). A short write is no failure: the operation must succeed.
+    With `descriptors`, it must also have closed what it opened, whatever happened.
+    """
+    if not errnos:
+        raise ValueError("at least one error is needed: where it does not strike, the operation is over")
+    faults = [*map(Fault, errnos), SHORT_WRITE, *(Fault(code, lasting=True) for code in lasting)]
+    report = Report(type(scenario).__name__)
+    with scratch() as base:
+        for index in count(1):
+            for fault in faults:
+                with fresh(base) as directory:
+                    outcome = run_faulted(scenario, directory, fault, index, names=names)
+                    over = outcome.call is None and fault is faults[0]
+                    if over or (outcome.call is not None and outcome.call.index == index):
+                        problem = judge(scenario, directory, outcome)
+                        problem = problem or _misconduct(outcome, fault, descriptors=descriptors)
+                        report.add(outcome, problem, _listing(directory) if problem else "")
+                if over:
+                    return report
+    raise AssertionError("never reached")
+
+
+def judge(scenario: Scenario, directory: Path, outcome: Outcome) -> str | None:
+    """What the scenario has against the state in `directory`, or None; any exception is an objection."""
+    try:
+        scenario.check(directory, outcome)
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        return f"{type(error).__name__}: {first_line}"
+    return None
+
+
+def mark(label: str) -> None:
+    """Announce, from within `operate`, that the part `label` is done and from now on has to survive."""
+    if _listeners:
+        _listeners[-1](label)
+
+
+# --- One point --------------------------------------------------------------------------------------
+
+
+def run_killed(
+    scenario: Scenario, directory: Path, when: Kill, index: int, *, names: Sequence[str] = calls.CHANGING
+) -> Outcome:
+    """Prepare the empty `directory` and run the operation in a child that dies at its call `index`.
+
+    If it makes fewer calls it succeeds. That the child died by our signal, and at our call, is
+    verified: anything else is an error of the scenario, not an outcome.
+    """
+    if sys.platform == "win32":
+        raise NotImplementedError("there is no fork on Windows")
+    scenario.prepare(directory)
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: this child only dies
+        child = os.fork()
+    if child == 0:
+        _operate_and_die(scenario, directory, when, index, names, writer)
+    os.close(writer)
+    with os.fdopen(reader, encoding="utf-8") as messages:
+        said = [json.loads(line) for line in messages]
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    died_at = [Call(*each["call"]) for each in said if "call" in each]
+    marks = tuple(each["mark"] for each in said if "mark" in each)
+    if status == -signal.SIGKILL and died_at:
+        return Outcome(Ending.KILLED, when.value, died_at[0], marks=marks)
+    if status == 0 and not died_at:
+        return Outcome(Ending.SUCCEEDED, marks=marks, acknowledged=True)
+    raise RuntimeError(f"the child was to be {when.value} call {index}, but ended with {status}: {said}")
+
+
+def run_faulted(
+    scenario: Scenario, directory: Path, fault: Fault, index: int, *, names: Sequence[str] = calls.CHANGING
+) -> Outcome:
+    """Prepare the empty `directory` and run the operation here, with `fault` at its call `index`.
+
+    The outcome's call is the one that the fault struck first, None if it struck none.
+    """
+    scenario.prepare(directory)
+    fate = _Faulty(fault, index)
+    marks: list[str] = []
+    error: Exception | None = None
+    with interposed(fate, names), listening(marks.append):
+        try:
+            scenario.operate(directory)
+        except Exception as raised:
+            error = raised
+    if error is not None and fate.struck is None:
+        raise RuntimeError(f"{type(scenario).__name__} failed though nothing disturbed it") from error
+    ending = Ending.SUCCEEDED if error is None else Ending.FAILED
+    done = "undisturbed" if fate.struck is None else str(fault)
+    left_open = tuple(fate.opened.values())
+    return Outcome(ending, done, fate.struck, error, tuple(marks), error is None, left_open)
+
+
+def cut_short(
+    operation: Callable[[], object], when: Kill, index: int, *, names: Sequence[str] = calls.CHANGING
+) -> Call | None:
+    """Run `operation` here as far as a process would get that dies at its call `index`; return that call.
+
+    From there on none of its calls has an effect, not even those of its cleanup, and what it had
+    opened is closed. None if it finished first. For scenarios that go on after somebody's death.
+    """
+    fate = _Deadly(when, index, _raise_death)
+    try:
+        with interposed(fate, names):
+            operation()
+    except _Death:
+        pass
+    finally:
+        fate.close_all()
+    return fate.struck
+
+
+def _operate_and_die(
+    scenario: Scenario, directory: Path, when: Kill, index: int, names: Sequence[str], writer: int
+) -> NoReturn:
+    """Be the child, which tells its parent what happens and never returns into the parent's code."""
+    if sys.platform == "win32":
+        raise NotImplementedError("there is no fork on Windows")
+
+    def say(**message: object) -> None:
+        os.write(writer, json.dumps(message).encode() + b"\n")
+
+    def die(call: Call) -> NoReturn:
+        say(call=[call.index, call.name, call.arguments])
+        while True:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    status = 1
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(_PATIENCE)
+        with interposed(_Deadly(when, index, die), names), listening(lambda label: say(mark=label)):
+            scenario.operate(directory)
+        status = 0
+    except BaseException:
+        say(error=traceback.format_exc())
+    finally:
+        os._exit(status)
+
+
+def _misconduct(outcome: Outcome, fault: Fault, *, descriptors: bool) -> str | None:
+    """What no operation may do, whatever its scenario is."""
+    if fault is SHORT_WRITE and outcome.ending is Ending.FAILED:
+        return "a short write is not an error, but the operation failed"
+    if descriptors and outcome.left_open:
+        return "never closed: " + "; ".join(map(str, outcome.left_open))
+    return None
+
+
+# --- Getting between an operation and its calls -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A call that is about to be made, in the hands of who decides what becomes of it."""
+
+    name: str
+    original: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def perform(self) -> Any:
+        """Make the call."""
+        return self.original(*self.arguments, **self.options)
+
+    def perform_half(self) -> Any:
+        """Make this write, but of the first half of its bytes only."""
+        descriptor, content = self.arguments
+        return self.original(descriptor, content[: len(content) // 2])
+
+    @property
+    def divisible(self) -> bool:
+        """Whether this is a write of which a half can be made."""
+        return self.name == "write" and len(self.arguments[1]) > 1
+
+    @property
+    def needs_the_disk(self) -> bool:
+        """Whether this fails on a disk that is full or broken."""
+        return self.name in _NEEDING_THE_DISK or bool(self.flags & os.O_CREAT)
+
+    @property
+    def flags(self) -> int:
+        """How this opens; nothing if it is not an `open`."""
+        if self.name != "open":
+            return 0
+        flags: int = self.arguments[1] if len(self.arguments) > 1 else self.options["flags"]
+        return flags
+
+    def numbered(self, index: int) -> Call:
+        """Describe this call, as the operation's call `index`."""
+        shown = [_shown(each) for each in self.arguments]
+        shown += [f"{key}={value!r}" for key, value in self.options.items() if value is not None]
+        return Call(index, self.name, ", ".join(shown))
+
+
+@contextmanager
+def interposed(intercept: Callable[[Attempt], Any], names: Sequence[str] = calls.CHANGING) -> Iterator[None]:
+    """Until the end of the block, let each of the named calls return what `intercept` makes of it.
+
+    A call that is made inside another one (`sync_directory` uses `fsync`) is part of that one.
+    """
+    inside = threading.local()
+
+    def led(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if getattr(inside, "call", False):
+                return original(*arguments, **options)
+            inside.call = True
+            try:
+                return intercept(Attempt(name, original, arguments, options))
+            finally:
+                inside.call = False
+
+        return call
+
+    originals = {name: getattr(calls, name) for name in names if hasattr(calls, name)}
+    try:
+        for name, original in originals.items():
+            setattr(calls, name, led(name, original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(calls, name, original)
+
+
+@contextmanager
+def listening(listener: Callable[[str], None]) -> Iterator[None]:
+    """Hand each `mark` to `listener` until the end of the block."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.pop()
+
+
+_listeners: list[Callable[[str], None]] = []
+
+
+class _Fate:
+    """Counts the calls of an operation; remembers what it has opened, and where it was struck first."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.count = 0
+        self.struck: Call | None = None
+        self.opened: dict[int, Call] = {}
+
+    def perform(self, attempt: Attempt) -> Any:
+        if attempt.name == "close":
+            self.opened.pop(attempt.arguments[0], None)  # before the call: a close that fails has closed
+        result = attempt.perform()
+        if attempt.name == "open":
+            self.opened[result] = attempt.numbered(self.count)
+        return result
+
+    def close_all(self) -> None:
+        """Close what the operation has left open, as the system does for the dead."""
+        while self.opened:
+            os.close(self.opened.popitem()[0])
+
+
+class _Faulty(_Fate):
+    """Lets one call fail, or from one call on all that need the disk."""
+
+    def __init__(self, fault: Fault, index: int) -> None:
+        super().__init__(index)
+        self.fault = fault
+
+    def __call__(self, attempt: Attempt) -> Any:
+        self.count += 1
+        if not self._strikes(attempt):
+            return self.perform(attempt)
+        self.struck = self.struck or attempt.numbered(self.count)
+        if self.fault.code is None:
+            return attempt.perform_half()
+        if attempt.name == "close":  # a close that fails has closed nevertheless
+            self.perform(attempt)
+        if attempt.name == "flock_interruptible":  # the one call that returns its error
+            return self.fault.code
+        raise OSError(self.fault.code, os.strerror(self.fault.code))
+
+    def _strikes(self, attempt: Attempt) -> bool:
+        if self.fault.lasting:
+            return self.count >= self.index and attempt.needs_the_disk
+        return self.count == self.index and (self.fault.code is not None or attempt.divisible)
+
+
+class _Deadly(_Fate):
+    """Ends the operation at one call; should it go on nevertheless, no later call is made."""
+
+    def __init__(self, when: Kill, index: int, die: Callable[[Call], NoReturn]) -> None:
+        super().__init__(index)
+        self.when = when
+        self.die = die
+
+    def __call__(self, attempt: Attempt) -> Any:
+        self.count += 1
+        if self.count < self.index:
+            return self.perform(attempt)
+        if self.struck is not None:
+            self.die(self.struck)
+        self.struck = attempt.numbered(self.count)
+        try:
+            if self.when is Kill.AFTER:
+                self.perform(attempt)
+            elif self.when is Kill.HALFWAY and attempt.divisible:
+                attempt.perform_half()
+        finally:
+            self.die(self.struck)
+
+
+class _Death(BaseException):
+    """Stands for the end of the process in `cut_short`."""
+
+
+def _raise_death(call: Call) -> NoReturn:
+    raise _Death(str(call))
+
+
+# --- Directories ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A private directory, in memory where the system has such a place."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=memory) as base:
+        yield Path(base)
+
+
+@contextmanager
+def fresh(base: Path) -> Iterator[Path]:
+    """An empty directory below `base`: always the same path, so that paths stored in files stay right."""
+    directory = base / "state"
+    directory.mkdir()
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def _listing(directory: Path) -> str:
+    lines = []
+    for path in sorted(directory.rglob("*")):
+        plain = path.is_file() and not path.is_symlink()
+        lines.append(f"{path.relative_to(directory)}{'=' + _shown(path.read_bytes()) if plain else '/'}")
+    return ", ".join(lines) or "(empty)"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        content = bytes(value)
+        return repr(content) if len(content) <= 48 else f"{content[:40]!r}... {len(content)} bytes"
+    return repr(str(value)) if isinstance(value, os.PathLike) else repr(value)
