@@ -21,6 +21,9 @@ from holdfast.errors import IoFailure, NotDurable, NotFound, NotWritable, PathEs
 from holdfast.fs import calls
 from holdfast.fs.names import split_relative
 
+_DIRECTORY = 0
+if sys.platform != "win32":
+    _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -43,23 +46,32 @@ class Directory:
     On Windows, which cannot look names up in an open directory, they go through the path.
     """
 
-    __slots__ = ("fd", "path")
+    __slots__ = ("fd", "shown")
 
-    def __init__(self, path: Path, fd: int | None) -> None:
-        self.path = path
+    def __init__(self, path: str, fd: int | None) -> None:
+        self.shown = path
         self.fd = fd
+
+    @property
+    def path(self) -> Path:
+        """Where this directory was when it was opened."""
+        return Path(self.shown)
+
+    def where(self, name: str) -> str:
+        """The path of something in this directory, for messages."""
+        return f"{self.shown}/{name}"
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """Open the directory at `path`; links on the way are followed, as the caller chose the path."""
-        where = Path(path)
+        where = os.fspath(path)
         if sys.platform == "win32":
             _require_directory(where)
             return cls(where, None)
         try:
             return cls(where, calls.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         except FileNotFoundError:
-            raise NotFound(f"there is no directory {where}", path=str(where)) from None
+            raise NotFound(f"there is no directory {where}", path=where) from None
         except OSError as error:
             raise io_failure("open the directory", where, error) from error
 
@@ -76,24 +88,30 @@ class Directory:
         return here
 
     def enter(self, name: str, *, create: bool = False, mode: int = 0o777) -> Directory:
-        """Open the directory `name` in this one, refusing a symbolic link."""
-        where = self.path / name
-        if create:
-            self.make(name, mode=mode)
+        """Open the directory `name` in this one, refusing a symbolic link; `create` makes it if need be."""
+        try:
+            return self._enter(name)
+        except NotFound:
+            if not create:
+                raise
+        self.make(name, mode=mode)
+        return self._enter(name)
+
+    def _enter(self, name: str) -> Directory:
+        where = self.where(name)
         if sys.platform == "win32":
             if self.is_link(name):
-                raise PathEscape(f"{where} is a link", path=str(where))
+                raise PathEscape(f"{where} is a link", path=where)
             _require_directory(where)
             return Directory(where, None)
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            return Directory(where, calls.open(name, flags, dir_fd=self.fd))
+            return Directory(where, calls.open(name, _DIRECTORY, dir_fd=self.fd))
         except FileNotFoundError:
-            raise NotFound(f"there is no directory {where}", path=str(where)) from None
+            raise NotFound(f"there is no directory {where}", path=where) from None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR) and self.is_link(name):
                 raise PathEscape(
-                    f"{where} is a symbolic link; following it could lead out of {self.path}", path=str(where)
+                    f"{where} is a symbolic link; following it could lead out of {self.shown}", path=where
                 ) from None
             raise io_failure("open the directory", where, error) from error
 
@@ -108,16 +126,16 @@ class Directory:
         except FileExistsError:
             return False
         except OSError as error:
-            raise io_failure("make the directory", self.path / name, error) from error
+            raise io_failure("make the directory", self.where(name), error) from error
         try:
             self.sync()
         except OSError as error:
-            raise NotDurable("sync the directory", self.path, error) from error
+            raise NotDurable("sync the directory", self.shown, error) from error
         return True
 
     def at(self, name: str) -> str:
         """The string to hand to a system call, together with `dir_fd=self.fd`, to mean `name` here."""
-        return name if self.fd is not None else str(self.path / name)
+        return name if self.fd is not None else self.where(name)
 
     def status(self, name: str) -> os.stat_result | None:
         """The status of `name` itself (a link is not followed), or None if it is not there."""
@@ -126,7 +144,7 @@ class Directory:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise io_failure("look at", self.path / name, error) from error
+            raise io_failure("look at", self.where(name), error) from error
 
     def is_link(self, name: str) -> bool:
         """Whether `name` is a symbolic link (on Windows also a junction)."""
@@ -165,7 +183,7 @@ class Directory:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Directory({str(self.path)!r})"
+        return f"Directory({self.shown!r})"
 
 
 def make_directories(path: Path, *, mode: int = 0o777) -> None:
@@ -190,10 +208,10 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _require_directory(path: Path) -> None:
+def _require_directory(path: str) -> None:
     try:
         found = stat.S_ISDIR(calls.stat(path).st_mode)
     except FileNotFoundError:
         found = False
     if not found:
-        raise NotFound(f"there is no directory {path}", path=str(path))
+        raise NotFound(f"there is no directory {path}", path=path)

@@ -96,15 +96,13 @@ def append_in(
     lines of the file are made by this function: it sees to it that a file with a line has a durable name.
     """
     if b"\n" in record:
-        raise Refused(f"a record for {directory.path / name} contains a line break")
+        raise Refused(f"a record for {directory.where(name)} contains a line break")
     flags = os.O_RDWR | os.O_CREAT | _NOFOLLOW | _CLOEXEC
     fd = _open(directory, name, flags, mode, action="append to")
     try:
-        end, torn = _end_of_lines(fd, directory.path / name)  # 1. where the last whole line ends
+        end, torn = _end_of_lines(fd, directory.where(name))  # 1. where the last whole line ends
         if at is not None and end != at:
-            raise Corrupt(
-                f"{directory.path / name} ends at {end}, not at {at}", path=str(directory.path / name)
-            )
+            raise Corrupt(f"{directory.where(name)} ends at {end}, not at {at}", path=directory.where(name))
         try:
             if end == 0:
                 sync_names(directory, name)  # 2. a file that has a line has a name that survives a power cut
@@ -114,9 +112,9 @@ def append_in(
             _write_all(fd, record + b"\n")  # 4. the line
             calls.fsync(fd)  # 5. commit point
         except BaseException as error:
-            _cut_back(fd, end, directory.path / name)
+            _cut_back(fd, end, directory.where(name))
             if isinstance(error, OSError):
-                raise io_failure("append to", directory.path / name, error) from error
+                raise io_failure("append to", directory.where(name), error) from error
             raise
     finally:
         close_quietly(fd)
@@ -136,12 +134,12 @@ def read_in(directory: Directory, name: str, *, limit: int | None = None) -> byt
     try:
         status = calls.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise Refused(f"{directory.path / name} is not a regular file", path=str(directory.path / name))
+            raise Refused(f"{directory.where(name)} is not a regular file", path=directory.where(name))
         if limit is not None and status.st_size > limit:
-            raise TooLarge(str(directory.path / name), status.st_size, limit)
-        return _read_all(fd, limit, directory.path / name)
+            raise TooLarge(directory.where(name), status.st_size, limit)
+        return _read_all(fd, limit, directory.where(name), expected=status.st_size)
     except OSError as error:
-        raise io_failure("read", directory.path / name, error) from error
+        raise io_failure("read", directory.where(name), error) from error
     finally:
         close_quietly(fd)
 
@@ -155,10 +153,10 @@ def read_lines_in(directory: Directory, name: str, *, after: int = 0, limit: int
     try:
         calls.lseek(fd, after, os.SEEK_SET)
         content = (
-            _read_exactly(fd, limit) if limit is not None else _read_all(fd, None, directory.path / name)
+            _read_exactly(fd, limit) if limit is not None else _read_all(fd, None, directory.where(name))
         )
     except OSError as error:
-        raise io_failure("read", directory.path / name, error) from error
+        raise io_failure("read", directory.where(name), error) from error
     finally:
         close_quietly(fd)
     return content[: content.rfind(b"\n") + 1]
@@ -171,7 +169,7 @@ def end_of_lines_in(directory: Directory, name: str) -> int:
     except NotFound:
         return 0
     try:
-        return _end_of_lines(fd, directory.path / name)[0]
+        return _end_of_lines(fd, directory.where(name))[0]
     finally:
         close_quietly(fd)
 
@@ -190,7 +188,7 @@ def remove_in(directory: Directory, name: str, *, durable: bool = True) -> bool:
     except FileNotFoundError:
         removed = False  # perhaps by one who died before it was durable
     except OSError as error:
-        raise io_failure("remove", directory.path / name, error) from error
+        raise io_failure("remove", directory.where(name), error) from error
     if durable:
         sync_names(directory, name)
     return removed
@@ -216,7 +214,7 @@ def write_draft(
     except BaseException as error:
         discard(directory, draft)
         if isinstance(error, OSError):
-            raise io_failure("write", directory.path / name, error) from error
+            raise io_failure("write", directory.where(name), error) from error
         raise
     return draft
 
@@ -236,7 +234,7 @@ def publish(directory: Directory, draft: str, name: str) -> None:
     except BaseException as error:
         discard(directory, draft)
         if isinstance(error, OSError):
-            raise io_failure("replace", directory.path / name, error) from error
+            raise io_failure("replace", directory.where(name), error) from error
         raise
 
 
@@ -263,7 +261,7 @@ def publish_new(directory: Directory, draft: str, name: str, *, keep_if_taken: b
         if taken:
             raise _taken(directory, name) from None
         if isinstance(error, OSError):
-            raise io_failure("create", directory.path / name, error) from error
+            raise io_failure("create", directory.where(name), error) from error
         raise
     discard(directory, draft)
 
@@ -280,7 +278,7 @@ def _publish_without_links(directory: Directory, draft: str, name: str, *, keep_
         if not isinstance(error, OSError):
             raise
         if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-            raise io_failure("create", directory.path / name, error) from error
+            raise io_failure("create", directory.where(name), error) from error
         raise FilesystemUnsafe(
             f"{directory.path} can neither link nor rename without replacing, so nothing can be created "
             "there without the risk of overwriting somebody's file",
@@ -289,8 +287,8 @@ def _publish_without_links(directory: Directory, draft: str, name: str, *, keep_
 
 
 def _taken(directory: Directory, name: str) -> AlreadyExists:
-    where = directory.path / name
-    return AlreadyExists(f"{where} is there already", path=str(where))
+    where = directory.where(name)
+    return AlreadyExists(f"{where} is there already", path=where)
 
 
 def sync_names(directory: Directory, name: str = "") -> None:
@@ -298,18 +296,19 @@ def sync_names(directory: Directory, name: str = "") -> None:
     try:
         directory.sync()
     except OSError as error:
-        raise NotDurable("sync the directory of", directory.path / name, error) from error
+        raise NotDurable("sync the directory of", directory.where(name), error) from error
 
 
 def _open(directory: Directory, name: str, flags: int, mode: int, *, action: str) -> int:
-    where = directory.path / name
     try:
         return calls.open(directory.at(name), flags, mode, dir_fd=directory.fd)
     except FileNotFoundError:
-        raise NotFound(f"there is no file {where}", path=str(where)) from None
+        where = directory.where(name)
+        raise NotFound(f"there is no file {where}", path=where) from None
     except OSError as error:
+        where = directory.where(name)
         if error.errno == errno.ELOOP:
-            raise PathEscape(f"{where} is a symbolic link", path=str(where)) from None
+            raise PathEscape(f"{where} is a symbolic link", path=where) from None
         raise io_failure(action, where, error) from error
 
 
@@ -319,18 +318,22 @@ def _write_all(fd: int, content: bytes) -> None:
         rest = rest[calls.write(fd, rest) :]
 
 
-def _read_all(fd: int, limit: int | None, where: Path) -> bytes:
+def _read_all(fd: int, limit: int | None, where: str, *, expected: int = 0) -> bytes:
+    """Everything up to the end; `expected` bytes are most likely all, and then one call is enough."""
     chunks: list[bytes] = []
-    size = 0
-    while chunk := calls.read(fd, _CHUNK):
+    size, wanted = 0, min(expected, _CHUNK) + 1
+    while chunk := calls.read(fd, wanted):
         chunks.append(chunk)
         size += len(chunk)
         if limit is not None and size > limit:
-            raise TooLarge(str(where), size, limit)
+            raise TooLarge(where, size, limit)
+        if expected and len(chunk) < wanted:
+            break  # a regular file gives less than was asked for at its end only
+        wanted = _CHUNK
     return b"".join(chunks)
 
 
-def _cut_back(fd: int, end: int, where: Path) -> None:
+def _cut_back(fd: int, end: int, where: str) -> None:
     """Take back what a failed append may have written; if that fails too, nobody knows what is there."""
     try:
         calls.ftruncate(fd, end)
@@ -338,7 +341,7 @@ def _cut_back(fd: int, end: int, where: Path) -> None:
         raise NotDurable("take back a failed append to", where, error) from error
 
 
-def _end_of_lines(fd: int, where: Path) -> tuple[int, bytes]:
+def _end_of_lines(fd: int, where: str) -> tuple[int, bytes]:
     """Where the last whole line ends, and what comes after it."""
     try:
         return _find_end_of_lines(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 
@@ -41,7 +42,8 @@ def is_safe_name(text: str) -> bool:
     return bool(_SAFE.fullmatch(text)) and len(text) <= MAX_NAME and text != "." and ".." not in text
 
 
-def split_relative(relative: str) -> list[str]:
+@functools.lru_cache(maxsize=1024)
+def split_relative(relative: str) -> tuple[str, ...]:
     """Split a relative path into its parts, refusing everything that could lead upwards or elsewhere."""
     separators, forbidden = ("/", "\0") if sys.platform != "win32" else ("/\\", "\0:")
     parts = re.split(f"[{re.escape(separators)}]", relative)
@@ -51,7 +53,7 @@ def split_relative(relative: str) -> list[str]:
             "nor have empty, '.' or '..' parts",
             path=_shown(relative),
         )
-    return parts
+    return tuple(parts)
 
 
 def _composed(text: str) -> str:

@@ -121,7 +121,7 @@ class FileStore:
             except NotFound:
                 directory = None
             for position, content in contents(directory, place, after, decided):
-                where = f"{self.path / place.path}, at {position}"
+                where = f"{self._root.where(place.path)}, at {position}"
                 yield Entry(position, stream.codec.decode(content, where))
 
     def watch(self, what: Watched) -> FileWatch:
@@ -164,12 +164,14 @@ class FileStore:
         self, places: dict[Named, Place], decide: Decide[Result], commit_id: str
     ) -> Commit[Result]:
         contents = {each: self._load(at) for each, at in places.items() if isinstance(each, Key)}  # 3. read
-        view = View({key: self._document(key, places[key], content) for key, content in contents.items()})
+        ends = {each: self._end(at) for each, at in places.items() if isinstance(each, Stream)}
+        documents = {key: self._document(key, places[key], content) for key, content in contents.items()}
+        view = View(documents, ends)
         now = self._clock.wall()
         with self._deciding:
             decision = decide(view, now)  # 4. decide
         check_changes(places, view, decision.changes)
-        steps = self._steps(decision.changes, contents, places)
+        steps = _steps(decision.changes, contents, ends, places)
         if steps:
             written = {places[each].directory for each, _ in steps}
             self._settle(places.values(), written | {INTENTS} if len(steps) > 1 else written)
@@ -198,32 +200,6 @@ class FileStore:
         for depth in range(len(parts) + 1):
             with open_directory(self._root, "/".join(parts[:depth])) as above:
                 durable.sync_names(above)
-
-    def _steps(
-        self, changes: Sequence[Change], contents: dict[Key[Any], bytes | None], places: dict[Named, Place]
-    ) -> list[tuple[Named, Step]]:
-        """The changes as they will be carried out, every record encoded, every append at its place."""
-        ends: dict[str, int] = {}
-        steps: list[tuple[Named, Step]] = []
-        for change in changes:
-            if isinstance(change, Append):
-                name = change.stream.name
-                content = change.stream.codec.encode(change.record).decode()
-                at = ends.get(name)
-                if at is None:
-                    at = self._end(places[change.stream])
-                step = Step(name, "append", content, at=at)
-                ends[name] = _next_append(step, places[change.stream])
-                steps.append((change.stream, step))
-            elif isinstance(change, Delete):
-                steps.append(
-                    (change.key, Step(change.key.name, "remove", before=digest(contents[change.key])))
-                )
-            else:
-                content = (change.key.codec.encode(change.record) + b"\n").decode()
-                before = digest(contents[change.key])
-                steps.append((change.key, Step(change.key.name, "put", content, before)))
-        return steps
 
     def _commit(self, commit_id: str, steps: list[Step]) -> None:
         if len(steps) == 1:
@@ -272,17 +248,17 @@ class FileStore:
     def _document(self, key: Key[Record], place: Place, content: bytes | None) -> Document[Record] | None:
         if content is None:
             return None
-        return Document(key.codec.decode(content, str(self.path / place.path)), digest(content))
+        return Document(key.codec.decode(content, self._root.where(place.path)), digest(content))
 
     def _end(self, place: Place) -> int:
-        """Where the next record of a stream goes."""
+        """The position of the last record of a stream."""
         try:
             with open_directory(self._root, place.directory) as directory:
                 if place.kind is Kind.LINES:
                     return durable.end_of_lines_in(directory, place.file)
-                return self._numbers.find(directory, place) + 1
+                return self._numbers.find(directory, place)
         except NotFound:
-            return 0 if place.kind is Kind.LINES else 1
+            return 0
 
     def _position(self, step: Step, place: Place) -> int:
         """Where the record of a step is now, which is behind where it was to go if a lock was broken."""
@@ -322,6 +298,33 @@ class FileStore:
             for step in intent.steps
             if step.name.startswith(prefix)
         }
+
+
+def _steps(
+    changes: Sequence[Change],
+    contents: dict[Key[Any], bytes | None],
+    ends: dict[Stream[Any], int],
+    places: dict[Named, Place],
+) -> list[tuple[Named, Step]]:
+    """The changes as they will be carried out, every record encoded, every append at its place."""
+    next_at = {each: end if places[each].kind is Kind.LINES else end + 1 for each, end in ends.items()}
+    steps: list[tuple[Named, Step]] = []
+    for change in changes:
+        step: Step
+        if isinstance(change, Append):
+            content = change.stream.codec.encode(change.record).decode()
+            step = Step(change.stream.name, "append", content, at=next_at[change.stream])
+            next_at[change.stream] = _next_append(step, places[change.stream])
+            steps.append((change.stream, step))
+            continue
+        before = digest(contents[change.key])
+        if isinstance(change, Delete):
+            step = Step(change.key.name, "remove", before=before)
+        else:
+            content = (change.key.codec.encode(change.record) + b"\n").decode()
+            step = Step(change.key.name, "put", content, before)
+        steps.append((change.key, step))
+    return steps
 
 
 def _next_append(step: Step, place: Place) -> int:

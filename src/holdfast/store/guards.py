@@ -46,7 +46,7 @@ class Guards:
         directory, _, name = guard.rpartition("/")
         if name == LOCK_NAME:
             return self._ledger_lock(directory).acquire()
-        path = str(self._root.path / guard)
+        path = self._root.where(guard)
         return self._locker.lock_shared(path) if shared else self._locker.lock_exclusive(path)
 
     def _ledger_lock(self, directory: str) -> LedgerLock:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -63,7 +64,7 @@ class Intents:
     def __init__(self, root: Directory, layout: Layout) -> None:
         self._root = root
         self._layout = layout
-        self._path = root.path / INTENTS
+        self._path = root.where(INTENTS)
         self._known: dict[str, Intent] = {}
 
     def pending(self) -> list[Intent]:
@@ -128,7 +129,7 @@ class Intents:
                 content = durable.read_in(directory, name)
         except NotFound:
             return None  # carried out since it was listed
-        return _CODEC.decode(content, str(self._path / name))
+        return _CODEC.decode(content, os.path.join(self._path, name))
 
 
 def open_directory(root: Directory, relative: str, *, create: bool = False) -> Directory:
@@ -200,10 +201,10 @@ def publish_number(directory: Directory, place: Place, draft: str, number: int) 
 
 
 def _foreign_change(directory: Directory, place: Place, intent: Intent) -> Corrupt:
-    where = directory.path / place.file
+    where = directory.where(place.file)
     return Corrupt(
         f"{where} was changed by another program while the commit {intent.id} was being carried out",
-        path=str(where),
+        path=where,
         intent=f"{INTENTS}/{intent.id}.json",
         hint=f"Compare {where} with {INTENTS}/{intent.id}.json, keep what is right, remove the intent.",
     )

@@ -23,6 +23,8 @@ INTENTS = ".holdfast/intents"
 """Where the intents of commits to several documents are kept."""
 
 STRIPES = 64
+MOST_REMEMBERED = 10_000
+"""How many places a layout remembers, so as not to work them out again."""
 
 
 class Kind(Enum):
@@ -54,7 +56,7 @@ TABLE: tuple[Row, ...] = (
     Row("jvs/leases/{name}",      ".jvs/locks/{name}.json",            _WORKTREE),
     Row("jvs/tokens/{name}",      ".jvs/tokens/{name}.json",           _WORKTREE),
     Row("jvs/queues/{name}",      ".jvs/queues/{name}.json",           _WORKTREE),
-    Row("jvs/descriptors/{name}", ".jvs/descriptors/{name}.json",      ".jvs/guards/descriptors-{stripe}.lock"),
+    Row("jvs/descriptors/{name}", ".jvs/descriptors/{name}.json",      ".jvs/guards/snapshots-{stripe}.lock"),
     Row("jvs/refs/{name}",        ".jvs/refs/{name}.json",             ".jvs/guards/refs.lock"),
     Row("jvs/pins/{name}",        ".jvs/pins/{name}.json",             ".jvs/guards/refs.lock"),
     # Issues: index, gates, issues by id, events.
@@ -100,9 +102,18 @@ class Layout:
         for row in rows:
             ranks.setdefault(row.guard, len(ranks))
         self._ranks = ranks
+        self._places: dict[str, Place] = {}
 
     def place(self, key: str) -> Place:
         """The place of a key; one that no row has, or whose member is not a safe name, is refused."""
+        known = self._places.get(key)
+        if known is None:
+            known = self._find(key)
+            if len(self._places) < MOST_REMEMBERED:
+                self._places[key] = known
+        return known
+
+    def _find(self, key: str) -> Place:
         row = self._rows.get(key)
         if row is not None and "{name}" not in row.key:
             return self._filled(row, key, "")

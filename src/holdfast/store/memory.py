@@ -70,7 +70,8 @@ class MemoryStore:
         named = list(keys)
         self._deciding.refuse_nesting()
         with self._changed:
-            view = View({key: self._read(key) for key in named if isinstance(key, Key)})
+            ends = {each: len(self._streams.get(each.name, [])) for each in named if isinstance(each, Stream)}
+            view = View({key: self._read(key) for key in named if isinstance(key, Key)}, ends)
             now = self._clock.wall()
             with self._deciding:
                 decision = decide(view, now)

@@ -156,12 +156,18 @@ Change = Create | Replace | Delete | Append
 
 
 class View:
-    """What a transaction has read: each document it named, or None where there is none."""
+    """What a transaction has read: each document it named, or None where there is none; and where each
+    stream it named ends."""
 
-    __slots__ = ("_documents",)
+    __slots__ = ("_documents", "_ends")
 
-    def __init__(self, documents: Mapping[Key[Any], Document[Any] | None]) -> None:
+    def __init__(
+        self,
+        documents: Mapping[Key[Any], Document[Any] | None],
+        ends: Mapping[Stream[Any], int] | None = None,
+    ) -> None:
         self._documents = documents
+        self._ends = ends or {}
 
     def get(self, key: Key[Record]) -> Record | None:
         """The record of a document that the transaction named, or None if there is none."""
@@ -171,6 +177,10 @@ class View:
     def document(self, key: Key[Record]) -> Document[Record] | None:
         """The same with its version."""
         return self._documents[key]
+
+    def end(self, stream: Stream[Any]) -> int:
+        """The position of the last record of a stream that the transaction named; 0 if it has none."""
+        return self._ends[stream]
 
 
 class Decision(NamedTuple, Generic[Result]):
