@@ -51,9 +51,10 @@ from holdfast.store.records import (
     Record,
     Result,
     Stream,
+    Tail,
     View,
 )
-from holdfast.store.streams import LastNumbers, lines, numbered_files
+from holdfast.store.streams import LastNumbers, last_line, lines, numbered_files
 from holdfast.store.watching import FileWatch
 
 Named = Key[Any] | Stream[Any]
@@ -164,14 +165,14 @@ class FileStore:
         self, places: dict[Named, Place], decide: Decide[Result], commit_id: str
     ) -> Commit[Result]:
         contents = {each: self._load(at) for each, at in places.items() if isinstance(each, Key)}  # 3. read
-        ends = {each: self._end(at) for each, at in places.items() if isinstance(each, Stream)}
+        tails = {each: self._tail(at) for each, at in places.items() if isinstance(each, Stream)}
         documents = {key: self._document(key, places[key], content) for key, content in contents.items()}
-        view = View(documents, ends)
+        view = View(documents, tails)
         now = self._clock.wall()
         with self._deciding:
             decision = decide(view, now)  # 4. decide
         check_changes(places, view, decision.changes)
-        steps = _steps(decision.changes, contents, ends, places)
+        steps = _steps(decision.changes, contents, view, places)
         if steps:
             written = {places[each].directory for each, _ in steps}
             self._settle(places.values(), written | {INTENTS} if len(steps) > 1 else written)
@@ -250,15 +251,15 @@ class FileStore:
             return None
         return Document(key.codec.decode(content, self._root.where(place.path)), digest(content))
 
-    def _end(self, place: Place) -> int:
-        """The position of the last record of a stream."""
+    def _tail(self, place: Place) -> Tail:
+        """The last record of a stream; all that was decided has been carried out when this is asked."""
+        last = self._numbers.last if place.kind is Kind.NUMBERED else last_line
         try:
             with open_directory(self._root, place.directory) as directory:
-                if place.kind is Kind.LINES:
-                    return durable.end_of_lines_in(directory, place.file)
-                return self._numbers.find(directory, place)
+                position, content = last(directory, place) or (0, b"")
         except NotFound:
-            return 0
+            position, content = 0, b""
+        return Tail(position, content, f"{self._root.where(place.path)}, at {position}")
 
     def _position(self, step: Step, place: Place) -> int:
         """Where the record of a step is now, which is behind where it was to go if a lock was broken."""
@@ -303,18 +304,20 @@ class FileStore:
 def _steps(
     changes: Sequence[Change],
     contents: dict[Key[Any], bytes | None],
-    ends: dict[Stream[Any], int],
+    view: View,
     places: dict[Named, Place],
 ) -> list[tuple[Named, Step]]:
     """The changes as they will be carried out, every record encoded, every append at its place."""
-    next_at = {each: end if places[each].kind is Kind.LINES else end + 1 for each, end in ends.items()}
+    next_at: dict[Stream[Any], int] = {}
     steps: list[tuple[Named, Step]] = []
     for change in changes:
         step: Step
         if isinstance(change, Append):
+            place = places[change.stream]
             content = change.stream.codec.encode(change.record).decode()
-            step = Step(change.stream.name, "append", content, at=next_at[change.stream])
-            next_at[change.stream] = _next_append(step, places[change.stream])
+            first = view.end(change.stream) + (place.kind is Kind.NUMBERED)
+            step = Step(change.stream.name, "append", content, at=next_at.get(change.stream, first))
+            next_at[change.stream] = _next_append(step, place)
             steps.append((change.stream, step))
             continue
         before = digest(contents[change.key])

@@ -21,6 +21,7 @@ from holdfast.store.records import (
     Record,
     Result,
     Stream,
+    Tail,
     View,
 )
 
@@ -70,8 +71,8 @@ class MemoryStore:
         named = list(keys)
         self._deciding.refuse_nesting()
         with self._changed:
-            ends = {each: len(self._streams.get(each.name, [])) for each in named if isinstance(each, Stream)}
-            view = View({key: self._read(key) for key in named if isinstance(key, Key)}, ends)
+            tails = {each: self._tail(each) for each in named if isinstance(each, Stream)}
+            view = View({key: self._read(key) for key in named if isinstance(key, Key)}, tails)
             now = self._clock.wall()
             with self._deciding:
                 decision = decide(view, now)
@@ -102,6 +103,10 @@ class MemoryStore:
 
     def now(self) -> float:
         return self._clock.wall()
+
+    def _tail(self, stream: Stream[Any]) -> Tail:
+        lines = self._streams.get(stream.name, [])
+        return Tail(len(lines), lines[-1] if lines else b"", f"{stream.name}#{len(lines)}")
 
     def _read(self, key: Key[Record]) -> Document[Record] | None:
         found = self._documents.get(key.name)

@@ -125,6 +125,14 @@ class Entry(NamedTuple, Generic[Record]):
     record: Record
 
 
+class Tail(NamedTuple):
+    """The last record of a stream, not yet decoded: who only appends need not understand it."""
+
+    position: int
+    content: bytes
+    source: str
+
+
 class Create(NamedTuple):
     """Put a document where there is none."""
 
@@ -156,18 +164,18 @@ Change = Create | Replace | Delete | Append
 
 
 class View:
-    """What a transaction has read: each document it named, or None where there is none; and where each
-    stream it named ends."""
+    """What a transaction has read: each document it named, or None where there is none; and the last
+    record of each stream it named."""
 
-    __slots__ = ("_documents", "_ends")
+    __slots__ = ("_documents", "_tails")
 
     def __init__(
         self,
         documents: Mapping[Key[Any], Document[Any] | None],
-        ends: Mapping[Stream[Any], int] | None = None,
+        tails: Mapping[Stream[Any], Tail] | None = None,
     ) -> None:
         self._documents = documents
-        self._ends = ends or {}
+        self._tails = tails or {}
 
     def get(self, key: Key[Record]) -> Record | None:
         """The record of a document that the transaction named, or None if there is none."""
@@ -178,9 +186,16 @@ class View:
         """The same with its version."""
         return self._documents[key]
 
+    def last(self, stream: Stream[Record]) -> Entry[Record] | None:
+        """The last entry of a stream that the transaction named, or None if it is empty."""
+        tail = self._tails[stream]
+        if not tail.position:
+            return None
+        return Entry(tail.position, stream.codec.decode(tail.content, tail.source))
+
     def end(self, stream: Stream[Any]) -> int:
-        """The position of the last record of a stream that the transaction named; 0 if it has none."""
-        return self._ends[stream]
+        """The position of the last entry, 0 if there is none."""
+        return self._tails[stream].position
 
 
 class Decision(NamedTuple, Generic[Result]):

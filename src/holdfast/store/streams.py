@@ -50,6 +50,20 @@ def numbered_files(
             yield at, content
 
 
+def last_line(directory: Directory, place: Place) -> tuple[int, bytes] | None:
+    """The last line and its position; None if there is none."""
+    end = durable.end_of_lines_in(directory, place.file)
+    size = 4096
+    while end:
+        start = max(0, end - size)
+        block = durable.read_lines_in(directory, place.file, after=start, limit=end - start)[:-1]
+        cut = block.rfind(b"\n")
+        if cut >= 0 or start == 0:
+            return end, block[cut + 1 :]
+        size *= 4
+    return None
+
+
 class LastNumbers:
     """Finds the last number of a stream without listing it: from what is remembered, forward by leaps."""
 
@@ -59,6 +73,11 @@ class LastNumbers:
     def remember(self, place: Place, number: int) -> None:
         """Note a number that exists."""
         self._last[place.path] = number
+
+    def last(self, directory: Directory, place: Place) -> tuple[int, bytes] | None:
+        """The last record and its number; None if there is none."""
+        number = self.find(directory, place)
+        return (number, durable.read_in(directory, place.numbered(number))) if number else None
 
     def find(self, directory: Directory, place: Place) -> int:
         """The last number, 0 if there is none; a few looks, however many there are."""
