@@ -5,7 +5,7 @@ What is offered here is loaded when it is first used: importing the package cost
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+TYPE_CHECKING = False  # what checkers take for true; importing `typing` would double the cost of this
 
 __version__ = "0.1.0"
 

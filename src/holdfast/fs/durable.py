@@ -299,6 +299,20 @@ def sync_names(directory: Directory, name: str = "") -> None:
         raise NotDurable("sync the directory of", directory.where(name), error) from error
 
 
+def sync_in(directory: Directory, name: str) -> None:
+    """Bring the content of the file `name` to the disk, whoever wrote it; nothing if it is not there."""
+    try:
+        fd = _open(directory, name, os.O_RDWR | _NOFOLLOW | _CLOEXEC, 0, action="sync")
+    except NotFound:
+        return
+    try:
+        calls.fsync(fd)
+    except OSError as error:
+        raise NotDurable("sync", directory.where(name), error) from error
+    finally:
+        close_quietly(fd)
+
+
 def _open(directory: Directory, name: str, flags: int, mode: int, *, action: str) -> int:
     try:
         return calls.open(directory.at(name), flags, mode, dir_fd=directory.fd)
@@ -334,9 +348,13 @@ def _read_all(fd: int, limit: int | None, where: str, *, expected: int = 0) -> b
 
 
 def _cut_back(fd: int, end: int, where: str) -> None:
-    """Take back what a failed append may have written; if that fails too, nobody knows what is there."""
+    """Take back what a failed append may have written; if that fails too, nobody knows what is there.
+
+    Durably: the line must not be back after a power cut, its writer was told that it failed.
+    """
     try:
         calls.ftruncate(fd, end)
+        calls.fsync(fd)
     except OSError as error:
         raise NotDurable("take back a failed append to", where, error) from error
 

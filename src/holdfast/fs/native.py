@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 import sys
 
 NOREPLACE = 1
@@ -65,19 +66,21 @@ else:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
+    _set_handler = _libc.signal
+    _set_handler.restype = ctypes.c_void_p
+    _set_handler.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    _harmless = ctypes.cast(_libc.getpid, ctypes.c_void_p)
+
     def set_interrupting_handler(signal_number: int) -> bool:
         """Make `signal_number` interrupt system calls and do nothing else, if nobody else uses it.
 
         The handler is a C function without effect, so no Python code runs when the signal arrives.
         """
-        import signal
-
-        _libc.signal.restype = ctypes.c_void_p
-        _libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-        harmless = ctypes.cast(_libc.getpid, ctypes.c_void_p)
-        previous = _libc.signal(signal_number, harmless)
-        if previous not in (None, harmless.value):  # None is SIG_DFL
-            _libc.signal(signal_number, previous)
+        previous = _set_handler(signal_number, _harmless)
+        if previous == _harmless.value:
+            return True
+        if previous is not None:  # None is SIG_DFL
+            _set_handler(signal_number, previous)
             return False
         signal.siginterrupt(signal_number, True)
         return True

@@ -6,6 +6,7 @@ from time to time.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import struct
@@ -18,6 +19,7 @@ from holdfast.fs import calls
 _EVENT = struct.Struct("iIII")
 _MASK = 0x00000FCA  # modified, closed after writing, moved, created, deleted; itself deleted or moved
 _LOST = 0x00004000 | 0x00008000 | 0x00000800 | 0x00000400  # overflow, watch removed, itself moved or deleted
+_LONGEST = (1 << 31) - 1  # milliseconds that the system call can wait
 
 
 class DirectoryEvents:
@@ -51,7 +53,11 @@ class DirectoryEvents:
 
         None means that events were lost, or a directory is gone: look at everything, listen anew.
         """
-        readable, _, _ = select.select([self._fd], [], [], timeout)
+        if sys.platform == "win32":
+            return set()  # never opened there
+        waiting = select.poll()  # not `select`, which knows only the first 1024 descriptors
+        waiting.register(self._fd, select.POLLIN)
+        readable = waiting.poll(None if timeout is None else min(math.ceil(timeout * 1000), _LONGEST))
         return self._read() if readable else set()
 
     def close(self) -> None:

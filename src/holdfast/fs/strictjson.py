@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from holdfast.errors import JsonInvalid, TooLarge
@@ -39,6 +40,7 @@ def encode(value: object, *, what: str = "the value", limit: int = MAX_BYTES) ->
         raise _invalid(what, str(error)) from None
     if len(text) > limit:
         raise TooLarge(what, len(text), limit)
+    _check(value, what)
     return text
 
 
@@ -55,35 +57,42 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|[0-9][eE]\+?[0-9]{3}|[0-9]{309}")
+_SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|[0-9][eE]\+?[0-9]{3}|[0-9]{200}")
 """What a text must contain to have a lone surrogate or an infinite number; few do."""
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
 def _check(value: Any, source: str) -> None:
-    """Refuse what only shows in the result: depth, infinite numbers (1e999), lone surrogates."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        if not level:
-            return
+    """Refuse what only shows in the value: depth, infinite numbers (1e999), lone surrogates, other keys."""
+    level, depth = [value], 0  # all values that are inside of `depth` lists and objects
+    while level:
         below: list[Any] = []
         for each in level:
             if isinstance(each, str):
                 _check_text(each, source)
             elif isinstance(each, float) and each in (float("inf"), float("-inf")):
                 raise _invalid(source, "a number is too large")
-            elif isinstance(each, dict):
-                below.extend(each)
-                below.extend(each.values())
-            elif isinstance(each, list):
-                below.extend(each)
-        level = below
-    if level:
-        raise _invalid(source, f"it is nested deeper than {MAX_DEPTH}")
+            elif isinstance(each, (dict, list, tuple)):
+                if depth == MAX_DEPTH:
+                    raise _invalid(source, f"it is nested deeper than {MAX_DEPTH}")
+                below.extend(_contents(each, source))
+        level, depth = below, depth + 1
+
+
+def _contents(container: dict[Any, Any] | list[Any] | tuple[Any, ...], source: str) -> Iterable[Any]:
+    if not isinstance(container, dict):
+        return container
+    for key in container:
+        if not isinstance(key, str):  # `1` would be written as `"1"`, which may be there as well
+            raise _invalid(source, f"the key {key!r} is not a string")
+        _check_text(key, source)
+    return container.values()
 
 
 def _check_text(text: str, source: str) -> None:
+    if text.isascii():
+        return
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

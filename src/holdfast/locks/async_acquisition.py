@@ -61,8 +61,9 @@ class AsyncAcquisition:
         threading.Thread(target=work, name="holdfast-async-wait", daemon=True).start()
         try:
             return await handover.granted
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             wait.cancel()
+            handover.abandon()
             raise
 
 
@@ -82,6 +83,14 @@ class _Handover:
     def fail(self, error: BaseException) -> None:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._settle_failure, error)
+
+    def abandon(self) -> None:
+        """Nobody wants it any more; if it has come in this very moment, give it back."""
+        granted = self.granted
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits in it
+            granted.cancel()
+        if not granted.cancelled() and granted.exception() is None:
+            granted.result().release()
 
     def _settle(self, guard: LockGuard) -> None:
         if self.granted.cancelled():

@@ -18,6 +18,7 @@ import stat
 import sys
 import threading
 import weakref
+from contextlib import AbstractContextManager
 
 from holdfast.errors import IoFailure, NotFound, PathEscape, Refused
 from holdfast.fs import calls
@@ -32,6 +33,11 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 
 _forking = threading.RLock()
 """Held while a description is opened or closed, and across a fork: a child knows every copy it gets."""
+
+
+def without_forks() -> AbstractContextManager[object]:
+    """While in this context, this process does not fork."""
+    return _forking
 
 
 class Tally:
@@ -97,14 +103,14 @@ class Description(Tally):
     def close(self) -> None:
         """Close the description; if a lock is on it, that ends here. Twice is fine."""
         with _forking:
-            fd, self.fd = self.fd, -1
-            if fd < 0:
+            if self.fd < 0:
                 return
+            with contextlib.suppress(OSError):
+                system.unlock(self.fd)  # closing is not enough while a child between fork and exec has a copy
             self.owner = None
             self._retired.uses += self.uses
             self._retired.held_seconds += self.held_seconds
-            with contextlib.suppress(OSError):
-                system.unlock(fd)  # closing is not enough while a child between fork and exec has a copy
+            fd, self.fd = self.fd, -1  # last, so that Ctrl-C in between leaves nothing open, and no lock
             calls.close(fd)
 
     def forget_after_fork(self) -> None:
@@ -168,14 +174,17 @@ class Pool:
 
     def held_now(self) -> int:
         """How many locks are held at this moment."""
-        return sum(1 for each in self._open if each.owner is not None)
+        with _forking:
+            return sum(1 for each in self._open if each.owner is not None)
 
 
 def held_by(owner: object, description: Description) -> bool:
     """Whether `owner` (a thread or task of this process) holds a lock on the same file already."""
+    with _forking:  # while others may open some
+        every = list(_all)
     return any(
-        each.owner == owner and each.inode == description.inode and each.device == description.device
-        for each in list(_all)
+        each.owner is owner and each.inode == description.inode and each.device == description.device
+        for each in every
     )
 
 

@@ -16,10 +16,10 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from holdfast.errors import LockReentry, LockTimeout
+from holdfast.errors import LockReentry
 from holdfast.fs.directory import io_failure
 from holdfast.locks import system
-from holdfast.locks.descriptors import Description, Pool, held_by
+from holdfast.locks.descriptors import Description, Pool, held_by, without_forks
 from holdfast.locks.waiting import Wait
 
 if TYPE_CHECKING:
@@ -28,6 +28,16 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = 5.0
 
 StrPath = str | os.PathLike[str]
+
+
+class _Thread(threading.local):
+    """The calling thread, as something that no later thread is mistaken for: its number is used again."""
+
+    def __init__(self) -> None:
+        self.itself = object()
+
+
+_this_thread = _Thread()
 
 
 class LockStatistics(NamedTuple):
@@ -121,15 +131,11 @@ class FileLocker:
 
     def lock_exclusive_async(self, path: StrPath) -> AsyncAcquisition:
         """`lock_exclusive` for a coroutine: `async with` it, or `await` it for the guard."""
-        from holdfast.locks.async_acquisition import AsyncAcquisition
-
-        return AsyncAcquisition(self, path, shared=False)
+        return self._asynchronously(path, shared=False)
 
     def lock_shared_async(self, path: StrPath) -> AsyncAcquisition:
         """`lock_shared` for a coroutine: `async with` it, or `await` it for the guard."""
-        from holdfast.locks.async_acquisition import AsyncAcquisition
-
-        return AsyncAcquisition(self, path, shared=True)
+        return self._asynchronously(path, shared=True)
 
     def acquire(
         self, path: StrPath, *, shared: bool, wait: Wait | None = None, owner: object = None
@@ -138,7 +144,7 @@ class FileLocker:
         whose second lock on the same file is refused, by default the calling thread."""
         key = path if isinstance(path, str) else os.fspath(path)
         if owner is None:
-            owner = threading.get_ident()
+            owner = _this_thread.itself
         description = self._try_key(key, shared)
         if description is None:
             description = self._wait(key, shared, wait or Wait(self.timeout), owner)
@@ -150,7 +156,7 @@ class FileLocker:
         description = self._try_key(key, shared)
         if description is None:
             return None
-        return self._guard(description, key, shared, owner or threading.get_ident())
+        return self._guard(description, key, shared, owner or _this_thread.itself)
 
     def statistics(self) -> LockStatistics:
         """What this locker has done so far."""
@@ -168,6 +174,11 @@ class FileLocker:
     def close(self) -> None:
         """Close the files that are kept open for speed. Locks that are held stay held."""
         self._pool.close_idle()
+
+    def _asynchronously(self, path: StrPath, *, shared: bool) -> AsyncAcquisition:
+        with without_forks():
+            from holdfast.locks.async_acquisition import AsyncAcquisition
+        return AsyncAcquisition(self, path, shared=shared)
 
     def _try_key(self, key: str, shared: bool) -> Description | None:
         if not self.fair:
@@ -202,31 +213,55 @@ class FileLocker:
 
     def _wait(self, key: str, shared: bool, wait: Wait, owner: object) -> Description:
         """Wait for the lock until `wait` is over; count what it took."""
+        with without_forks():
+            from holdfast.locks import contended
         started = monotonic()
-        description = None
+        timed_out = False
         try:
-            if not self.fair:
+            if self.fair:
+                description = self._wait_in_turn(key, shared, wait, owner)
+            else:
                 description = self._wait_for_description(key, shared, wait, owner)
-            elif (turn := self._wait_for_description(_queue(key), False, wait, owner)) is not None:
-                try:
-                    description = self._wait_for_description(key, shared, wait, owner)
-                finally:
-                    self._free(turn)
+            timed_out = description is None and not wait.cancelled
         finally:
-            self._pool.waits.add(monotonic() - started, timed_out=description is None)
+            self._pool.waits.add(monotonic() - started, timed_out=timed_out)
         if description is None:
-            raise _timeout(key, wait.timeout or 0.0)
+            raise contended.timeout(key, wait.timeout or 0.0)
         return description
 
+    def _wait_in_turn(self, key: str, shared: bool, wait: Wait, owner: object) -> Description | None:
+        """First for the turn, then for the lock. Who has the lock already would wait there for itself."""
+        if self._is_held_by(owner, key):
+            again = self._try_description(key, shared)
+            if again is None:
+                raise _reentry(key)
+            return again
+        turn = self._wait_for_description(_queue(key), False, wait, owner)
+        if turn is None:
+            return None
+        try:
+            return self._wait_for_description(key, shared, wait, owner)
+        finally:
+            self._free(turn)
+
+    def _is_held_by(self, owner: object, key: str) -> bool:
+        description = self._pool.take(key)
+        try:
+            return held_by(owner, description)
+        finally:
+            self._pool.give_back(description)
+
     def _wait_for_description(self, key: str, shared: bool, wait: Wait, owner: object) -> Description | None:
+        from holdfast.locks.contended import must_poll  # `_wait` has loaded it
+
         while True:
             description = self._pool.take(key)
             try:
                 granted = system.try_lock(description.fd, shared)
                 if not granted:
                     if held_by(owner, description):
-                        raise LockReentry(f"{key} is locked by this thread already", path=key)
-                    granted = wait.acquire(description.fd, shared=shared, poll=_must_poll(key))
+                        raise _reentry(key)
+                    granted = wait.acquire(description.fd, shared=shared, poll=must_poll(description))
             except OSError as error:
                 description.close()
                 raise io_failure("lock", key, error) from error
@@ -259,16 +294,5 @@ def _queue(key: str) -> str:
     return key + ".queue"
 
 
-def _must_poll(key: str) -> bool:
-    """Whether a blocking wait is not to be trusted here: a network file system may not wake us."""
-    from holdfast.fs.mounts import filesystem_kind, is_network
-
-    return is_network(filesystem_kind(key))
-
-
-def _timeout(key: str, timeout: float) -> LockTimeout:
-    from holdfast.clock import format_duration
-    from holdfast.locks.kernel_locks import find_holders
-
-    holders = [each.as_record() for each in find_holders(key) or () if not each.waiting]
-    return LockTimeout(key, timeout, format_duration(timeout), holders=holders)
+def _reentry(key: str) -> LockReentry:
+    return LockReentry(f"{key} is locked by this thread already", path=key)

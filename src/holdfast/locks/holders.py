@@ -19,6 +19,9 @@ from typing import NamedTuple
 from holdfast.fs import calls
 from holdfast.locks import processes
 
+_FIRST_TIME_NAMESPACE = 0xEFFFFFFA
+"""The kernel's fixed inode number of the time namespace that every machine starts with."""
+
 
 class Liveness(Enum):
     """Whether a holder still exists."""
@@ -63,7 +66,8 @@ class Holder(NamedTuple):
         parts = str(record.get("holder_id", "")).split(":")
         if len(parts) != 4 or not _is_number(parts[2]):
             return None
-        extra = [str(record.get(name, "")) for name in ("boot_id", "machine_id", "pid_namespace")]
+        values = (record.get(name) for name in ("boot_id", "machine_id", "pid_namespace"))
+        extra = [value if isinstance(value, str) else "" for value in values]
         return cls(parts[0], parts[1], int(parts[2]), parts[3], *extra)
 
 
@@ -98,7 +102,7 @@ def liveness(holder: Holder, *, here: Holder | None = None) -> Liveness:
         # The same machine after a restart, or another one that goes by the same name?
         same_machine = bool(holder.machine_id) and holder.machine_id == here.machine_id
         return Liveness.DEAD if same_machine and holder.boot_id else Liveness.UNKNOWN
-    if holder.pid_namespace != here.pid_namespace:
+    if holder.pid_namespace != here.pid_namespace or (sys.platform == "linux" and not here.pid_namespace):
         return Liveness.UNKNOWN
     return process_liveness(holder.pid, start_time=holder.start_time)
 
@@ -126,8 +130,8 @@ def _host() -> str:
     if sys.platform == "win32":
         import platform
 
-        return platform.node()
-    return os.uname().nodename
+        return platform.node().replace(":", "_")
+    return os.uname().nodename.replace(":", "_")
 
 
 def _user() -> str:
@@ -150,9 +154,19 @@ def _machine_id() -> str:
 
 
 def _pid_namespace() -> str:
+    """Where process numbers and start times mean the same; a time namespace shifts the latter."""
     if sys.platform != "linux":
         return ""
     try:
-        return str(calls.stat("/proc/self/ns/pid").st_ino)
+        pids = str(calls.stat("/proc/self/ns/pid").st_ino)
     except OSError:
         return ""
+    try:
+        times = calls.stat("/proc/self/ns/time").st_ino
+    except OSError:
+        return pids
+    return pids if times == _FIRST_TIME_NAMESPACE else f"{pids}+{times}"
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_holder_of.cache_clear)  # a child may get the number of an ancestor

@@ -8,6 +8,8 @@ the second removes that. Two rules end it:
 2. Removing is done under a guard (a file lock beside it that is never deleted), and only after
    looking again whether the file is still the one that was judged.
 
+Who fails to take the lock, at whatever step, leaves none behind.
+
 Programs that follow the plain create-and-delete protocol take part in rule 1; they do not know the
 guard, so what *they* remove wrongly cannot be prevented here.
 """
@@ -17,11 +19,20 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import AlreadyExists, Failure, JsonInvalid, NotFound
+from holdfast.errors import (
+    AlreadyExists,
+    Failure,
+    JsonInvalid,
+    NotFound,
+    NotWritable,
+    Refused,
+    TooLarge,
+)
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.locks.file_locker import FileLocker, LockGuard
@@ -48,12 +59,13 @@ class LockFile:
         self._root = root
         self._relative = relative
         self._name = name
-        self._guard_path = str(self.path.parent / f".{name.lstrip('.')}.guard")
+        self._guard_name = f".{name.lstrip('.')}.guard"
+        self._guard_path = str(self.path.parent / self._guard_name)
         self._guards = FileLocker(GUARD_TIMEOUT)
 
     def create(self, record: Mapping[str, object], *, synced: bool) -> bool:
         """Take the lock if nobody has it. Commit point: the link of the finished record."""
-        with self._directory() as directory:
+        with self._withdrawn_on_failure(record), self._directory() as directory:
             return self._create(directory, record, synced=synced)
 
     def look(self) -> Sighting | None:
@@ -62,33 +74,38 @@ class LockFile:
             return self._look(directory)
 
     def take_over(self, seen: Sighting, record: Mapping[str, object], *, synced: bool) -> bool:
-        """Put our lock in the place of the one that was `seen`; False if somebody was faster."""
-        with self._guard(), self._directory() as directory:
+        """Put our lock in the place of the one that was `seen`; False if somebody was faster.
+
+        Never waits: who has the guard is deciding about this very lock, or is stopped while doing so.
+        """
+        guard = self._guards.try_lock_exclusive(self._guard_path)
+        if guard is None:
+            return False
+        with self._withdrawn_on_failure(record), guard, self._directory() as directory:
             if not self._remove_if(directory, seen.identity):
                 return False
             return self._create(directory, record, synced=synced)
 
     def remove(self, identity: str) -> bool:
         """Remove the lock if it is still the one with this identity."""
-        with self._guard(), self._directory() as directory:
+        with suppress(NotFound), self._guard(), self._directory() as directory:
             return self._remove_if(directory, identity)
+        return False
 
     def remove_own(self, field: str, value: str) -> bool:
         """Remove the lock if its record says that it is ours; False if it is gone or another's."""
-        with self._guard(), self._directory() as directory:
-            seen = self._look(directory)
-            if seen is None or seen.record is None or seen.record.get(field) != value:
-                return False
-            return durable.remove_in(directory, self._name, durable=False)
+        with suppress(NotFound), self._guard(), self._directory() as directory:
+            if self._says(directory, field, value):
+                return durable.remove_in(directory, self._name, durable=False)
+        return False
 
     def replace_own(self, field: str, value: str, record: Mapping[str, object]) -> bool:
         """Write a new record if the lock is still ours."""
-        with self._guard(), self._directory() as directory:
-            seen = self._look(directory)
-            if seen is None or seen.record is None or seen.record.get(field) != value:
-                return False
-            durable.replace_in(directory, self._name, strictjson.encode(record) + b"\n", mode=0o600)
-            return True
+        with suppress(NotFound), self._guard(), self._directory() as directory:
+            if self._says(directory, field, value):
+                durable.replace_in(directory, self._name, _content(record), mode=0o600)
+                return True
+        return False
 
     def _directory(self) -> Directory:
         if not self._relative:
@@ -97,14 +114,33 @@ class LockFile:
             return root.beneath(self._relative)
 
     def _guard(self) -> LockGuard:
+        """Wait for the guard; NotFound if the directory is gone, and the lock with it."""
+        self._directory().close()  # refuses a link on the way before the guard is made behind it
         return self._guards.lock_exclusive(self._guard_path)
+
+    def _make_guard(self, directory: Directory) -> None:
+        """Have what it takes to give the lock back before it is taken: the disk may be full by then."""
+        if directory.status(self._guard_name) is None:
+            guard = self._guards.try_lock_exclusive(self._guard_path)
+            if guard is not None:
+                guard.release()
+
+    @contextmanager
+    def _withdrawn_on_failure(self, record: Mapping[str, object]) -> Iterator[None]:
+        """What fails after the commit point has made a lock of which its holder will never hear."""
+        try:
+            yield
+        except BaseException:
+            with suppress(Failure, OSError):
+                self.remove_own("lock_id", str(record["lock_id"]))
+            raise
 
     def _create(self, directory: Directory, record: Mapping[str, object], *, synced: bool) -> bool:
         if directory.status(self._name) is not None:
             return False  # spares the draft; what decides is the link
-        content = strictjson.encode(record) + b"\n"
+        self._make_guard(directory)
         try:
-            durable.create_in(directory, self._name, content, mode=0o600, durable=synced)
+            durable.create_in(directory, self._name, _content(record), mode=0o600, durable=synced)
         except AlreadyExists:
             return False
         return True
@@ -122,6 +158,14 @@ class LockFile:
         except Failure:
             content = b""
         return Sighting(_identity(status, content), _record(content), status.st_mtime, False)
+
+    def _says(self, directory: Directory, field: str, value: str) -> bool:
+        """Whether the record says so. If it can just now not be read, that is no answer, and raised."""
+        try:
+            record = _record(durable.read_in(directory, self._name, limit=MOST_BYTES))
+        except (NotFound, NotWritable, Refused, TooLarge):
+            return False  # gone, another user's, or nothing that we would ever have written
+        return record is not None and record.get(field) == value
 
     def _remove_if(self, directory: Directory, identity: str) -> bool:
         seen = self._look(directory)
@@ -142,6 +186,11 @@ def _identity(status: os.stat_result, content: bytes) -> str:
     """A short name for exactly this lock: another file, another time or another content, another name."""
     seen = f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}:".encode() + content
     return hashlib.blake2s(seen, digest_size=8).hexdigest()
+
+
+def _content(record: Mapping[str, object]) -> bytes:
+    """A record as it is stored: never larger than what is read again."""
+    return strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1) + b"\n"
 
 
 def _record(content: bytes) -> Mapping[str, object] | None:

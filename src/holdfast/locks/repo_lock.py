@@ -8,6 +8,7 @@ taken over, by exactly one of those who try.
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import NamedTuple, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant, parse_instant
 from holdfast.errors import LockChanged, LockNotHeld, NotFound, RepoLocked
+from holdfast.fs import calls
 from holdfast.fs.directory import Directory, make_directories
-from holdfast.fs.names import safe_name
+from holdfast.fs.names import is_safe_name, safe_name
 from holdfast.locks.holders import Holder, Liveness, current_holder, liveness, process_liveness
 from holdfast.locks.lock_file import LockFile, Sighting
 
@@ -118,14 +120,14 @@ class RepoLock:
             return None
         return None if seen is None else self._judge(file, seen)
 
+    def states(self) -> dict[str, RepoLockState | None]:
+        """`state` of every repository that was ever locked here, by its id, in order."""
+        return {repo_id: self.state(repo_id) for repo_id in self._repo_ids()}
+
     def break_lock(self, repo_id: str, identity: str) -> None:
         """Remove the lock that has exactly this `identity`, stale or not: an order, for people."""
         file = self._file(safe_name(repo_id, what="repository id"))
-        try:
-            removed = file.remove(identity)
-        except NotFound:
-            removed = False
-        if not removed:
+        if not file.remove(identity):
             raise LockChanged(
                 f"the lock of {repo_id} does not have the identity {identity}",
                 repo_id=repo_id,
@@ -134,6 +136,15 @@ class RepoLock:
 
     def _file(self, repo_id: str) -> LockFile:
         return LockFile(self.data_dir, f"repos/{repo_id}", ".lock")
+
+    def _repo_ids(self) -> list[str]:
+        try:
+            with Directory.open(self.data_dir) as top, top.beneath("repos") as repos:
+                with calls.scandir(repos.path) as entries:
+                    names = sorted(entry.name for entry in entries)
+                return [name for name in names if _is_repo(repos, name)]
+        except NotFound:
+            return []
 
     def _make_directory(self, repo_id: str) -> None:
         make_directories(self.data_dir)
@@ -182,7 +193,8 @@ class HeldRepoLock:
 
     def refresh(self) -> None:
         """Date the lock anew, so that long work is not taken for stale; `LockNotHeld` if it was lost."""
-        if self._released or not self._file.replace_own("lock_id", self.lock_id, self._new_record()):
+        ours = not self._released and self._pid == os.getpid()
+        if not ours or not self._file.replace_own("lock_id", self.lock_id, self._new_record()):
             raise LockNotHeld(f"the lock of {self.repo_id} is not ours any more", repo_id=self.repo_id)
 
     def __enter__(self) -> Self:
@@ -194,8 +206,19 @@ class HeldRepoLock:
         self.unlock()
 
 
+def _is_repo(repos: Directory, name: str) -> bool:
+    """Whether this is the directory of a repository, not something that others keep beside them."""
+    status = repos.status(name) if is_safe_name(name) else None
+    return status is not None and stat.S_ISDIR(status.st_mode)
+
+
 def _instant(value: object) -> float | None:
-    try:
-        return parse_instant(value) if isinstance(value, str) else None
-    except ValueError:
+    """The instant that a text names, or None; one that cannot be written again is none."""
+    if not isinstance(value, str):
         return None
+    try:
+        instant = parse_instant(value)
+        format_instant(instant)
+    except (ValueError, OverflowError):
+        return None
+    return instant

@@ -23,7 +23,10 @@ class RetryConfig(NamedTuple):
 
     def pause_after(self, attempt: int, chance: float) -> float:
         """The pause after attempt number `attempt` (from 1); `chance` is between 0 and 1."""
-        full = min(self.max_delay, self.initial_delay * self.backoff_factor ** (attempt - 1))
+        try:
+            full = min(self.max_delay, self.initial_delay * self.backoff_factor ** (attempt - 1))
+        except OverflowError:
+            full = self.max_delay if self.initial_delay else 0.0
         return full * (1 - chance / 2)
 
     def checked(self) -> RetryConfig:

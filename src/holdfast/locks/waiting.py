@@ -70,11 +70,13 @@ class Wait:
         def _acquire_in_kernel(self, fd: int, shared: bool, number: int) -> bool:
             import signal
 
-            self.thread = threading.get_ident()
             self.due = float("inf") if self.deadline is None else self.deadline
-            blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
-            _watcher.watch(self, number)
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
             try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+                self.thread = threading.get_ident()
+                if not _watcher.watch(self):
+                    return self._acquire_by_polling(fd, shared)
                 while not self.is_over():
                     code = system.lock_until_signal(fd, shared)
                     if code == 0:
@@ -83,6 +85,7 @@ class Wait:
                         raise OSError(code, os.strerror(code))
                 return False
             finally:
+                self.thread = 0  # first and by itself: Ctrl-C may interrupt what follows, but not this
                 _watcher.forget(self)
                 if number in blocked:
                     signal.pthread_sigmask(signal.SIG_BLOCK, (number,))
@@ -102,46 +105,61 @@ class _Watcher:
     """Interrupts the threads whose wait is over. Its thread lives while there is anything to watch."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._waits: dict[Wait, int] = {}
+        self._lock = threading.Lock()  # taken itself, not by way of `_changed`: Ctrl-C cannot leave it locked
+        self._changed = threading.Condition(self._lock)
+        self._waits: set[Wait] = set()
         self._running = False
         self._wakes_at = 0.0
 
-    def watch(self, wait: Wait, number: int) -> None:
-        with self._changed:
-            self._waits[wait] = number
-            if not self._running:
-                self._running = True
-                self._wakes_at = 0.0
+    def watch(self, wait: Wait) -> bool:
+        """Interrupt `wait` when it is due; False if there is no thread to be had for that."""
+        with self._lock:
+            self._waits.add(wait)
+            if self._running:
+                if wait.due < self._wakes_at:
+                    self._changed.notify()
+                return True
+            try:
                 threading.Thread(target=self._run, name="holdfast-deadlines", daemon=True).start()
-            elif wait.due < self._wakes_at:
-                self._changed.notify()
+            except RuntimeError:
+                return False
+            return True
 
     def hurry(self, wait: Wait) -> None:
-        with self._changed:
+        with self._lock:
             wait.due = 0.0
             self._changed.notify()
 
     def forget(self, wait: Wait) -> None:
         """After this, no signal is sent for `wait`."""
-        with self._changed:
-            self._waits.pop(wait, None)
+        with self._lock:
+            self._waits.discard(wait)
 
     def _run(self) -> None:
-        with self._changed:
-            while self._waits:
-                now = time.monotonic()
-                self._wakes_at = min(now + _TICK, *self._interrupt_due(now))
-                self._changed.wait(max(0.0, self._wakes_at - now))
-            self._running = False
+        with self._lock:
+            if self._running:
+                return
+            self._running = True
+            try:
+                while self._waits:
+                    now = time.monotonic()
+                    self._wakes_at = min([now + _TICK, *self._interrupt_due(now)])
+                    self._changed.wait(max(0.0, self._wakes_at - now))
+            finally:
+                self._running = False
 
     def _interrupt_due(self, now: float) -> list[float]:
         if sys.platform != "win32":
             import signal
 
-            for wait, number in self._waits.items():
-                if wait.due <= now:
-                    signal.pthread_kill(wait.thread, number)
+            for wait in list(self._waits):
+                thread = wait.thread
+                if thread == 0:
+                    self._waits.discard(wait)  # over; Ctrl-C came before it was forgotten
+                elif wait.due <= now:
+                    # Looked at anew: if the program has its signal ignored by now, that interrupts nothing.
+                    number = _interrupting_signal()
+                    signal.pthread_kill(thread, signal.SIGURG if number is None else number)
                     wait.due = now + _REPEAT
         return [wait.due for wait in self._waits]
 
@@ -154,7 +172,8 @@ if sys.platform != "win32":
     def _interrupting_signal() -> int | None:
         """The signal to interrupt waits with, its handler in place; None if every candidate is in use.
 
-        Looked at anew for each wait: a program may have taken the signal for itself since.
+        Looked at anew for each wait: a program may have taken the signal for itself since. One that
+        Python has a handler for is not touched at all, so that it keeps its flags and loses no signal.
         """
         import signal
 
@@ -163,7 +182,11 @@ if sys.platform != "win32":
         candidates: list[int] = [signal.SIGURG]
         if sys.platform == "linux":
             candidates += [signal.SIGRTMAX - offset for offset in range(1, 9)]
-        return next((number for number in candidates if native.set_interrupting_handler(number)), None)
+        for number in candidates:
+            if signal.getsignal(number) == signal.SIG_DFL and native.set_interrupting_handler(number):
+                signal.siginterrupt(number, True)  # the C library's `signal` makes calls go on, each time
+                return number
+        return None
 
     def _start_anew_after_fork() -> None:
         global _watcher

@@ -1,0 +1,12 @@
+"""Holdfast beside its peers, on this machine, in one run: `make bench`, or `python -m bench` from the root.
+
+A suite is a module with a function `run(*, quick: bool) -> Report`. To add one, name it here.
+"""
+
+from __future__ import annotations
+
+SUITES = {
+    "locks": "bench.locks",
+    "startup": "bench.startup",
+    "store": "bench.store",
+}

@@ -1,0 +1,97 @@
+"""Measuring on a machine that others use too.
+
+Absolute times mean little there. So contenders take turns within each round, each round gives one
+ratio between two contenders that met the same noise, and the median of those ratios is what counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from time import perf_counter
+from typing import Generic, NamedTuple, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Ratio(NamedTuple):
+    """The median of the ratios of all rounds, and between which values the middle half of them lies."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
+
+
+class Rounds(NamedTuple, Generic[Result]):
+    """What each contender gave in each round; and why some gave nothing."""
+
+    series: dict[str, list[Result]]
+    failures: dict[str, str]
+
+
+def interleave(contenders: Mapping[str, Callable[[], Result]], rounds: int) -> Rounds[Result]:
+    """Run every contender once per round, each round beginning with another one.
+
+    A contender that fails is out; the others go on.
+    """
+    series: dict[str, list[Result]] = {name: [] for name in contenders}
+    failures: dict[str, str] = {}
+    for number in range(rounds):
+        for name in rotated(list(series), number):
+            try:
+                series[name].append(contenders[name]())
+            except Exception as error:
+                failures[name] = f"{type(error).__name__}: {error}"
+                del series[name]
+    return Rounds(series, failures)
+
+
+def rotated(names: Sequence[str], by: int) -> list[str]:
+    """The same names in the same order, beginning further on."""
+    start = by % len(names) if names else 0
+    return [*names[start:], *names[:start]]
+
+
+def ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
+    """How many times the base, round by round."""
+    ratios = [value / each if each else math.inf for value, each in zip(values, base, strict=True)]
+    return Ratio(median(ratios), percentile(ratios, 25), percentile(ratios, 75))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least `percent` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def jain(shares: Sequence[float]) -> float:
+    """Jain's index of fairness: 1 if all shares are equal, 1/n if one has everything."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0
+
+
+def enough_times(cycle: Callable[[int], None], seconds: float) -> int:
+    """How often to repeat within one `cycle` call for it to take about that long, if nobody disturbs.
+
+    Keep it shorter than the scheduler's time slices, and the same for all: longer samples contain
+    interruptions that the median cannot take out.
+    """
+    times = 1
+    while (elapsed := min(_timed(cycle, times) for _ in range(5))) < seconds / 4:
+        times *= 2
+    return max(1, round(times * seconds / elapsed))
+
+
+def seconds_each(cycle: Callable[[int], None], times: int) -> float:
+    """What one repetition takes."""
+    return _timed(cycle, times) / times
+
+
+def _timed(cycle: Callable[[int], None], times: int) -> float:
+    started = perf_counter()
+    cycle(times)
+    return perf_counter() - started
