@@ -1,0 +1,39 @@
+"""Where the command `holdfast` begins. Asking for the version loads nothing else."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+_MANY = 50_000
+
+
+def main() -> int:
+    """Run the command line with the arguments of this process; return its exit status."""
+    arguments = sys.argv[1:]
+    if arguments == ["--version"]:
+        return _show_version()
+    gc.set_threshold(_MANY)  # loading makes many objects and no garbage: do not look for any
+    from holdfast.cli.entry import run
+
+    try:
+        return run(arguments)
+    finally:
+        gc.freeze()  # nor at the end
+
+
+def _show_version() -> int:
+    from holdfast import __version__
+
+    try:
+        print(f"holdfast {__version__}", flush=True)  # noqa: T201 (a face)
+    except OSError:
+        from holdfast.cli.output import discard_output
+
+        discard_output(sys.stdout)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Running a command as if it had been started directly, and ending as it has ended.
+
+The command inherits what we were given and nothing of ours: no lock, no descriptor, no signal that is
+blocked. On Linux the kernel kills it if we die without having waited for it, because the lock that it
+relies on dies with us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holdfast.cli import signals
+from holdfast.errors import CommandNotFound
+from holdfast.fs.directory import io_failure
+
+GRACE = 10.0
+"""How long a command that is to end may take to do so by itself."""
+
+_NOT_RUNNABLE = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOEXEC, errno.EISDIR)
+
+
+class Ended(NamedTuple):
+    """How a command ended: with an exit status of its own, or by a signal."""
+
+    exit_status: int | None
+    signal_number: int | None
+
+    def as_record(self) -> dict[str, object]:
+        """Plain values."""
+        return {"exit_status": self.exit_status, "signal": self.signal_name}
+
+    @property
+    def signal_name(self) -> str | None:
+        """The name of the signal, if there was one."""
+        if self.signal_number is None:
+            return None
+        try:
+            return signal.Signals(self.signal_number).name
+        except ValueError:  # most real-time signals have none
+            return f"SIG{self.signal_number}"
+
+
+def run(command: Sequence[str], *, duty: signals.Duty | None = None) -> Ended:
+    """Run a command to its end; raise `CommandNotFound` if there is no such command.
+
+    If `duty` raises, the command is ended first: asked to, and forced after `GRACE` seconds.
+    """
+    with signals.kept_back() as mask:
+        child = _start(command, mask)
+        try:
+            code = signals.attend(child, duty)
+        except BaseException:
+            _end(child)
+            raise
+    return Ended(None, -code) if code < 0 else Ended(code, None)
+
+
+def end_like(ended: Ended) -> int:
+    """End this process by the signal that ended the command, or return the command's exit status.
+
+    We leave no core file: if there is to be one, the command has left its own.
+    """
+    number = ended.signal_number
+    if number is None:
+        return ended.exit_status or 0
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler that could be in the way
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+        signal.raise_signal(number)
+    return 128 + number  # still here: the first process of a container does not die of its own signals
+
+
+def _start(command: Sequence[str], mask: frozenset[int]) -> signals.Child:
+    try:
+        return subprocess.Popen(
+            command,
+            close_fds=False,  # what is open to be inherited was opened by whoever started us, for the command
+            preexec_fn=signals.before_exec(mask),  # noqa: PLW1509 (needs no lock of a thread)
+        )
+    except OSError as error:
+        if error.errno not in _NOT_RUNNABLE:
+            raise io_failure("run", command[0], error) from error
+        raise CommandNotFound(
+            f"cannot run {command[0]}: {error.strerror}", command=command[0], reason=error.strerror
+        ) from None
+
+
+def _end(child: signals.Child) -> None:
+    child.terminate()
+    try:
+        child.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

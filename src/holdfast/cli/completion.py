@@ -1,0 +1,40 @@
+"""`holdfast completion`: the script that teaches a shell our commands and options."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.cli.options import json_option
+from holdfast.cli.output import Output
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command()
+@click.argument("shell", metavar="SHELL", type=click.Choice(SHELLS))
+@json_option
+@click.pass_obj
+def completion(output: Output, *, shell: str) -> None:
+    """Print the script that makes SHELL (bash, zsh or fish) complete holdfast's commands and options.
+
+    \b
+    bash (4.4 or later), in ~/.bashrc:
+      eval "$(holdfast completion bash)"
+    zsh, in ~/.zshrc after compinit:
+      eval "$(holdfast completion zsh)"
+    fish, once:
+      holdfast completion fish > ~/.config/fish/completions/holdfast.fish
+    """
+    from click.shell_completion import ShellComplete, get_completion_class
+
+    from holdfast.cli.entry import COMPLETION_VARIABLE, NAME
+    from holdfast.cli.root import root
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    # Not `source()`: for bash that would run bash, to warn of an old one.
+    script = ShellComplete.source(kind(root, {}, NAME, COMPLETION_VARIABLE)).rstrip("\n")
+    if output.as_json:
+        output.result({"shell": shell, "script": script + "\n"})
+    else:
+        output.text(script)

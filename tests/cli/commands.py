@@ -1,0 +1,179 @@
+"""Running the command line as a process of its own, and waiting for what it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+HOLDFAST = (sys.executable, "-m", "holdfast")
+PATIENCE = 30.0
+"""How long anything may take before the test fails instead of hanging; nothing depends on its value."""
+
+_OURS = ("HOLDFAST_", "AGENCY_", "JIT_", "XDG_", "_HOLDFAST", "COLUMNS")
+
+Result = subprocess.CompletedProcess[str]
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of this process without anything that the commands listen to, and with `extra`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    return {**kept, **(extra or {})}
+
+
+def holdfast(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, stdin: str = ""
+) -> Result:
+    """Run a command to its end."""
+    return subprocess.run(
+        [*HOLDFAST, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env=environment(env),
+        cwd=cwd,
+        timeout=PATIENCE,
+    )
+
+
+def python(program: str) -> list[str]:
+    """A command that runs a Python program: what the tests run under a lock."""
+    return [sys.executable, "-c", program]
+
+
+def envelope(text: str) -> Any:
+    """The one JSON object that a command has printed."""
+    lines = text.splitlines()
+    assert len(lines) == 1, text
+    return json.loads(lines[0])
+
+
+def error(result: Result, *, on: str = "stdout") -> Any:
+    """The error in the envelope that a command has printed."""
+    content = envelope(result.stdout if on == "stdout" else result.stderr)
+    assert content["schema_version"] == 1
+    assert content["ok"] is False
+    return content["error"]
+
+
+def data(result: Result) -> Any:
+    """The data in the envelope that a command has printed."""
+    content = envelope(result.stdout)
+    assert content["schema_version"] == 1
+    assert content["ok"] is True, content
+    return content["data"]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for a condition, looking again and again."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come about"
+        time.sleep(0.01)
+
+
+class Running:
+    """A command that runs beside the test. Leaving its block kills what is left of it."""
+
+    def __init__(
+        self,
+        *arguments: str | Path,
+        env: Mapping[str, str] | None = None,
+        before_exec: Callable[[], object] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        self.process = subprocess.Popen(
+            [*HOLDFAST, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(env),
+            preexec_fn=before_exec,  # noqa: PLW1509 (there are no other threads)
+            pass_fds=pass_fds,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def hear(self) -> str:
+        """The next line of its standard output; "" if there are no more."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+    def send(self, number: int) -> None:
+        """Send a signal to this process, and to no other one."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill this process, and no other one."""
+        self.process.kill()
+
+    def finish(self) -> Result:
+        """Close its standard input and wait for its end."""
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return Result(self.process.args, self.process.returncode, out, err)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate()
+
+
+UNTIL_STDIN_ENDS = python("import sys; print('running', flush=True); sys.stdin.read()")
+
+
+class FileLockHeld(Running):
+    """Somebody who holds a file lock until the end of the block."""
+
+    def __init__(self, path: Path, *options: str) -> None:
+        super().__init__("file-lock", "run", path, *options, "--", *UNTIL_STDIN_ENDS)
+        assert self.hear() == "running"
+
+
+class RepoLockHeld(Running):
+    """Somebody who holds the lock of a repository until the end of the block."""
+
+    def __init__(self, data_dir: Path, repo_id: str, *options: str) -> None:
+        place = ("--data-dir", str(data_dir))
+        super().__init__("repo-lock", "run", repo_id, *place, *options, "--", *UNTIL_STDIN_ENDS)
+        assert self.hear() == "running"
+
+
+LISTENING = """
+import signal, sys
+for name in "HUP INT QUIT TERM USR1 USR2".split():
+    number = getattr(signal, "SIG" + name)
+    signal.signal(number, lambda number, _: print(signal.Signals(number).name, flush=True))
+print("running", flush=True)
+while sys.stdin.read(1): pass
+"""
+"""A program that says which signals it gets, until its standard input ends."""
+
+
+def is_gone(pid: int) -> bool:
+    """Whether there is no such process, or only what is left of it until somebody asks."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def died_of(result: Result) -> signal.Signals | None:
+    """The signal that ended a command, if one did."""
+    return signal.Signals(-result.returncode) if result.returncode < 0 else None

@@ -1,0 +1,267 @@
+"""`holdfast file-lock run`: the command runs under the lock, or it does not run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast import FileLocker
+from tests.cli.commands import FileLockHeld, Running, data, envelope, error, holdfast, python, wait_until
+
+
+def is_free(path: Path) -> bool:
+    """Whether the lock can be had at once."""
+    guard = FileLocker(0.0).try_lock_exclusive(path)
+    if guard is not None:
+        guard.release()
+    return guard is not None
+
+
+@pytest.fixture
+def lock(scratch: Path) -> Path:
+    """Where the lock is."""
+    return scratch / "a.lock"
+
+
+# --- The command's own ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [0, 4, 255])
+def test_it_ends_with_the_status_of_the_command(lock: Path, status: int) -> None:
+    result = holdfast("file-lock", "run", lock, "--", *python(f"raise SystemExit({status})"))
+
+    assert (result.returncode, result.stdout, result.stderr) == (status, "", "")
+
+
+def test_the_command_has_our_standard_input_and_output(lock: Path) -> None:
+    program = python("import sys; print(sys.stdin.read().upper()); print('aside', file=sys.stderr)")
+    result = holdfast("file-lock", "run", lock, "--", *program, stdin="hello")
+
+    assert (result.stdout, result.stderr) == ("HELLO\n", "aside\n")
+
+
+def test_everything_after_the_dashes_belongs_to_the_command(lock: Path) -> None:
+    program = python("import sys; print(sys.argv[1:])")
+    result = holdfast("file-lock", "run", lock, "--", *program, "--json", "--", "-x", "--help")
+
+    assert result.stdout == "['--json', '--', '-x', '--help']\n"
+
+
+def test_the_lock_is_held_while_the_command_runs_and_free_afterwards(lock: Path) -> None:
+    with FileLockHeld(lock) as holder:
+        assert not is_free(lock)
+        holder.finish()
+        assert is_free(lock)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc/self/fd here")
+def test_the_command_does_not_inherit_the_lock_but_what_was_opened_for_it(lock: Path, scratch: Path) -> None:
+    program = python(
+        "import os; print(*(os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')"
+        " if os.path.islink(f'/proc/self/fd/{fd}')))"
+    )
+    given = os.open(scratch / "given", os.O_CREAT | os.O_RDWR)
+    try:
+        with Running("file-lock", "run", lock, "--", *program, pass_fds=[given]) as command:
+            inherited = command.finish().stdout.split()
+    finally:
+        os.close(given)
+
+    assert str(scratch / "given") in inherited
+    assert not [each for each in inherited if each.startswith(str(lock))]
+
+
+def test_a_command_that_is_not_there_is_named_and_leaves_the_lock_free(lock: Path) -> None:
+    result = holdfast("file-lock", "run", lock, "--json", "--", "no-such-command-anywhere")
+
+    assert result.returncode == 3
+    assert error(result, on="stderr")["code"] == "E_COMMAND_NOT_FOUND"
+    assert "no-such-command-anywhere" in error(result, on="stderr")["message"]
+    assert is_free(lock)
+
+
+def test_a_command_that_is_not_executable_counts_as_not_found(lock: Path, scratch: Path) -> None:
+    (scratch / "plain").write_text("not a program")
+    result = holdfast("file-lock", "run", lock, "--", scratch / "plain")
+
+    assert result.returncode == 3
+    assert "plain" in result.stderr
+
+
+@pytest.mark.parametrize("rest", [[], ["make", "-j4"], ["--"], ["--timeout", "1s"]])
+def test_without_a_command_it_says_where_to_write_one(lock: Path, rest: list[str]) -> None:
+    result = holdfast("file-lock", "run", lock, *rest)
+
+    assert result.returncode == 2
+    assert "write it after '--'" in result.stderr
+    assert "holdfast file-lock run [OPTIONS] PATH -- COMMAND..." in result.stderr
+    assert not lock.exists()
+
+
+# --- Somebody else has it ---------------------------------------------------------------------------
+
+
+@pytest.mark.req("FL-04")
+def test_a_timeout_names_path_limit_and_holder_and_gives_three_hints(lock: Path) -> None:
+    with FileLockHeld(lock) as holder:
+        result = holdfast("file-lock", "run", lock, "--", "true", env={"JIT_LOCK_TIMEOUT": "0.2"})
+
+    assert result.returncode == 75
+    assert result.stdout == ""
+    first, _, hints = result.stderr.partition("\n\n")
+    assert first.startswith(f"Error: Lock timeout: could not acquire lock on {lock} after 200ms")
+    if Path("/proc/locks").exists():
+        assert f"held by pid {holder.pid} (" in first
+        assert "running since 2" in first
+    assert hints.splitlines() == [
+        "This usually means another process is running.",
+        "Try:",
+        "  1. Wait a few seconds and retry",
+        f"  2. Check for stuck processes: holdfast file-lock status {lock}",
+        "  3. Increase timeout: JIT_LOCK_TIMEOUT=10 holdfast ...",
+    ]
+
+
+@pytest.mark.req("FL-04")
+def test_a_timeout_is_told_to_programs_on_standard_error(lock: Path) -> None:
+    with FileLockHeld(lock) as holder:
+        result = holdfast("file-lock", "run", lock, "--timeout", "100ms", "--json", "--", "true")
+
+    assert (result.returncode, result.stdout) == (75, "")
+    failure = error(result, on="stderr")
+    assert failure["code"] == "E_LOCK_TIMEOUT"
+    assert failure["retryable"] is True
+    assert (failure["path"], failure["timeout"]) == (str(lock), 0.1)
+    if Path("/proc/locks").exists():
+        assert [each["pid"] for each in failure["holders"]] == [holder.pid]
+
+
+def test_the_hint_of_a_timeout_by_flag_names_the_flag(lock: Path) -> None:
+    with FileLockHeld(lock):
+        result = holdfast("file-lock", "run", lock, "--timeout", "100ms", "--", "true")
+
+    assert "--timeout 10s, or without it JIT_LOCK_TIMEOUT=10 holdfast ..." in result.stderr
+
+
+@pytest.mark.req("FL-14")
+@pytest.mark.parametrize("value", ["five", ""])
+def test_a_malformed_timeout_in_the_environment_is_an_error(lock: Path, value: str) -> None:
+    env = {"JIT_LOCK_TIMEOUT": value}
+    result = holdfast("file-lock", "run", lock, "--json", "--", "true", env=env)
+
+    assert result.returncode == 2
+    assert error(result, on="stderr")["code"] == "E_SETTING_INVALID"
+    assert error(result, on="stderr")["setting"] == "JIT_LOCK_TIMEOUT"
+    assert not lock.exists()
+
+
+@pytest.mark.req("FL-14")
+def test_the_flag_goes_before_the_environment(lock: Path) -> None:
+    env = {"JIT_LOCK_TIMEOUT": "five"}
+
+    assert holdfast("file-lock", "run", lock, "--timeout", "1s", "--", "true", env=env).returncode == 0
+
+
+@pytest.mark.parametrize("value", ["-1s", ""])
+def test_a_malformed_timeout_flag_is_an_error(lock: Path, value: str) -> None:
+    result = holdfast("file-lock", "run", lock, "--timeout", value, "--json", "--", "true")
+
+    assert result.returncode == 2
+    assert error(result, on="stderr")["setting"] == "--timeout"
+    assert "none" in error(result, on="stderr")["expected"]
+
+
+def test_without_waiting_it_fails_at_once_and_names_the_holder(lock: Path) -> None:
+    with FileLockHeld(lock) as holder:
+        result = holdfast("file-lock", "run", lock, "--nonblock", "--json", "--", "true")
+
+    assert result.returncode == 4
+    failure = error(result, on="stderr")
+    assert failure["code"] == "E_LOCK_CONFLICT"
+    if Path("/proc/locks").exists():
+        assert f"pid {holder.pid}" in failure["message"]
+
+
+@pytest.mark.parametrize("how", [["--nonblock"], ["--timeout", "50ms"]])
+def test_the_status_of_a_lock_that_cannot_be_had_can_be_chosen(lock: Path, how: list[str]) -> None:
+    with FileLockHeld(lock):
+        result = holdfast("file-lock", "run", lock, *how, "--conflict-status", "99", "--", "true")
+
+    assert result.returncode == 99
+    assert result.stderr.startswith("Error: ")
+
+
+def test_the_chosen_status_does_not_replace_that_of_the_command(lock: Path) -> None:
+    result = holdfast("file-lock", "run", lock, "--conflict-status", "99", "--", "false")
+
+    assert result.returncode == 1
+
+
+def test_not_waiting_and_waiting_exclude_each_other(lock: Path) -> None:
+    result = holdfast("file-lock", "run", lock, "--nonblock", "--timeout", "1s", "--", "true")
+
+    assert result.returncode == 2
+    assert "exclude each other" in result.stderr
+
+
+def test_shared_holders_are_together_and_keep_an_exclusive_one_out(lock: Path) -> None:
+    with FileLockHeld(lock, "--shared"), FileLockHeld(lock, "--shared"):
+        assert holdfast("file-lock", "run", lock, "--nonblock", "--", "true").returncode == 4
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who waits")
+@pytest.mark.parametrize("options", [[], ["--fair"]], ids=["", "fair"])
+def test_one_who_waits_without_limit_gets_it_when_it_is_free(lock: Path, options: list[str]) -> None:
+    with (
+        FileLockHeld(lock, *options) as holder,
+        Running("file-lock", "run", lock, "--timeout", "none", *options, "--", "echo", "mine") as waiter,
+    ):
+        wait_until(lambda: _waiting(lock) == [waiter.pid])
+        holder.finish()
+        result = waiter.finish()
+
+    assert (result.returncode, result.stdout) == (0, "mine\n")
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who waits")
+def test_those_who_stand_in_line_for_a_fair_lock_are_shown_as_waiting(lock: Path) -> None:
+    arguments = ("file-lock", "run", lock, "--fair", "--", "true")
+    with FileLockHeld(lock, "--fair"), Running(*arguments) as first:
+        wait_until(lambda: _waiting(lock) == [first.pid])
+        with Running(*arguments) as second:
+            wait_until(lambda: _waiting(lock) == [first.pid, second.pid])
+
+
+def _waiting(lock: Path) -> list[int]:
+    return [each["pid"] for each in data(holdfast("file-lock", "status", lock, "--json"))["waiting"]]
+
+
+# --- What programs are told -------------------------------------------------------------------------
+
+
+def test_the_outcome_is_told_on_standard_error_because_standard_output_is_the_commands(lock: Path) -> None:
+    result = holdfast("file-lock", "run", lock, "--json", "--", *python("print('{}'); raise SystemExit(9)"))
+
+    assert (result.returncode, result.stdout) == (9, "{}\n")
+    outcome = envelope(result.stderr)
+    assert (outcome["schema_version"], outcome["ok"]) == (1, True)
+    assert set(outcome["data"]) == {"exit_status", "signal", "waited", "held"}
+    assert (outcome["data"]["exit_status"], outcome["data"]["signal"]) == (9, None)
+    assert 0 <= outcome["data"]["waited"] < 5
+    assert 0 < outcome["data"]["held"] < 30
+
+
+def test_a_usage_error_of_run_is_told_on_standard_error_too(lock: Path) -> None:
+    result = holdfast("file-lock", "run", lock, "--json", "--no-such-option", "--", "true")
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert error(result, on="stderr")["code"] == "E_USAGE"
+
+
+def test_a_lock_in_a_directory_that_is_not_there_is_not_found(scratch: Path) -> None:
+    result = holdfast("file-lock", "run", scratch / "missing" / "a.lock", "--json", "--", "true")
+
+    assert result.returncode == 3
+    assert error(result, on="stderr")["code"] == "E_NOT_FOUND"

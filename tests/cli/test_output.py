@@ -1,0 +1,247 @@
+"""What the commands say, to people and to programs, and what they end with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from holdfast.cli import entry
+from holdfast.cli.entry import asks_for_json
+from holdfast.cli.exit_statuses import MEANINGS
+from holdfast.cli.output import Output, printable
+from holdfast.cli.root import root
+from holdfast.errors import ExitStatus, LockConflict
+from tests.cli.commands import HOLDFAST, environment, error, holdfast
+
+# --- Usage ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--json", "nonsense"],
+        ["nonsense", "--json"],
+        ["file-lock", "--json"],
+        ["file-lock", "status", "--json"],
+        ["file-lock", "status", "x", "y", "--json"],
+        ["repo-lock", "status", "--json", "--nonsense"],
+        ["completion", "tcsh", "--json"],
+        ["demo", "--workers", "1", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_a_usage_error_is_an_envelope_wherever_json_was_asked_for(arguments: list[str]) -> None:
+    result = holdfast(*arguments)
+
+    assert (result.returncode, result.stderr) == (2, "")
+    failure = error(result)
+    assert failure["code"] == "E_USAGE"
+    assert failure["retryable"] is False
+    assert "--help" in failure["hint"]
+
+
+def test_a_usage_error_for_people_shows_the_usage_on_standard_error() -> None:
+    result = holdfast("file-lock", "status")
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("Error: Missing argument 'PATH'.\n\nUsage: holdfast file-lock status")
+    assert "See 'holdfast file-lock status --help'." in result.stderr
+
+
+def test_a_command_that_is_spelled_almost_right_is_guessed() -> None:
+    assert "Did you mean 'file-lock'?" in holdfast("flie-lock").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        (["status", "--json"], True),
+        (["run", "--json", "--", "x"], True),
+        (["run", "--", "x", "--json"], False),
+        (["run"], False),
+    ],
+)
+def test_what_stands_after_the_dashes_does_not_ask_for_json(arguments: list[str], asked: bool) -> None:
+    assert asks_for_json(arguments) is asked
+
+
+# --- What people are shown --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, und größer", "plain, und größer"),
+        ("\x1b[31mred", "\\x1b[31mred"),
+        ("two\nlines\r\t", "two\\nlines\\r\\t"),
+        ("\x9b31m", "\\x9b31m"),
+        ("right\u202eleft", "right\\u202eleft"),
+        ("\udcff", "\\udcff"),
+    ],
+)
+def test_only_visible_characters_are_shown_as_they_are(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_a_name_with_escape_sequences_cannot_touch_the_terminal(tmp_path: Path) -> None:
+    name = "a\x1b[2J\nError: forged"
+    shown = holdfast("file-lock", "status", name, cwd=tmp_path)
+    failed = holdfast("file-lock", "status", f"{name}/below", cwd=tmp_path)
+    missing = holdfast("file-lock", "run", f"{name}/below", "--", "true", cwd=tmp_path)
+
+    assert shown.stdout.count("\n") == 1
+    for result in (shown, failed, missing):
+        assert "\x1b" not in result.stdout + result.stderr
+    assert "a\\x1b[2J\\nError: forged/below" in missing.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every file name is Unicode")
+def test_a_name_that_is_no_text_is_shown_to_people_and_programs(tmp_path: Path) -> None:
+    for arguments in ([b"a\xff.lock"], [b"a\xff.lock", b"--json"]):
+        result = subprocess.run(
+            [*HOLDFAST, "file-lock", "status", *arguments],
+            capture_output=True,
+            env=environment(),
+            cwd=tmp_path,
+        )
+        assert result.returncode == 0
+        assert rb"a\udcff.lock" in result.stdout.replace(rb"\\", b"\\")
+
+
+def test_a_terminal_that_knows_only_ascii_gets_only_ascii(tmp_path: Path) -> None:
+    result = holdfast(
+        "file-lock", "status", "größer", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    )
+
+    assert result.stdout == "gr\\xf6\\xdfer: free (there is no such file yet)\n"
+
+
+# --- What programs are told -------------------------------------------------------------------------
+
+
+def test_a_failure_is_told_with_its_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=True).failure(LockConflict("held", path=Path("/x"), holders=[{"pid": 1}]))
+
+    assert json.loads(capsys.readouterr().out) == {
+        "schema_version": 1,
+        "ok": False,
+        "error": {
+            "code": "E_LOCK_CONFLICT",
+            "message": "held",
+            "retryable": True,
+            "hint": LockConflict.hint,
+            "path": "/x",
+            "holders": [{"pid": 1}],
+        },
+    }
+
+
+def test_an_envelope_is_one_line_of_ascii_whatever_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=True).result({"a\nb": ["\x1b", "\x9b", "ö", "\udcff", ("\u2028",)]})
+    line = capsys.readouterr().out
+
+    assert line.isascii()
+    assert line.removesuffix("\n").isprintable()
+    assert json.loads(line)["data"] == {"a\nb": ["\x1b", "\x9b", "ö", "\\udcff", ["\u2028"]]}
+
+
+# --- What is not expected ---------------------------------------------------------------------------
+
+
+def defective(*_: object, **__: object) -> NoReturn:
+    raise ZeroDivisionError("a defect")
+
+
+def test_a_defect_is_told_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(root, "invoke", defective)
+    status = entry.run(["file-lock", "status", "x", "--json"])
+    output = capsys.readouterr()
+
+    assert status == 1
+    assert output.err == ""
+    failure = json.loads(output.out)["error"]
+    assert (failure["code"], failure["message"]) == ("E_UNEXPECTED", "ZeroDivisionError: a defect")
+    assert "report" in failure["hint"]
+
+
+def test_a_defect_is_told_with_a_traceback_to_those_who_look_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(root, "invoke", defective)
+    monkeypatch.setenv("HOLDFAST_DEBUG", "1")
+
+    assert entry.run(["file-lock", "status", "x"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_an_interruption_ends_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(root, "invoke", interrupted)
+
+    assert entry.run(["file-lock", "status", "x"]) == 130
+    assert capsys.readouterr().err.startswith("Error: interrupted")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["--help"], ["file-lock", "status", "x"], ["file-lock", "status", "x", "--json"]],
+)
+def test_a_reader_who_has_seen_enough_is_no_news(arguments: list[str], tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        result = subprocess.run(
+            [*HOLDFAST, *arguments], stdout=writing, stderr=subprocess.PIPE, env=environment(), cwd=tmp_path
+        )
+    finally:
+        os.close(writing)
+
+    assert (result.returncode, result.stderr) == (1, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_output_that_cannot_be_written_is_an_error(options: list[str], tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(
+            [*HOLDFAST, "file-lock", "status", "x", *options],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            cwd=tmp_path,
+        )
+
+    assert result.returncode == 1
+    assert "cannot write to standard output: No space left on device" in result.stderr
+    if options:
+        assert error(result, on="stderr")["code"] == "E_IO"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a descriptor is closed in another way there")
+def test_without_a_standard_output_it_does_its_work_in_silence(tmp_path: Path) -> None:
+    result = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", *HOLDFAST, "file-lock", "run", "x", "--", "touch", "y"],
+        env=environment(),
+        cwd=tmp_path,
+    )
+
+    assert result.returncode == 0
+    assert (tmp_path / "y").exists()
+    assert (tmp_path / "x").read_bytes() == b""
+
+
+def test_every_exit_status_has_a_meaning() -> None:
+    assert set(MEANINGS) == set(ExitStatus)

@@ -1,0 +1,410 @@
+"""`holdfast repo-lock`: one writer per repository, from the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli import repo_lock
+from holdfast.cli.places import data_directory
+from holdfast.cli.repo_lock_run import Upkeep
+from holdfast.clock import parse_duration
+from holdfast.errors import IoFailure, LockNotHeld, UsageFailure
+from holdfast.locks.repo_lock import DEFAULT_STALE_AFTER, HeldRepoLock, RepoLock
+from tests.cli.commands import (
+    PATIENCE,
+    UNTIL_STDIN_ENDS,
+    RepoLockHeld,
+    Running,
+    data,
+    envelope,
+    error,
+    holdfast,
+    python,
+    wait_until,
+)
+
+
+@pytest.fixture
+def data_dir(scratch: Path) -> Path:
+    """The data directory, which is not there yet."""
+    return scratch / "data"
+
+
+def lock_file(data_dir: Path, repo_id: str = "here") -> Path:
+    """Where the lock of a repository is."""
+    return data_dir / "repos" / repo_id / ".lock"
+
+
+def status(data_dir: Path, *arguments: str) -> list[Mapping[str, Any]]:
+    """What `status` says about the repositories."""
+    shown = data(holdfast("repo-lock", "status", *arguments, "--data-dir", data_dir, "--json"))
+    repositories: list[Mapping[str, Any]] = shown["repositories"]
+    return repositories
+
+
+# --- run --------------------------------------------------------------------------------------------
+
+
+def test_the_command_runs_under_the_lock_and_its_status_is_ours(data_dir: Path) -> None:
+    program = python(f"import os; raise SystemExit(7 if os.path.exists({str(lock_file(data_dir))!r}) else 1)")
+    result = holdfast("repo-lock", "run", "here", "--data-dir", data_dir, "--json", "--", *program)
+
+    assert (result.returncode, result.stdout) == (7, "")
+    assert envelope(result.stderr)["data"]["exit_status"] == 7
+    assert not lock_file(data_dir).exists()
+
+
+@pytest.mark.req("RL-04")
+def test_a_second_writer_is_refused_at_once_and_told_who_the_first_is(data_dir: Path) -> None:
+    with RepoLockHeld(data_dir, "here") as holder:
+        result = holdfast("repo-lock", "run", "here", "--data-dir", data_dir, "--json", "--", "true")
+        text = holdfast("repo-lock", "run", "here", "--data-dir", data_dir, "--", "true").stderr
+
+    assert (result.returncode, result.stdout) == (4, "")
+    failure = error(result, on="stderr")
+    assert failure["code"] == "E_REPO_LOCKED"
+    assert (failure["repo_id"], failure["path"]) == ("here", str(lock_file(data_dir)))
+    assert failure["info"]["pid"] == holder.pid
+    assert text.startswith(f"Error: the repository here is locked by pid {holder.pid} (")
+
+
+@pytest.mark.req("RL-04")
+def test_a_lock_that_cannot_be_read_is_held_by_somebody(data_dir: Path) -> None:
+    lock_file(data_dir).parent.mkdir(parents=True)
+    lock_file(data_dir).write_text("{")
+    result = holdfast("repo-lock", "run", "here", "--data-dir", data_dir, "--json", "--", "true")
+
+    assert result.returncode == 4
+    assert error(result, on="stderr")["info"] is None
+
+
+def test_two_repositories_have_two_locks(data_dir: Path) -> None:
+    with RepoLockHeld(data_dir, "here"):
+        assert holdfast("repo-lock", "run", "there", "--data-dir", data_dir, "--", "true").returncode == 0
+
+
+def test_one_who_waits_gets_the_lock_when_it_is_free(data_dir: Path) -> None:
+    waiting = ("repo-lock", "run", "here", "--data-dir", data_dir, "--wait", "none", "--", "echo", "mine")
+    with RepoLockHeld(data_dir, "here") as holder, Running(*waiting) as waiter:
+        holder.finish()
+        result = waiter.finish()
+
+    assert (result.returncode, result.stdout) == (0, "mine\n")
+
+
+def test_one_who_waited_too_long_is_told_for_whom(data_dir: Path) -> None:
+    arguments = ("repo-lock", "run", "here", "--data-dir", data_dir, "--wait", "100ms", "--json")
+    with RepoLockHeld(data_dir, "here") as holder:
+        result = holdfast(*arguments, "--", "true")
+
+    assert result.returncode == 75
+    failure = error(result, on="stderr")
+    assert failure["code"] == "E_LOCK_TIMEOUT"
+    assert f"held by pid {holder.pid} (" in failure["message"]
+
+
+@pytest.mark.req("RL-05")
+def test_the_lock_of_a_dead_holder_is_shown_as_stale_and_taken_over(data_dir: Path) -> None:
+    with RepoLockHeld(data_dir, "here") as holder:
+        holder.kill()
+        holder.finish()
+    (left,) = status(data_dir)
+    text = holdfast("repo-lock", "status", "--data-dir", data_dir).stdout
+    result = holdfast("repo-lock", "run", "here", "--data-dir", data_dir, "--", "echo", "mine")
+
+    assert (left["state"], left["liveness"]) == ("stale", "dead")
+    assert "its process is gone; the next one who wants it takes it over" in text
+    assert (result.returncode, result.stdout) == (0, "mine\n")
+
+
+@pytest.mark.parametrize("repo_id", ["..", ""])
+def test_a_repository_id_that_is_no_safe_name_is_refused(data_dir: Path, repo_id: str) -> None:
+    result = holdfast("repo-lock", "run", "--data-dir", data_dir, "--json", repo_id, "--", "true")
+
+    assert result.returncode == 2
+    assert error(result, on="stderr")["code"] == "E_NAME_INVALID"
+
+
+@pytest.mark.parametrize("value", ["900ms", "4000d"])
+def test_an_age_that_makes_no_sense_is_refused(data_dir: Path, value: str) -> None:
+    arguments = ("repo-lock", "run", "here", "--data-dir", data_dir, "--stale-after", value, "--json")
+    result = holdfast(*arguments, "--", "true")
+
+    assert result.returncode == 2
+    assert error(result, on="stderr")["setting"] == "--stale-after"
+
+
+def test_the_default_age_is_that_of_the_library() -> None:
+    assert parse_duration(repo_lock.STALE_AFTER) == DEFAULT_STALE_AFTER
+
+
+def test_what_is_stored_of_the_command_is_short_and_has_no_control_characters(data_dir: Path) -> None:
+    arguments = ("repo-lock", "run", "here", "--data-dir", data_dir)
+    with Running(*arguments, "--", *UNTIL_STDIN_ENDS, "\x1b[31m", "x" * 100_000) as command:
+        assert command.hear() == "running"
+        stored = json.loads(lock_file(data_dir).read_text())["cmd"]
+
+    assert stored.isprintable()
+    assert len(stored) == 200
+
+
+# --- While the command runs -------------------------------------------------------------------------
+
+
+def test_the_lock_is_refreshed_while_the_command_runs(data_dir: Path) -> None:
+    with RepoLockHeld(data_dir, "here", "--stale-after", "1s"):
+        first = json.loads(lock_file(data_dir).read_text())["created_at"]
+        wait_until(lambda: json.loads(lock_file(data_dir).read_text())["created_at"] > first)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM that could be caught")
+def test_a_command_whose_lock_is_lost_is_ended_and_the_status_is_5(data_dir: Path) -> None:
+    program = python(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (print('asked to end', flush=True), sys.exit()))\n"
+        "print('running', flush=True)\n"
+        "time.sleep(1000)"
+    )
+    arguments = ("repo-lock", "run", "here", "--data-dir", data_dir, "--stale-after", "1s", "--json")
+    with Running(*arguments, "--", *program) as command:
+        assert command.hear() == "running"
+        lock_file(data_dir).unlink()
+        assert command.hear() == "asked to end"
+        result = command.finish()
+
+    assert result.returncode == 5
+    assert error(result, on="stderr")["code"] == "E_LOCK_NOT_HELD"
+
+
+def test_people_are_told_that_the_command_was_ended_and_why(data_dir: Path) -> None:
+    with RepoLockHeld(data_dir, "here", "--stale-after", "1s") as holder:
+        lock_file(data_dir).unlink()
+        assert holder.process.wait(PATIENCE) == 5
+        assert "The command was ended: the lock was broken or taken over" in holder.finish().stderr
+
+
+class Held(HeldRepoLock):
+    """A lock whose refreshing can be made to fail."""
+
+    def __init__(self, held: HeldRepoLock) -> None:
+        self.__dict__ = held.__dict__
+        self.refreshed = 0
+        self.fails = False
+
+    def refresh(self) -> None:
+        if self.fails:
+            raise IoFailure("write", self.path, OSError(28, "No space left on device"))
+        super().refresh()
+        self.refreshed += 1
+
+
+class Hours:
+    """A clock for `Upkeep`: its hours pass when it is told."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
+    """The clock that `Upkeep` looks at."""
+    hours = Hours()
+    monkeypatch.setattr("holdfast.cli.repo_lock_run.time", hours)
+    return hours
+
+
+def test_the_lock_is_looked_at_often_and_refreshed_seldom(data_dir: Path, hours: Hours) -> None:
+    lock = RepoLock(data_dir, stale_after=8 * 3600)
+    with lock.lock("here") as plain:
+        held = Held(plain)
+        upkeep = Upkeep(lock, held)
+        for _ in range(4 * 3600 // 5):  # every 5 s for 4 h
+            hours.now += upkeep.every
+            upkeep()
+
+    assert upkeep.every == 5
+    assert held.refreshed == 2  # the first time, and 2 h later
+
+
+def test_a_lock_that_is_lost_is_noticed_at_the_next_look(data_dir: Path, hours: Hours) -> None:
+    lock = RepoLock(data_dir, stale_after=8 * 3600)
+    with lock.lock("here") as held:
+        upkeep = Upkeep(lock, held)
+        upkeep()
+        state = lock.state("here")
+        assert state is not None
+        lock.break_lock("here", state.identity)
+        hours.now += 5
+
+        with pytest.raises(LockNotHeld):
+            upkeep()
+
+
+def test_a_lock_that_cannot_be_refreshed_is_given_up_before_it_is_stale(data_dir: Path, hours: Hours) -> None:
+    lock = RepoLock(data_dir, stale_after=8 * 3600)
+    with lock.lock("here") as plain:
+        held = Held(plain)
+        upkeep = Upkeep(lock, held)
+        held.fails = True
+        hours.now = 5 * 3600
+        upkeep()
+        hours.now = 6 * 3600
+
+        with pytest.raises(LockNotHeld, match="No space left on device"):
+            upkeep()
+
+
+def test_a_lock_that_can_be_refreshed_again_is_kept(data_dir: Path, hours: Hours) -> None:
+    lock = RepoLock(data_dir, stale_after=8 * 3600)
+    with lock.lock("here") as plain:
+        held = Held(plain)
+        upkeep = Upkeep(lock, held)
+        for held.fails, hours.now in [(True, 5 * 3600.0), (False, 5.5 * 3600), (True, 11 * 3600)]:
+            upkeep()
+
+    assert held.refreshed == 1
+
+
+# --- status and break -------------------------------------------------------------------------------
+
+
+def test_a_data_directory_without_locks_has_no_repositories(data_dir: Path) -> None:
+    result = holdfast("repo-lock", "status", "--data-dir", data_dir)
+
+    assert (result.returncode, result.stdout) == (0, f"No repository has ever been locked in {data_dir}.\n")
+    assert not data_dir.exists()
+
+
+def test_all_repositories_are_shown_in_order_with_everything_about_their_locks(data_dir: Path) -> None:
+    for name in ("c", "a"):
+        holdfast("repo-lock", "run", name, "--data-dir", data_dir, "--", "true")
+    (data_dir / "repos" / "not a repository").mkdir()
+    (data_dir / "repos" / "file").touch()
+    with RepoLockHeld(data_dir, "b", "--stale-after", "1h") as holder:
+        shown = status(data_dir, "--stale-after", "1h")
+        text = holdfast("repo-lock", "status", "--data-dir", data_dir).stdout
+
+    assert [each["repo_id"] for each in shown] == ["a", "b", "c"]
+    assert [each["state"] for each in shown] == ["free", "locked", "free"]
+    lock = shown[1]
+    assert (lock["liveness"], lock["path"]) == ("alive", str(lock_file(data_dir, "b")))
+    assert lock["holder"]["pid"] == holder.pid
+    assert lock["holder"]["cmd"].startswith(sys.executable)
+    assert lock["holder"]["created_at"] < lock["expires_at"]
+    assert text.splitlines()[0] == "a: free"
+    assert f"b: locked by pid {holder.pid} (" in text
+    assert f"identity  {lock['identity']}" in text
+
+
+def test_one_repository_is_shown_if_it_is_named(data_dir: Path) -> None:
+    with RepoLockHeld(data_dir, "a"), RepoLockHeld(data_dir, "b"):
+        assert [each["repo_id"] for each in status(data_dir, "b")] == ["b"]
+        assert [each["state"] for each in status(data_dir, "elsewhere")] == ["free"]
+
+
+def test_a_lock_is_broken_by_its_exact_identity_and_shown(data_dir: Path) -> None:
+    with RepoLockHeld(data_dir, "here") as holder:
+        identity = status(data_dir)[0]["identity"]
+        arguments = ("repo-lock", "break", "here", "--identity", identity, "--data-dir", data_dir, "--json")
+        previewed = holdfast(*arguments, "--dry-run")
+        assert lock_file(data_dir).exists()
+        broken = holdfast(*arguments)
+        again = holdfast(*arguments)
+
+    assert data(previewed)["dry_run"] is True
+    assert data(broken)["dry_run"] is False
+    assert data(previewed)["broken"]["identity"] == data(broken)["broken"]["identity"] == identity
+    assert data(broken)["broken"]["holder"]["pid"] == holder.pid
+    assert not lock_file(data_dir).exists()
+    assert again.returncode == 4
+    assert error(again)["code"] == "E_LOCK_CHANGED"
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_a_lock_with_another_identity_is_left_alone(data_dir: Path, options: list[str]) -> None:
+    with RepoLockHeld(data_dir, "here"):
+        arguments = ("repo-lock", "break", "here", "--identity", "0" * 16, "--data-dir", data_dir)
+        result = holdfast(*arguments, *options)
+        assert lock_file(data_dir).exists()
+
+    assert result.returncode == 4
+    assert "Look at the lock again" in result.stderr
+
+
+def test_breaking_needs_an_identity(data_dir: Path) -> None:
+    result = holdfast("repo-lock", "break", "here", "--data-dir", data_dir)
+
+    assert result.returncode == 2
+    assert "--identity" in result.stderr
+
+
+# --- Where the data directory is --------------------------------------------------------------------
+
+EVERYTHING = {"HOLDFAST_DATA_DIR": "/h", "AGENCY_DATA_DIR": "/a", "XDG_DATA_HOME": "/x"}
+
+
+def without(*names: str) -> dict[str, str]:
+    return {name: value for name, value in EVERYTHING.items() if name not in names}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its places are other ones")
+@pytest.mark.parametrize(
+    ("flag", "environment", "chosen"),
+    [
+        ("/f", EVERYTHING, "/f"),
+        (None, EVERYTHING, "/h"),
+        ("", EVERYTHING, "/h"),
+        (None, without("HOLDFAST_DATA_DIR"), "/a"),
+        (None, {**EVERYTHING, "HOLDFAST_DATA_DIR": ""}, "/a"),
+        (None, without("HOLDFAST_DATA_DIR", "AGENCY_DATA_DIR"), "/x/holdfast"),
+    ],
+)
+def test_a_flag_goes_before_the_environment_and_that_before_the_usual_place(
+    flag: str | None, environment: dict[str, str], chosen: str
+) -> None:
+    assert data_directory(flag, environment) == Path(chosen)
+
+
+@pytest.mark.parametrize(
+    ("platform", "environment", "chosen"),
+    [
+        ("linux", {}, "/home/me/.local/share/holdfast"),
+        ("linux", {"XDG_DATA_HOME": "relative"}, "/home/me/.local/share/holdfast"),
+        ("darwin", {}, "/home/me/Library/Application Support/holdfast"),
+        ("win32", {}, "/home/me/AppData/Local/holdfast"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/holdfast"),
+    ],
+)
+def test_each_platform_has_its_usual_place(
+    monkeypatch: pytest.MonkeyPatch, platform: str, environment: dict[str, str], chosen: str
+) -> None:
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.setenv("HOME", "/home/me")
+
+    assert data_directory(None, environment) == Path(chosen)
+
+
+def test_without_a_home_directory_it_asks_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+
+    with pytest.raises(UsageFailure) as caught:
+        data_directory(None, {})
+
+    assert "--data-dir" in caught.value.hint
+
+
+@pytest.mark.req("RL-01")
+def test_the_command_uses_the_directory_from_the_environment(data_dir: Path) -> None:
+    program = python(f"import pathlib; print(pathlib.Path({str(lock_file(data_dir))!r}).exists())")
+    env = {"AGENCY_DATA_DIR": str(data_dir)}
+
+    assert holdfast("repo-lock", "run", "here", "--", *program, env=env).stdout == "True\n"

@@ -1,0 +1,274 @@
+"""Signals and ends: the command gets each signal once, and `run` ends the way the command has ended."""
+
+from __future__ import annotations
+
+import os
+import pty
+import resource
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import FileLocker
+from holdfast.cli import child
+from holdfast.cli.signals import Duty
+from tests.cli.commands import (
+    HOLDFAST,
+    LISTENING,
+    FileLockHeld,
+    Running,
+    died_of,
+    envelope,
+    environment,
+    error,
+    is_gone,
+    python,
+    wait_until,
+)
+
+if sys.platform == "win32":
+    pytest.skip("Windows has no such signals", allow_module_level=True)
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can do this, or show it")
+
+ALL = [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+
+
+@pytest.fixture
+def lock(scratch: Path) -> Path:
+    """Where the lock is."""
+    return scratch / "a.lock"
+
+
+def run_listening(lock: Path, *, before_exec: Callable[[], object] | None = None) -> Running:
+    """A command under the lock that says which signals it gets."""
+    running = Running("file-lock", "run", lock, "--json", "--", *python(LISTENING), before_exec=before_exec)
+    assert running.hear() == "running"
+    return running
+
+
+@pytest.mark.parametrize("number", ALL, ids=lambda number: number.name)
+def test_a_signal_goes_on_to_the_command_once(lock: Path, number: signal.Signals) -> None:
+    with run_listening(lock) as command:
+        command.send(number)
+        assert command.hear() == number.name
+        result = command.finish()
+
+    assert (result.returncode, result.stdout) == (0, "")
+    assert envelope(result.stderr)["data"]["exit_status"] == 0
+
+
+def test_signals_arrive_in_any_number(lock: Path) -> None:
+    with run_listening(lock) as command:
+        for _ in range(20):
+            command.send(signal.SIGUSR1)
+            assert command.hear() == "SIGUSR1"
+        assert command.finish().stdout == ""
+
+
+@linux_only
+def test_a_signal_goes_on_to_a_command_that_had_to_wait_for_its_lock(lock: Path) -> None:
+    quick = ("/bin/sh", "-c", "trap 'exit 3' TERM; echo running; while :; do sleep 0.01; done")
+    with (
+        FileLockHeld(lock) as holder,
+        Running("file-lock", "run", lock, "--timeout", "30s", "--", *quick) as command,
+    ):
+        wait_until(lambda: _waits_for(lock, command.pid))
+        holder.finish()
+        assert command.hear() == "running"
+        command.send(signal.SIGTERM)
+        assert command.finish().returncode == 3
+
+
+def _waits_for(lock: Path, pid: int) -> bool:
+    """Whether the kernel lists the process as one that waits for the lock."""
+    inode = f":{lock.stat().st_ino} "
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and f" {pid} " in line and inode in line for line in lines)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS does not say where a signal came from")
+def test_a_key_that_interrupts_reaches_the_command_once(lock: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(
+            sys.executable,
+            [*HOLDFAST, "file-lock", "run", str(lock), "--", *python(LISTENING)],
+            environment(),
+        )
+    try:
+        with os.fdopen(terminal, "r+b", buffering=0) as screen:
+            lines = _lines(screen.fileno())
+            assert next(lines) == "running"
+            screen.write(b"\x03")
+            assert next(lines).removeprefix("^C") == "SIGINT"
+            # Were the first one to come twice, it would come before this one.
+            os.kill(pid, signal.SIGUSR1)
+            assert next(lines) == "SIGUSR1"
+            screen.write(b"\x1c")
+            assert next(lines).removeprefix("^\\") == "SIGQUIT"
+            screen.write(b"\n\x04")
+            assert list(lines) == [""]
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+
+
+def _lines(terminal: int) -> Iterator[str]:
+    """What appears on a terminal, line by line, until its other end is closed."""
+    text = b""
+    while True:
+        while b"\n" in text:
+            line, _, text = text.partition(b"\n")
+            yield line.decode().strip("\r")
+        try:
+            more = os.read(terminal, 4096)
+        except OSError:  # Linux says it this way
+            return
+        if not more:
+            return
+        text += more
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGSEGV])
+def test_it_dies_of_what_the_command_died_of_without_a_core_and_without_the_lock(
+    lock: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    def allow_a_core_here() -> None:
+        os.chdir(tmp_path)
+        most = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+
+    program = ("/bin/sh", "-c", f"ulimit -c 0; kill -{int(number)} $$")
+    arguments = ("file-lock", "run", str(lock), "--json", "--", *program)
+    with Running(*arguments, before_exec=allow_a_core_here) as command:
+        result = command.finish()
+
+    assert died_of(result) is number
+    assert envelope(result.stderr)["data"]["signal"] == number.name
+    assert envelope(result.stderr)["data"]["exit_status"] is None
+    assert list(tmp_path.iterdir()) == []
+    assert FileLocker(0.0).try_lock_exclusive(lock)
+
+
+@linux_only
+@pytest.mark.req("FL-02")
+def test_a_wrapper_that_is_killed_takes_its_command_with_it_and_frees_the_lock(lock: Path) -> None:
+    program = python("import os, time; print(os.getpid(), flush=True); time.sleep(1000)")
+    with Running("file-lock", "run", lock, "--", *program) as command:
+        child_pid = int(command.hear())
+        command.send(signal.SIGKILL)
+        assert died_of(command.finish()) is signal.SIGKILL
+
+    wait_until(lambda: is_gone(child_pid))
+    assert FileLocker(0.0).try_lock_exclusive(lock)
+
+
+def ignore(number: int) -> Callable[[], object]:
+    """What `nohup` does for SIGHUP."""
+    return lambda: signal.signal(number, signal.SIG_IGN)
+
+
+def block(number: int) -> Callable[[], object]:
+    return lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+
+
+def signals_of_a_command(lock: Path, field: str, before_exec: Callable[[], object] | None) -> set[int]:
+    """The signals that a command finds blocked (`SigBlk`) or ignored (`SigIgn`) when it starts."""
+    command_line = ("grep", field, "/proc/self/status")  # a shell or Python would change them
+    with Running("file-lock", "run", lock, "--", *command_line, before_exec=before_exec) as command:
+        bits = int(command.finish().stdout.split()[1], 16)
+    return {number for number in range(1, 32) if bits & 1 << (number - 1)}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc/self/status here")
+@pytest.mark.parametrize(
+    ("field", "before_exec", "found"),
+    [
+        ("SigBlk", None, set()),
+        ("SigBlk", block(signal.SIGUSR1), {signal.SIGUSR1}),
+        ("SigIgn", None, set()),
+        ("SigIgn", ignore(signal.SIGHUP), {signal.SIGHUP}),
+    ],
+    ids=["none blocked", "blocked before", "none ignored", "ignored before"],
+)
+def test_the_command_finds_its_signals_as_whoever_started_us_left_them(
+    lock: Path, field: str, before_exec: Callable[[], object] | None, found: set[int]
+) -> None:
+    assert signals_of_a_command(lock, field, before_exec) == found
+
+
+def test_the_status_of_the_command_is_known_even_if_its_end_was_to_be_ignored(lock: Path) -> None:
+    program = python("raise SystemExit(7)")
+    with Running("file-lock", "run", lock, "--", *program, before_exec=ignore(signal.SIGCHLD)) as command:
+        assert command.finish().returncode == 7
+
+
+@linux_only
+def test_an_interruption_while_waiting_ends_with_130(lock: Path) -> None:
+    waiting = ("file-lock", "run", lock, "--timeout", "none", "--json", "--", "true")
+    with FileLockHeld(lock), Running(*waiting) as command:
+        wait_until(lambda: _waits_for(lock, command.pid))
+        command.send(signal.SIGINT)
+        result = command.finish()
+
+    assert result.returncode == 130
+    assert error(result, on="stderr")["code"] == "E_INTERRUPTED"
+
+
+# --- A duty that fails ------------------------------------------------------------------------------
+
+
+class Lost(Exception):
+    """What a duty raises here."""
+
+
+def test_a_command_is_ended_when_the_duty_fails(tmp_path: Path) -> None:
+    program = python(
+        "import signal, sys, pathlib, time\n"
+        f"note = pathlib.Path({str(tmp_path / 'note')!r})\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (note.write_text('asked to end'), sys.exit()))\n"
+        "note.write_text('ready')\n"
+        "time.sleep(1000)"
+    )
+
+    def fail_when_ready() -> None:
+        if (tmp_path / "note").exists() and (tmp_path / "note").read_text() == "ready":
+            raise Lost
+
+    with pytest.raises(Lost):
+        child.run(program, duty=Duty(0.01, fail_when_ready))
+
+    assert (tmp_path / "note").read_text() == "asked to end"
+
+
+def test_a_command_that_does_not_end_when_asked_to_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "GRACE", 0.1)
+    program = python(
+        "import os, signal, pathlib, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()) + ' ')\n"
+        "time.sleep(1000)"
+    )
+
+    def fail_when_ready() -> None:
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith(" "):
+            raise Lost
+
+    with pytest.raises(Lost):
+        child.run(program, duty=Duty(0.01, fail_when_ready))
+
+    assert is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_the_signal_mask_is_as_before_when_the_command_has_ended() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    child.run(["true"])
+
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before

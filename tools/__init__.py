@@ -1,0 +1,1 @@
+"""What keeps the repository; not part of the package."""
