@@ -1,0 +1,26 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester", "tests.requirements_plugin", "tests.support.loop_mounts"]
+
+_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """An empty directory in memory where the system has such, else on disk: for many short-lived files."""
+    if not (_MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)):
+        yield tmp_path
+        return
+    directory = Path(tempfile.mkdtemp(prefix="holdfast-", dir=_MEMORY))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)

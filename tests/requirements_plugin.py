@@ -1,0 +1,140 @@
+"""A pytest plugin: which requirements this run has proven, and what it did not run.
+
+`docs/requirements.md` lists the demands. A test that proves one carries `@pytest.mark.req("RL-08")`.
+A demand is proven when a test that carries its ID has passed: its call and everything around it.
+A run of the whole suite fails if a demand that is delivered (its column `since` is filled) is not proven.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pytest
+
+PAGE = "docs/requirements.md"
+
+_ROW = re.compile(r"\| (?P<id>[A-Z]{2}-\d{2}) \| (?P<demand>(?:\\\||[^|])+) \| (?P<since>[^|]*)\|")
+_NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "collectonly")
+_PROPERTY = "requirement"
+
+
+class Requirement(NamedTuple):
+    """One row of the page; `since` is the version that delivers it, or empty."""
+
+    id: str
+    demand: str
+    since: str
+
+
+def read_requirements(page: str) -> dict[str, Requirement]:
+    """The rows of the page, by ID; a row that cannot be read, or an ID that stands twice, is an error."""
+    found: dict[str, Requirement] = {}
+    for line in page.splitlines():
+        if not re.match(r"\| [A-Z]{2}-\d", line):
+            continue
+        row = _ROW.fullmatch(line)
+        if row is None:
+            raise pytest.UsageError(f"{PAGE}: this row is not 'ID, demand, since': {line}")
+        if row["id"] in found:
+            raise pytest.UsageError(f"{PAGE}: {row['id']} stands there twice")
+        found[row["id"]] = Requirement(row["id"], row["demand"], row["since"].strip())
+    return found
+
+
+class Accounting:
+    """Follows one run and says at its end what it has proven."""
+
+    def __init__(self, requirements: Mapping[str, Requirement], *, whole: bool) -> None:
+        self.requirements = requirements
+        self.delivered = {each.id for each in requirements.values() if each.since}
+        self.whole = whole
+        self._passed: dict[str, set[str]] = {}
+
+    @property
+    def proven(self) -> set[str]:
+        """The requirements that have a passing test."""
+        return set().union(*self._passed.values())
+
+    @property
+    def missing(self) -> list[str]:
+        """What is delivered but not proven; a run of a part of the suite is not asked."""
+        return sorted(self.delivered - self.proven) if self.whole else []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        problems: list[str] = []
+        for item in items:
+            for mark in item.iter_markers("req"):
+                if not mark.args:
+                    problems.append(f"{item.nodeid}: its mark 'req' names no requirement")
+                problems += [
+                    f"{item.nodeid}: {PAGE} has no {name!r}"
+                    for name in mark.args
+                    if name not in self.requirements
+                ]
+                item.user_properties += [(_PROPERTY, name) for name in mark.args]
+        if problems:
+            raise pytest.UsageError(*problems)
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        if items:
+            self.whole = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._passed.pop(report.nodeid, None)
+        elif report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
+            self._passed[report.nodeid] = {
+                str(name) for key, name in report.user_properties if key == _PROPERTY
+            }
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.shouldfail or session.shouldstop:
+            self.whole = False
+        if self.missing and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        _list_skipped(terminalreporter)
+        proven = self.proven
+        terminalreporter.section("requirements", green=not self.missing, red=bool(self.missing))
+        terminalreporter.write_line(
+            f"proven by a passing test: {len(proven)} of all {len(self.requirements)}, "
+            f"{len(proven & self.delivered)} of the {len(self.delivered)} delivered"
+        )
+        if not self.whole:
+            terminalreporter.write_line(
+                "(a part of the suite was run: what it leaves unproven is not judged)"
+            )
+        for name in self.missing:
+            demand = self.requirements[name].demand
+            terminalreporter.write_line(f"NOT PROVEN: {name} {demand}", red=True, bold=True)
+
+
+def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what was skipped, and why, where nobody can overlook it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    if not skipped:
+        return
+    terminalreporter.section("NOT RUN HERE", sep="!", yellow=True, bold=True)
+    for report in skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        terminalreporter.write_line(f"{report.nodeid}: {reason.removeprefix('Skipped: ')}", yellow=True)
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    """Whether nothing but the test paths of the configuration was asked for."""
+    asked = {(config.invocation_params.dir / each).resolve() for each in config.args}
+    all_paths = {(config.rootpath / each).resolve() for each in config.getini("testpaths")}
+    return asked == all_paths and not any(config.getoption(name, default=None) for name in _NARROWING)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    page = config.rootpath / PAGE
+    if not page.is_file():
+        raise pytest.UsageError(f"there is no {PAGE} in {config.rootpath}")
+    requirements = read_requirements(page.read_text(encoding="utf-8"))
+    config.pluginmanager.register(Accounting(requirements, whole=_is_whole(config)), "requirement-accounting")

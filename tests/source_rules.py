@@ -1,0 +1,188 @@
+"""Rules that the source must keep, as functions from a source text to the places that break them.
+
+They look names up the way Python does as far as a reader of one file can: through the imports, also
+renamed and nested ones. What they cannot see (a name built from strings) is not worth hiding.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar
+
+Node = TypeVar("Node", bound=ast.AST)
+
+
+class Use(NamedTuple):
+    """Something that a source text uses, and the line where it does."""
+
+    line: int
+    what: str
+
+
+# --- The file system -------------------------------------------------------------------------------
+
+_OS = """
+    open fdopen close closerange read write lseek pread pwrite preadv pwritev readv writev sendfile
+    copy_file_range posix_fallocate fsync fdatasync sync truncate ftruncate lockf
+    stat lstat fstat statvfs fstatvfs access utime chmod fchmod lchmod chown fchown lchown
+    getxattr setxattr listxattr removexattr
+    link symlink readlink rename renames replace unlink remove removedirs mkdir makedirs rmdir mkfifo mknod
+    listdir scandir walk fwalk chdir fchdir
+""".split()
+_OS_PATH = """
+    exists lexists isfile isdir islink ismount isjunction getsize getmtime getatime getctime samefile
+    sameopenfile realpath
+""".split()
+_PATH_METHODS = """
+    exists is_file is_dir is_symlink is_mount is_junction is_socket is_fifo is_block_device is_char_device
+    stat lstat chmod lchmod samefile resolve readlink open read_text read_bytes write_text write_bytes touch
+    mkdir rmdir unlink rename symlink_to hardlink_to iterdir glob rglob walk
+""".split()  # not `replace`: strings have it too
+_MODULES = ("dbm", "fcntl", "fileinput", "glob", "mmap", "msvcrt", "shutil", "sqlite3", "tempfile")
+_FUNCTIONS = frozenset(
+    [f"os.{name}" for name in _OS]
+    + [f"os.path.{name}" for name in _OS_PATH]
+    + [f"pathlib.Path.{name}" for name in [*_PATH_METHODS, "replace", "cwd"]]
+    + ["builtins.open", "codecs.open", "io.FileIO", "io.open", "io.open_code"]
+)
+
+
+def file_system_uses(source: str) -> list[Use]:
+    """Every way to a file system other than through `holdfast.fs`."""
+    names = Names(source)
+    methods = (
+        Use(call.lineno, f".{call.func.attr}()")
+        for call in names.walk(ast.Call)
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr in _PATH_METHODS
+        and not names.is_known(call.func.value)
+    )
+    return sorted([*names.uses_of(_FUNCTIONS), *names.imports_of(_MODULES), *methods])
+
+
+# --- The terminal, the environment, the end of the process ------------------------------------------
+
+_FACES_ONLY = frozenset(
+    [f"builtins.{name}" for name in ("print", "input", "exit", "quit", "SystemExit")]
+    + [f"sys.{name}" for name in ("argv", "exit", "stdin", "stdout", "stderr")]
+    + [f"os.{name}" for name in ("environ", "environb", "getenv", "getenvb", "putenv", "unsetenv")]
+    + ["os.path.expanduser", "os.path.expandvars", "pathlib.Path.home", "pathlib.Path.expanduser"]
+)
+
+
+def face_uses(source: str) -> list[Use]:
+    """What only a face (a command line, a server) may do: print, exit, read the environment."""
+    return sorted(Names(source).uses_of(_FACES_ONLY))
+
+
+def face_imports(source: str) -> list[Use]:
+    """Imports of the libraries that only a face may use."""
+    return sorted(Names(source).imports_of(("click", "rich")))
+
+
+# --- The tree of failures ---------------------------------------------------------------------------
+
+
+def failures_declared(source: str) -> list[Use]:
+    """Classes that extend the tree of failures; they belong into `holdfast.errors`, all in one place."""
+    names = Names(source)
+    return [
+        Use(each.lineno, each.name)
+        for each in names.walk(ast.ClassDef)
+        if any((names.dotted(base) or "").startswith("holdfast.errors.") for base in each.bases)
+    ]
+
+
+# --- What a name means ------------------------------------------------------------------------------
+
+
+class Names:
+    """One source text, with what its names stand for: `os.path.exists`, `builtins.open`, ..."""
+
+    def __init__(self, source: str) -> None:
+        self._tree = ast.parse(source)
+        self._imported: dict[str, str] = {}
+        self._own = set(_bound(self._tree))
+        for node in self.walk(ast.Import):
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                self._imported[alias.asname or first] = alias.name if alias.asname else first
+        for origin in self.walk(ast.ImportFrom):
+            for alias in origin.names:
+                self._imported[alias.asname or alias.name] = f"{origin.module}.{alias.name}"
+
+    def walk(self, kind: type[Node]) -> Iterator[Node]:
+        """All nodes of one kind."""
+        return (node for node in ast.walk(self._tree) if isinstance(node, kind))
+
+    def dotted(self, node: ast.expr) -> str | None:
+        """The full name of what an expression refers to; None if it is neither imported nor built in."""
+        if isinstance(node, ast.Attribute):
+            before = self.dotted(node.value)
+            return before and f"{before}.{node.attr}"
+        if not isinstance(node, ast.Name):
+            return None
+        if node.id in self._imported:
+            return self._imported[node.id]
+        return None if node.id in self._own else f"builtins.{node.id}"
+
+    def is_known(self, receiver: ast.expr) -> bool:
+        """Whether this is certainly not a path: something imported, a class of this file, or `self`."""
+        if isinstance(receiver, ast.Name) and receiver.id in {"self", "cls", *self._classes()}:
+            return True
+        return (self.dotted(receiver) or "pathlib").partition(".")[0] not in ("pathlib", "builtins")
+
+    def uses_of(self, functions: frozenset[str]) -> Iterator[Use]:
+        """Where one of these is called, or handed on, or imported by name, or got by `getattr`."""
+        for node in self.walk(ast.expr):
+            name = self._got_by_getattr(node) if isinstance(node, ast.Call) else self.dotted(node)
+            if name in functions:
+                yield Use(node.lineno, name.removeprefix("builtins."))
+        for origin in self.walk(ast.ImportFrom):
+            for alias in origin.names:
+                if f"{origin.module}.{alias.name}" in functions:
+                    yield Use(origin.lineno, f"{origin.module}.{alias.name}")
+
+    def imports_of(self, modules: Iterable[str]) -> Iterator[Use]:
+        """Where one of these modules, or a part of it, is imported: anywhere, in any way."""
+        for line, name in self._imports():
+            if name.partition(".")[0] in modules:
+                yield Use(line, f"import {name}")
+
+    def _imports(self) -> Iterator[tuple[int, str]]:
+        for node in self.walk(ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        for origin in self.walk(ast.ImportFrom):
+            if origin.module and not origin.level:
+                yield origin.lineno, origin.module
+        for call in self.walk(ast.Call):
+            if self.dotted(call.func) in ("importlib.import_module", "builtins.__import__") and call.args:
+                name = call.args[0]
+                if isinstance(name, ast.Constant):
+                    yield call.lineno, str(name.value)
+
+    def _got_by_getattr(self, call: ast.Call) -> str | None:
+        match call.args:
+            case [owner, ast.Constant(value=str(name)), *_] if self.dotted(call.func) == "builtins.getattr":
+                return f"{self.dotted(owner)}.{name}"
+        return None
+
+    def _classes(self) -> set[str]:
+        return {node.name for node in self.walk(ast.ClassDef)}
+
+
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _bound(node: ast.AST, *, in_class: bool = False) -> Iterator[str]:
+    """The names that a text binds itself, other than as attributes of its classes."""
+    if isinstance(node, (*_FUNCTION, ast.ClassDef)) and not in_class:
+        yield node.name
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and not in_class:
+        yield node.id
+    inside = isinstance(node, ast.ClassDef) or (in_class and not isinstance(node, _FUNCTION))
+    for child in ast.iter_child_nodes(node):
+        yield from _bound(child, in_class=inside)

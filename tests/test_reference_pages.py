@@ -1,0 +1,20 @@
+"""The generated reference pages say what the code says."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import ExitStatus
+from tools.generate_reference import DIRECTORY, MEANINGS, PAGES
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_current(name: str) -> None:
+    committed = (DIRECTORY / name).read_text(encoding="utf-8")
+
+    assert committed == PAGES[name](), "run `make docs` and commit what it writes"
+
+
+def test_every_exit_status_has_one_meaning_of_its_own() -> None:
+    assert set(MEANINGS) == set(ExitStatus)
+    assert len(set(MEANINGS.values())) == len(ExitStatus)

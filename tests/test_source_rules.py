@@ -1,0 +1,246 @@
+"""The source keeps its rules, and each rule finds what breaks it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ExitStatus, Failure, all_failures
+from tests.source_rules import Use, face_imports, face_uses, failures_declared, file_system_uses
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src/holdfast"
+
+Rule = Callable[[str], list[Use]]
+
+EXEMPT: dict[Rule, dict[str, str]] = {
+    file_system_uses: {
+        "fs/calls.py": "the one place that calls the system",
+        "fs/native.py": "the calls that Python does not offer, behind fs/calls.py",
+        "testing/": "harnesses that stand outside of what they test",
+    },
+    face_uses: {"cli/": "a face", "__main__.py": "a face"},
+    face_imports: {"cli/": "a face", "__main__.py": "a face"},
+    failures_declared: {"errors.py": "the one place that declares them"},
+}
+"""Where a rule does not hold, and why: a file, or a directory (ending in a slash)."""
+
+EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
+    (file_system_uses, "locks/system.py", "import fcntl"): "the names of the lock modes, no calls",
+    (file_system_uses, "locks/system.py", "import msvcrt"): "the handle behind a descriptor, for LockFileEx",
+    (file_system_uses, "fs/directory.py", ".is_dir()"): "of an entry that `calls.scandir` has listed",
+    (file_system_uses, "fs/probe.py", "import fcntl"): "the names of the lock modes, no calls",
+    (file_system_uses, "fs/probe.py", "import msvcrt"): "what Windows has for flock, in a throw-away file",
+}
+"""Single uses that are justified: rule, file and use, with the reason."""
+
+
+def findings(rule: Rule) -> Iterator[tuple[str, Use]]:
+    """What the rule finds in the files that it holds for."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        if not any(name == place or (place[-1] == "/" and name.startswith(place)) for place in EXEMPT[rule]):
+            yield from ((name, use) for use in rule(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("rule", EXEMPT)
+def test_the_source_keeps_the_rule(rule: Rule) -> None:
+    broken = [
+        f"src/holdfast/{name}:{use.line}: {use.what}"
+        for name, use in findings(rule)
+        if (rule, name, use.what) not in EXCEPTIONS
+    ]
+
+    assert not broken, f"{rule.__doc__}\n" + "\n".join(broken)
+
+
+def test_every_exception_is_still_needed() -> None:
+    needed = {(rule, name, use.what) for rule in EXEMPT for name, use in findings(rule)}
+
+    assert set(EXCEPTIONS) <= needed
+
+
+# --- Each rule finds a planted violation ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("open('x')", "open"),
+        ("with open('x') as file: pass", "open"),
+        ("opener = open", "open"),
+        ("import io\nio.open('x')", "io.open"),
+        ("import os\nos.open('x', 0)", "os.open"),
+        ("import os as system\nsystem.unlink('x')", "os.unlink"),
+        ("from os import rename as move\nmove('a', 'b')", "os.rename"),
+        ("import os\nremove = os.remove", "os.remove"),
+        ("import os\ngetattr(os, 'fdatasync', None)", "os.fdatasync"),
+        ("import os\nos.path.exists('x')", "os.path.exists"),
+        ("import os.path\nos.path.getsize('x')", "os.path.getsize"),
+        ("from os.path import realpath\nrealpath('x')", "os.path.realpath"),
+        ("def lazy():\n    import os\n    os.mkdir('x')", "os.mkdir"),
+        ("from pathlib import Path\nPath('x').exists()", ".exists()"),
+        ("from pathlib import Path\ndef f(path: Path): path.read_text()", ".read_text()"),
+        ("class A:\n    def f(self): self.path.unlink()", ".unlink()"),
+        ("import pathlib\nfound = map(pathlib.Path.is_dir, [])", "pathlib.Path.is_dir"),
+        ("class A:\n    def open(self): return open('x')", "open"),
+        ("class A:\n    open = open", "open"),
+        ("import shutil", "import shutil"),
+        ("def lazy():\n    from tempfile import mkdtemp", "import tempfile"),
+        ("import fcntl as f", "import fcntl"),
+        ("__import__('msvcrt')", "import msvcrt"),
+        ("import importlib\nimportlib.import_module('fcntl')", "import fcntl"),
+    ],
+)
+def test_another_way_to_the_file_system_is_found(source: str, found: str) -> None:
+    assert found in [use.what for use in file_system_uses(source)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from holdfast.fs import calls\ncalls.open('x', 0)\ncalls.stat('x')",
+        "from holdfast.fs.directory import Directory\nDirectory.open('x')",
+        "class Directory:\n    def open(self): ...\nDirectory().close()\nDirectory.open('x')",
+        "class A:\n    def f(self): self.open()",
+        "import os\nos.getpid(), os.O_RDONLY, os.urandom(6), os.fspath('x'), os.path.join('a', 'b')",
+        "'a'.replace('a', 'b')",
+        "from pathlib import Path\nPath('x').parent / 'y'",
+        "def f(open): open('x')",
+        "import stat\nstat.S_ISREG(0)",
+        "import ast\nast.walk(None)",
+    ],
+)
+def test_what_does_not_reach_the_file_system_is_let_pass(source: str) -> None:
+    assert file_system_uses(source) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("print('x')", "print"),
+        ("show = print", "print"),
+        ("input()", "input"),
+        ("raise SystemExit(1)", "SystemExit"),
+        ("import sys\nsys.exit(1)", "sys.exit"),
+        ("from sys import exit\nexit(1)", "sys.exit"),
+        ("import sys\nsys.stderr.write('x')", "sys.stderr"),
+        ("import os\nos.environ['X']", "os.environ"),
+        ("from os import environ as e\ne.get('X')", "os.environ"),
+        ("def lazy():\n    import os\n    return os.getenv('X')", "os.getenv"),
+    ],
+)
+def test_printing_exiting_and_reading_the_environment_are_found(source: str, found: str) -> None:
+    assert found in [use.what for use in face_uses(source)]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import click",
+        "from click import echo",
+        "import rich.console",
+        "def f():\n    from rich.table import Table",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import click",
+    ],
+)
+def test_a_library_for_faces_is_found_wherever_it_is_imported(source: str) -> None:
+    assert len(face_imports(source)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from holdfast.errors import Failure\nclass Mine(Failure): ...",
+        "from holdfast import errors\nclass Mine(errors.LockConflict): ...",
+        "import holdfast.errors\nclass Mine(ValueError, holdfast.errors.Failure): ...",
+    ],
+)
+def test_a_failure_that_is_declared_elsewhere_is_found(source: str) -> None:
+    assert [use.what for use in failures_declared(source)] == ["Mine"]
+
+
+def test_a_use_is_named_with_its_line() -> None:
+    assert file_system_uses("import os\n\nos.unlink('x')\n") == [Use(3, "os.unlink")]
+
+
+# --- Importing the package costs next to nothing ----------------------------------------------------
+
+HEAVY = {"argparse", "asyncio", "click", "ctypes", "dataclasses", "inspect", "json", "psutil", "subprocess"}
+
+
+def modules_loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter loads for this statement."""
+    program = f"import sys; before = set(sys.modules); {statement}; loaded = set(sys.modules) - before"
+    report = "import json; print(json.dumps(sorted(loaded)))"
+    output = subprocess.run(
+        [sys.executable, "-c", f"{program}; {report}"], check=True, capture_output=True, text=True
+    ).stdout
+    return set(json.loads(output))
+
+
+def test_importing_the_package_loads_nothing_heavy_and_none_of_its_parts() -> None:
+    loaded = modules_loaded_by("import holdfast")
+
+    assert not loaded & HEAVY
+    assert {name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names} == {"holdfast"}
+
+
+def test_a_heavy_import_is_found() -> None:
+    assert "json" in modules_loaded_by("import holdfast.fs.strictjson") & HEAVY
+
+
+# --- The tree of failures ---------------------------------------------------------------------------
+
+FAILURES = [each for each in all_failures() if each.__module__ == "holdfast.errors"]
+
+
+def problems_of(failure: type[Failure], page: str) -> list[str]:
+    """What a class of the tree lacks."""
+    own = vars(failure)
+    wanted = {
+        "has no code of its own": "code" in own,
+        "has a code that is not like E_SOMETHING": re.fullmatch(r"E(_[A-Z]+)+", failure.code),
+        "has no hint": failure.hint.strip(),
+        "has no description": (own.get("__doc__") or "").strip(),
+        "has an exit status that is not in the table": isinstance(failure.exit_status, ExitStatus),
+        "ends with success": failure.exit_status != ExitStatus.OK,
+        "is not in the reference": f"| `{failure.code}` |" in page,
+    }
+    return [problem for problem, is_fine in wanted.items() if not is_fine]
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
+def test_every_failure_is_complete_and_documented(failure: type[Failure]) -> None:
+    page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
+
+    assert problems_of(failure, page) == []
+
+
+def test_no_code_is_used_twice() -> None:
+    codes = [failure.code for failure in FAILURES]
+
+    assert sorted(codes) == sorted(set(codes))
+
+
+def test_an_incomplete_failure_is_found() -> None:
+    class Bare:
+        code, hint, exit_status = "e_bare", " ", 1
+
+    class Inheriting(Bare):
+        """Described, but without anything of its own."""
+
+    assert problems_of(Bare, "") == [  # type: ignore[arg-type]
+        "has a code that is not like E_SOMETHING",
+        "has no hint",
+        "has no description",
+        "has an exit status that is not in the table",
+        "is not in the reference",
+    ]
+    assert problems_of(Inheriting, "")[0] == "has no code of its own"  # type: ignore[arg-type]
