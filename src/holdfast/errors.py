@@ -274,6 +274,13 @@ class PartialSnapshot(Corrupt):
     hint = "Take the snapshot again; 'holdfast doctor --strict' lists and removes what an interruption left."
 
 
+class AuditChainBroken(Corrupt):
+    """An entry of the audit trail does not follow from the one before it."""
+
+    code = "E_AUDIT_CHAIN_BROKEN"
+    hint = "Somebody changed the trail by hand, or the disk did. Compare it with a copy from before."
+
+
 class Refused(Failure):
     """Something that could be done, but that would put work at risk."""
 

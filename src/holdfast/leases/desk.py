@@ -1,0 +1,171 @@
+"""Where leases are asked for: each operation of the protocol as one transaction, with its audit entry."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.audit.chain import AuditTrail
+from holdfast.errors import LockConflict, SettingInvalid
+from holdfast.leases import protocol
+from holdfast.leases.protocol import Granted, Request, Ruling, Told, Waiting
+from holdfast.leases.records import Lease, LeaseKeys, Waiter
+from holdfast.locks.holders import Holder, Liveness, current_holder, liveness
+from holdfast.store.base import Store
+from holdfast.store.records import Decision, Key, Stream, View
+
+SHORTEST_TTL, LONGEST_TTL = 0.1, 24 * 3600.0
+DEFAULT_TTL = 30.0
+
+Rule = Callable[[View, float, LeaseKeys], Ruling[Told]]
+
+
+class LeaseState(NamedTuple):
+    """A lease that is there, as it stands now."""
+
+    lease: Lease
+    expired: bool
+    time_left: float
+    liveness: Liveness
+    waiters: tuple[Waiter, ...]
+
+
+class Desk:
+    """Gives, renews and takes back the leases of one store.
+
+    `also_named` and `precondition` let the layer above take part in every grant: documents that the
+    transaction reads too, and a pure function that may refuse (a worktree that is not there).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        trail: AuditTrail,
+        *,
+        also_named: Callable[[str], Sequence[Key[Any]]] = lambda worktree: (),
+        precondition: Callable[[View, str], None] = lambda view, worktree: None,
+        holder: Holder | None = None,
+    ) -> None:
+        self.store = store
+        self._trail = trail
+        self._also_named = also_named
+        self._precondition = precondition
+        self._holder = holder
+
+    @property
+    def holder(self) -> Holder:
+        """In whose name leases are asked for: this process, unless said otherwise."""
+        return self._holder or current_holder()
+
+    def request(self, *, ttl: float = DEFAULT_TTL, purpose: str = "", priority: int = 0) -> Request:
+        """A request in this holder's name, under a new id."""
+        return Request(str(uuid.uuid4()), self.holder, checked_ttl(ttl), purpose, priority)
+
+    def acquire(self, worktree: str, request: Request) -> Granted:
+        """Give the lease now, or raise `LockConflict`. An expired one is taken over: that is a steal."""
+        result = self._grant(worktree, request, wait=False)
+        assert isinstance(result, Granted)
+        return result
+
+    def line_up(self, worktree: str, request: Request) -> Granted | Waiting:
+        """Give the lease, or a place in the line; ask again to move up, at least every few seconds."""
+        return self._grant(worktree, request, wait=True)
+
+    def leave(self, worktree: str, ticket: str) -> None:
+        """Leave the line."""
+        self._rule(worktree, lambda view, now, keys: protocol.leave(view, now, keys, ticket))
+
+    def steal(self, worktree: str, request: Request) -> Granted:
+        """Take over a lease that has expired; `LockConflict` if it has not."""
+        return self._rule(
+            worktree, lambda view, now, keys: protocol.steal(view, now, keys, request), granting=True
+        )
+
+    def renew(self, worktree: str, lock_id: str, ttl: float | None = None) -> Lease:
+        """Let the lease run on. `LockNotHeld` or `LockExpired`: stop writing."""
+        ttl = None if ttl is None else checked_ttl(ttl)
+        return self._rule(worktree, lambda view, now, keys: protocol.renew(view, now, keys, lock_id, ttl))
+
+    def release(self, worktree: str, lock_id: str) -> Lease:
+        """Give the lease back; `LockNotHeld` if it is not this one any more, and then nothing is touched."""
+        return self._rule(worktree, lambda view, now, keys: protocol.release(view, now, keys, lock_id))
+
+    def state(self, worktree: str) -> LeaseState | None:
+        """Who holds the lease and who waits; None if it is free. Takes no lock."""
+        keys = LeaseKeys.of(worktree)
+        document, line = self.store.read(keys.lease), self.store.read(keys.line)
+        if document is None:
+            return None
+        lease, now = document.record, self.store.now()
+        return LeaseState(
+            lease=lease,
+            expired=lease.is_expired(now),
+            time_left=lease.expires_at() - now,
+            liveness=liveness_of(lease),
+            waiters=line.record.waiters if line else (),
+        )
+
+    def _grant(self, worktree: str, request: Request, *, wait: bool) -> Granted | Waiting:
+        gone = self._dead_waiters(worktree)
+        return self._rule(
+            worktree,
+            lambda view, now, keys: protocol.acquire(view, now, keys, request, wait=wait, gone=gone),
+            granting=True,
+        )
+
+    def _rule(self, worktree: str, rule: Rule[Told], *, granting: bool = False) -> Told:
+        keys = LeaseKeys.of(worktree)
+        named: list[Key[Any] | Stream[Any]] = [*keys.all(), self._trail.stream]
+        if granting:
+            named += self._also_named(worktree)
+
+        def decide(view: View, now: float) -> Decision[Told]:
+            if granting:
+                self._precondition(view, worktree)
+            ruling = rule(view, now, keys)
+            changes = list(ruling.changes)
+            if ruling.event is not None:
+                name, facts = ruling.event
+                changes.append(self._trail.entry(view, now, name, actor=self.holder.holder_id, facts=facts))
+            return Decision(changes, ruling.result)
+
+        try:
+            return self.store.transact(named, decide).result
+        except LockConflict as conflict:
+            raise self._with_liveness(conflict, worktree) from None
+
+    def _with_liveness(self, conflict: LockConflict, worktree: str) -> LockConflict:
+        """Say too whether the holder is alive, which a pure function cannot find out."""
+        state = self.state(worktree)
+        if state is None or state.lease.lock_id != conflict.facts.get("lock_id"):
+            return conflict
+        return LockConflict(
+            f"{conflict.message} (holder {state.liveness.value})",
+            hint=conflict.hint,
+            **{**conflict.facts, "liveness": state.liveness.value},
+        )
+
+    def _dead_waiters(self, worktree: str) -> frozenset[str]:
+        line = self.store.read(LeaseKeys.of(worktree).line)
+        if line is None:
+            return frozenset()
+        return frozenset(
+            each.ticket
+            for each in line.record.waiters
+            if (holder := each.identity.holder(each.holder_id)) and liveness(holder) is Liveness.DEAD
+        )
+
+
+def liveness_of(lease: Lease) -> Liveness:
+    """Whether the holder of a lease still exists."""
+    holder = lease.identity.holder(lease.holder_id)
+    return Liveness.UNKNOWN if holder is None else liveness(holder)
+
+
+def checked_ttl(ttl: float) -> float:
+    """A ttl that makes sense."""
+    if not (math.isfinite(ttl) and SHORTEST_TTL <= ttl <= LONGEST_TTL):
+        raise SettingInvalid("ttl", str(ttl), f"from {SHORTEST_TTL:g} s to {LONGEST_TTL:g} s")
+    return ttl

@@ -1,0 +1,296 @@
+"""The lease protocol, as pure functions from what is stored and the time to what shall change.
+
+Nothing here does I/O, asks a clock or rolls dice: what production runs is what the tests explore,
+state by state. Time decides only when a steal is *allowed*. What makes a holder that has been stolen
+from harmless is `validate`, which every commit of protected work runs inside its own transaction.
+
+1. A lease is created only where there is none, and replaced only when it has expired (a steal).
+2. Every grant takes the counter's next token. The counter is never lowered and never deleted.
+3. Renewing and releasing take the exact `lock_id`. An expired lease cannot be renewed.
+4. Who waits in line is served by priority, then by the time it came; nobody passes the line.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from holdfast.clock import format_duration, format_instant, parse_instant
+from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotHeld
+from holdfast.leases.records import Identity, Lease, LeaseKeys, TokenCounter, Waiter, WaitingLine
+from holdfast.locks.holders import Holder
+from holdfast.store.records import Change, Create, Delete, Replace, View
+
+WAITER_TTL = 30.0
+"""A waiter that has not shown itself for this long has left the line."""
+
+SHOW_EVERY = 5.0
+"""How often a waiter shows itself."""
+
+
+class Request(NamedTuple):
+    """Who wants a lease, how long, and what for. `lock_id` is the id that the lease will have."""
+
+    lock_id: str
+    holder: Holder
+    ttl: float
+    purpose: str = ""
+    priority: int = 0
+
+
+class Granted(NamedTuple):
+    """A lease was given; `stolen_from` is the expired one whose place it takes."""
+
+    lease: Lease
+    stolen_from: Lease | None
+
+
+class Waiting(NamedTuple):
+    """Not yet: `place` in the line, from 1; `lease` is the one that is held, if one is."""
+
+    place: int
+    lease: Lease | None
+
+
+class Event(NamedTuple):
+    """What the audit trail shall say about it."""
+
+    name: str
+    facts: dict[str, object]
+
+
+Told = TypeVar("Told", covariant=True)
+
+
+class Ruling(NamedTuple, Generic[Told]):
+    """What the protocol decides: the changes to make, what to tell the caller, what to record."""
+
+    changes: list[Change]
+    result: Told
+    event: Event | None = None
+
+
+def acquire(
+    view: View,
+    now: float,
+    keys: LeaseKeys,
+    request: Request,
+    *,
+    wait: bool,
+    gone: frozenset[str] = frozenset(),
+) -> Ruling[Granted | Waiting]:
+    """Give the lease if nobody has it and nobody is ahead in line; else wait in line, or refuse.
+
+    `gone` are the tickets of waiters that are known to be dead.
+    """
+    lease = view.get(keys.lease)
+    line = _waiters(view, now, keys, gone)
+    ahead = [
+        each
+        for each in line
+        if each.ticket != request.lock_id and _order(each) < _order_of(request, line, now)
+    ]
+    if (lease is None or lease.is_expired(now)) and not ahead:
+        return _grant(view, now, keys, request, lease, line)
+    if not wait:
+        raise _conflict(now, keys, lease, ahead)
+    line = sorted(
+        (_shown(request, line, now), *(each for each in line if each.ticket != request.lock_id)), key=_order
+    )
+    place = next(number for number, each in enumerate(line, 1) if each.ticket == request.lock_id)
+    active = None if lease is None or lease.is_expired(now) else lease
+    return Ruling(_line_changes(view, keys, line), Waiting(place, active))
+
+
+def steal(view: View, now: float, keys: LeaseKeys, request: Request) -> Ruling[Granted]:
+    """Take the place of a lease that has expired; one that has not is left alone."""
+    lease = view.get(keys.lease)
+    if lease is None:
+        raise LockNotHeld(f"{keys.worktree} is not locked: there is nothing to steal", worktree=keys.worktree)
+    if not lease.is_expired(now):
+        raise _conflict(now, keys, lease, [])
+    return _grant(view, now, keys, request, lease, _waiters(view, now, keys, frozenset()))
+
+
+def renew(view: View, now: float, keys: LeaseKeys, lock_id: str, ttl: float | None = None) -> Ruling[Lease]:
+    """Let the lease run for another `ttl` from now (its own, unless said otherwise)."""
+    lease = _own(view, keys, lock_id)
+    if lease.is_expired(now):
+        raise LockExpired(
+            f"the lease on {keys.worktree} ran out {format_duration(now - lease.expires_at())} ago",
+            worktree=keys.worktree,
+            lock_id=lock_id,
+        )
+    ttl = lease.ttl if ttl is None else ttl
+    renewed = msgspec.structs.replace(
+        lease, ttl=ttl, last_renewed_at=format_instant(now), lease_expires_at=format_instant(now + ttl)
+    )
+    return Ruling([Replace(keys.lease, renewed)], renewed)
+
+
+def release(view: View, now: float, keys: LeaseKeys, lock_id: str) -> Ruling[Lease]:
+    """Give the lease back. An expired one may be given back too, as long as nobody has taken it."""
+    lease = _own(view, keys, lock_id)
+    return Ruling([Delete(keys.lease)], lease, Event("lock_released", _facts(lease)))
+
+
+def leave(view: View, now: float, keys: LeaseKeys, ticket: str) -> Ruling[None]:
+    """Leave the line."""
+    line = [each for each in _waiters(view, now, keys, frozenset()) if each.ticket != ticket]
+    return Ruling(_line_changes(view, keys, line), None)
+
+
+def validate(view: View, now: float, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
+    """The lease, if this holder may commit now. Run inside the transaction that commits its work."""
+    lease = view.get(keys.lease)
+    if lease is None or lease.lock_id != lock_id or lease.fencing_token != token:
+        counter = view.get(keys.counter)
+        raise FencingMismatch(
+            f"the token {token} is not the current one of {keys.worktree}; nothing was published",
+            worktree=keys.worktree,
+            lock_id=lock_id,
+            token=token,
+            current_token=counter.fencing_token if counter else None,
+        )
+    if lease.is_expired(now):
+        raise LockExpired(
+            f"the lease on {keys.worktree} has run out; nothing was published",
+            worktree=keys.worktree,
+            lock_id=lock_id,
+        )
+    return lease
+
+
+def next_token(counter: TokenCounter | None) -> int:
+    """The token of the next grant: greater than every one before it."""
+    return 1 if counter is None else counter.fencing_token + 1
+
+
+def _grant(
+    view: View, now: float, keys: LeaseKeys, request: Request, expired: Lease | None, line: list[Waiter]
+) -> Ruling[Granted]:
+    counter = view.get(keys.counter)
+    lease = Lease(
+        lock_id=request.lock_id,
+        worktree_id=keys.worktree,
+        holder_id=request.holder.holder_id,
+        created_at=format_instant(now),
+        last_renewed_at=format_instant(now),
+        lease_expires_at=format_instant(now + request.ttl),
+        fencing_token=next_token(counter),
+        ttl=request.ttl,
+        purpose=request.purpose,
+        identity=Identity.of(request.holder),
+    )
+    count = TokenCounter(keys.worktree, lease.fencing_token)
+    changes: list[Change] = [
+        Create(keys.lease, lease) if expired is None else Replace(keys.lease, lease),
+        Create(keys.counter, count) if counter is None else Replace(keys.counter, count),
+        *_line_changes(view, keys, [each for each in line if each.ticket != request.lock_id]),
+    ]
+    if expired is None:
+        return Ruling(changes, Granted(lease, None), Event("lock_acquired", _facts(lease)))
+    facts: dict[str, object] = {
+        "old": _facts(expired),
+        "new": _facts(lease),
+        "expired_at": expired.lease_expires_at,
+    }
+    return Ruling(changes, Granted(lease, expired), Event("lock_stolen", facts))
+
+
+def _own(view: View, keys: LeaseKeys, lock_id: str) -> Lease:
+    lease = view.get(keys.lease)
+    if lease is None or lease.lock_id != lock_id:
+        held = "nobody" if lease is None else lease.holder_id
+        raise LockNotHeld(
+            f"{keys.worktree} is not locked with the id {lock_id}; it is held by {held}",
+            worktree=keys.worktree,
+            lock_id=lock_id,
+            holder_id=lease.holder_id if lease else None,
+        )
+    return lease
+
+
+def _conflict(now: float, keys: LeaseKeys, lease: Lease | None, ahead: list[Waiter]) -> LockConflict:
+    if lease is None or lease.is_expired(now):
+        first = ahead[0]
+        return LockConflict(
+            f"{keys.worktree} is free, but {first.holder_id} waits for it and comes first",
+            worktree=keys.worktree,
+            holder_id=first.holder_id,
+            waiting=len(ahead),
+        )
+    left = lease.expires_at() - now
+    purpose = f", for: {lease.purpose}" if lease.purpose else ""
+    return LockConflict(
+        f"{keys.worktree} is locked by {lease.holder_id} since {lease.created_at}{purpose}; "
+        f"the lease runs for another {format_duration(left)}",
+        worktree=keys.worktree,
+        lock_id=lease.lock_id,
+        holder_id=lease.holder_id,
+        purpose=lease.purpose,
+        since=lease.created_at,
+        expires_at=lease.lease_expires_at,
+        time_left=left,
+    )
+
+
+def _facts(lease: Lease) -> dict[str, object]:
+    return {
+        "worktree_id": lease.worktree_id,
+        "lock_id": lease.lock_id,
+        "holder_id": lease.holder_id,
+        "fencing_token": lease.fencing_token,
+        "purpose": lease.purpose,
+    }
+
+
+# --- The line ---------------------------------------------------------------------------------------
+
+
+def _waiters(view: View, now: float, keys: LeaseKeys, gone: frozenset[str]) -> list[Waiter]:
+    """Those who still wait, in order."""
+    line = view.get(keys.line)
+    waiters = line.waiters if line else ()
+    alive = (
+        each for each in waiters if each.ticket not in gone and now - parse_instant(each.seen_at) < WAITER_TTL
+    )
+    return sorted(alive, key=_order)
+
+
+def _order(waiter: Waiter) -> tuple[int, str, str]:
+    return -waiter.priority, waiter.since, waiter.ticket
+
+
+def _order_of(request: Request, line: list[Waiter], now: float) -> tuple[int, str, str]:
+    return _order(_shown(request, line, now))
+
+
+def _shown(request: Request, line: list[Waiter], now: float) -> Waiter:
+    """The requester's own entry, seen now: the one that it has in the line, or a new one at the end."""
+    own = next((each for each in line if each.ticket == request.lock_id), None)
+    if own is not None:
+        fresh = now - parse_instant(own.seen_at) < SHOW_EVERY
+        return own if fresh else msgspec.structs.replace(own, seen_at=format_instant(now))
+    behind = max((parse_instant(each.since) for each in line), default=0.0) + 1e-6
+    return Waiter(
+        ticket=request.lock_id,
+        holder_id=request.holder.holder_id,
+        priority=request.priority,
+        since=format_instant(max(now, behind)),  # a clock that was set back does not pass the line
+        seen_at=format_instant(now),
+        purpose=request.purpose,
+        identity=Identity.of(request.holder),
+    )
+
+
+def _line_changes(view: View, keys: LeaseKeys, line: list[Waiter]) -> list[Change]:
+    """What makes the stored line this one; nothing if it is."""
+    stored = view.get(keys.line)
+    wanted = WaitingLine(keys.worktree, tuple(line))
+    if stored == wanted or (stored is None and not line):
+        return []
+    if stored is None:
+        return [Create(keys.line, wanted)]
+    return [Replace(keys.line, wanted) if line else Delete(keys.line)]

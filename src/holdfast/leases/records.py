@@ -1,0 +1,100 @@
+"""What is stored about a lease: the lease itself, the counter of its tokens, and who waits for it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.clock import parse_instant
+from holdfast.locks.holders import Holder
+from holdfast.store.records import Key, Stream, StructCodec
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What else is known of a holder, so that others can tell whether it is alive."""
+
+    boot_id: str = ""
+    machine_id: str = ""
+    pid_namespace: str = ""
+
+    @classmethod
+    def of(cls, holder: Holder) -> Identity:
+        return cls(holder.boot_id, holder.machine_id, holder.pid_namespace)
+
+    def holder(self, holder_id: str) -> Holder | None:
+        """The holder with this id and identity, as far as it makes sense."""
+        return Holder.from_record({"holder_id": holder_id, **msgspec.structs.asdict(self)})
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A timed right to write. It counts until `lease_expires_at`, by the store's clock."""
+
+    lock_id: str
+    worktree_id: str
+    holder_id: str
+    created_at: str
+    last_renewed_at: str
+    lease_expires_at: str
+    fencing_token: int
+    ttl: float
+    purpose: str = ""
+    identity: Identity = Identity()
+
+    def expires_at(self) -> float:
+        return parse_instant(self.lease_expires_at)
+
+    def is_expired(self, now: float) -> bool:
+        return now >= self.expires_at()
+
+
+class TokenCounter(msgspec.Struct, frozen=True):
+    """The highest token ever given for a worktree. It outlives every lease, and the worktree too."""
+
+    worktree_id: str
+    fencing_token: int
+
+
+class Waiter(msgspec.Struct, frozen=True, kw_only=True):
+    """One who waits. It shows itself from time to time; who has not done so for long is left out."""
+
+    ticket: str
+    holder_id: str
+    priority: int
+    since: str
+    seen_at: str
+    purpose: str = ""
+    identity: Identity = Identity()
+
+
+class WaitingLine(msgspec.Struct, frozen=True):
+    """Those who wait, in the order in which they will be served."""
+
+    worktree_id: str
+    waiters: tuple[Waiter, ...] = ()
+
+
+_LEASE: StructCodec[Lease] = StructCodec(Lease)
+_COUNTER: StructCodec[TokenCounter] = StructCodec(TokenCounter)
+_LINE: StructCodec[WaitingLine] = StructCodec(WaitingLine)
+
+
+class LeaseKeys(NamedTuple):
+    """The documents of one worktree's lease. They share a guard, so they are always changed together."""
+
+    worktree: str
+    lease: Key[Lease]
+    counter: Key[TokenCounter]
+    line: Key[WaitingLine]
+
+    @classmethod
+    def of(cls, worktree: str) -> LeaseKeys:
+        return cls(
+            worktree,
+            Key(f"jvs/leases/{worktree}", _LEASE),
+            Key(f"jvs/tokens/{worktree}", _COUNTER),
+            Key(f"jvs/queues/{worktree}", _LINE),
+        )
+
+    def all(self) -> list[Key[Any] | Stream[Any]]:
+        return [self.lease, self.counter, self.line]

@@ -1,0 +1,327 @@
+"""Leases asked for at the desk, on a store in memory and on files, with a clock that tests move."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.audit.chain import AuditTrail, verify
+from holdfast.clock import ManualClock
+from holdfast.errors import (
+    FencingMismatch,
+    LockConflict,
+    LockExpired,
+    LockNotHeld,
+    LockTimeout,
+    NotFound,
+    SettingInvalid,
+)
+from holdfast.leases import protocol
+from holdfast.leases.desk import Desk
+from holdfast.leases.held import HeldLease, acquire
+from holdfast.leases.records import LeaseKeys
+from holdfast.locks.holders import Holder, Liveness
+from holdfast.store.base import Store
+from holdfast.store.files import FileStore
+from holdfast.store.memory import MemoryStore
+from holdfast.store.records import Decision, View
+
+TTL = 30.0
+
+
+class Office:
+    """A store, its clock and its desks: one for each holder."""
+
+    def __init__(self, store: Store, clock: ManualClock) -> None:
+        self.store = store
+        self.clock = clock
+        self.trail = AuditTrail()
+
+    def desk(self, name: str = "") -> Desk:
+        holder = Holder("elsewhere", name, 7, "1", "boot", "machine", "namespace") if name else None
+        return Desk(self.store, self.trail, holder=holder)
+
+    def events(self) -> list[str]:
+        return [entry.event for entry in verify(self.store.entries(self.trail.stream))]
+
+    def validate(self, lock_id: str, token: int) -> None:
+        keys = LeaseKeys.of("main")
+
+        def decide(view: View, now: float) -> Decision[None]:
+            protocol.validate(view, now, keys, lock_id, token)
+            return Decision([], None)
+
+        self.store.transact(keys.all(), decide)
+
+
+@pytest.fixture(params=["memory", "files"])
+def office(request: pytest.FixtureRequest, scratch: Path) -> Office:
+    clock = ManualClock()
+    store: Store = MemoryStore(clock=clock) if request.param == "memory" else FileStore(scratch, clock=clock)
+    return Office(store, clock)
+
+
+def test_a_free_lease_is_given_with_everything_that_its_record_must_have(office: Office) -> None:
+    desk = office.desk()
+    lease = desk.acquire("main", desk.request(ttl=TTL, purpose="tests")).lease
+    assert lease.worktree_id == "main"
+    assert lease.holder_id.count(":") == 3
+    assert lease.fencing_token == 1
+    assert lease.purpose == "tests"
+    assert lease.created_at == lease.last_renewed_at < lease.lease_expires_at
+    assert office.events() == ["lock_acquired"]
+
+
+def test_a_held_lease_is_refused_naming_the_holder_and_the_time_left(office: Office) -> None:
+    desk, other = office.desk(), office.desk("other")
+    held = desk.acquire("main", desk.request(ttl=TTL, purpose="long work")).lease
+    office.clock.advance(10)
+    with pytest.raises(LockConflict, match="long work; the lease runs for another 20s") as refused:
+        other.acquire("main", other.request())
+    assert refused.value.facts["holder_id"] == held.holder_id
+    assert refused.value.facts["time_left"] == pytest.approx(20)
+    assert refused.value.facts["liveness"] == Liveness.ALIVE.value
+
+
+def test_an_expired_lease_is_taken_over_by_the_steal_flow_with_a_greater_token(office: Office) -> None:
+    desk, thief = office.desk("first"), office.desk("thief")
+    old = desk.acquire("main", desk.request(ttl=TTL)).lease
+    office.clock.advance(TTL)
+    granted = thief.acquire("main", thief.request(ttl=TTL))
+    assert granted.stolen_from == old
+    assert granted.lease.fencing_token == old.fencing_token + 1
+    assert office.events() == ["lock_acquired", "lock_stolen"]
+    last = list(office.store.entries(office.trail.stream))[-1].record.facts
+    assert last["old"] != last["new"]
+    assert last["expired_at"] == old.lease_expires_at
+
+
+def test_a_lease_that_has_not_expired_cannot_be_stolen(office: Office) -> None:
+    desk, thief = office.desk("first"), office.desk("thief")
+    desk.acquire("main", desk.request(ttl=TTL))
+    with pytest.raises(LockConflict):
+        thief.steal("main", thief.request())
+    with pytest.raises(LockNotHeld, match="nothing to steal"):
+        thief.steal("free", thief.request())
+
+
+def test_only_the_holder_renews_and_only_in_time(office: Office) -> None:
+    desk, other = office.desk("first"), office.desk("other")
+    lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+    office.clock.advance(TTL - 1)
+    renewed = desk.renew("main", lease.lock_id)
+    assert renewed.expires_at() == pytest.approx(office.clock.wall() + TTL)
+    assert renewed.last_renewed_at > lease.last_renewed_at
+    with pytest.raises(LockNotHeld):
+        other.renew("main", "another-id")
+    office.clock.advance(TTL)
+    with pytest.raises(LockExpired):
+        desk.renew("main", lease.lock_id)
+
+
+def test_only_the_holder_releases_and_a_stranger_touches_nothing(office: Office) -> None:
+    desk = office.desk()
+    lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+    with pytest.raises(LockNotHeld):
+        desk.release("main", "another-id")
+    state = desk.state("main")
+    assert state is not None
+    assert state.lease == lease
+    desk.release("main", lease.lock_id)
+    assert desk.state("main") is None
+    with pytest.raises(LockNotHeld):
+        desk.release("main", lease.lock_id)
+
+
+def test_tokens_grow_over_release_and_steal_and_never_start_again(office: Office) -> None:
+    desk = office.desk()
+    tokens: list[int] = []
+    for step in range(6):
+        lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+        tokens.append(lease.fencing_token)
+        if step % 2:
+            office.clock.advance(TTL)
+        else:
+            desk.release("main", lease.lock_id)
+    assert tokens == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_stale_token_is_fenced_out(office: Office) -> None:
+    desk, thief = office.desk("first"), office.desk("thief")
+    lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+    office.validate(lease.lock_id, lease.fencing_token)
+    with pytest.raises(FencingMismatch):
+        office.validate(lease.lock_id, lease.fencing_token + 1)
+    office.clock.advance(TTL)
+    with pytest.raises(LockExpired):
+        office.validate(lease.lock_id, lease.fencing_token)
+    thief.acquire("main", thief.request(ttl=TTL))
+    with pytest.raises(FencingMismatch) as refused:
+        office.validate(lease.lock_id, lease.fencing_token)
+    assert refused.value.facts["current_token"] == 2
+
+
+def test_who_waits_is_served_by_priority_and_then_in_the_order_of_asking(office: Office) -> None:
+    desk = office.desk("first")
+    held = desk.acquire("main", desk.request(ttl=TTL)).lease
+    waiting = {}
+    for name, priority in (("a", 0), ("b", 0), ("urgent", 5), ("c", 0)):
+        each = office.desk(name)
+        waiting[name] = (each, each.request(ttl=TTL, priority=priority))
+        assert isinstance(each.line_up("main", waiting[name][1]), protocol.Waiting)
+    desk.release("main", held.lock_id)
+    passer_by = office.desk("passer-by")
+    with pytest.raises(LockConflict, match="comes first"):
+        passer_by.acquire("main", passer_by.request())
+    served = []
+    while waiting:
+        for name, (each, request) in list(waiting.items()):
+            answer = each.line_up("main", request)
+            if isinstance(answer, protocol.Granted):
+                served.append(name)
+                del waiting[name]
+                each.release("main", answer.lease.lock_id)
+    assert served == ["urgent", "a", "b", "c"]
+
+
+def test_a_waiter_that_no_longer_shows_itself_is_passed(office: Office) -> None:
+    desk, silent, patient = office.desk("first"), office.desk("silent"), office.desk("patient")
+    held = desk.acquire("main", desk.request(ttl=TTL)).lease
+    silent.line_up("main", silent.request(ttl=TTL))
+    office.clock.advance(1)
+    request = patient.request(ttl=TTL)
+    for _ in range(8):
+        answer = patient.line_up("main", request)
+        assert isinstance(answer, protocol.Waiting)
+        office.clock.advance(protocol.SHOW_EVERY)
+        desk.renew("main", held.lock_id)
+    desk.release("main", held.lock_id)
+    assert isinstance(patient.line_up("main", request), protocol.Granted)
+
+
+def test_a_waiter_whose_process_is_dead_is_passed_at_once(office: Office) -> None:
+    here = office.desk().holder
+    dead = here._replace(pid=2**22 + 7, start_time="1")
+    gone = Desk(office.store, office.trail, holder=dead)
+    desk, patient = office.desk("first"), office.desk("patient")
+    held = desk.acquire("main", desk.request(ttl=TTL)).lease
+    gone.line_up("main", gone.request(ttl=TTL))
+    desk.release("main", held.lock_id)
+    assert isinstance(patient.line_up("main", patient.request(ttl=TTL)), protocol.Granted)
+
+
+def test_who_leaves_the_line_is_not_waited_for(office: Office) -> None:
+    desk, impatient = office.desk("first"), office.desk("impatient")
+    held = desk.acquire("main", desk.request(ttl=TTL)).lease
+    with pytest.raises(LockTimeout, match="held by"):
+        acquire(impatient, "main", impatient.request(ttl=TTL), wait=0.01)
+    desk.release("main", held.lock_id)
+    assert office.store.read(LeaseKeys.of("main").line) is None
+    desk.acquire("main", desk.request(ttl=TTL))
+
+
+def test_a_clock_that_was_set_back_does_not_let_anybody_pass_the_line(office: Office) -> None:
+    desk, first, second = office.desk("holder"), office.desk("first"), office.desk("second")
+    held = desk.acquire("main", desk.request(ttl=TTL)).lease
+    early = first.request(ttl=TTL)
+    first.line_up("main", early)
+    office.clock.step_wall(-10)
+    late = second.request(ttl=TTL)
+    answer = second.line_up("main", late)
+    assert isinstance(answer, protocol.Waiting)
+    assert answer.place == 2
+    desk.release("main", held.lock_id)
+    assert isinstance(second.line_up("main", late), protocol.Waiting)
+    assert isinstance(first.line_up("main", early), protocol.Granted)
+
+
+def test_a_precondition_can_refuse_a_grant_and_nothing_is_changed(office: Office) -> None:
+    def refuse(view: View, worktree: str) -> None:
+        raise NotFound(f"there is no worktree {worktree}")
+
+    desk = Desk(office.store, office.trail, precondition=refuse)
+    with pytest.raises(NotFound):
+        desk.acquire("main", desk.request())
+    assert office.events() == []
+
+
+@pytest.mark.parametrize("ttl", [0.0, -1.0, float("nan"), float("inf"), 1e9])
+def test_a_ttl_that_makes_no_sense_is_refused(office: Office, ttl: float) -> None:
+    with pytest.raises(SettingInvalid):
+        office.desk().request(ttl=ttl)
+
+
+# --- Holding one ------------------------------------------------------------------------------------
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; fail if that takes absurdly long."""
+    pause = threading.Event()
+    for _ in range(6000):
+        if condition():
+            return
+        pause.wait(0.005)
+    pytest.fail("it never came")
+
+
+def test_a_heartbeat_keeps_a_lease_alive_beyond_its_ttl(scratch: Path) -> None:
+    desk = Desk(FileStore(scratch), AuditTrail())
+    with acquire(desk, "main", desk.request(ttl=0.3)) as held:
+        first = held.lease.last_renewed_at
+        wait_for(lambda: held.lease.last_renewed_at > first)
+        second = held.lease.last_renewed_at
+        wait_for(lambda: held.lease.last_renewed_at > second)
+        held.check()
+    assert desk.state("main") is None
+
+
+def test_a_lease_that_was_stolen_is_lost_to_its_holder(office: Office) -> None:
+    desk, thief = office.desk("first"), office.desk("thief")
+    held = HeldLease(desk, desk.acquire("main", desk.request(ttl=TTL)).lease, clock=office.clock)
+    office.clock.step_wall(TTL)  # the store's clock says that it has expired, the holder's own does not
+    taken = thief.acquire("main", thief.request(ttl=TTL)).lease
+    held.check()
+    with pytest.raises(LockNotHeld):
+        held.renew()
+    assert held.lost.is_set()
+    with pytest.raises(LockNotHeld):
+        held.check()
+    held.release()
+    state = desk.state("main")
+    assert state is not None
+    assert state.lease == taken
+
+
+def test_a_holder_that_could_not_renew_in_time_stops_by_itself(office: Office) -> None:
+    desk = office.desk()
+    held = HeldLease(desk, desk.acquire("main", desk.request(ttl=TTL)).lease, clock=office.clock)
+    office.clock.advance(TTL)
+    with pytest.raises(LockExpired):
+        held.check()
+    assert held.lost.is_set()
+
+
+def test_a_released_lease_is_not_held(office: Office) -> None:
+    desk = office.desk()
+    held = HeldLease(desk, desk.acquire("main", desk.request(ttl=TTL)).lease, clock=office.clock)
+    held.release()
+    held.release()
+    with pytest.raises(LockNotHeld):
+        held.check()
+
+
+async def _in_a_coroutine(desk: Desk) -> int:
+    async with acquire(desk, "main", desk.request(ttl=TTL)) as held:
+        held.check()
+        return held.token
+
+
+def test_a_coroutine_can_hold_a_lease(scratch: Path) -> None:
+    import asyncio
+
+    desk = Desk(FileStore(scratch), AuditTrail())
+    assert asyncio.run(_in_a_coroutine(desk)) == 1
+    assert desk.state("main") is None

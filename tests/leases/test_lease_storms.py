@@ -1,0 +1,174 @@
+"""Many processes and one lease: who gets it, and what the trail says about it afterwards.
+
+Each round: the stage is set, all workers are told at once, all answer, the answers are judged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from holdfast.audit.chain import AuditTrail, verify
+from holdfast.clock import format_instant
+from holdfast.errors import Failure
+from holdfast.leases.desk import Desk
+from holdfast.leases.records import Lease, LeaseKeys
+from holdfast.store.files import FileStore
+from holdfast.store.records import Decision, Replace, View
+from tests.locks.workers import Line, Worker, Workers
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+
+PROCESSES = 8
+ROUNDS = 100
+LONG = 3600.0
+KEYS = LeaseKeys.of("main")
+TRAIL = AuditTrail()
+
+
+class Answer(NamedTuple):
+    """What a worker got: a code of failure, or what it did, and with which lease."""
+
+    what: str
+    lock_id: str = ""
+    token: int = 0
+
+
+def desk_at(directory: Path) -> Desk:
+    return Desk(FileStore(directory, timeout=60.0), TRAIL)
+
+
+def act(desk: Desk, action: str, lock_id: str) -> Answer:
+    try:
+        if action == "renew":
+            return Answer("renewed", desk.renew("main", lock_id, LONG).lock_id)
+        if action == "release":
+            return Answer("released", desk.release("main", lock_id).lock_id)
+        give = desk.acquire if action == "acquire" else desk.steal
+        lease = give("main", desk.request(ttl=LONG)).lease
+    except Failure as failure:
+        return Answer(failure.code)
+    return Answer("granted", lease.lock_id, lease.fencing_token)
+
+
+class Stage:
+    """One store, eight workers on it, and the means to set up a round."""
+
+    def __init__(self, directory: Path, workers: Workers) -> None:
+        def work(line: Line) -> None:
+            desk = desk_at(directory)
+            while True:
+                line.say(act(desk, *line.wait()))
+
+        self.desk = desk_at(directory)
+        self.workers: list[Worker] = workers.start_many(PROCESSES, work)
+
+    def everybody(self, *orders: tuple[str, str]) -> list[Answer]:
+        """Tell all workers at once, the orders dealt out in turn; their answers in the same order."""
+        for number, worker in enumerate(self.workers):
+            worker.say(orders[number % len(orders)])
+        return [Answer(*worker.hear()) for worker in self.workers]
+
+    def current(self) -> Lease | None:
+        state = self.desk.state("main")
+        return None if state is None else state.lease
+
+    def clear(self) -> None:
+        lease = self.current()
+        if lease is not None:
+            self.desk.release("main", lease.lock_id)
+
+    def expired_lease(self) -> Lease:
+        """Put an expired lease there, as one whose holder has died long ago."""
+        self.clear()
+        lease = self.desk.acquire("main", self.desk.request(ttl=LONG)).lease
+
+        def expire(view: View, now: float) -> Decision[Lease]:
+            found = view.get(KEYS.lease)
+            assert found is not None
+            old = Lease(
+                **{
+                    **{name: getattr(found, name) for name in found.__struct_fields__},
+                    "lease_expires_at": format_instant(now - 1),
+                }
+            )
+            return Decision([Replace(KEYS.lease, old)], old)
+
+        assert lease.fencing_token
+        return self.desk.store.transact(KEYS.all(), expire).result
+
+    def stolen(self) -> int:
+        """How many steals the trail has; reading it checks the chain."""
+        entries = verify(self.desk.store.entries(TRAIL.stream))
+        return sum(entry.event == "lock_stolen" for entry in entries)
+
+
+@pytest.fixture
+def stage(scratch: Path) -> Iterator[Stage]:
+    with Workers() as workers:
+        yield Stage(scratch, workers)
+
+
+@pytest.mark.req("LC-02", "LC-07", "LC-08")
+def test_of_eight_who_acquire_one_wins_and_seven_are_refused(stage: Stage) -> None:
+    tokens = [0]
+    for _ in range(ROUNDS):
+        stage.clear()
+        answers = stage.everybody(("acquire", ""))
+        counted = Counter(answer.what for answer in answers)
+        assert counted == {"granted": 1, "E_LOCK_CONFLICT": PROCESSES - 1}
+        winner = next(answer for answer in answers if answer.what == "granted")
+        current = stage.current()
+        assert current is not None
+        assert current.lock_id == winner.lock_id
+        tokens.append(winner.token)
+    assert all(later > earlier for earlier, later in itertools.pairwise(tokens))
+
+
+@pytest.mark.req("LC-09", "LC-14", "LC-15")
+@pytest.mark.parametrize("how", ["acquire", "steal"])
+def test_of_eight_who_go_for_an_expired_lease_one_wins_with_the_next_token_and_one_record(
+    stage: Stage, how: str
+) -> None:
+    for number in range(1, ROUNDS + 1):
+        expired = stage.expired_lease()
+        answers = stage.everybody((how, ""))
+        assert Counter(answer.what for answer in answers) == {"granted": 1, "E_LOCK_CONFLICT": PROCESSES - 1}
+        winner = next(answer for answer in answers if answer.what == "granted")
+        assert winner.token == expired.fencing_token + 1
+        if number % 20 == 0:
+            assert stage.stolen() == number
+
+
+@pytest.mark.req("LC-11", "LC-13")
+def test_a_renewal_against_steals_never_brings_the_old_lease_back(stage: Stage) -> None:
+    for _ in range(ROUNDS):
+        expired = stage.expired_lease()
+        answers = stage.everybody(("renew", expired.lock_id), ("steal", ""))
+        granted = [answer for answer in answers if answer.what == "granted"]
+        assert len(granted) == 1
+        assert not [answer for answer in answers if answer.what == "renewed"]
+        current = stage.current()
+        assert current is not None
+        assert current.lock_id == granted[0].lock_id
+
+
+@pytest.mark.req("LC-16")
+def test_a_release_against_steals_never_removes_the_lease_of_the_thief(stage: Stage) -> None:
+    for _ in range(ROUNDS):
+        expired = stage.expired_lease()
+        answers = stage.everybody(("release", expired.lock_id), ("acquire", ""))
+        granted = [answer for answer in answers if answer.what == "granted"]
+        released = [answer for answer in answers if answer.what == "released"]
+        assert len(granted) == 1
+        assert len(released) <= 1
+        current = stage.current()
+        assert current is not None
+        assert current.lock_id == granted[0].lock_id
+        assert current.fencing_token == expired.fencing_token + 1
