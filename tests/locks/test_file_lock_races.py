@@ -1,0 +1,344 @@
+"""Many processes at once lose no update and see nothing half done; and what does not lock properly is caught.
+
+Each check takes the lock as an argument, so that a planted bug goes through the very same check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from holdfast.locks.descriptors import Description
+from holdfast.locks.file_locker import FileLocker
+from tests.locks.workers import PATIENCE, Line, Workers, wait_until
+
+if sys.platform == "win32":
+    pytest.skip("the processes of these tests are forked and killed", allow_module_level=True)
+
+import fcntl
+
+Lock = Callable[[Path, bool], AbstractContextManager[object]]
+"""Hold the lock on the file at a path in a block; True for shared."""
+
+MakeLock = Callable[[], Lock]
+
+
+def ours() -> Lock:
+    locker = FileLocker(PATIENCE)
+    return lambda path, shared: locker.acquire(path, shared=shared)
+
+
+def ours_in_turn() -> Lock:
+    locker = FileLocker(PATIENCE, fair=True)
+    return lambda path, shared: locker.acquire(path, shared=shared)
+
+
+def ours_anew_each_time() -> Lock:
+    return lambda path, shared: FileLocker(PATIENCE).acquire(path, shared=shared)
+
+
+# --- Planted bugs -------------------------------------------------------------------------------------
+
+
+def no_lock_at_all() -> Lock:
+    return lambda path, shared: contextlib.nullcontext()
+
+
+def shared_where_exclusive_is_needed() -> Lock:
+    locker = FileLocker(PATIENCE)
+    return lambda path, shared: locker.acquire(path, shared=True)
+
+
+def given_back_too_early() -> Lock:
+    locker = FileLocker(PATIENCE)
+
+    @contextlib.contextmanager
+    def lock(path: Path, shared: bool) -> Iterator[None]:
+        locker.acquire(path, shared=shared).release()
+        yield
+
+    return lock
+
+
+def without_a_look_at_which_file_was_locked() -> Lock:
+    pytest.MonkeyPatch().setattr(Description, "is_current", lambda _: True)  # in a worker, which ends with it
+    return ours()
+
+
+def dropped_when_the_file_is_closed_elsewhere() -> Lock:
+    """The other kind of lock that the system has, fcntl(2)'s: it ends when *any* descriptor is closed."""
+
+    @contextlib.contextmanager
+    def lock(path: Path, shared: bool) -> Iterator[None]:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    return lock
+
+
+# --- No increment is lost -----------------------------------------------------------------------------
+
+
+class Count(NamedTuple):
+    """What is in the counter at the end, what was acknowledged, and how many were killed meanwhile."""
+
+    counted: int
+    acknowledged: int
+    killed: int
+
+    @property
+    def is_right(self) -> bool:
+        """Nothing acknowledged is lost; of each that was killed, its last increment may count or not."""
+        return self.acknowledged <= self.counted <= self.acknowledged + self.killed
+
+
+class Scene(NamedTuple):
+    """Where the counting takes place; `after` is done to the lock file before the lock is given back."""
+
+    directory: Path
+    after: Callable[[Path], object] = lambda path: None
+
+    @property
+    def lock_path(self) -> Path:
+        return self.directory / "counter.lock"
+
+    @property
+    def counter(self) -> Path:
+        return self.directory / "counter"
+
+
+def increment(counter: int) -> None:
+    """Read, and write one more: in two steps, between which others get a chance."""
+    before = int.from_bytes(os.pread(counter, 8, 0), "big")
+    if random.random() < 0.2:
+        time.sleep(0)
+    os.pwrite(counter, (before + 1).to_bytes(8, "big"), 0)
+
+
+def count_on(scene: Scene, make_lock: MakeLock) -> Callable[[Line], None]:
+    """For a worker: increment until told to stop; acknowledge each increment once the lock is given back."""
+
+    def task(line: Line) -> None:
+        lock = make_lock()
+        counter = os.open(scene.counter, os.O_RDWR)
+        own = os.open(scene.directory / f"acknowledged-{os.getpid()}", os.O_WRONLY | os.O_CREAT)
+        done = 0
+        while not line.has_news():
+            with lock(scene.lock_path, False):
+                increment(counter)
+                scene.after(scene.lock_path)
+            done += 1
+            os.pwrite(own, done.to_bytes(8, "big"), 0)
+        line.say("done")
+
+    return task
+
+
+def race(scene: Scene, make_lock: MakeLock, *, up_to: int, count: int = 8, kills: int = 0) -> Count:
+    """Let `count` processes increment one counter up to a number at least, and kill and replace some."""
+    scene.counter.write_bytes(bytes(8))
+    killed = 0
+    with Workers() as workers:
+        running = workers.start_many(count, count_on(scene, make_lock))
+        wait_until(lambda: read_number(scene.counter) > 0)
+        while killed < kills:
+            time.sleep(random.random() * 0.01)  # at any moment
+            victim = running.pop(random.randrange(count))
+            victim.kill()
+            assert victim.wait() == -signal.SIGKILL
+            killed += 1
+            running.append(workers.start(count_on(scene, make_lock)))
+        wait_until(lambda: read_number(scene.counter) >= up_to)
+        for worker in running:
+            assert worker.ask("stop") == "done"
+    acknowledged = sum(read_number(each) for each in scene.directory.glob("acknowledged-*"))
+    return Count(read_number(scene.counter), acknowledged, killed)
+
+
+def read_number(path: Path) -> int:
+    return int.from_bytes(path.read_bytes(), "big")
+
+
+def unlink(path: Path) -> None:
+    """What a holder does who thinks that a lock file must be deleted after use."""
+    path.unlink(missing_ok=True)
+
+
+def look_into(path: Path) -> None:
+    """What any library may do that is handed the path: open the file, read, close."""
+    if path.exists():
+        path.read_bytes()
+    time.sleep(0)
+
+
+every_kind = pytest.mark.parametrize(
+    "make_lock", [ours, ours_in_turn, ours_anew_each_time], ids=lambda each: each.__name__
+)
+
+
+@pytest.mark.req("FL-03")
+@every_kind
+def test_eight_processes_lose_no_increment(make_lock: MakeLock, scratch: Path) -> None:
+    seen = race(Scene(scratch), make_lock, up_to=2000)
+
+    assert seen.is_right, seen
+
+
+@pytest.mark.req("FL-02", "FL-03")
+@every_kind
+def test_no_increment_is_lost_when_processes_are_killed_at_any_moment(
+    make_lock: MakeLock, scratch: Path
+) -> None:
+    seen = race(Scene(scratch), make_lock, up_to=1000, kills=25)
+
+    assert seen.is_right, seen
+
+
+@pytest.mark.req("FL-03")
+@every_kind
+@pytest.mark.parametrize("after", [unlink, look_into], ids=["deletes it", "looks into it"])
+def test_no_increment_is_lost_though_each_holder_touches_the_lock_file(
+    make_lock: MakeLock, after: Callable[[Path], object], scratch: Path
+) -> None:
+    seen = race(Scene(scratch, after), make_lock, up_to=1000)
+
+    assert seen.is_right, seen
+
+
+@pytest.mark.parametrize(
+    ("make_lock", "after"),
+    [
+        (no_lock_at_all, look_into),
+        (shared_where_exclusive_is_needed, look_into),
+        (given_back_too_early, look_into),
+        (without_a_look_at_which_file_was_locked, unlink),
+    ],
+    ids=lambda each: each.__name__,
+)
+def test_a_lock_with_a_planted_bug_is_caught_losing_increments(
+    make_lock: MakeLock, after: Callable[[Path], object], scratch: Path
+) -> None:
+    for number in range(20):
+        (scratch / str(number)).mkdir()
+        if not race(Scene(scratch / str(number), after), make_lock, up_to=1000).is_right:
+            return
+    pytest.fail("nothing was noticed in 20 races")
+
+
+def test_a_lock_that_any_close_drops_is_caught_losing_increments(scratch: Path) -> None:
+    def look_into_first(make: MakeLock) -> MakeLock:
+        def make_with_look() -> Lock:
+            lock = make()
+
+            @contextlib.contextmanager
+            def lock_and_look(path: Path, shared: bool) -> Iterator[None]:
+                with lock(path, shared):
+                    look_into(path)
+                    yield
+
+            return lock_and_look
+
+        return make_with_look
+
+    (scratch / "ours").mkdir()
+    assert race(Scene(scratch / "ours"), look_into_first(ours), up_to=1000).is_right
+    for number in range(20):
+        (scratch / str(number)).mkdir()
+        broken = look_into_first(dropped_when_the_file_is_closed_elsewhere)
+        if not race(Scene(scratch / str(number)), broken, up_to=1000).is_right:
+            return
+    pytest.fail("nothing was noticed in 20 races")
+
+
+# --- Nothing half done is seen ------------------------------------------------------------------------
+
+
+class Sights(NamedTuple):
+    """What the readers saw: how often they looked, how often the two differed, how often it was new."""
+
+    looks: int
+    torn: int
+    changes: int
+
+
+def write_pairs(directory: Path, make_lock: MakeLock, pairs: int) -> Callable[[Line], None]:
+    def task(line: Line) -> None:
+        lock = make_lock()
+        first, second = (os.open(directory / name, os.O_WRONLY) for name in ("first", "second"))
+        start = os.getpid() << 24
+        for number in range(start, start + pairs):
+            with lock(directory / "pair.lock", False):
+                os.pwrite(first, number.to_bytes(8, "big"), 0)
+                if random.random() < 0.2:
+                    time.sleep(0)
+                os.pwrite(second, number.to_bytes(8, "big"), 0)
+        line.say("done")
+
+    return task
+
+
+def read_pairs(directory: Path, make_lock: MakeLock) -> Callable[[Line], None]:
+    def task(line: Line) -> None:
+        lock = make_lock()
+        first, second = (os.open(directory / name, os.O_RDONLY) for name in ("first", "second"))
+        looks = torn = changes = 0
+        last = b""
+        while not line.has_news():
+            with lock(directory / "pair.lock", True):
+                one, other = os.pread(first, 8, 0), os.pread(second, 8, 0)
+            looks, torn, changes = looks + 1, torn + (one != other), changes + (one != last)
+            last = one
+        line.say(Sights(looks, torn, changes))
+
+    return task
+
+
+def watch_pairs(directory: Path, writing: MakeLock, reading: MakeLock, *, pairs: int) -> Sights:
+    """Two processes write so many pairs of files, four read them; all that the readers saw."""
+    for name in ("first", "second"):
+        (directory / name).write_bytes(bytes(8))
+    with Workers() as workers:
+        writers = workers.start_many(2, write_pairs(directory, writing, pairs))
+        readers = workers.start_many(4, read_pairs(directory, reading))
+        assert [worker.hear() for worker in writers] == ["done", "done"]
+        seen = [worker.ask("stop") for worker in readers]
+    return Sights(*(sum(numbers) for numbers in zip(*seen, strict=True)))
+
+
+@pytest.mark.req("FL-03")
+@pytest.mark.parametrize("make_lock", [ours, ours_in_turn], ids=lambda each: each.__name__)
+def test_readers_that_share_the_lock_never_see_a_half_written_pair(
+    make_lock: MakeLock, scratch: Path
+) -> None:
+    seen = watch_pairs(scratch, make_lock, make_lock, pairs=400)
+
+    assert seen.torn == 0, seen
+    assert seen.changes > 10, "hardly anything was read meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("writing", "reading"),
+    [(ours, no_lock_at_all), (no_lock_at_all, ours), (shared_where_exclusive_is_needed, ours)],
+    ids=["readers without", "writers without", "writers share"],
+)
+def test_a_half_written_pair_is_noticed_where_one_side_does_not_lock(
+    writing: MakeLock, reading: MakeLock, scratch: Path
+) -> None:
+    for _ in range(20):
+        if watch_pairs(scratch, writing, reading, pairs=1000).torn:
+            return
+    pytest.fail("nothing was noticed in 20 rounds")

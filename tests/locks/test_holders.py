@@ -1,0 +1,508 @@
+"""Who a holder is, and whether it is still there: dead only when that is certain."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.locks import processes
+from holdfast.locks.holders import Holder, Liveness, current_holder, liveness, process_liveness
+from tests.locks.lock_watch import become_nobody, linux_only
+from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
+
+if sys.platform == "win32":
+    pytest.skip("the holders of these tests are forked", allow_module_level=True)
+
+ALIVE, DEAD, UNKNOWN = Liveness.ALIVE, Liveness.DEAD, Liveness.UNKNOWN
+
+
+def say_who_and_wait(line: Line) -> None:
+    """For a worker."""
+    line.say(current_holder())
+    line.wait()
+
+
+def start_holder(workers: Workers) -> tuple[Worker, Holder]:
+    """A process, and who it says it is."""
+    worker = workers.start(say_who_and_wait)
+    holder = worker.hear()
+    assert isinstance(holder, Holder)
+    return worker, holder
+
+
+# --- Identity -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("LC-05")
+def test_a_holder_is_named_by_host_user_pid_and_start_time() -> None:
+    me = current_holder()
+
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert me.holder_id == f"{os.uname().nodename}:{user}:{os.getpid()}:{me.start_time}"
+    assert len(me.holder_id.split(":")) == 4
+    if sys.platform == "linux":
+        assert re.fullmatch(r"[0-9]+", me.start_time)
+        assert me.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def test_a_holder_stays_the_same_for_the_life_of_its_process() -> None:
+    first = current_holder()
+    time.sleep(0)
+
+    assert current_holder() == first
+
+
+def test_a_record_brings_the_holder_back() -> None:
+    me = current_holder()
+
+    record = json.loads(json.dumps(me.as_record()))
+
+    assert set(record) == {"holder_id", "boot_id", "machine_id", "pid_namespace"}
+    assert Holder.from_record(record) == me
+    assert Holder.from_record({**record, "purpose": "something else that is stored there"}) == me
+
+
+def test_the_machine_is_named_by_a_hash_because_its_id_is_confidential() -> None:
+    secret = Path("/etc/machine-id")
+    if not secret.exists():
+        pytest.skip("there is no /etc/machine-id")
+
+    assert secret.read_text().strip() not in json.dumps(current_holder().as_record())
+
+
+def test_a_forked_child_is_a_holder_of_its_own(workers: Workers) -> None:
+    parent = current_holder()
+
+    worker, child = start_holder(workers)
+
+    assert child.pid == worker.pid != parent.pid
+    assert child._replace(pid=0, start_time="") == parent._replace(pid=0, start_time="")
+    assert liveness(child) is ALIVE
+
+
+def test_a_user_without_a_name_is_named_by_number(workers: Workers) -> None:
+    if os.getuid() != 0:
+        pytest.skip("changing the user needs root")
+
+    def become_unknown(line: Line) -> None:
+        os.setuid(54321)
+        line.say(current_holder().user)
+
+    assert workers.start(become_unknown).hear() == "54321"
+
+
+GARBAGE = [
+    {},
+    {"holder_id": None},
+    {"holder_id": 5},
+    {"holder_id": ""},
+    {"holder_id": "host:user:12"},
+    {"holder_id": "host:user:12:34:56"},
+    {"holder_id": "host:user:pid:34"},
+    {"holder_id": "host:user:-1:34"},
+    {"holder_id": "host:user:1.5:34"},
+    {"holder_id": "host:user:٣:34"},
+    {"holder_id": "host:user:" + "9" * 5000 + ":34"},
+    {"holder_id": ["host", "user", 1, 2]},
+    {"pid": 12, "host": "host"},
+]
+
+
+@pytest.mark.parametrize("record", GARBAGE, ids=lambda record: json.dumps(record)[:40])
+def test_a_record_that_names_nobody_is_nobody(record: dict[str, object]) -> None:
+    assert Holder.from_record(record) is None
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.text(max_size=20)
+holder_ids = st.tuples(st.text(max_size=5), st.text(max_size=5), st.integers(), scalars).map(
+    lambda parts: ":".join(str(part) for part in parts)
+)
+
+
+@settings(deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "holder_id": holder_ids | scalars,
+            "boot_id": scalars,
+            "machine_id": scalars,
+            "pid_namespace": scalars,
+        },
+    )
+)
+def test_no_record_makes_the_question_fail_nor_somebody_elses_holder_dead(record: dict[str, object]) -> None:
+    holder = Holder.from_record(record)
+
+    assert holder is None or liveness(holder) in (UNKNOWN, ALIVE)
+
+
+@pytest.mark.parametrize("value", [None, 5, [], "", "another"], ids=repr)
+@pytest.mark.parametrize("field", ["boot_id", "pid_namespace"])
+def test_a_record_with_a_damaged_field_is_not_taken_for_dead(field: str, value: object) -> None:
+    me = current_holder()
+    record = {**me.as_record(), field: value, "machine_id": "" if value == "another" else me.machine_id}
+
+    holder = Holder.from_record(record)
+
+    assert holder is not None
+    if getattr(me, field):
+        assert liveness(holder) is UNKNOWN
+
+
+# --- Processes of this machine ------------------------------------------------------------------------
+
+
+def test_a_process_is_alive_until_it_has_ended(workers: Workers) -> None:
+    worker, holder = start_holder(workers)
+    assert liveness(holder) is ALIVE
+
+    worker.kill()
+    worker.wait()
+
+    assert liveness(holder) is DEAD
+
+
+def test_a_stopped_process_is_alive(workers: Workers) -> None:
+    worker, holder = start_holder(workers)
+
+    worker.stop()
+
+    assert liveness(holder) is ALIVE
+
+
+def test_a_zombie_is_dead(workers: Workers) -> None:
+    worker, holder = start_holder(workers)
+
+    worker.kill()
+
+    wait_until(lambda: (seen := processes.find_process(worker.pid)) is not None and seen.is_zombie)
+    assert liveness(holder) is DEAD
+    assert processes.is_there(worker.pid), "its number is not free yet"
+    worker.wait()
+    assert liveness(holder) is DEAD
+
+
+@linux_only
+def test_a_process_whose_first_thread_has_ended_is_alive_while_others_run(workers: Workers) -> None:
+    exit_thread = {"x86_64": 60, "aarch64": 93}.get(os.uname().machine)
+    if exit_thread is None:
+        pytest.skip(f"the number of the call that ends a thread is not known for {os.uname().machine}")
+
+    def end_the_first_thread(line: Line) -> None:
+        line.say(current_holder())
+        end = threading.Event()
+
+        def go_on() -> None:
+            end.wait()
+            line.wait()
+            os._exit(0)
+
+        threading.Thread(target=go_on).start()
+        end.set()
+        ctypes.CDLL(None).syscall(exit_thread, 0)
+
+    worker = workers.start(end_the_first_thread)
+    holder = worker.hear()
+    wait_until(lambda: " Z " in Path(f"/proc/{worker.pid}/stat").read_text())
+
+    assert liveness(holder) is ALIVE
+    worker.say("end")
+    wait_until(lambda: liveness(holder) is DEAD)
+
+
+@linux_only
+@pytest.mark.parametrize("name", ["plain", "with blanks", ") Z 1 2 3 (", "a)b(c) R", "\n\t"])
+def test_the_name_of_a_process_cannot_disguise_it(name: str, workers: Workers) -> None:
+    def rename_and_wait(line: Line) -> None:
+        Path("/proc/self/comm").write_text(name)
+        say_who_and_wait(line)
+
+    worker = workers.start(rename_and_wait)
+    holder = worker.hear()
+
+    found = processes.find_process(worker.pid)
+
+    assert found is not None
+    assert (found.start_time, found.is_zombie) == (holder.start_time, False)
+    assert liveness(holder) is ALIVE
+
+
+def test_another_process_that_has_been_given_the_number_is_not_the_holder() -> None:
+    me = current_holder()
+    earlier = me._replace(start_time="1" if sys.platform == "linux" else "1.00")
+
+    assert liveness(earlier) is DEAD
+    assert process_liveness(me.pid, start_time=earlier.start_time) is DEAD
+    assert process_liveness(me.pid, start_time=me.start_time) is ALIVE
+    assert process_liveness(me.pid) is ALIVE, "without a start time the number is all there is"
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1 << 31, 1 << 70])
+def test_what_cannot_be_the_number_of_a_process_says_nothing(pid: int) -> None:
+    assert process_liveness(pid) is UNKNOWN
+
+
+def test_a_process_of_another_user_is_alive_though_it_cannot_be_signalled(workers: Workers) -> None:
+    def look_at_the_first_process(line: Line) -> None:
+        become_nobody()
+        try:
+            os.kill(1, 0)
+        except PermissionError:
+            line.say(("EPERM", process_liveness(1), processes.is_there(1)))
+        else:
+            line.say(("permitted", process_liveness(1), processes.is_there(1)))
+
+    permission, alive, is_there = workers.start(look_at_the_first_process).hear()
+
+    assert permission == "EPERM"
+    assert alive is ALIVE
+    assert is_there
+
+
+# --- Other machines, other times ----------------------------------------------------------------------
+
+HERE = Holder("host", "user", 100, "5000", "boot-1", "machine-1", "namespace-1")
+
+
+@pytest.mark.parametrize(
+    ("holder", "expected"),
+    [
+        (HERE._replace(host="other"), UNKNOWN),
+        (HERE._replace(host="other", machine_id="", boot_id=""), UNKNOWN),
+        (HERE._replace(boot_id="boot-0"), DEAD),
+        (HERE._replace(boot_id="boot-0", pid_namespace="namespace-0"), DEAD),
+        (HERE._replace(boot_id="boot-0", machine_id="machine-2"), UNKNOWN),
+        (HERE._replace(boot_id="boot-0", machine_id=""), UNKNOWN),
+        (HERE._replace(boot_id=""), UNKNOWN),
+        (HERE._replace(pid_namespace="namespace-2"), UNKNOWN),
+        (HERE._replace(pid_namespace=""), UNKNOWN),
+    ],
+    ids=[
+        "another host",
+        "another host that says little",
+        "the same machine, started anew",
+        "the same machine, started anew, another namespace",
+        "another machine of the same name",
+        "a machine of the same name that has no id",
+        "a machine that does not say when it was started",
+        "another pid namespace",
+        "a pid namespace that is not known",
+    ],
+)
+def test_only_the_same_machine_started_anew_makes_a_holder_dead_from_afar(
+    holder: Holder, expected: Liveness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "find_process", lambda _: pytest.fail("numbers mean nothing there"))
+
+    assert liveness(holder, here=HERE) is expected
+
+
+def test_two_machines_of_one_name_that_have_no_ids_judge_each_other_unknown() -> None:
+    anonymous = HERE._replace(boot_id="boot-0", machine_id="")
+
+    assert liveness(anonymous, here=HERE._replace(machine_id="")) is UNKNOWN
+
+
+def test_a_real_restart_is_a_boot_id_that_has_changed() -> None:
+    me = current_holder()
+    if not (me.boot_id and me.machine_id):
+        pytest.skip("this system names neither its machine nor its start")
+
+    assert liveness(me._replace(boot_id="00000000-0000-0000-0000-000000000000")) is DEAD
+    assert liveness(me._replace(boot_id="0", machine_id="another")) is UNKNOWN
+
+
+# --- Real namespaces ----------------------------------------------------------------------------------
+
+SAY_WHO = """
+import json, os, sys
+from holdfast.locks.holders import Holder, current_holder, liveness
+me = current_holder()
+child = os.fork()
+if child == 0:
+    print(json.dumps({**me.as_record(), "for another one in there": liveness(me).value}), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+sys.stdin.read()
+"""
+
+
+def have_unshare() -> str:
+    """The program that makes namespaces; a test that cannot have it says so."""
+    program = shutil.which("unshare")
+    if program is None or os.getuid() != 0:
+        pytest.skip("namespaces need unshare(1) and root")
+    return program
+
+
+@contextmanager
+def elsewhere(*how: str, program: str = SAY_WHO) -> Iterator[str]:
+    """What a Python program says that runs in other namespaces until the end of the block."""
+    command = [have_unshare(), *how, sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        assert running.stderr is not None
+        said = running.stdout.readline()
+        if not said:
+            problem = running.stderr.read().strip()
+            if "Traceback" not in problem or "returned non-zero exit status" in problem:
+                pytest.skip(f"no such namespace here: {problem.splitlines()[-1:]}")
+            pytest.fail(problem)
+        yield said
+        running.stdin.close()
+        assert running.wait(PATIENCE) == 0, running.stderr.read()
+
+
+@linux_only
+@pytest.mark.parametrize("how", [["-pf", "--mount-proc"], ["-pf"]], ids=["with its own /proc", "with ours"])
+def test_a_process_in_another_pid_namespace_of_the_same_host_name_is_unknown_here_and_alive_there(
+    how: list[str],
+) -> None:
+    with elsewhere(*how) as said:
+        record = json.loads(said)
+        holder = Holder.from_record(record)
+
+        assert holder is not None
+        assert holder.host == current_holder().host
+        assert holder.boot_id == current_holder().boot_id
+        assert holder.pid == 1
+        assert liveness(holder) is UNKNOWN
+        assert record["for another one in there"] == "alive"
+
+
+@linux_only
+def test_a_process_in_another_time_namespace_is_not_taken_for_dead_because_its_start_time_is_shifted() -> (
+    None
+):
+    with elsewhere("-T", "--boottime", "100000") as said:
+        holder = Holder.from_record(json.loads(said))
+
+        assert holder is not None
+        assert liveness(holder) is UNKNOWN
+
+
+@linux_only
+def test_without_a_proc_file_system_nobody_is_taken_for_dead() -> None:
+    program = """
+import os, subprocess
+subprocess.run(["umount", "-l", "/proc"], check=True)
+from holdfast.locks.holders import current_holder, liveness
+me = current_holder()
+print(liveness(me).value, liveness(me._replace(pid=(1 << 22) - 1)).value, flush=True)
+"""
+    with elsewhere("-m", program=program) as said:
+        assert said == "unknown unknown\n"
+
+
+@linux_only
+def test_a_process_that_the_system_hides_from_this_user_is_alive() -> None:
+    program = """
+import os, subprocess, sys
+from holdfast.locks import processes
+from holdfast.locks.holders import process_liveness
+import holdfast.fs.durable
+subprocess.run(["mount", "-t", "proc", "-o", "hidepid=2", "proc", "/proc"], check=True)
+gone = subprocess.Popen(["true"])
+gone.wait()
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+hidden = not os.path.exists("/proc/1")
+print(hidden, process_liveness(1).value, process_liveness(gone.pid).value, flush=True)
+"""
+    with elsewhere("-m", program=program) as said:
+        assert said == "True alive dead\n"
+
+
+GIVE_OUT = """
+import json, os, time
+from holdfast.locks.holders import Holder, current_holder, liveness
+
+def give_out(number):
+    "Let the next process have this number."
+    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+        file.write(str(number - 1))
+
+def wait_for_another_tick(holder):
+    "Start times are counted in hundredths of a second."
+    while time.clock_gettime(time.CLOCK_BOOTTIME) < int(holder.start_time) / 100 + 0.05:
+        pass
+
+def say_who(pipe):
+    os.write(pipe, json.dumps(current_holder().as_record()).encode())
+
+def hear_who(pipe):
+    return Holder.from_record(json.loads(os.read(pipe, 4096)))
+
+ours, theirs = os.pipe()
+wait, go = os.pipe()
+"""
+
+
+@linux_only
+def test_a_number_that_the_kernel_really_gives_out_again_does_not_bring_the_holder_back() -> None:
+    program = """
+def start():
+    pid = os.fork()
+    if pid == 0:
+        say_who(theirs)
+        os.read(wait, 1)
+        os._exit(0)
+    return pid, hear_who(ours)
+
+first, holder = start()
+os.write(go, b".")
+os.waitpid(first, 0)
+before = liveness(holder).value
+wait_for_another_tick(holder)
+give_out(first)
+second, successor = start()
+print(first == second, before, liveness(holder).value, liveness(successor).value, flush=True)
+os.write(go, b".")
+"""
+    with elsewhere("-pf", "--mount-proc", program=GIVE_OUT + program) as said:
+        assert said == "True dead dead alive\n"
+
+
+@linux_only
+def test_a_process_with_the_number_of_its_grandparent_does_not_take_itself_for_that() -> None:
+    program = """
+def be_the_parent():
+    os.read(wait, 1)
+    give_out(grandparent)
+    if os.fork() == 0:
+        say_who(theirs)
+    os._exit(0)
+
+if os.fork() == 0:
+    say_who(theirs)
+    grandparent = os.getpid()
+    if os.fork() == 0:
+        be_the_parent()  # which never asks who it is itself
+    os._exit(0)
+holder = hear_who(ours)
+os.waitpid(holder.pid, 0)
+wait_for_another_tick(holder)
+os.write(go, b".")
+grandchild = hear_who(ours)
+print(grandchild.pid == holder.pid, grandchild.start_time != holder.start_time, flush=True)
+"""
+    with elsewhere("-pf", "--mount-proc", program=GIVE_OUT + program) as said:
+        assert said == "True True\n"

@@ -1,0 +1,182 @@
+"""Other processes for the tests of locks: they do as they are told, and can be stopped and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn, Self
+
+PATIENCE = 60.0
+"""How long anything may take before the test fails instead of hanging; nothing depends on its value."""
+
+
+class Line:
+    """One end of the line between a test and a worker."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def say(self, message: object) -> None:
+        """Tell the other end something."""
+        self._connection.send(message)
+
+    def hear(self) -> Any:
+        """Wait for what the other end says next; EOFError if it has ended."""
+        if not self._connection.poll(PATIENCE):
+            raise AssertionError(f"nothing was heard for {PATIENCE:.0f} s")
+        message = self._connection.recv()
+        if isinstance(message, _Raised):
+            raise AssertionError(f"the worker failed:\n{message.trace}")
+        return message
+
+    def wait(self) -> Any:
+        """Like `hear`, for a worker, which has all the time of its test."""
+        return self._connection.recv()
+
+    def has_news(self) -> bool:
+        """Whether the other end has said something that was not heard yet, or has ended."""
+        return self._connection.poll(0)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+
+class _Raised(NamedTuple):
+    trace: str
+
+
+Task = Callable[[Line], object]
+
+
+class Worker:
+    """A forked process that runs a task with one end of a line; the other end is here."""
+
+    pid: int
+    line: Line
+
+    def __init__(self, task: Task) -> None:
+        if sys.platform == "win32":
+            raise NotImplementedError("there is no fork on Windows")
+        self._status: int | None = None
+        here, there = Pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # a watcher thread may still be ending
+            self.pid = os.fork()
+        if self.pid == 0:
+            here.close()
+            _work(task, Line(there))
+        there.close()
+        self.line = Line(here)
+
+    def say(self, message: object) -> None:
+        """Tell the worker something."""
+        self.line.say(message)
+
+    def hear(self) -> Any:
+        """Wait for what the worker says next."""
+        try:
+            return self.line.hear()
+        except (EOFError, ConnectionResetError):
+            raise AssertionError(f"the worker ended with {self.wait()}") from None
+
+    def ask(self, message: object) -> Any:
+        """Tell the worker something and wait for its answer."""
+        self.say(message)
+        return self.hear()
+
+    def kill(self) -> None:
+        """End the worker as a crash does; it is a zombie until `wait`."""
+        if sys.platform != "win32" and self._status is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Stop the worker wherever it is."""
+        if sys.platform != "win32":
+            os.kill(self.pid, signal.SIGSTOP)
+        self.wait_until_stopped()
+
+    def wait_until_stopped(self) -> None:
+        """Wait until the worker has stopped, or has stopped itself."""
+        if sys.platform != "win32":
+            _, status = os.waitpid(self.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), f"the worker did not stop but ended: {status}"
+
+    def resume(self) -> None:
+        """Let a stopped worker go on."""
+        if sys.platform != "win32":
+            os.kill(self.pid, signal.SIGCONT)
+
+    def wait(self) -> int:
+        """Wait until the worker has ended; its exit status, negative for a signal. Twice is fine."""
+        if self._status is None:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._status
+
+
+class Workers:
+    """The workers of one test; at its end they are killed."""
+
+    def __init__(self) -> None:
+        self._all: list[Worker] = []
+
+    def start(self, task: Task) -> Worker:
+        """Start one more."""
+        worker = Worker(task)
+        self._all.append(worker)
+        return worker
+
+    def start_many(self, count: int, task: Task) -> list[Worker]:
+        """Start `count` more of one kind."""
+        return [self.start(task) for _ in range(count)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._all:
+            worker.kill()
+            worker.wait()
+            worker.line.close()
+
+
+def stop_myself() -> None:
+    """In a worker: stop here until the test says otherwise."""
+    if sys.platform != "win32":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until `condition` holds; a test that waits in vain fails."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.001)
+
+
+def _work(task: Task, line: Line) -> NoReturn:
+    """Be the worker, which never returns into the code of the test."""
+    status = 1
+    try:
+        random.seed(os.getpid())
+        task(line)
+        status = 0
+    except EOFError:
+        pass  # the test is over
+    except BaseException:
+        with contextlib.suppress(OSError):
+            line.say(_Raised(traceback.format_exc()))
+    finally:
+        os._exit(status)
