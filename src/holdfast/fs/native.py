@@ -56,7 +56,9 @@ else:
 
     def flock(descriptor: int, operation: int) -> int:
         """Call flock(2) once, without going on after a signal; return 0 or the error number."""
-        return 0 if _libc.flock(descriptor, operation) == 0 else ctypes.get_errno()
+        if _libc.flock(descriptor, operation) == 0:
+            return 0
+        return ctypes.get_errno() or errno.EINTR  # a signal handler that ran since may have reset it
 
     def sync_filesystem(descriptor: int) -> None:
         """Call syncfs(2), which Linux has; elsewhere sync everything."""

@@ -73,5 +73,5 @@ def _describe(fields: list[str]) -> FileLockHolder:
     process = processes.find_process(pid) if pid > 0 else None
     if process is None:
         return FileLockHolder(pid if pid > 0 else None, None, None, shared, waiting)
-    started = format_instant(time.time() - processes.started_ago(process))
+    started = format_instant(round(time.time() - processes.started_ago(process)))  # it is not known better
     return FileLockHolder(pid, processes.command_of(pid), started, shared, waiting)

@@ -108,22 +108,30 @@ class _Watcher:
         self._lock = threading.Lock()  # taken itself, not by way of `_changed`: Ctrl-C cannot leave it locked
         self._changed = threading.Condition(self._lock)
         self._waits: set[Wait] = set()
-        self._running = False
+        self._runner: threading.Thread | None = None
         self._wakes_at = 0.0
 
     def watch(self, wait: Wait) -> bool:
         """Interrupt `wait` when it is due; False if there is no thread to be had for that."""
         with self._lock:
             self._waits.add(wait)
-            if self._running:
-                if wait.due < self._wakes_at:
-                    self._changed.notify()
-                return True
-            try:
-                threading.Thread(target=self._run, name="holdfast-deadlines", daemon=True).start()
-            except RuntimeError:
-                return False
+            if self._runner is None:
+                return self._start()
+            if wait.due < self._wakes_at:
+                self._changed.notify()
             return True
+
+    def _start(self) -> bool:
+        self._wakes_at = 0.0
+        self._runner = threading.Thread(target=self._run, name="holdfast-deadlines", daemon=True)
+        try:
+            self._runner.start()
+        except BaseException as error:
+            self._runner = None  # and if Ctrl-C came after its start, it sees that it is not wanted
+            if isinstance(error, RuntimeError):
+                return False
+            raise
+        return True
 
     def hurry(self, wait: Wait) -> None:
         with self._lock:
@@ -136,17 +144,21 @@ class _Watcher:
             self._waits.discard(wait)
 
     def _run(self) -> None:
+        if sys.platform != "win32":
+            import signal
+
+            # Signals are for the threads of the program: here one would be taken by a bystander.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with self._lock:
-            if self._running:
+            if self._runner is not threading.current_thread():
                 return
-            self._running = True
             try:
                 while self._waits:
                     now = time.monotonic()
                     self._wakes_at = min([now + _TICK, *self._interrupt_due(now)])
                     self._changed.wait(max(0.0, self._wakes_at - now))
             finally:
-                self._running = False
+                self._runner = None
 
     def _interrupt_due(self, now: float) -> list[float]:
         if sys.platform != "win32":
