@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.cli.exit_statuses import MEANINGS
 from holdfast.errors import ExitStatus
-from tools.generate_reference import DIRECTORY, MEANINGS, PAGES
+from tools.generate_reference import DIRECTORY, PAGES
 
 
 @pytest.mark.parametrize("name", PAGES)

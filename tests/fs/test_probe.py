@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from holdfast.errors import FilesystemUnsafe
 from holdfast.fs import calls, mounts
 from holdfast.fs.probe import probe, require_safe
+from tests.support.loop_mounts import LoopMount
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux file systems")
 
@@ -72,37 +72,11 @@ def test_the_kind_of_a_tmpfs_is_seen() -> None:
     assert mounts.filesystem_kind("/dev/shm") == "tmpfs"
 
 
-Mount = Callable[[str], Path]
-
-
-@pytest.fixture
-def loop_mount(tmp_path: Path) -> Iterator[Mount]:
-    mounted: list[Path] = []
-
-    def mount(kind: str) -> Path:
-        if sys.platform == "win32" or os.getuid() != 0:
-            pytest.skip("needs root to mount a loop device")
-        image, place = tmp_path / f"{kind}.img", tmp_path / kind
-        with image.open("wb") as file:
-            file.truncate(400 << 20)
-        place.mkdir()
-        for command in ([f"mkfs.{kind}", "-q", str(image)], ["mount", "-o", "loop", str(image), str(place)]):
-            try:
-                subprocess.run(command, check=True, capture_output=True)
-            except (OSError, subprocess.CalledProcessError) as error:
-                pytest.skip(f"{command[0]} does not work here: {error}")
-        mounted.append(place)
-        return place
-
-    yield mount
-    for place in mounted:
-        subprocess.run(["umount", str(place)], check=False)
-
-
 @pytest.mark.parametrize(("kind", "reflink"), [("ext4", False), ("xfs", True), ("btrfs", True)])
-def test_reflinks_are_seen_where_they_are(loop_mount: Mount, kind: str, reflink: bool) -> None:
-    place = loop_mount(kind)
-    found = probe(place)
+def test_reflinks_are_seen_where_they_are(
+    loop_mount: Callable[[str], LoopMount], kind: str, reflink: bool
+) -> None:
+    found = probe(loop_mount(kind).path)
     assert found.kind == kind
     assert found.reflink is reflink
     assert found.rename_exchange

@@ -48,7 +48,6 @@ def start_holder(workers: Workers) -> tuple[Worker, Holder]:
 # --- Identity -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.req("LC-05")
 def test_a_holder_is_named_by_host_user_pid_and_start_time() -> None:
     me = current_holder()
 
@@ -398,6 +397,19 @@ def test_a_process_in_another_time_namespace_is_not_taken_for_dead_because_its_s
 
         assert holder is not None
         assert liveness(holder) is UNKNOWN
+
+
+@linux_only
+def test_a_host_whose_name_has_a_colon_still_makes_four_fields() -> None:
+    program = """
+import socket
+socket.sethostname("a:b")
+from holdfast.locks.holders import Holder, current_holder, liveness
+me = current_holder()
+print(me.holder_id.count(":"), Holder.from_record(me.as_record()) == me, liveness(me).value, flush=True)
+"""
+    with elsewhere("-u", program=program) as said:
+        assert said == "3 True alive\n"
 
 
 @linux_only

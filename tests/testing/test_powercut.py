@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.fs import calls
-from holdfast.testing import powercut
+from holdfast.testing import recorder
 from holdfast.testing.crash import Ending, Kill, Outcome, cut_short, scratch
 from holdfast.testing.powercut import Disk, Sync, mark, power_cuts, record, redundant_syncs
 
@@ -490,7 +490,7 @@ def test_a_change_that_went_past_the_calls_is_found(change: Callable[[Path], obj
 
 def test_every_call_that_changes_something_is_noted() -> None:
     nothing_on_disk = {"close", "flock", "flock_interruptible"}
-    assert set(calls.CHANGING) == set(powercut._Recorder._NOTES) | nothing_on_disk
+    assert set(calls.CHANGING) == set(recorder.Recorder._NOTES) | nothing_on_disk
 
 
 def test_what_cannot_be_rebuilt_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,326 @@
+"""Open directories: the way down refuses every link, and nobody can swap one in between check and use."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import IoFailure, NotDurable, NotFound, NotWritable, PathEscape
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory, make_directories
+from tests.locks.workers import Line, Workers
+
+if sys.platform == "win32":
+    pytest.skip("lookups in an open directory are not those of Windows", allow_module_level=True)
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """A directory `root/a/b/c`, with `outside` beside it; this is `root`."""
+    (tmp_path / "root/a/b/c").mkdir(parents=True)
+    (tmp_path / "outside/b/c").mkdir(parents=True)
+    return tmp_path / "root"
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd")) if sys.platform == "linux" else set()
+
+
+# --- Going down ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relative", ["a", "a/b", "a/b/c"])
+def test_a_directory_below_is_opened(relative: str, top: Path) -> None:
+    with Directory.open(top) as root, root.beneath(relative) as below:
+        durable.create_in(below, "file", b"content")
+
+    assert (top / relative / "file").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("link", ["a", "a/b", "a/b/c"])
+@pytest.mark.parametrize("target", ["outside", "elsewhere in the root", "missing", "itself", "a file"])
+@pytest.mark.parametrize("create", [False, True], ids=["open", "create"])
+def test_a_symbolic_link_at_any_depth_is_refused(link: str, target: str, create: bool, top: Path) -> None:
+    path = top / link
+    targets = {
+        "outside": top.parent / "outside",
+        "elsewhere in the root": top / "other",
+        "missing": top / "missing",
+        "itself": path,
+        "a file": top / "file",
+    }
+    (top / "other/b/c").mkdir(parents=True)
+    (top / "file").touch()
+    path.rename(top.parent / "moved")
+    path.symlink_to(targets[target])
+    before = descriptors()
+
+    with Directory.open(top) as root, pytest.raises(PathEscape, match="is a symbolic link") as caught:
+        root.beneath("a/b/c", create=create)
+
+    assert str(path) in str(caught.value)
+    assert caught.value.facts["path"] == str(path)
+    assert not (top / "missing").exists(), "nothing was made through it"
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize(
+    "relative", ["..", "a/..", "a/../../outside", "/etc", "", ".", "a//b", "a/\0"], ids=ascii
+)
+def test_a_path_that_leads_out_is_refused_before_anything_is_opened(
+    relative: str, top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Directory.open(top) as root:
+        monkeypatch.setattr(calls, "open", lambda *_, **__: pytest.fail("it opens something"))
+        with pytest.raises(PathEscape):
+            root.beneath(relative, create=True)
+
+
+def test_what_is_missing_is_named(top: Path) -> None:
+    with Directory.open(top) as root, pytest.raises(NotFound, match=f"{top}/a/missing"):
+        root.beneath("a/missing/c")
+    with pytest.raises(NotFound, match=f"there is no directory {top}/missing"):
+        Directory.open(top / "missing")
+
+
+def test_a_file_on_the_way_is_an_io_failure_that_names_it(top: Path) -> None:
+    (top / "a/file").touch()
+
+    with Directory.open(top) as root, pytest.raises(IoFailure, match=f"{top}/a/file") as caught:
+        root.beneath("a/file/c")
+    assert caught.value.facts["errno"] == errno.ENOTDIR
+    with pytest.raises(IoFailure, match=f"{top}/a/file"):
+        Directory.open(top / "a/file")
+
+
+def test_a_fifo_on_the_way_does_not_hang(top: Path) -> None:
+    os.mkfifo(top / "fifo")
+
+    with Directory.open(top) as root, pytest.raises(IoFailure):
+        root.beneath("fifo")
+
+
+def test_what_is_missing_is_made_when_asked_with_the_mode_asked_for(top: Path) -> None:
+    with Directory.open(top) as root, root.beneath("a/new/deep", create=True, mode=0o700) as made:
+        assert os.path.samestat(os.stat(top / "a/new/deep"), os.fstat(made.fd or -1))
+
+    assert (top / "a/new").stat().st_mode & 0o777 == 0o700
+
+
+def test_links_on_the_way_to_the_first_directory_are_followed_because_the_caller_chose_it(top: Path) -> None:
+    (top / "link").symlink_to("a")
+
+    with Directory.open(top / "link") as directory, directory.beneath("b/c") as below:
+        assert os.path.samestat(os.fstat(below.fd or -1), os.stat(top / "a/b/c"))
+
+
+def test_an_open_directory_is_the_same_wherever_its_path_leads_by_now(top: Path) -> None:
+    with Directory.open(top / "a/b") as directory:
+        (top / "a").rename(top / "moved")
+        (top / "a").symlink_to(top.parent / "outside")
+
+        durable.create_in(directory, "file", b"content")
+
+    assert (top / "moved/b/file").read_bytes() == b"content"
+    assert not (top.parent / "outside/b/file").exists()
+
+
+def test_nothing_stays_open_whatever_happens(top: Path) -> None:
+    before = descriptors()
+
+    with Directory.open(top) as root:
+        root.beneath("a/b/c").close()
+        for relative in ("a/b/missing", "missing", "a/b/c/d"):
+            with pytest.raises(NotFound):
+                root.beneath(relative)
+        assert len(descriptors()) == len(before) + (sys.platform == "linux")
+    root.close()
+
+    assert descriptors() == before
+
+
+def test_descriptors_are_not_inherited_by_programs(top: Path) -> None:
+    with Directory.open(top) as root, root.beneath("a/b") as below:
+        assert not os.get_inheritable(root.fd or -1)
+        assert not os.get_inheritable(below.fd or -1)
+
+
+# --- Against one who swaps ----------------------------------------------------------------------------
+
+
+def swap(top: Path, where: str) -> Callable[[Line], None]:
+    """For a worker: put a link that leads outside in the place of a directory, and back, again and again."""
+
+    def task(line: Line) -> None:
+        directory, aside, link = top / where, top / "aside", top / "link"
+        outside = top.parent / "outside" / where.removeprefix("a").lstrip("/")
+        swaps = os.open(top / "swaps", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        while not line.has_news():
+            link.symlink_to(outside)
+            directory.rename(aside)
+            link.rename(directory)
+            directory.unlink()
+            aside.rename(directory)
+            os.write(swaps, b".")
+        line.say("stopped")
+
+    return task
+
+
+Write = Callable[[Path, str, str], object]
+
+
+def write_beneath(top: Path, relative: str, name: str) -> None:
+    """Create a file below, the way Holdfast does."""
+    with Directory.open(top) as root, root.beneath(relative) as directory:
+        durable.create_in(directory, name, b"", durable=False)
+
+
+def check_then_write(top: Path, relative: str, name: str) -> None:
+    """The planted bug: look whether there is a link, and then go by the path."""
+    where = top
+    for part in relative.split("/"):
+        where = where / part
+        if where.is_symlink():
+            raise PathEscape(f"{where} is a link")
+    (where / name).touch()
+
+
+def escapes(top: Path, where: str, write: Write, workers: Workers, *, swaps: int) -> bool:
+    """Whether anything was written outside while a directory was swapped so many times for a link."""
+    (top / "swaps").touch()
+    swapping = workers.start(swap(top, where))
+    outside = top.parent / "outside/b/c"
+    written, number = 0, 0
+    while not os.listdir(outside) and (written < 100 or (top / "swaps").stat().st_size < swaps):
+        number += 1
+        with contextlib.suppress(PathEscape, NotFound, IoFailure, OSError):
+            write(top, "a/b/c", str(number))
+            written += 1
+    assert swapping.ask("stop") == "stopped"
+    return bool(os.listdir(outside))
+
+
+@pytest.mark.parametrize("where", ["a", "a/b", "a/b/c"])
+def test_one_who_swaps_a_directory_for_a_link_never_gets_us_to_write_outside(
+    where: str, top: Path, workers: Workers
+) -> None:
+    assert not escapes(top, where, write_beneath, workers, swaps=500)
+
+
+@pytest.mark.parametrize("where", ["a", "a/b", "a/b/c"])
+def test_one_who_checks_first_and_writes_then_is_caught_writing_outside(
+    where: str, top: Path, workers: Workers
+) -> None:
+    assert escapes(top, where, check_then_write, workers, swaps=100_000)
+
+
+# --- Making directories -------------------------------------------------------------------------------
+
+
+def test_all_that_is_missing_is_made_and_what_is_there_is_left(top: Path) -> None:
+    (top / "a/keep").touch()
+
+    make_directories(top / "a/x/y/z")
+    make_directories(top / "a/x/y/z")
+
+    assert (top / "a/x/y/z").is_dir()
+    assert (top / "a/keep").exists()
+
+
+def test_each_name_is_durable_before_the_next_is_made(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    mkdir, sync = calls.mkdir, calls.sync_directory
+
+    def watched_mkdir(name: str, mode: int, *, dir_fd: int | None) -> None:
+        done.append(f"mkdir {name}")
+        mkdir(name, mode, dir_fd=dir_fd)
+
+    def watched_sync(fd: int) -> None:
+        done.append("sync")
+        sync(fd)
+
+    monkeypatch.setattr(calls, "mkdir", watched_mkdir)
+    monkeypatch.setattr(calls, "sync_directory", watched_sync)
+
+    make_directories(top / "x/y")
+
+    assert done == ["mkdir x", "sync", "mkdir y", "sync"]
+
+
+def test_a_relative_path_is_made_below_the_current_directory(
+    top: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(top)
+
+    make_directories(Path("x/y"))
+
+    assert (top / "x/y").is_dir()
+
+
+def test_many_processes_that_make_the_same_directories_all_succeed(top: Path, workers: Workers) -> None:
+    def make_all(line: Line) -> None:
+        line.wait()
+        for number in range(50):
+            make_directories(top / f"{number}/x/y")
+        line.say("done")
+
+    makers = workers.start_many(4, make_all)
+    for maker in makers:
+        maker.say("go")
+
+    assert [maker.hear() for maker in makers] == ["done"] * 4
+    assert all((top / f"{number}/x/y").is_dir() for number in range(50))
+
+
+def test_a_file_in_the_way_is_an_io_failure(top: Path) -> None:
+    (top / "file").touch()
+
+    with pytest.raises(IoFailure, match=f"{top}/file"):
+        make_directories(top / "file/x")
+
+
+def test_a_sync_that_fails_is_not_durable_and_not_success(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(calls, "sync_directory", fail)
+
+    with pytest.raises(NotDurable):
+        make_directories(top / "x")
+
+
+def test_making_says_whether_it_was_there(top: Path) -> None:
+    with Directory.open(top) as root:
+        assert root.make("new")
+        assert not root.make("new")
+
+
+def test_a_directory_that_cannot_be_made_is_not_writable(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(calls, "mkdir", refuse)
+
+    with Directory.open(top) as root, pytest.raises(NotWritable, match=f"{top}/new"):
+        root.make("new")
+
+
+# --- Looking ------------------------------------------------------------------------------------------
+
+
+def test_the_status_is_of_the_link_and_not_of_what_it_leads_to(top: Path) -> None:
+    (top / "link").symlink_to("a")
+
+    with Directory.open(top) as root:
+        assert root.is_link("link")
+        assert not root.is_link("a")
+        assert not root.is_link("missing")
+        assert root.status("missing") is None
+        assert root.directories() == ["a"]

@@ -1,0 +1,129 @@
+"""The commits that are swept: of one document, of one record, of several; on old stores and new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.store.records import Append, Change, Create, Delete, Replace, View
+from tests.store.commit_scenarios import CommitCase, Operation, making
+from tests.store.worlds import (
+    AUDIT,
+    DESCRIPTORS,
+    EVENTS,
+    GATES,
+    INDEX,
+    ISSUES,
+    LEDGER,
+    REFS,
+    WORKTREES,
+    Listed,
+    Text,
+)
+
+LONG = "long " * 1200
+"""More than a page, and more than is read at once to find the end of a stream."""
+
+
+# --- What had happened -------------------------------------------------------------------------------
+
+ISSUE = making(
+    Create(ISSUES.key("a"), Text("the first issue")),
+    Create(INDEX, Listed(("a",))),
+    Append(EVENTS, Text("a created")),
+)
+RULES = making(Create(GATES, Text("rules")))
+SNAPSHOT = making(
+    Create(DESCRIPTORS.key("s1"), Text("the first snapshot")),
+    Create(WORKTREES.key("main"), Text("main", head="s1")),
+    Append(AUDIT, Text("s1 taken")),
+)
+ACCOUNTS = making(Create(REFS.key("alice"), Text("10")), Create(REFS.key("bob"), Text("0")))
+CLAIMS = making(Append(LEDGER, Text("claimed")), Append(LEDGER, Text("released")))
+
+
+# --- What is done ------------------------------------------------------------------------------------
+
+CREATE_ISSUE = making(
+    Create(ISSUES.key("b"), Text("the second issue")),
+    Replace(INDEX, Listed(("a", "b"))),
+    Append(EVENTS, Text("b created")),
+)
+DELETE_ISSUE = making(
+    Delete(ISSUES.key("a")),
+    Replace(INDEX, Listed(())),
+    Append(EVENTS, Text("a deleted")),
+)
+TAKE_SNAPSHOT = making(
+    Create(DESCRIPTORS.key("s2"), Text("the second snapshot")),
+    Replace(WORKTREES.key("main"), Text("main", head="s2")),
+    Append(AUDIT, Text("s2 taken")),
+)
+WIDE = making(
+    Replace(ISSUES.key("a"), Text("the first issue, claimed")),
+    Create(DESCRIPTORS.key("s2"), Text("the second snapshot")),
+    Replace(WORKTREES.key("main"), Text("main", head="s2")),
+    Append(EVENTS, Text("a claimed")),
+    Append(LEDGER, Text("claimed again")),
+)
+
+
+def _transfer(view: View) -> Sequence[Change]:
+    alice, bob = (view.get(REFS.key(name)) for name in ("alice", "bob"))
+    assert alice is not None
+    assert bob is not None
+    return [
+        Replace(REFS.key("alice"), Text(f"{alice.text} less 5")),
+        Replace(REFS.key("bob"), Text(f"{bob.text} and 5")),
+    ]
+
+
+TRANSFER = Operation([REFS.key("alice"), REFS.key("bob")], _transfer)
+
+
+def _rest_on_others(view: View) -> Sequence[Change]:
+    event, rules = view.last(EVENTS), view.get(GATES)
+    return [Create(ISSUES.key("c"), Text(f"after {event and event.record.text}, by {rules and rules.text}"))]
+
+
+REST_ON_OTHERS = Operation([ISSUES.key("c"), GATES, EVENTS], _rest_on_others)
+
+
+def twelve(size: int = 0) -> Operation:
+    """A commit that is large enough to be brought to the disk all at once."""
+    names = [f"n{number}" for number in range(10)]
+    return making(
+        *(Create(ISSUES.key(name), Text(name + "x" * size)) for name in names),
+        Replace(INDEX, Listed(("a", *names))),
+        Append(EVENTS, Text("ten created")),
+    )
+
+
+SINGLE: Mapping[str, CommitCase] = {
+    "create": CommitCase([ISSUE], making(Create(ISSUES.key("b"), Text("alone")))),
+    "create, large": CommitCase([ISSUE], making(Create(ISSUES.key("b"), Text(LONG)))),
+    "create in a new store": CommitCase([], making(Create(GATES, Text("rules")))),
+    "create in a new directory": CommitCase([ISSUE], making(Create(WORKTREES.key("w"), Text("work")))),
+    "replace": CommitCase([RULES], making(Replace(GATES, Text("other rules")))),
+    "delete": CommitCase([ACCOUNTS], making(Delete(REFS.key("bob")))),
+    "rest on others": CommitCase([ISSUE, RULES], REST_ON_OTHERS),
+    "append a line": CommitCase([ISSUE], making(Append(EVENTS, Text("seen")))),
+    "append a long line": CommitCase([ISSUE], making(Append(EVENTS, Text(LONG)))),
+    "append the first line": CommitCase([], making(Append(AUDIT, Text("begun")))),
+    "append to the ledger": CommitCase([CLAIMS], making(Append(LEDGER, Text("claimed again")))),
+    "begin the ledger": CommitCase([], making(Append(LEDGER, Text("claimed")))),
+}
+SEVERAL: Mapping[str, CommitCase] = {
+    "create an issue": CommitCase([ISSUE], CREATE_ISSUE),
+    "create the first issue": CommitCase([], ISSUE),
+    "delete an issue": CommitCase([ISSUE], DELETE_ISSUE),
+    "transfer": CommitCase([ACCOUNTS], TRANSFER),
+    "take a snapshot": CommitCase([SNAPSHOT], TAKE_SNAPSHOT),
+    "take the first snapshot": CommitCase([], SNAPSHOT),
+    "begin the ledger with two": CommitCase([], CLAIMS),
+    "wide": CommitCase([ISSUE, SNAPSHOT, CLAIMS], WIDE),
+}
+LARGE: Mapping[str, CommitCase] = {
+    "twelve steps": CommitCase([ISSUE], twelve()),
+    "twelve large steps": CommitCase([ISSUE], twelve(size=5000)),
+}
+ALL: Mapping[str, CommitCase] = {**SINGLE, **SEVERAL, **LARGE}

@@ -1,0 +1,252 @@
+"""The file store keeps the contract, behaves like the model, and is linearizable whoever is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from holdfast.fs import calls
+from holdfast.store.base import Store
+from holdfast.store.files import FileStore
+from holdfast.store.layout import Layout
+from holdfast.store.records import Create, Decision, Key, Replace, View
+from holdfast.testing.contract import Recipe, StoreContract, When
+from holdfast.testing.contract_clients import PATIENCE, Item, accounts, apply, number_of, swap, transfer
+from holdfast.testing.linearizability import Accounts, Check, History, Operation, Register, Verdict, check
+from holdfast.testing.model import Subject, run_state_machine
+from tests.store.storm import IsOver, Life, late_calls, storm
+
+
+def open_file_store(path: Path) -> FileStore:
+    """A store that waits as long as a loaded machine may need."""
+    return FileStore(path, timeout=PATIENCE)
+
+
+class FileBackend(StoreContract):
+    """The contract on files: in another file, with another store, it is the same."""
+
+    path: Path
+    open_path: Callable[[Path], Store] = staticmethod(open_file_store)
+
+    def open_store(self) -> Store:
+        return self.open_path(self.path)
+
+    def reopen(self, store: Store) -> Store:
+        return self.open_path(self.path)
+
+    def seconds(self) -> float:
+        return time.process_time()  # others may use this machine too
+
+    def process_target(self, store: Store) -> Recipe:
+        return Recipe(open_file_store, (self.path,))
+
+    @contextlib.contextmanager
+    def losing_answers(self, store: Store, when: When) -> Iterator[None]:
+        """Before: nothing reaches the disk. After: names that were published cannot be synced."""
+        published: list[object] = []
+
+        def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+            def note(*arguments: Any, **rest: Any) -> Any:
+                published.append(call(*arguments, **rest))
+
+            return note
+
+        def failing(call: Callable[..., Any], *, if_published: bool) -> Callable[..., Any]:
+            def fail(*arguments: Any) -> Any:
+                if bool(published) is if_published:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                return call(*arguments)
+
+            return fail
+
+        with contextlib.ExitStack() as patches:
+            for name in ("link", "replace"):
+                patches.enter_context(mock.patch.object(calls, name, noting(getattr(calls, name))))
+            name = "fsync" if when == "before" else "sync_directory"
+            fail = failing(getattr(calls, name), if_published=when == "after")
+            patches.enter_context(mock.patch.object(calls, name, fail))
+            yield
+
+    def damage(self, store: Store, key: Key[Any], content: bytes) -> None:
+        (self.path / Layout().place(key.name).path).write_bytes(content)
+
+    def stored(self, store: Store, key: Key[Any]) -> bytes:
+        return (self.path / Layout().place(key.name).path).read_bytes()
+
+    def disturbed(self) -> AbstractContextManager[None]:
+        return late_calls()
+
+
+class TestFileStore(FileBackend):
+    @pytest.fixture(autouse=True)
+    def place(self, scratch: Path) -> None:
+        self.path = scratch / "store"
+
+
+def test_it_behaves_like_the_model(scratch: Path) -> None:
+    numbers = count()
+
+    def fresh() -> Subject:
+        path = scratch / str(next(numbers))
+        return Subject(FileStore(path), partial(FileStore, path), partial(shutil.rmtree, path))
+
+    run_state_machine(fresh, examples=30)
+
+
+# --- Histories of processes that are killed -----------------------------------------------------------------
+
+PROCESSES = 6
+ACCOUNTS = {key.name: key for key in accounts(4)}
+RICH = 10_000_000
+
+
+def act_on_accounts(store: FileStore, history: History) -> None:
+    """Do something on one or several documents, and write it down."""
+    source, target = random.sample(list(ACCOUNTS), 2)
+    amount = random.randrange(1, 100_000)  # large, so that it shows in a sum which ones have happened
+    match random.choice(["look around", "look around", "read_together", "transfer", "transfer", "deposit"]):
+        case "look around":
+            for name in random.sample(list(ACCOUNTS), 4):
+                history.record("read", name, partial(number_of, store, ACCOUNTS[name]))
+        case "read_together":
+            history.record("read_together", list(ACCOUNTS), lambda: _read_all(store))
+        case "transfer":
+            move = (ACCOUNTS[source], ACCOUNTS[target], amount)
+            history.record("transfer", [source, target, amount], lambda: transfer(store, *move))
+        case "deposit":
+            history.record("deposit", [target, amount], lambda: _deposit(store, ACCOUNTS[target], amount))
+
+
+def _read_all(store: FileStore) -> list[int]:
+    view = store.read_together(list(ACCOUNTS.values()))
+    return [item.number for key in ACCOUNTS.values() if (item := view.get(key))]
+
+
+def _deposit(store: FileStore, key: Key[Item], amount: int) -> int:
+    def decide(view: View, now: float) -> Decision[int]:
+        there = view.get(key)
+        assert there is not None
+        return Decision([Replace(key, Item(there.number + amount))], there.number + amount)
+
+    return store.transact([key], decide).result
+
+
+def act_on_registers(store: FileStore, history: History) -> None:
+    """Read, write or swap one document, and write it down."""
+    name = random.choice(list(ACCOUNTS))
+    key = ACCOUNTS[name]
+    old, new = random.randrange(5), random.randrange(5)
+    match random.choice(["read", "read", "write", "cas"]):
+        case "read":
+            history.record(f"read {name}", None, lambda: number_of(store, key))
+        case "write":
+            history.record(f"write {name}", new, lambda: apply(store, Replace(key, Item(new))) and None)
+        case "cas":
+            history.record(f"cas {name}", [old, new], lambda: swap(store, key, old, Item(new)))
+
+
+Act = Callable[[FileStore, History], object]
+OpenStore = Callable[[Path], FileStore]
+
+
+def record(
+    scratch: Path, open_store: OpenStore, act: Act, start: int, *, kills: int, each: int
+) -> list[Operation]:
+    """What many processes do and see, some of which are killed."""
+    (scratch / "histories").mkdir()
+    with open_store(scratch / "store") as store:
+        apply(store, *(Create(key, Item(start)) for key in ACCOUNTS.values()))
+
+    def live(life: Life, is_over: IsOver) -> None:
+        history = History(scratch / "histories", life.name)
+        with open_store(scratch / "store") as store:
+            for number in count():
+                if number >= each and is_over():
+                    return
+                act(store, history)
+
+    def note_death(life: Life) -> None:
+        History.note_end(scratch / "histories", life.name)
+
+    assert storm(PROCESSES, live, kills=kills, on_death=note_death) == kills
+    return History.read(scratch / "histories")
+
+
+def judge_accounts(history: list[Operation]) -> Check:
+    return check(history, Accounts(dict.fromkeys(ACCOUNTS, RICH)))
+
+
+def judge_registers(history: list[Operation]) -> Check:
+    """Each key by itself: the names of the operations say which."""
+
+    def plain(operation: Operation) -> Operation:
+        return operation._replace(name=operation.name.split()[0])
+
+    by_key: dict[str, list[Operation]] = {}
+    for each in history:
+        by_key.setdefault(each.name.split()[1], []).append(plain(each))
+    assert len(by_key) == len(ACCOUNTS)
+    verdicts = [check(operations, Register(0)) for operations in by_key.values()]
+    return next((each for each in verdicts if each.verdict is not Verdict.LINEARIZABLE), verdicts[0])
+
+
+@pytest.mark.parametrize(
+    ("act", "start", "judge"),
+    [(act_on_accounts, RICH, judge_accounts), (act_on_registers, 0, judge_registers)],
+    ids=["several documents", "single documents"],
+)
+def test_what_processes_see_is_linearizable_although_some_are_killed(
+    scratch: Path, act: Act, start: int, judge: Callable[[list[Operation]], Check]
+) -> None:
+    history = record(scratch, open_file_store, act, start, kills=40, each=20)
+
+    assert sum(each.returned_at is None for each in history) >= 10
+    judge(history).require()
+    with open_file_store(scratch / "store") as store:  # and the store is in order
+        assert sum(number_of(store, key) for key in ACCOUNTS.values()) == sum(_read_all(store))
+        apply(store, *(Replace(key, Item(0)) for key in ACCOUNTS.values()))
+        assert list((scratch / "store/.holdfast/intents").glob("*.json")) == []
+
+
+class WithoutGuards(FileStore):
+    """Locks nothing."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._guards = mock.Mock(locked=lambda places, shared=False: contextlib.nullcontext())
+
+
+class WithoutLookingAtIntents(FileStore):
+    """Reads files, whatever has been decided."""
+
+    def _decided(self, name: str) -> tuple[bool, bytes | None]:
+        return False, None
+
+
+@pytest.mark.parametrize("broken", [WithoutGuards, WithoutLookingAtIntents])
+def test_a_broken_store_is_found_out(scratch: Path, broken: OpenStore) -> None:
+    found = []
+    for attempt in range(10):
+        place = scratch / str(attempt)
+        place.mkdir()
+        try:
+            history = record(place, broken, act_on_accounts, RICH, kills=5, each=20)
+        except AssertionError:  # it broke down altogether
+            return
+        found.append(judge_accounts(history).verdict)
+        if found[-1] is Verdict.NOT_LINEARIZABLE:
+            return
+    raise AssertionError(f"nothing was found: {found}")

@@ -1,0 +1,578 @@
+"""What is particular to the file store: its files, its locks, what a killed process leaves, what it watches."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import Corrupt, LockTimeout, UsageFailure
+from holdfast.fs import calls, durable
+from holdfast.fs.notify import DirectoryEvents
+from holdfast.store.files import FileStore
+from holdfast.store.intents import Intents
+from holdfast.store.records import (
+    Append,
+    Change,
+    Create,
+    Decision,
+    Delete,
+    Replace,
+    Stream,
+    StructCodec,
+    View,
+)
+from holdfast.testing.contract_clients import (
+    AUDIT,
+    DESCRIPTORS,
+    EVENTS,
+    GATES,
+    INDEX,
+    ISSUES,
+    LEDGER,
+    PATIENCE,
+    WORKTREES,
+    Event,
+    Item,
+    append_often,
+    apply,
+    increment,
+    number_of,
+    run_threads,
+)
+from holdfast.testing.contract_parts.watching import WatchingContract
+from tests.locks.workers import Line, Workers
+from tests.store.test_file_store import FileBackend, open_file_store
+
+ONE = ISSUES.key("one")
+TWO = ISSUES.key("two")
+INTENTS = ".holdfast/intents"
+
+
+@pytest.fixture
+def store(scratch: Path) -> Iterator[FileStore]:
+    with open_file_store(scratch / "store") as store:
+        yield store
+
+
+def intents_of(store: FileStore) -> list[Path]:
+    return sorted((store.path / INTENTS).glob("*"))
+
+
+# --- Plain files ------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("FL-07")
+def test_documents_and_streams_are_plain_json_where_the_specifications_want_them(store: FileStore) -> None:
+    apply(store, Create(INDEX, Item(1, "Grüße")), Create(GATES, Item(2)), Create(ONE, Item(3)))
+    apply(store, Create(WORKTREES.key("main"), Item(4)), Create(DESCRIPTORS.key("s1"), Item(5)))
+    for number in (1, 2):
+        apply(store, *(Append(stream, Event(number, "a\nb")) for stream in (EVENTS, AUDIT, LEDGER)))
+
+    expected = {
+        ".jit/index.json": {"number": 1, "text": "Grüße"},
+        ".jit/gates.json": {"number": 2, "text": ""},
+        ".jit/issues/one.json": {"number": 3, "text": ""},
+        ".jvs/worktrees/main/config.json": {"number": 4, "text": ""},
+        ".jvs/descriptors/s1.json": {"number": 5, "text": ""},
+        "ledger/event-000001.json": {"number": 1, "text": "a\nb"},
+        "ledger/event-000002.json": {"number": 2, "text": "a\nb"},
+    }
+    for path, record in expected.items():
+        text = (store.path / path).read_text(encoding="utf-8")
+        assert json.loads(text) == record
+        assert "ledger" in path or text.endswith("\n}\n"), "documents are for people: over several lines"
+    assert "Grüße" in (store.path / ".jit/index.json").read_text(encoding="utf-8")
+    for path in (".jit/events.jsonl", ".jvs/audit/audit.jsonl"):
+        lines = (store.path / path).read_text(encoding="utf-8").splitlines()
+        assert [json.loads(line) for line in lines] == [{"number": each, "text": "a\nb"} for each in (1, 2)]
+
+
+def test_what_a_person_writes_into_a_document_is_read(store: FileStore) -> None:
+    apply(store, Create(ONE, Item(1)))
+    before = store.read(ONE)
+    (store.path / ".jit/issues/one.json").write_text('{"text": "by hand", "number": 7}')
+
+    after = store.read(ONE)
+    assert after is not None
+    assert before is not None
+    assert (after.record, after.version != before.version) == (Item(7, "by hand"), True)
+    assert increment(store, ONE) == 8
+
+
+def test_the_store_stays_where_it_is_when_the_working_directory_changes(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scratch / "elsewhere").mkdir()
+    monkeypatch.chdir(scratch)
+    with FileStore("store") as store:
+        increment(store, ONE)
+        monkeypatch.chdir(scratch / "elsewhere")
+        assert increment(store, ONE, EVENTS) == 2
+        assert [name for name, _ in store.scan(ISSUES)] == ["one"]
+    assert list((scratch / "elsewhere").iterdir()) == []
+
+
+def test_drafts_and_other_litter_are_ignored(store: FileStore) -> None:
+    apply(store, Create(ONE, Item(1)), Create(WORKTREES.key("w"), Item(1)), Append(LEDGER, Event(1)))
+    litter = [
+        *(".jit/issues/.one.json-0123456789ab.tmp", ".jit/issues/one.json~", ".jit/issues/a b.json"),
+        *(".jvs/worktrees/.DS_Store", ".jvs/worktrees/README", f"{INTENTS}/.x.json-0123456789ab.tmp"),
+        *(f"{INTENTS}/README", "ledger/.event-000002.json-0123456789ab.tmp", ".jit/.index.json-0.tmp"),
+    ]
+    for path in litter:
+        (store.path / path).write_text("litter")
+    (store.path / ".jvs/worktrees/empty").mkdir()
+
+    assert [name for name, _ in store.scan(ISSUES)] == ["one"]
+    assert [name for name, _ in store.scan(WORKTREES)] == ["w"]
+    assert increment(store, ONE, LEDGER) == 2
+    assert [each.position for each in store.entries(LEDGER)] == [1, 2]
+    assert all((store.path / path).read_text() == "litter" for path in litter)
+
+
+# --- Streams ------------------------------------------------------------------------------------------
+
+
+def test_the_positions_of_a_numbered_stream_are_its_numbers(store: FileStore) -> None:
+    assert append_often(store, LEDGER, "", 3) == [1, 2, 3]
+    with open_file_store(store.path) as other:
+        assert apply(other, Append(LEDGER, Event(4)), Append(LEDGER, Event(5))).positions == (4, 5)
+    assert append_often(store, LEDGER, "", 1) == [6]
+
+
+def test_appending_to_a_numbered_stream_lists_nothing(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_often(store, LEDGER, "", 100)
+    listed: list[str] = []
+    looked: list[object] = []
+    scandir, stat = calls.scandir, calls.stat
+    monkeypatch.setattr(calls, "scandir", lambda path: listed.append(os.fspath(path)) or scandir(path))
+    monkeypatch.setattr(calls, "stat", lambda path, **rest: looked.append(path) or stat(path, **rest))
+    with open_file_store(store.path) as other:
+        assert append_often(other, LEDGER, "", 1) == [101]
+        assert 10 < sum("event" in str(path) for path in looked) < 30  # by leaps, the first time
+        looked.clear()
+        assert append_often(other, LEDGER, "", 1) == [102]
+        assert sum("event" in str(path) for path in looked) < 5
+
+    assert not [path for path in listed if "ledger" in path]
+
+
+@pytest.mark.req("FL-12")
+def test_a_torn_line_is_left_out_and_cut_off_before_the_next_append(store: FileStore) -> None:
+    append_often(store, EVENTS, "", 2)
+    path = store.path / ".jit/events.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"number": 2, "te')
+
+    assert [each.record.number for each in store.entries(EVENTS)] == [0, 1]
+    apply(store, Append(EVENTS, Event(3)), Create(ONE, Item(1)))
+    assert [each.record.number for each in store.entries(EVENTS)] == [0, 1, 3]
+    assert path.read_bytes().startswith(whole + b'{"number":3')
+
+
+def test_a_reader_never_mixes_a_torn_line_with_the_one_that_takes_its_place(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_often(store, EVENTS, "", 1)
+    path = store.path / ".jit/events.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"number": 99')
+    read = calls.read
+
+    def read_and_be_overtaken(fd: int, size: int) -> bytes:
+        content = read(fd, size)
+        if content.endswith(b"99"):
+            monkeypatch.setattr(calls, "read", read)
+            with open_file_store(store.path) as other:
+                apply(other, Append(EVENTS, Event(5, "a longer one")))
+        return content
+
+    monkeypatch.setattr(calls, "read", read_and_be_overtaken)
+    seen = [each.record.number for each in store.entries(EVENTS)]
+
+    assert calls.read is read, "the reader was overtaken"
+    assert seen == [0, 5]
+
+
+def test_a_damaged_line_is_reported_with_its_place(store: FileStore) -> None:
+    positions = append_often(store, EVENTS, "", 3)
+    path = store.path / ".jit/events.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([lines[0], b"#" * len(lines[1]), *lines[2:]]))
+
+    with pytest.raises(Corrupt, match=f"events.jsonl, at {positions[1]}"):
+        list(store.entries(EVENTS))
+    assert [each.record.number for each in store.entries(EVENTS, after=positions[1])] == [2]
+
+
+@pytest.mark.parametrize("after", [-1, 1, 10_000])
+def test_what_is_not_a_position_of_a_stream_of_lines_is_refused(store: FileStore, after: int) -> None:
+    with pytest.raises(UsageFailure):
+        list(store.entries(EVENTS, after=after))
+    append_often(store, EVENTS, "", 2)
+    with pytest.raises(UsageFailure):
+        list(store.entries(EVENTS, after=after))
+
+
+def test_a_record_over_several_lines_is_refused_before_anything_is_committed(store: FileStore) -> None:
+    spread = Stream("jit/events", StructCodec(Event))  # as documents are written
+    for changes in ([Append(spread, Event(1))], [Append(spread, Event(1)), Create(ONE, Item(1))]):
+        with pytest.raises(UsageFailure, match="line break"):
+            apply(store, *changes)
+
+    assert intents_of(store) == []
+    assert increment(store, ONE, EVENTS) == 1
+
+
+# --- Locks --------------------------------------------------------------------------------------------
+
+_FOREIGN = """
+import fcntl, sys
+with open(sys.argv[1], "a") as file:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit("held")
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def foreign_lock(path: Path) -> Iterator[str]:
+    """Another program tries to lock a file with flock(2), and keeps it; whether it could."""
+    command = [sys.executable, "-c", _FOREIGN, str(path)]
+    pipes: dict[str, Any] = {each: subprocess.PIPE for each in ("stdin", "stdout", "stderr")}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            yield process.stdout.readline().strip() or process.stderr.readline().strip()
+        finally:
+            process.stdin.close()
+
+
+GUARDED: dict[str, tuple[Change, str]] = {
+    ".index.lock": (Create(INDEX, Item(1)), ".jit/.index.lock"),
+    ".gates.lock": (Create(GATES, Item(1)), ".jit/.gates.lock"),
+    ".events.lock": (Append(EVENTS, Event(1)), ".jit/.events.lock"),
+    "issues/one.lock": (Create(ONE, Item(1)), ".jit/issues/one.lock"),
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="flock is of Unix")
+@pytest.mark.req("FL-05")
+@pytest.mark.parametrize("lock", GUARDED)
+def test_another_program_that_locks_the_file_keeps_us_out(store: FileStore, lock: str) -> None:
+    change, path = GUARDED[lock]
+    others = [each for each, _ in GUARDED.values() if each != change]
+    (store.path / path).parent.mkdir(parents=True)
+    with (
+        FileStore(store.path, timeout=0.1) as hasty,
+        foreign_lock(store.path / path) as answer,
+    ):
+        assert answer == "locked"
+        with pytest.raises(LockTimeout, match=lock):
+            apply(hasty, change)
+        apply(hasty, *others)  # nobody else is kept out
+
+    apply(store, change)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="flock is of Unix")
+@pytest.mark.req("FL-05")
+@pytest.mark.parametrize("lock", GUARDED)
+def test_we_keep_another_program_out_that_locks_the_file(store: FileStore, lock: str) -> None:
+    change, path = GUARDED[lock]
+    target = change.stream if isinstance(change, Append) else change.key
+
+    def decide(view: View, now: float) -> Decision[list[str]]:
+        answers = []
+        for _, each in GUARDED.values():
+            (store.path / each).parent.mkdir(parents=True, exist_ok=True)
+            with foreign_lock(store.path / each) as answer:
+                answers.append(f"{each} {answer}")
+        return Decision([change], answers)
+
+    answers = store.transact([target], decide).result
+    assert answers == [f"{each} {'held' if each == path else 'locked'}" for _, each in GUARDED.values()]
+
+
+@contextlib.contextmanager
+def held_in_decide(store: FileStore, *changes: Change) -> Iterator[None]:
+    """Within, a transaction with these changes is inside its decide function; at the end it goes on."""
+    inside, go_on = threading.Event(), threading.Event()
+    named = [each.stream if isinstance(each, Append) else each.key for each in changes]
+
+    def decide(view: View, now: float) -> Decision[None]:
+        inside.set()
+        assert go_on.wait(PATIENCE)
+        return Decision(changes, None)
+
+    thread = threading.Thread(target=store.transact, args=(named, decide))
+    thread.start()
+    try:
+        assert inside.wait(PATIENCE)
+        yield
+    finally:
+        go_on.set()
+        thread.join(PATIENCE)
+
+
+@pytest.mark.req("FL-08")
+def test_transactions_on_other_documents_go_on_meanwhile(store: FileStore) -> None:
+    apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
+    with open_file_store(store.path) as other:
+        with held_in_decide(store, Replace(ONE, Item(2)), Replace(INDEX, Item(2))):
+            apply(other, Create(TWO, Item(3)), Create(GATES, Item(3)), Append(EVENTS, Event(3)))
+            assert increment(store, TWO) == 4
+            assert other.read_together([TWO, GATES]).get(TWO) == Item(4)
+        assert (number_of(other, ONE), number_of(other, INDEX)) == (2, 2)
+
+
+@pytest.mark.req("FL-09")
+def test_readers_take_no_lock(store: FileStore) -> None:
+    apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)), Append(EVENTS, Event(1)))
+    with open_file_store(store.path) as other:
+        with held_in_decide(store, Replace(ONE, Item(2)), Replace(INDEX, Item(2)), Append(EVENTS, Event(2))):
+            assert (number_of(other, ONE), number_of(other, INDEX)) == (1, 1)
+            assert [each.record for _, each in other.scan(ISSUES)] == [Item(1)]
+            assert [each.record for each in other.entries(EVENTS)] == [Event(1)]
+        assert (number_of(other, ONE), number_of(other, INDEX)) == (2, 2)
+
+
+@pytest.mark.req("FL-09")
+def test_neither_our_readers_nor_others_ever_see_a_torn_state(store: FileStore) -> None:
+    """Others: programs that know nothing of us and just read the files."""
+    letters = "abcdefgh"
+    sizes = [10, 5_000, 300_000]
+
+    def written(number: int) -> Item:
+        return Item(number, letters[number % 8] * random.choice(sizes))
+
+    def write(line: Line) -> None:
+        with open_file_store(store.path) as mine:
+            for number in range(1, 60):
+                apply(mine, Replace(ONE, written(number)))
+                apply(mine, Replace(ONE, written(number)), Replace(INDEX, written(number)))
+        line.say("done")
+
+    def check(text: str, number: int) -> None:
+        assert set(text) == {letters[number % 8]}
+        assert len(text) in sizes
+
+    apply(store, Create(ONE, written(0)), Create(INDEX, written(0)))
+    with Workers() as workers:
+        writers = workers.start_many(2, write)
+        while not all(worker.line.has_news() for worker in writers):
+            for key, path in ((ONE, ".jit/issues/one.json"), (INDEX, ".jit/index.json")):
+                document = store.read(key)
+                assert document is not None
+                check(document.record.text, document.record.number)
+                record = json.loads((store.path / path).read_bytes())
+                check(record["text"], record["number"])
+        assert [worker.hear() for worker in writers] == ["done", "done"]
+
+
+# --- What a killed process leaves ---------------------------------------------------------------------
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_at(store: FileStore, change: Callable[[pytest.MonkeyPatch], object], *changes: Change) -> None:
+    """Let another process make a commit, and be killed in it at a place that `change` prepares."""
+
+    def work(line: Line) -> None:
+        with pytest.MonkeyPatch.context() as patches, open_file_store(store.path) as mine:
+            change(patches)
+            apply(mine, *changes)
+
+    with Workers() as workers:
+        assert workers.start(work).wait() == -signal.SIGKILL
+
+
+def just_decided(patches: pytest.MonkeyPatch) -> None:
+    """Dead before anything is carried out."""
+    patches.setattr(Intents, "carry_out", lambda self, intent: die())
+
+
+def half_carried_out(patches: pytest.MonkeyPatch) -> None:
+    """Dead after the first document."""
+    publish = durable.publish
+
+    def publish_and_die(*arguments: Any) -> None:
+        publish(*arguments)
+        die()
+
+    patches.setattr(durable, "publish", publish_and_die)
+
+
+def carried_out(patches: pytest.MonkeyPatch) -> None:
+    """Dead before the intent is dropped."""
+    patches.setattr(Intents, "_drop", lambda self, intent: die())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nobody can be killed like this on Windows")
+@pytest.mark.parametrize("moment", [just_decided, half_carried_out, carried_out])
+def test_a_commit_of_a_killed_process_is_seen_at_once_and_finished_by_the_next_transaction(
+    store: FileStore, moment: Callable[[pytest.MonkeyPatch], object]
+) -> None:
+    apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)), Create(GATES, Item(1)))
+    position = apply(store, Append(EVENTS, Event(1)), Append(LEDGER, Event(1))).positions[0]
+    changes = [Replace(ONE, Item(2)), Replace(INDEX, Item(2)), Delete(GATES), Create(TWO, Item(2))]
+    killed_at(store, moment, *changes, Append(EVENTS, Event(2)), Append(LEDGER, Event(2)))
+
+    assert len(intents_of(store)) == 1
+    for key in (ONE, TWO, INDEX):  # readers see it, without a lock and without touching anything
+        assert number_of(store, key) == 2
+    assert store.read(GATES) is None
+    assert [(name, each.record.number) for name, each in store.scan(ISSUES)] == [("one", 2), ("two", 2)]
+    (event,) = store.entries(EVENTS, after=position)
+    assert event.record == Event(2)
+    assert list(store.entries(EVENTS, after=event.position)) == []
+    assert [each.position for each in store.entries(LEDGER)] == [1, 2]
+    assert len(intents_of(store)) == 1
+
+    assert increment(store, INDEX) == 3  # the next transaction that needs any of it finishes it
+    assert intents_of(store) == []
+    assert json.loads((store.path / ".jit/issues/two.json").read_bytes())["number"] == 2
+    assert not (store.path / ".jit/gates.json").exists()
+    assert [each.record for each in store.entries(EVENTS)] == [Event(1), Event(2)]
+    assert (store.path / ".jit/events.jsonl").read_bytes().count(b"\n") == 2
+    assert sorted(path.name for path in (store.path / "ledger").glob("event-*")) == [
+        *("event-000001.json", "event-000002.json")
+    ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nobody can be killed like this on Windows")
+def test_reading_together_finishes_it_too(store: FileStore) -> None:
+    apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
+    killed_at(store, just_decided, Replace(ONE, Item(2)), Replace(INDEX, Item(2)))
+
+    seen = store.read_together([ONE, INDEX])
+    assert (seen.get(ONE), seen.get(INDEX)) == (Item(2), Item(2))
+    assert intents_of(store) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nobody can be killed like this on Windows")
+def test_what_others_changed_under_an_unfinished_commit_is_reported_and_not_overwritten(
+    store: FileStore,
+) -> None:
+    apply(store, Create(ONE, Item(1)), Create(TWO, Item(1)), Create(INDEX, Item(1)))
+    killed_at(store, just_decided, Replace(INDEX, Item(2)), Replace(ONE, Item(2)), Replace(TWO, Item(2)))
+    foreign = b'{"number": 77}'
+    (store.path / ".jit/issues/one.json").write_bytes(foreign)
+    (intent,) = intents_of(store)
+    files = sorted(store.path.rglob("*"))
+
+    for key in (ONE, TWO, INDEX) * 2:
+        with pytest.raises(Corrupt, match="one.json was changed by another program") as raised:
+            increment(store, key)
+        assert intent.name in raised.value.hint
+    assert (store.path / ".jit/issues/one.json").read_bytes() == foreign
+    assert sorted(store.path.rglob("*")) == files, "attempts leave no litter"
+    apply(store, Create(GATES, Item(1)), Append(EVENTS, Event(1)))  # others are not concerned
+
+    intent.unlink()  # as the hint says
+    assert (increment(store, ONE), increment(store, INDEX)) == (78, 2)
+
+
+# --- Watching -----------------------------------------------------------------------------------------
+
+
+class TestWatchingByLooking(FileBackend, WatchingContract):
+    """The same where the system tells nothing, and one has to look from time to time."""
+
+    __test__ = True
+
+    @pytest.fixture(autouse=True)
+    def place(self, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = scratch / "store"
+        monkeypatch.setattr(DirectoryEvents, "open", lambda directories: None)
+
+
+@pytest.mark.parametrize("by_events", [True, False], ids=["by events", "by looking"])
+def test_a_long_ledger_is_watched(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch, *, by_events: bool
+) -> None:
+    append_often(store, LEDGER, "", 1)
+    for number in range(2, 3000):
+        (store.path / f"ledger/event-{number:06d}.json").write_bytes(b'{"number":0}')
+    if not by_events:
+        monkeypatch.setattr(DirectoryEvents, "open", lambda directories: None)
+    with store.watch(LEDGER) as watch:
+        assert watch.wait(0.1) == frozenset()
+        assert append_often(store, LEDGER, "", 1) == [3000]
+        assert watch.wait(PATIENCE) == {LEDGER.name}
+
+
+def test_watching_a_document_that_is_not_there_makes_nothing_that_looks_like_it(store: FileStore) -> None:
+    with store.watch(WORKTREES.key("later")) as watch:
+        assert not (store.path / ".jvs/worktrees/later").exists()
+        apply(store, Create(WORKTREES.key("later"), Item(1)))
+        assert watch.wait(PATIENCE) == {"jvs/worktrees/later"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of events here")
+def test_when_events_are_lost_everything_is_reported(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply(store, Create(ONE, Item(1)))
+    with store.watch(ISSUES) as watch:
+        apply(store, Create(TWO, Item(1)))
+        assert watch.wait(PATIENCE) == {TWO.name}
+        apply(store, Delete(TWO))
+        read = DirectoryEvents._read
+
+        def lose(events: DirectoryEvents) -> None:
+            read(events)
+            monkeypatch.setattr(DirectoryEvents, "_read", read)
+
+        monkeypatch.setattr(DirectoryEvents, "_read", lose)
+        assert watch.wait(PATIENCE) == {ONE.name, TWO.name}
+        apply(store, Create(TWO, Item(2)))
+        assert watch.wait(PATIENCE) == {TWO.name}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nobody can be killed like this on Windows")
+def test_a_commit_that_is_only_decided_is_reported(store: FileStore) -> None:
+    apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
+    with store.watch(ISSUES) as watch:
+        killed_at(store, just_decided, Replace(ONE, Item(2)), Replace(INDEX, Item(2)))
+        assert watch.wait(PATIENCE) == {ONE.name}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of events here")
+def test_watching_works_with_more_descriptors_than_select_knows(store: FileStore) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1200 if hard == resource.RLIM_INFINITY else min(1200, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    null = os.open(os.devnull, os.O_RDONLY)
+    many = [null]
+    try:
+        while many[-1] < wanted - 50:
+            many.append(os.dup(null))
+        with store.watch(ONE) as watch:
+            run_threads(lambda: apply(store, Create(ONE, Item(1))))
+            assert watch.wait(PATIENCE) == {ONE.name}
+    finally:
+        for fd in many:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

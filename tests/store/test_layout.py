@@ -1,0 +1,219 @@
+"""The table of the layout: the paths that the specifications demand, and the one order of the locks."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import random
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import LockTimeout, NameInvalid, UsageFailure
+from holdfast.store.files import FileStore
+from holdfast.store.guards import Guards
+from holdfast.store.layout import TABLE, Kind, Layout, Place
+from holdfast.store.records import Append, Change, Create, Decision, Key, Replace, Stream, View
+from holdfast.testing.contract_clients import (
+    EVENTS,
+    GATES,
+    INDEX,
+    ISSUES,
+    PATIENCE,
+    Event,
+    Item,
+    number_of,
+)
+from tests.locks.workers import Line, Workers
+
+LAYOUT = Layout()
+
+PATHS = {
+    "jit/index": (".jit/index.json", ".jit/.index.lock"),
+    "jit/gates": (".jit/gates.json", ".jit/.gates.lock"),
+    "jit/issues/4f1c": (".jit/issues/4f1c.json", ".jit/issues/4f1c.lock"),
+    "jit/events": (".jit/events.jsonl", ".jit/.events.lock"),
+    "jvs/leases/main": (".jvs/locks/main.json", ".jvs/guards/worktree-main.lock"),
+    "jvs/worktrees/main": (".jvs/worktrees/main/config.json", ".jvs/guards/worktree-main.lock"),
+    "ledger/events": ("ledger/event-{number}.json", "ledger/ledger.lock"),
+    "ledger/meta": ("meta.json", "ledger/.meta.lock"),
+}
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_what_the_specifications_name_is_where_they_say(key: str) -> None:
+    place = LAYOUT.place(key)
+
+    assert (place.path, place.guard) == PATHS[key]
+
+
+def test_every_row_has_a_place_of_its_own() -> None:
+    places = [LAYOUT.place(row.key.replace("{name}", "member")) for row in TABLE]
+
+    assert len({place.path for place in places}) == len(TABLE) == len({row.key for row in TABLE})
+    assert not {place.path for place in places} & {place.guard for place in places}
+    assert all(not place.path.startswith("/") and ".." not in place.path for place in places)
+
+
+def test_the_numbers_of_a_stream_are_padded_and_simply_go_on() -> None:
+    place = LAYOUT.place("ledger/events")
+
+    assert place.kind is Kind.NUMBERED
+    assert [place.numbered(each) for each in (1, 999_999, 1_000_000, 12_345_678)] == [
+        "event-000001.json",
+        "event-999999.json",
+        "event-1000000.json",
+        "event-12345678.json",
+    ]
+
+
+@pytest.mark.parametrize("key", ["", "jit", "jit/issues", "jit/issue/a", "jit/index/a", "nowhere/at/all"])
+def test_what_is_not_in_the_table_has_no_place(key: str) -> None:
+    with pytest.raises(UsageFailure):
+        LAYOUT.place(key)
+
+
+@pytest.mark.parametrize("member", ["", "..", "a..b", "a\0b", "a b", "x" * 129])
+def test_a_member_with_a_strange_name_has_no_place(member: str) -> None:
+    with pytest.raises(NameInvalid):
+        LAYOUT.place(f"jit/issues/{member}")
+
+
+def test_a_stream_is_not_a_document_and_a_document_not_a_stream(tmp_path: Path) -> None:
+    with FileStore(tmp_path) as store:
+        for attempt in (
+            lambda: store.read(Key("jit/events", INDEX.codec)),
+            lambda: store.transact([Key("ledger/events", INDEX.codec)], _nothing),
+            lambda: list(store.entries(Stream("jit/index", EVENTS.codec))),
+            lambda: store.transact([Stream("jit/issues/a", EVENTS.codec)], _nothing),
+        ):
+            with pytest.raises(UsageFailure):
+                attempt()
+
+
+def _nothing(view: View, now: float) -> Decision[None]:
+    return Decision([], None)
+
+
+# --- The order of the locks --------------------------------------------------------------------------------
+
+NAMED: list[Key[Item] | Stream[Event]] = [
+    INDEX,
+    GATES,
+    *(ISSUES.key(each) for each in ("a", "a-b", "a.b", "ab", "b")),
+    EVENTS,
+]
+GUARDS = [
+    *(".jit/.index.lock", ".jit/.gates.lock"),
+    *(f".jit/issues/{each}.lock" for each in ("a", "a-b", "a.b", "ab", "b")),  # by ID, not by file name
+    ".jit/.events.lock",
+]
+
+
+def test_members_that_share_a_guard_share_its_place_in_the_order() -> None:
+    for one, other in [
+        ("jvs/worktrees/w", "jvs/leases/w"),
+        ("jvs/tokens/w", "jvs/queues/w"),
+        ("jvs/refs/r", "jvs/pins/p"),
+    ]:
+        assert LAYOUT.place(one).guard == LAYOUT.place(other).guard
+        assert LAYOUT.place(one).rank == LAYOUT.place(other).rank
+
+    places = [LAYOUT.place(f"jvs/descriptors/{each}") for each in range(2000)]
+    by_rank = {place.rank: place.guard for place in places}
+    assert len(by_rank) == len({place.guard for place in places}) == 64
+    assert all(by_rank[place.rank] == place.guard for place in places)
+
+
+@pytest.mark.req("FL-06")
+def test_locks_are_taken_in_one_order_however_they_are_named(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    take = Guards._take
+
+    def note(guards: Guards, guard: str, *, shared: bool) -> Any:
+        taken.append(guard)
+        return take(guards, guard, shared=shared)
+
+    with FileStore(scratch) as store:
+        store.transact(NAMED, _nothing)
+        monkeypatch.setattr(Guards, "_take", note)
+        for _ in range(20):
+            taken.clear()
+            named = random.sample(NAMED, len(NAMED))
+            store.transact(named * 2, _nothing)
+            assert taken == GUARDS
+
+            taken.clear()
+            store.read_together([each for each in named if isinstance(each, Key)])
+            assert taken == GUARDS[:-1]
+
+
+ROUNDS = 200
+
+
+def _count_up(view: View, now: float) -> Decision[None]:
+    changes: list[Change] = [Append(EVENTS, Event(0))]
+    for each in NAMED:
+        if isinstance(each, Key):
+            there = view.get(each)
+            number = 0 if there is None else there.number
+            changes.append((Create if there is None else Replace)(each, Item(number + 1)))
+    return Decision(changes, None)
+
+
+def compete(directory: Path, *, timeout: float, rounds: int) -> None:
+    """Let processes name the same in opposite and in random orders, in rounds that all begin together."""
+    if sys.platform == "win32":
+        pytest.skip("there is no fork on Windows")
+    orders = [NAMED, NAMED[::-1], random.sample(NAMED, len(NAMED)), random.sample(NAMED, len(NAMED))]
+    barrier = multiprocessing.get_context("fork").Barrier(len(orders))
+
+    def work(line: Line) -> None:
+        order = orders[line.hear()]
+        try:
+            with FileStore(directory, timeout=timeout) as store:
+                for _ in range(rounds):
+                    barrier.wait(PATIENCE)
+                    store.transact(order, _count_up)
+            line.say("done")
+        except threading.BrokenBarrierError:
+            line.say("somebody else failed")
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with Workers() as workers:
+        started = workers.start_many(len(orders), work)
+        for each, worker in enumerate(started):
+            worker.say(each)
+        assert [worker.hear() for worker in started] == ["done"] * len(orders)
+
+
+@pytest.mark.req("FL-06")
+def test_processes_that_name_the_same_in_opposite_orders_never_wait_for_each_other(scratch: Path) -> None:
+    compete(scratch, timeout=PATIENCE, rounds=ROUNDS)
+
+    with FileStore(scratch) as store:
+        assert {number_of(store, each) for each in NAMED if isinstance(each, Key)} == {4 * ROUNDS}
+        assert len(list(store.entries(EVENTS))) == 4 * ROUNDS
+
+
+def test_locks_in_the_order_of_naming_would_be_found_out(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def as_named(guards: Guards, places: Iterable[Place], *, shared: bool = False) -> Iterator[None]:
+        with contextlib.ExitStack() as held:
+            for place in places:
+                held.enter_context(guards._lock(place.guard, shared=shared))
+            yield
+
+    monkeypatch.setattr(Guards, "locked", as_named)
+    with pytest.raises(AssertionError, match=LockTimeout.__name__):
+        compete(scratch, timeout=0.3, rounds=ROUNDS)

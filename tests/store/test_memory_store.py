@@ -1,0 +1,57 @@
+"""The model keeps the contract that it is the model of."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from holdfast.errors import OutcomeUnknown
+from holdfast.store.base import Store
+from holdfast.store.memory import MemoryStore
+from holdfast.store.records import Commit, Key
+from holdfast.testing.contract import StoreContract, When
+from holdfast.testing.model import Subject, run_state_machine
+
+
+class MemoryBackend(StoreContract):
+    """The contract in memory: all clients are one."""
+
+    def open_store(self) -> MemoryStore:
+        return MemoryStore()
+
+    def reopen(self, store: Store) -> Store:
+        return store
+
+    @contextlib.contextmanager
+    def losing_answers(self, store: Store, when: When) -> Iterator[None]:
+        transact = store.transact
+
+        def lose(*arguments: Any, commit_id: str, **rest: Any) -> Commit[Any]:
+            if when == "after":
+                transact(*arguments, commit_id=commit_id, **rest)
+            raise OutcomeUnknown(commit_id, "the answer was lost")
+
+        with mock.patch.object(store, "transact", lose):
+            yield
+
+    def damage(self, store: Store, key: Key[Any], content: bytes) -> None:
+        assert isinstance(store, MemoryStore)
+        store._documents[key.name] = content, -1
+
+    def stored(self, store: Store, key: Key[Any]) -> bytes:
+        assert isinstance(store, MemoryStore)
+        return store._documents[key.name][0]
+
+
+class TestMemoryStore(MemoryBackend):
+    pass
+
+
+def test_the_comparison_with_itself_finds_nothing() -> None:
+    def fresh() -> Subject:
+        store = MemoryStore()
+        return Subject(store, lambda: store)
+
+    run_state_machine(fresh, examples=20)

@@ -1,0 +1,172 @@
+"""What a store holds, as plain values; seen through a store, and seen by a program that knows only files.
+
+The keys are those of the real layout. An index points to issues and a worktree to a descriptor: such
+a pointer must never lead to nothing, for nobody and at no moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from holdfast.store.files import FileStore
+from holdfast.store.layout import INTENTS, Kind, Layout
+from holdfast.store.records import (
+    Append,
+    Change,
+    Delete,
+    Document,
+    Family,
+    Key,
+    Stream,
+    StructCodec,
+    Tail,
+    View,
+)
+
+LAYOUT = Layout()
+Named = Key[Any] | Stream[Any]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """What most documents and all streams hold here. `head` points to a descriptor."""
+
+    text: str
+    head: str = ""
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """What the index holds: it points to issues."""
+
+    ids: tuple[str, ...]
+
+
+_TEXT = StructCodec(Text)
+_LINE = StructCodec(Text, pretty=False)
+
+INDEX = Key("jit/index", StructCodec(Listed))
+GATES = Key("jit/gates", _TEXT)
+ISSUES = Family("jit/issues", _TEXT)
+WORKTREES = Family("jvs/worktrees", _TEXT)
+DESCRIPTORS = Family("jvs/descriptors", _TEXT)
+REFS = Family("jvs/refs", _TEXT)
+EVENTS = Stream("jit/events", _LINE)
+AUDIT = Stream("jvs/audit", _LINE)
+LEDGER = Stream("ledger/events", _TEXT)
+
+FAMILIES: Mapping[str, Family[Any]] = {each.name: each for each in (ISSUES, WORKTREES, DESCRIPTORS, REFS)}
+
+
+class World(NamedTuple):
+    """The documents that are there, and the records of each stream, by name."""
+
+    documents: Mapping[str, object]
+    streams: Mapping[str, tuple[object, ...]]
+
+    def changed(self, changes: Iterable[Change]) -> World:
+        """The world after a commit."""
+        documents, streams = dict(self.documents), dict(self.streams)
+        for change in changes:
+            if isinstance(change, Append):
+                streams[change.stream.name] = (*streams.get(change.stream.name, ()), change.record)
+            elif isinstance(change, Delete):
+                del documents[change.key.name]
+            else:
+                documents[change.key.name] = change.record
+        return World(documents, streams)
+
+    def view(self, named: Iterable[Named]) -> View:
+        """What a transaction that names these would read; positions only say whether a stream is empty."""
+        documents: dict[Key[Any], Document[Any] | None] = {}
+        tails: dict[Stream[Any], Tail] = {}
+        for each in named:
+            if isinstance(each, Stream):
+                records = self.streams.get(each.name, ())
+                last = each.codec.encode(records[-1]) if records else b""
+                tails[each] = Tail(len(records), last, each.name)
+            else:
+                record = self.documents.get(each.name)
+                documents[each] = None if record is None else Document(record, "")
+        return View(documents, tails)
+
+    @classmethod
+    def empty(cls) -> Self:
+        return cls({}, {})
+
+
+# --- Through a store ---------------------------------------------------------------------------------
+
+
+def seen_by_readers(store: FileStore, named: Sequence[Named]) -> World:
+    """What those see who take no lock; what they find by scanning must be what they find by reading."""
+    documents: dict[str, object] = {}
+    streams: dict[str, tuple[object, ...]] = {}
+    for each in named:
+        if isinstance(each, Stream):
+            if records := tuple(entry.record for entry in store.entries(each)):
+                streams[each.name] = records
+        elif (document := store.read(each)) is not None:
+            documents[each.name] = document.record
+    for family in {each.name.rpartition("/")[0] for each in named} & FAMILIES.keys():
+        scanned = {f"{family}/{name}": document.record for name, document in store.scan(FAMILIES[family])}
+        read = {name: record for name, record in documents.items() if name.startswith(family + "/")}
+        assert scanned == read, f"scanned {scanned}, but read {read}"
+    return World(documents, streams)
+
+
+# --- In the files ------------------------------------------------------------------------------------
+
+
+def seen_in_files(directory: Path, named: Sequence[Named]) -> World:
+    """What a program sees that knows the files, and nothing of intents."""
+    documents: dict[str, object] = {}
+    streams: dict[str, tuple[object, ...]] = {}
+    for each in named:
+        if isinstance(each, Stream):
+            if records := tuple(each.codec.decode(one, each.name) for one in _raw_records(directory, each)):
+                streams[each.name] = records
+        elif (content := _raw(directory, each)) is not None:
+            documents[each.name] = each.codec.decode(content, each.name)
+    return World(documents, streams)
+
+
+def check_pointers(directory: Path) -> None:
+    """Whatever just happened, a pointer leads to something: also for a program that knows only files."""
+    content = _raw(directory, INDEX)
+    for issue in INDEX.codec.decode(content, "the index").ids if content is not None else ():
+        assert _raw(directory, ISSUES.key(issue)) is not None, f"the index lists {issue}, which is not there"
+    for path in sorted(directory.glob(".jvs/worktrees/*/config.json")):
+        head = WORKTREES.codec.decode(path.read_bytes(), str(path)).head
+        there = not head or _raw(directory, DESCRIPTORS.key(head)) is not None
+        assert there, f"{path.parent.name} has the head {head}, which is not there"
+
+
+def intents_left(directory: Path) -> list[str]:
+    """What is in the directory of intents, drafts included."""
+    place = directory / INTENTS
+    return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+
+
+def drafts_left(directory: Path) -> list[str]:
+    """Drafts that nobody removed."""
+    return sorted(path.name for path in directory.rglob(".*.tmp"))
+
+
+def _raw(directory: Path, key: Key[Any]) -> bytes | None:
+    path = directory / LAYOUT.place(key.name).path
+    return path.read_bytes() if path.is_file() else None
+
+
+def _raw_records(directory: Path, stream: Stream[Any]) -> list[bytes]:
+    place = LAYOUT.place(stream.name)
+    if place.kind is Kind.NUMBERED:
+        found = sorted((directory / place.directory).glob("event-*.json"))
+        names = [place.numbered(number + 1) for number in range(len(found))]
+        assert [path.name for path in found] == names, f"the numbers are {[path.name for path in found]}"
+        return [path.read_bytes() for path in found]
+    path = directory / place.path
+    content = path.read_bytes() if path.is_file() else b""
+    return content.split(b"\n")[:-1]  # what follows the last line break was torn by a crash

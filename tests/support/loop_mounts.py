@@ -1,0 +1,95 @@
+"""File systems of the kinds that people have, made for a test in a file and mounted through a loop device.
+
+That takes root, loop devices and the tools of the file system. Where something is missing the test is
+skipped with the reason, and the end of the run lists it as NOT RUN HERE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+_SIZE = 400 << 20  # sparse; xfs wants 300 MiB at least
+_PATIENCE = 20.0
+
+
+class LoopMount:
+    """One file system, mounted at `path`."""
+
+    def __init__(self, image: Path, path: Path) -> None:
+        self.image = image
+        self.path = path
+
+    def mount(self) -> None:
+        """Mount it; what its journal holds is recovered by that."""
+        run("mount", "-o", "loop", str(self.image), str(self.path))
+
+    def unmount(self) -> None:
+        """Unmount it, and wait until the kernel has let go of it: what is mounted next is read from the disk.
+
+        Another process may look at it for a moment, or have a copy of all mounts in its own namespace.
+        """
+        end = time.monotonic() + _PATIENCE
+        while not self._unmounted():
+            if time.monotonic() > end:
+                raise TimeoutError(f"somebody keeps {self.path} from being unmounted for {_PATIENCE:.0f} s")
+            time.sleep(0.005)
+
+    def _unmounted(self) -> bool:
+        if self._is_mounted():
+            subprocess.run(["umount", str(self.path)], check=False, capture_output=True)
+        return not (self._is_mounted() or self._has_a_device())
+
+    def _is_mounted(self) -> bool:
+        """Asks the kernel and not the path: one that was shut down does not even answer to a stat."""
+        return f" {self.path} " in Path("/proc/self/mounts").read_text()
+
+    def _has_a_device(self) -> bool:
+        for each in Path("/sys/block").glob("loop*/loop/backing_file"):
+            with contextlib.suppress(OSError):  # detached just now
+                if each.read_text().strip() == str(self.image):
+                    return True
+        return False
+
+
+def run(*command: str) -> None:
+    """Run a tool; what it says against it is in the error."""
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        error.add_note(error.stderr.strip())
+        raise
+
+
+@pytest.fixture
+def loop_mount(scratch: Path) -> Iterator[Callable[[str], LoopMount]]:
+    """Makes a file system of one kind and mounts it; at the end of the test all are unmounted."""
+    mounted: list[LoopMount] = []
+
+    def make(kind: str) -> LoopMount:
+        if sys.platform == "win32" or os.getuid() != 0:
+            pytest.skip(f"needs root to mount {kind} through a loop device")
+        made = LoopMount(scratch / f"{kind}.img", scratch / kind)
+        made.path.mkdir()
+        with made.image.open("wb") as file:
+            file.truncate(_SIZE)
+        try:
+            run(f"mkfs.{kind}", "-q", str(made.image))
+            made.mount()
+        except FileNotFoundError as error:
+            pytest.skip(f"{error.filename} is not installed")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"cannot mount {kind} here: {error}; {'; '.join(error.__notes__)}")
+        mounted.append(made)
+        return made
+
+    yield make
+    for each in mounted:
+        subprocess.run(["umount", "--lazy", str(each.path)], check=False, capture_output=True)
