@@ -20,10 +20,12 @@ raises to refuse; then nothing is changed.
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
-from holdfast.errors import AlreadyExists, NotFound, UsageFailure
+from holdfast.errors import AlreadyExists, NameInvalid, NotFound, UsageFailure
+from holdfast.fs.names import safe_name
 from holdfast.store.records import (
     Append,
     Change,
@@ -87,7 +89,10 @@ class Store(Protocol):
         *,
         commit_id: str | None = None,
     ) -> Commit[Result]:
-        """Read the documents named, decide, commit. Everything that is changed must be named."""
+        """Read the documents named, decide, commit. Everything that is changed must be named.
+
+        `commit_id` is a safe name that no other commit ever has; without it, one is made.
+        """
         ...
 
     def watch(self, what: Watched) -> Watch:
@@ -116,6 +121,18 @@ class Deciding(threading.local):
 
     def __exit__(self, *problem: object) -> None:
         self.active = False
+
+
+def new_commit_id() -> str:
+    """An id that no other commit has."""
+    return str(uuid.uuid4())
+
+
+def check_commit_id(commit_id: str) -> str:
+    """Refuse a commit id that is not a safe name, or that is a hidden one."""
+    if commit_id.startswith("."):
+        raise NameInvalid(f"the commit id {commit_id!a} begins with a dot", name=ascii(commit_id))
+    return safe_name(commit_id, what="commit id")
 
 
 def check_changes(

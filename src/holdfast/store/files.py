@@ -16,18 +16,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import Failure, NotDurable, NotFound, OutcomeUnknown
+from holdfast.errors import Failure, NotDurable, NotFound, OutcomeUnknown, UsageFailure
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_locker import DEFAULT_TIMEOUT
-from holdfast.store.base import Decide, Deciding, Watched, check_changes
+from holdfast.store.base import (
+    Decide,
+    Deciding,
+    Watched,
+    check_changes,
+    check_commit_id,
+    new_commit_id,
+)
 from holdfast.store.guards import Guards
 from holdfast.store.intents import (
     Intent,
@@ -60,6 +66,12 @@ from holdfast.store.watching import FileWatch
 Named = Key[Any] | Stream[Any]
 
 
+class _Progress:
+    """How far a transaction has come: a failure after its commit point does not mean that it failed."""
+
+    perhaps_made = False
+
+
 class FileStore:
     """Documents and streams below one directory, at the places that the layout gives them."""
 
@@ -72,7 +84,7 @@ class FileStore:
         clock: Clock = SYSTEM_CLOCK,
         agent_id: str = "holdfast",
     ) -> None:
-        self.path = Path(root)
+        self.path = Path(os.path.abspath(root))  # the working directory may be another one later
         make_directories(self.path)
         self._root = Directory.open(self.path)
         self._layout = layout or Layout()
@@ -86,17 +98,17 @@ class FileStore:
     # --- Reading -----------------------------------------------------------------------------------
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
-        place = self._layout.place(key.name)
+        place = self._place(key)
         decided, content = self._decided(key.name)
         if not decided:
             content = self._load(place)
         return self._document(key, place, content)
 
     def read_together(self, keys: Sequence[Key[Any]]) -> View:
-        places = {key: self._layout.place(key.name) for key in keys}
+        places = {key: self._place(key) for key in keys}
         while True:
             with self._guards.locked(places.values(), shared=True):
-                unfinished = self._intents.touching(key.name for key in keys)
+                unfinished = self._intents.unfinished(key.name for key in keys)
                 if not unfinished:
                     return View({key: self._document(key, at, self._load(at)) for key, at in places.items()})
             self._finish(unfinished)
@@ -113,7 +125,7 @@ class FileStore:
                 yield name, document
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
-        place = self._layout.place(stream.name)
+        place = self._place(stream)
         decided = [(step.at, step.content.encode()) for step in self._decided_steps(stream.name)]
         contents = numbered_files if place.kind is Kind.NUMBERED else lines
         with contextlib.ExitStack() as opened:
@@ -141,19 +153,30 @@ class FileStore:
         commit_id: str | None = None,
     ) -> Commit[Result]:
         named = list(keys)
-        places = {each: self._layout.place(each.name) for each in named}
+        places = {each: self._place(each) for each in named}
+        commit_id = new_commit_id() if commit_id is None else check_commit_id(commit_id)
         self._deciding.refuse_nesting()
         while True:
-            with self._guards.locked(places.values()):  # 1. all guards, in order
-                unfinished = self._intents.touching(each.name for each in named)
-                if not unfinished:
-                    return self._transact_locked(places, decide, commit_id or str(uuid.uuid4()))
+            progress = _Progress()
+            try:
+                with self._guards.locked(places.values()):  # 1. all guards, in order
+                    unfinished = self._intents.unfinished(each.name for each in named)
+                    if not unfinished:
+                        commit = self._transact_locked(places, decide, commit_id, progress)
+            except Failure as failure:
+                if progress.perhaps_made:
+                    raise OutcomeUnknown(commit_id, failure) from failure
+                raise
+            if not unfinished:
+                return commit
             self._finish(unfinished)  # 2. somebody's commit comes first: it was decided before ours
 
     def close(self) -> None:
         """Let go of the directory. Nothing is lost by not doing so."""
-        self._guards.close()
-        self._root.close()
+        try:
+            self._guards.close()
+        finally:
+            self._root.close()
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +185,7 @@ class FileStore:
         self.close()
 
     def _transact_locked(
-        self, places: dict[Named, Place], decide: Decide[Result], commit_id: str
+        self, places: dict[Named, Place], decide: Decide[Result], commit_id: str, progress: _Progress
     ) -> Commit[Result]:
         contents = {each: self._load(at) for each, at in places.items() if isinstance(each, Key)}  # 3. read
         tails = {each: self._tail(at) for each, at in places.items() if isinstance(each, Stream)}
@@ -174,26 +197,37 @@ class FileStore:
         check_changes(places, view, decision.changes)
         steps = _steps(decision.changes, contents, view, places)
         if steps:
-            written = {places[each].directory for each, _ in steps}
-            self._settle(places.values(), written | {INTENTS} if len(steps) > 1 else written)
+            self._settle(list(places.values()), [places[each] for each, _ in steps])
         try:
             self._commit(commit_id, _in_order(steps, places))  # 5. commit
-        except NotDurable as failure:
-            raise OutcomeUnknown(commit_id, failure) from failure
+        except NotDurable:
+            progress.perhaps_made = True
+            raise
+        progress.perhaps_made = bool(steps)
         positions = [self._position(step, places[each]) for each, step in steps if isinstance(each, Stream)]
         return Commit(commit_id, now, tuple(positions), decision.result)
 
-    def _settle(self, places: Iterable[Place], written: set[str]) -> None:
+    def _settle(self, places: list[Place], changed: list[Place]) -> None:
         """Make durable what this commit rests on: a killed writer may have left it seen but not synced.
 
-        That is the directories that it writes into (once), and those of what it has only read.
+        That is the way to the directories that it writes into (once), and what it has read: names, and
+        the lines of streams. Only a change of the one document or the one stream of lines that was
+        named rests on nothing else: what makes it durable makes durable what was there before it.
         """
-        for directory in written - self._settled:
+        written = {place.directory for place in changed} | ({INTENTS} if len(changed) > 1 else set())
+        first_time = written - self._settled
+        for directory in first_time:
             self._sync_way_to(directory)
-            self._settled.add(directory)
-        for directory in {place.directory for place in places} - written:
+        self._settled |= first_time
+        if len(places) == len(changed) == 1 and places[0].kind is not Kind.NUMBERED:
+            return
+        for directory in {place.directory for place in places}:
             with contextlib.suppress(NotFound), open_directory(self._root, directory) as opened:
-                durable.sync_names(opened)
+                if directory not in first_time:
+                    durable.sync_names(opened)
+                for place in places:
+                    if place.directory == directory and place.kind is Kind.LINES:
+                        durable.sync_in(opened, place.file)
 
     def _sync_way_to(self, directory: str) -> None:
         parts = directory.split("/") if directory else []
@@ -234,10 +268,15 @@ class FileStore:
         """Carry out what others decided, if it still has to be, under the guards that it needs."""
         for intent in intents:
             with self._guards.locked([self._layout.place(step.name) for step in intent.steps]):
-                if self._intents.is_pending(intent):
-                    self._intents.carry_out(intent)
+                self._intents.finish(intent)
 
     # --- Where things are --------------------------------------------------------------------------
+
+    def _place(self, what: Named) -> Place:
+        place = self._layout.place(what.name)
+        if isinstance(what, Stream) is (place.kind is Kind.DOCUMENT):
+            raise UsageFailure(f"{what.name} is a {place.kind.value} in the layout", key=what.name)
+        return place
 
     def _load(self, place: Place) -> bytes | None:
         try:
@@ -273,13 +312,20 @@ class FileStore:
 
     def _members(self, family: str) -> set[str]:
         directory, start, end = self._layout.family(family)
+        nested = end.startswith("/")  # each member is a directory with a file in it
         try:
             with calls.scandir(self.path / directory) as entries:
-                names = [entry.name for entry in entries]
+                names = [each.name for each in entries if not nested or each.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return set()
-        suffix = "" if end.startswith("/") else end
-        found = (name[len(start) : len(name) - len(suffix)] for name in names if name.endswith(suffix))
+        except OSError as error:
+            raise io_failure("list", self._root.where(directory), error) from error
+        suffix = "" if nested else end
+        found = (
+            name[len(start) : len(name) - len(suffix)]
+            for name in names
+            if name.startswith(start) and name.endswith(suffix)
+        )
         return {name for name in found if is_safe_name(name)}
 
     def _decided_steps(self, name: str) -> list[Step]:
@@ -315,6 +361,8 @@ def _steps(
         if isinstance(change, Append):
             place = places[change.stream]
             content = change.stream.codec.encode(change.record).decode()
+            if place.kind is Kind.LINES and "\n" in content:
+                raise UsageFailure(f"a record for {change.stream.name} is coded with a line break")
             first = view.end(change.stream) + (place.kind is Kind.NUMBERED)
             step = Step(change.stream.name, "append", content, at=next_at.get(change.stream, first))
             next_at[change.stream] = _next_append(step, place)

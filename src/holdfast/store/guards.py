@@ -27,7 +27,7 @@ class Guards:
     def locked(self, places: Iterable[Place], *, shared: bool = False) -> Iterator[None]:
         """Hold the guards of all places; `LockTimeout` if one cannot be had, and then none is held."""
         with contextlib.ExitStack() as held:
-            for _, guard in sorted({place.rank for place in places}):
+            for _, guard in sorted({(place.rank, place.guard) for place in places}):
                 held.enter_context(self._lock(guard, shared=shared))
             yield
 

@@ -2,14 +2,17 @@
 
 1. The *intent*, a file that holds all of the change, is published. This is the commit point.
 2. What is to be written is written under private names, and brought to the disk.
-3. Each change is published: documents before what points to them, removals last; then the names
-   are brought to the disk.
-4. The intent is dropped, durably: it must not come back once somebody else has changed things.
+3. Each change is published: documents before what points to them, removals last. The names in one
+   directory are brought to the disk before anything is published in the next: so a pointer leads to
+   something even for one who finds it after a power cut and knows nothing of intents.
+4. The intent is marked as done by a new name, durably, and then removed. It must not come back once
+   somebody else has changed things: who sees the mark brings it to the disk first.
 
 The guards of all that it touches are held from before 1 until after 4. So whoever holds one of these
 guards and sees an intent that touches what it guards knows that its author is gone, and finishes it
-first. Applying twice does no harm; a document that is neither as it was nor as it shall be has been
-changed by somebody who does not know intents, and is not overwritten.
+first, beginning with the sync that the author may not have come to. Applying twice does no harm; a
+document that is neither as it was nor as it shall be has been changed by somebody who does not know
+intents, and is not overwritten.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from holdfast.errors import AlreadyExists, Corrupt, NotFound, TooLarge
+from holdfast.errors import AlreadyExists, Corrupt, NotDurable, NotFound
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory
+from holdfast.fs.directory import Directory, io_failure
 from holdfast.store.layout import INTENTS, Kind, Layout, Place
 from holdfast.store.records import StructCodec
 
@@ -50,6 +53,7 @@ class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 MOST_BYTES = 64 << 20
+_PENDING, _DONE = ".json", ".done"
 _CODEC = StructCodec(Intent, pretty=False, limit=MOST_BYTES)
 
 
@@ -68,29 +72,20 @@ class Intents:
         self._known: dict[str, Intent] = {}
 
     def pending(self) -> list[Intent]:
-        """All intents that are there now: most often none."""
-        try:
-            with calls.scandir(self._path) as entries:
-                names = [entry.name for entry in entries if not entry.name.startswith(".")]
-        except FileNotFoundError:
-            return []
-        if not names:
-            self._known = {}
-            return []
-        found = {name: intent for name in sorted(names) if (intent := self._read(name)) is not None}
-        self._known = dict(found)
-        return list(found.values())
+        """All intents that are to be carried out now: most often none."""
+        return self._listed(_PENDING)
 
     def touching(self, names: Iterable[str]) -> list[Intent]:
         """Those that change one of these documents or streams."""
-        wanted = set(names)
-        return [each for each in self.pending() if any(step.name in wanted for step in each.steps)]
+        return _that_touch(self.pending(), names)
+
+    def unfinished(self, names: Iterable[str]) -> list[Intent]:
+        """The same for one who is about to change them: also those of which only the mark is left."""
+        return _that_touch(self._listed(_PENDING, _DONE), names)
 
     def publish(self, intent: Intent) -> None:
         """Step 1: make the commit. From here on it will be carried out, by us or by another."""
         content = _CODEC.encode(intent)
-        if len(content) > MOST_BYTES:
-            raise TooLarge("the whole of a commit", len(content), MOST_BYTES)
         with self._root.beneath(INTENTS, create=True) as directory:
             durable.create_in(directory, f"{intent.id}.json", content)
 
@@ -98,27 +93,74 @@ class Intents:
         """Steps 2 to 4. The caller holds the guards of all that the intent touches."""
         with contextlib.ExitStack() as open_directories:
             directories: dict[str, Directory] = {}
-            publications: list[Callable[[], object]] = []
-            bulk = len(intent.steps) > MOST_SINGLE_SYNCS
-            for step in intent.steps:
-                place = self._layout.place(step.name)
-                if place.directory not in directories:
-                    directory = open_directory(self._root, place.directory, create=True)
-                    directories[place.directory] = open_directories.enter_context(directory)
-                publications += _prepare(directories[place.directory], place, step, intent, synced=not bulk)
-            if bulk and self._root.fd is not None:
-                calls.sync_filesystem(self._root.fd)
-            for publish in publications:
-                publish()
-            for directory in directories.values():
-                durable.sync_names(directory)
-        with self._root.beneath(INTENTS) as directory:
-            durable.remove_in(directory, f"{intent.id}.json")
+            prepared: list[_Prepared] = []
+            bulk = len(intent.steps) > MOST_SINGLE_SYNCS and self._root.fd is not None
+            try:
+                for step in intent.steps:
+                    place = self._layout.place(step.name)
+                    if place.directory not in directories:
+                        directory = open_directory(self._root, place.directory, create=True)
+                        directories[place.directory] = open_directories.enter_context(directory)
+                    prepared.append(
+                        _prepare(directories[place.directory], place, step, intent, synced=not bulk)
+                    )
+                if bulk:
+                    self._sync_filesystem()
+                _publish(prepared)
+            except BaseException:
+                for each in prepared:  # no litter, however often this is tried: the disk may be full
+                    each.discard()
+                raise
+        self._drop(intent)
 
-    def is_pending(self, intent: Intent) -> bool:
-        """Whether the intent still has to be carried out."""
+    def finish(self, intent: Intent) -> None:
+        """Do what its author did not come to do, if it still has to be. The caller holds the guards."""
         with self._root.beneath(INTENTS) as directory:
-            return directory.status(f"{intent.id}.json") is not None
+            pending = directory.status(intent.id + _PENDING) is not None
+            if not pending and directory.status(intent.id + _DONE) is None:
+                return
+            durable.sync_names(directory)  # neither the intent nor its mark may be lost from here on
+            if not pending:
+                durable.remove_in(directory, intent.id + _DONE, durable=False)
+        if pending:
+            self.carry_out(intent)
+
+    def _drop(self, intent: Intent) -> None:
+        """Step 4."""
+        pending, done = intent.id + _PENDING, intent.id + _DONE
+        with self._root.beneath(INTENTS) as directory:
+            try:
+                calls.replace(
+                    directory.at(pending),
+                    directory.at(done),
+                    src_dir_fd=directory.fd,
+                    dst_dir_fd=directory.fd,
+                )
+            except OSError as error:
+                raise io_failure("drop", directory.where(pending), error) from error
+            durable.sync_names(directory)
+            durable.remove_in(directory, done, durable=False)  # should this one come back, it does no harm
+
+    def _listed(self, *endings: str) -> list[Intent]:
+        try:
+            with calls.scandir(self._path) as entries:
+                names = [each.name for each in entries if each.name.endswith(endings) and each.name[0] != "."]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise io_failure("list", self._path, error) from error
+        if not names:
+            self._known = {}
+            return []
+        found = {name: intent for name in sorted(names) if (intent := self._read(name)) is not None}
+        self._known = dict(found)
+        return list(found.values())
+
+    def _sync_filesystem(self) -> None:
+        try:
+            calls.sync_filesystem(self._root.fd or 0)
+        except OSError as error:
+            raise NotDurable("sync the file system of", self._root.shown, error) from error
 
     def _read(self, name: str) -> Intent | None:
         known = self._known.get(name)
@@ -137,10 +179,36 @@ def open_directory(root: Directory, relative: str, *, create: bool = False) -> D
     return root.beneath(relative, create=create) if relative else Directory.open(root.path)
 
 
-def _prepare(
-    directory: Directory, place: Place, step: Step, intent: Intent, *, synced: bool
-) -> list[Callable[[], object]]:
-    """Write what a step needs under a private name; return what publishes it, nothing if that was done."""
+def _that_touch(intents: list[Intent], names: Iterable[str]) -> list[Intent]:
+    wanted = set(names)
+    return [each for each in intents if any(step.name in wanted for step in each.steps)]
+
+
+class _Prepared(NamedTuple):
+    """A step that is ready to be published, or to be forgotten. `directory` is where names change."""
+
+    directory: Directory | None
+    publish: Callable[[], object] = lambda: None
+    discard: Callable[[], None] = lambda: None
+
+
+def _publish(prepared: Iterable[_Prepared]) -> None:
+    """Step 3: one after the other, each directory on the disk before the next one is changed."""
+    changed: Directory | None = None
+    for each in prepared:
+        if changed is not None and each.directory is not changed:
+            durable.sync_names(changed)
+        each.publish()
+        changed = each.directory
+    if changed is not None:
+        durable.sync_names(changed)
+
+
+def _prepare(directory: Directory, place: Place, step: Step, intent: Intent, *, synced: bool) -> _Prepared:
+    """Write what a step needs under a private name; return what publishes it, if it is not there already.
+
+    What is there may have been published by one who was killed before it was durable.
+    """
     if place.kind is Kind.LINES:
         return _prepare_line(directory, place, step, intent)
     if place.kind is Kind.NUMBERED:
@@ -150,43 +218,62 @@ def _prepare(
 
 def _prepare_document(
     directory: Directory, place: Place, step: Step, intent: Intent, *, synced: bool
-) -> list[Callable[[], object]]:
+) -> _Prepared:
     now = read_if_there(directory, place.file)
     after = step.content.encode() if step.operation == "put" else None
     if now == after:
-        return []
+        return _Prepared(directory)
     if digest(now) != step.before:
         raise _foreign_change(directory, place, intent)
     if after is None:
-        return [lambda: durable.remove_in(directory, place.file, durable=False)]
+        return _Prepared(directory, lambda: durable.remove_in(directory, place.file, durable=False))
     draft = durable.write_draft(directory, place.file, after, durable=synced)
     publish = durable.publish_new if now is None else durable.publish
-    return [lambda: publish(directory, draft, place.file)]
+    return _Prepared(
+        directory,
+        lambda: publish(directory, draft, place.file),
+        lambda: durable.discard(directory, draft),
+    )
 
 
-def _prepare_line(
-    directory: Directory, place: Place, step: Step, intent: Intent
-) -> list[Callable[[], object]]:
+def _prepare_line(directory: Directory, place: Place, step: Step, intent: Intent) -> _Prepared:
     line = step.content.encode()
     there = durable.read_lines_in(directory, place.file, after=step.at, limit=len(line) + 1)
     if there == line + b"\n":
-        return []
+        return _Prepared(None, lambda: _write_again(directory, place, there, step.at))
     if there:
         raise _foreign_change(directory, place, intent)
-    return [lambda: durable.append_in(directory, place.file, line, at=step.at)]
+    return _Prepared(None, lambda: durable.append_in(directory, place.file, line, at=step.at))
 
 
-def _prepare_number(
-    directory: Directory, place: Place, step: Step, *, synced: bool
-) -> list[Callable[[], object]]:
+def _write_again(directory: Directory, place: Place, lines: bytes, at: int) -> None:
+    """Bring to the disk what is there: one who was killed may have written it but not synced it."""
+    flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        fd = calls.open(directory.at(place.file), flags, dir_fd=directory.fd)
+        try:
+            calls.lseek(fd, at, os.SEEK_SET)
+            calls.write(fd, lines)  # so that the sync has something to do, and reports if it cannot
+            calls.fsync(fd)
+        finally:
+            calls.close(fd)
+    except OSError as error:
+        raise NotDurable("sync", directory.where(place.file), error) from error
+
+
+def _prepare_number(directory: Directory, place: Place, step: Step, *, synced: bool) -> _Prepared:
     """The intended number, or the next free one if the ledger's lock was broken wrongly meanwhile."""
     content, number = step.content.encode(), step.at
     while (there := read_if_there(directory, place.numbered(number))) is not None:
         if there == content:
-            return []
+            return _Prepared(directory)
         number += 1
     draft = durable.write_draft(directory, place.numbered(number), content, durable=synced)
-    return [lambda: publish_number(directory, place, draft, number)]
+    return _Prepared(
+        directory,
+        lambda: publish_number(directory, place, draft, number),
+        lambda: durable.discard(directory, draft),
+    )
 
 
 def publish_number(directory: Directory, place: Place, draft: str, number: int) -> int:

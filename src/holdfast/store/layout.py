@@ -74,7 +74,8 @@ TABLE: tuple[Row, ...] = (
 
 
 class Place(NamedTuple):
-    """Where one document or stream is. `rank` sorts guards into the order in which they are locked."""
+    """Where one document or stream is. `rank` sorts guards into the order in which they are locked:
+    by the rows of the table, members of one row by name (not by path: `a-b.lock` sorts before `a.lock`)."""
 
     name: str
     kind: Kind
@@ -132,8 +133,14 @@ class Layout:
         directory, _, start = before.rpartition("/")
         return directory, start, after
 
+    def has_own_directory(self, key: str) -> bool:
+        """Whether a document is alone in a directory that bears its name."""
+        row = self._rows.get(key.rpartition("/")[0])
+        return row is not None and "{name}/" in row.path
+
     def _filled(self, row: Row, key: str, member: str) -> Place:
         stripe = f"{zlib.crc32(member.encode()) % STRIPES:02d}"
         guard = row.guard.replace("{name}", member).replace("{stripe}", stripe)
         directory, _, file = row.path.replace("{name}", member).rpartition("/")
-        return Place(key, row.kind, directory, file, guard, (self._ranks[row.guard], guard))
+        among = member if "{name}" in row.guard else stripe if "{stripe}" in row.guard else ""
+        return Place(key, row.kind, directory, file, guard, (self._ranks[row.guard], among))

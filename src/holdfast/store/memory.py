@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.store.base import Decide, Deciding, Watched, check_changes
+from holdfast.errors import UsageFailure
+from holdfast.store.base import (
+    Decide,
+    Deciding,
+    Watched,
+    check_changes,
+    check_commit_id,
+    new_commit_id,
+)
 from holdfast.store.records import (
     Append,
     Commit,
@@ -31,7 +38,7 @@ class MemoryStore:
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition()  # may be entered again: a decide function may read
         self._documents: dict[str, tuple[bytes, int]] = {}
         self._streams: dict[str, list[bytes]] = {}
         self._versions = 0
@@ -56,6 +63,8 @@ class MemoryStore:
                 yield name, document
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
+        if after < 0:
+            raise UsageFailure(f"{after} is not a position of {stream.name}", stream=stream.name)
         with self._changed:
             lines = list(enumerate(self._streams.get(stream.name, [])[after:], start=after + 1))
         for position, line in lines:
@@ -69,6 +78,7 @@ class MemoryStore:
         commit_id: str | None = None,
     ) -> Commit[Result]:
         named = list(keys)
+        commit_id = new_commit_id() if commit_id is None else check_commit_id(commit_id)
         self._deciding.refuse_nesting()
         with self._changed:
             tails = {each: self._tail(each) for each in named if isinstance(each, Stream)}
@@ -96,7 +106,7 @@ class MemoryStore:
                     self._documents[change.key.name] = content, self._versions
                     self._log.append(change.key.name)
             self._changed.notify_all()
-        return Commit(commit_id or str(uuid.uuid4()), now, tuple(positions), decision.result)
+        return Commit(commit_id, now, tuple(positions), decision.result)
 
     def watch(self, what: Watched) -> MemoryWatch:
         return MemoryWatch(self._changed, self._log, what)

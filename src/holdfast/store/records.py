@@ -7,9 +7,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.errors import Corrupt, JsonInvalid, TooLarge
+from holdfast.errors import Corrupt, JsonInvalid, NameInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
-from holdfast.fs.names import safe_name, split_relative
+from holdfast.fs.names import is_safe_name, safe_name, split_relative
 
 MOST_BYTES = 4 << 20
 """The largest record."""
@@ -36,19 +36,29 @@ class StructCodec(Generic[Record]):
         self._limit = limit
 
     def encode(self, record: Record) -> bytes:
-        """JSON in UTF-8, for documents over several lines, without a final line break."""
-        content = msgspec.json.encode(record)
+        """JSON in UTF-8, for documents over several lines, without a final line break.
+
+        A record that would not come back (a NaN, a field of another type) is refused.
+        """
+        what = f"a record of the type {self._kind.__name__}"
+        try:
+            value = msgspec.to_builtins(record, str_keys=True)
+            msgspec.convert(value, self._kind)
+            content = strictjson.encode(value, what=what, limit=self._limit)
+        except (JsonInvalid, msgspec.ValidationError, TypeError) as error:
+            raise UsageFailure(f"{what} cannot be stored: {error}", problem=str(error)) from None
         if self._pretty:
             content = msgspec.json.format(content, indent=2)
         if len(content) > self._limit:
-            raise TooLarge(f"a record of the type {self._kind.__name__}", len(content), self._limit)
+            raise TooLarge(what, len(content), self._limit)
         return content
 
     def decode(self, content: bytes, source: str) -> Record:
         """The record, if the content is strict JSON and has exactly the right types."""
         try:
-            return msgspec.convert(strictjson.decode(content, source=source, limit=self._limit), self._kind)
-        except (JsonInvalid, msgspec.ValidationError) as error:
+            value = strictjson.decode(content.removesuffix(b"\n"), source=source, limit=self._limit)
+            return msgspec.convert(value, self._kind)
+        except (JsonInvalid, TooLarge, msgspec.ValidationError) as error:
             raise Corrupt(
                 f"{source} cannot be understood: {error}", source=source, problem=str(error)
             ) from None
@@ -60,6 +70,9 @@ class Key(Generic[Record]):
     __slots__ = ("codec", "name")
 
     def __init__(self, name: str, codec: Codec[Record]) -> None:
+        for part in name.split("/"):
+            if not is_safe_name(part):
+                raise NameInvalid(f"{name!a} cannot be the name of a document", what="key", name=ascii(name))
         self.name = name
         self.codec = codec
 
@@ -179,23 +192,31 @@ class View:
 
     def get(self, key: Key[Record]) -> Record | None:
         """The record of a document that the transaction named, or None if there is none."""
-        document = self._documents[key]
+        document = self.document(key)
         return None if document is None else document.record
 
     def document(self, key: Key[Record]) -> Document[Record] | None:
         """The same with its version."""
+        if key not in self._documents:
+            raise _not_named(key)
         return self._documents[key]
 
     def last(self, stream: Stream[Record]) -> Entry[Record] | None:
         """The last entry of a stream that the transaction named, or None if it is empty."""
-        tail = self._tails[stream]
-        if not tail.position:
+        if not self.end(stream):
             return None
+        tail = self._tails[stream]
         return Entry(tail.position, stream.codec.decode(tail.content, tail.source))
 
     def end(self, stream: Stream[Any]) -> int:
         """The position of the last entry, 0 if there is none."""
+        if stream not in self._tails:
+            raise _not_named(stream)
         return self._tails[stream].position
+
+
+def _not_named(what: Key[Any] | Stream[Any]) -> UsageFailure:
+    return UsageFailure(f"a decision looks at {what.name}, which was not named", key=what.name)
 
 
 class Decision(NamedTuple, Generic[Result]):

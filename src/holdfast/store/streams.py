@@ -24,12 +24,13 @@ def lines(
 ) -> Iterator[tuple[int, bytes]]:
     """The lines behind the offset `after`; the position of a line is the offset at which it ends."""
     position = after
-    if directory is not None:
+    if after not in (0, *(at + len(content) + 1 for at, content in decided)):
         _check_boundary(directory, place, after)
+    if directory is not None:
         while block := _whole_lines(directory, place, position):
-            for line in block.splitlines(keepends=True):
-                position += len(line)
-                yield position, line[:-1]
+            for line in block[:-1].split(b"\n"):
+                position += len(line) + 1
+                yield position, line
     for at, content in decided:
         if at >= position:
             position = at + len(content) + 1
@@ -40,6 +41,8 @@ def numbered_files(
     directory: Directory | None, place: Place, after: int, decided: Decided
 ) -> Iterator[tuple[int, bytes]]:
     """The records with numbers behind `after`, up to the first that is missing."""
+    if after < 0:
+        raise _not_a_position(place, after)
     number = after + 1
     if directory is not None:
         while (content := read_if_there(directory, place.numbered(number))) is not None:
@@ -104,13 +107,23 @@ def _whole_lines(directory: Directory, place: Place, after: int) -> bytes:
     limit = _CHUNK
     while True:
         block = durable.read_lines_in(directory, place.file, after=after, limit=limit)
-        if block or durable.end_of_lines_in(directory, place.file) <= after:
-            return block
+        if block:
+            # A writer may just have replaced a torn tail by a whole line: what we have may be the
+            # beginning of the one and the end of the other. Up to the end of a line nothing changes.
+            return durable.read_lines_in(directory, place.file, after=after, limit=len(block))
+        if durable.end_of_lines_in(directory, place.file) <= after:
+            return b""
         limit *= 2  # a line longer than the chunk
 
 
-def _check_boundary(directory: Directory, place: Place, after: int) -> None:
-    if after == 0:
-        return
-    if after < 0 or durable.read_lines_in(directory, place.file, after=after - 1, limit=1) != b"\n":
-        raise UsageFailure(f"{after} is not a position of {place.name}", stream=place.name, position=after)
+def _check_boundary(directory: Directory | None, place: Place, after: int) -> None:
+    if (
+        directory is None
+        or after < 0
+        or durable.read_lines_in(directory, place.file, after=after - 1, limit=1) != b"\n"
+    ):
+        raise _not_a_position(place, after)
+
+
+def _not_a_position(place: Place, after: int) -> UsageFailure:
+    return UsageFailure(f"{after} is not a position of {place.name}", stream=place.name, position=after)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from holdfast.errors import Failure
 from holdfast.fs import calls
@@ -19,15 +19,20 @@ from holdfast.store.records import Family
 LOOK_EVERY = 0.05
 """How often to look where there are no events."""
 
+_REPORTED = "by an event"
+"""How a file looks of which only an event has told: like no file that is looked at."""
+
 
 class _Subject(NamedTuple):
-    """What is watched: one name or a family, and what its files are called."""
+    """What is watched: one file, the numbered files of a stream, or the members of a family; and what
+    they are called. A directory that belongs to one document is not made just to be watched."""
 
     name: str
-    is_family: bool
+    shape: Literal["file", "numbered", "family"]
     directory: str
     start: str
     end: str
+    has_own_directory: bool = False
 
     @property
     def is_nested(self) -> bool:
@@ -35,16 +40,18 @@ class _Subject(NamedTuple):
         return self.end.startswith("/")
 
     def has(self, name: str) -> bool:
-        return name.startswith(self.name + "/") if self.is_family else name == self.name
+        return name.startswith(self.name + "/") if self.shape == "family" else name == self.name
 
     def name_of(self, file: str) -> str | None:
         """The document or stream that a file of the directory belongs to."""
+        if self.shape == "file":
+            return self.name if file == self.start else None
         end = "" if self.is_nested else self.end
         if not (file.startswith(self.start) and file.endswith(end)) or file.endswith(".tmp"):
             return None
-        member = file[len(self.start) : len(file) - len(end)]
-        if not self.is_family:
+        if self.shape == "numbered":
             return self.name
+        member = file[len(self.start) : len(file) - len(end)]
         return f"{self.name}/{member}" if is_safe_name(member) else None
 
     def look(self, root: Path, file: str) -> object:
@@ -59,12 +66,13 @@ class _Subject(NamedTuple):
 
 def _subject(layout: Layout, what: Watched) -> _Subject:
     if isinstance(what, Family):
-        return _Subject(what.name, True, *layout.family(what.name))
+        return _Subject(what.name, "family", *layout.family(what.name))
     place = layout.place(what.name)
     if place.kind is Kind.NUMBERED:
         start, end = place.file.split("{number}")
-        return _Subject(what.name, False, place.directory, start, end)
-    return _Subject(what.name, False, place.directory, place.file, "")
+        return _Subject(what.name, "numbered", place.directory, start, end)
+    own = layout.has_own_directory(what.name)
+    return _Subject(what.name, "file", place.directory, place.file, "", own)
 
 
 class FileWatch:
@@ -111,7 +119,9 @@ class FileWatch:
             self.close()
             self._events = self._listen()
             return self._compare() | set(self._looks)
-        return {name for directory, file in events for name in self._names(directory, file)}
+        names = {name for directory, file in events for name in self._names(directory, file)}
+        self._looks.update(dict.fromkeys(names, _REPORTED))
+        return names
 
     def _names(self, directory: Path, file: str) -> set[str]:
         if directory == self._root.path / INTENTS:
@@ -139,8 +149,10 @@ class FileWatch:
             files = []
         for file in files:
             name = self._subject.name_of(file)
-            if name is not None:
-                found[name] = (found.get(name), self._subject.look(self._root.path, file))
+            if name is not None and self._subject.shape == "numbered":
+                found[name] = max(str(found.get(name, "")), file, key=lambda each: (len(each), each))
+            elif name is not None:
+                found[name] = self._subject.look(self._root.path, file)
         for intent in self._intents.pending():
             for step in intent.steps:
                 if self._subject.has(step.name):
@@ -154,7 +166,8 @@ class FileWatch:
         try:
             for directory in directories:
                 if directory:
-                    self._root.beneath(directory, create=True).close()
+                    create = directory == INTENTS or not self._subject.has_own_directory
+                    self._root.beneath(directory, create=create).close()
         except Failure:
-            return None  # read-only: look from time to time
+            return None  # not there yet, or read-only: look from time to time
         return DirectoryEvents.open([self._root.path / directory for directory in directories])
