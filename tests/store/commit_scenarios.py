@@ -12,22 +12,34 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Failure, OutcomeUnknown
 from holdfast.locks import ledger_lock
 from holdfast.locks.holders import current_holder
 from holdfast.store.files import FileStore
-from holdfast.store.records import Append, Change, Create, Decision, Replace, Stream, View
-from holdfast.testing.crash import Ending, Fault, Kill, Outcome, cut_short, fresh, mark, scratch
+from holdfast.store.records import Append, Change, Create, Decision, Delete, Key, Replace, Stream, View
+from holdfast.testing.crash import (
+    Ending,
+    Fault,
+    Kill,
+    Outcome,
+    Report,
+    cut_short,
+    fresh,
+    judge,
+    mark,
+    scratch,
+)
 from holdfast.testing.interpose import Faulty, interposed
-from holdfast.testing.powercut import record
+from holdfast.testing.powercut import Case, power_cuts, record
 from tests.store.worlds import (
     INDEX,
     Listed,
@@ -80,6 +92,28 @@ def touching(named: Iterable[Named]) -> Operation:
         return [change for each in names for change in _touched(each, view)]
 
     return Operation(names, decide)
+
+
+def restoring(world: World, named: Sequence[Named]) -> Operation:
+    """The transaction that puts the documents back to what they were in this world, byte for byte.
+
+    An intent that came back would find them as it expects them, and undo this.
+    """
+
+    def decide(view: View) -> Sequence[Change]:
+        return [change for each in named if isinstance(each, Key) for change in _restored(each, world, view)]
+
+    return Operation(named, decide)
+
+
+def _restored(key: Key[Any], world: World, view: View) -> Iterator[Change]:
+    now, then = view.get(key), world.documents.get(key.name)
+    if now == then:
+        return
+    if then is None:
+        yield Delete(key)
+    else:
+        yield Create(key, then) if now is None else Replace(key, then)
 
 
 def _touched(each: Named, view: View) -> Iterator[Change]:
@@ -316,6 +350,7 @@ class RecoveryCase(Transaction):
         with scratch() as base, fresh(base) as directory:
             files.put(directory)
             self.litter = frozenset(drafts_left(directory))
+            self.finishes_an_intent = any(not name.startswith(".") for name in intents_left(directory))
             with FileStore(directory, timeout=TIMEOUT) as store:
                 self.old = seen_by_readers(store, named)
         self.new = operation.applied_to(self.old)
@@ -324,28 +359,47 @@ class RecoveryCase(Transaction):
         self.files.put(directory)
 
 
-def remains(commit: CommitCase) -> list[Files]:
-    """Everything, each once, that can be found after a process died at one of the calls of its commit."""
-    found: dict[Files, None] = {}
-    with scratch() as base:
-        for when, index in deaths(commit):
-            with fresh(base) as directory:
-                commit.prepare(directory)
-                cut_short(lambda at=directory: commit.operate(at), when, index)  # type: ignore[misc]
-                found[Files.of(directory)] = None
-    return list(found)
-
-
-def deaths(commit: CommitCase) -> Iterator[tuple[Kill, int]]:
+def deaths(case: Transaction) -> Iterator[tuple[Kill, int]]:
     """Every way to die that leaves something of its own: before each call that changes what is on the
     disk or may be there, halfway through each write, and at last not at all."""
     with scratch() as base, fresh(base) as directory:
-        calls_made = [step.call for step in record(commit, directory).steps if step.call is not None]
+        calls_made = [step.call for step in record(case, directory).steps if step.call is not None]
     for call in dict.fromkeys(calls_made):
         yield Kill.BEFORE, call.index
         if call.name == "write":
             yield Kill.HALFWAY, call.index
-    yield Kill.BEFORE, calls_made[-1].index + 1_000
+    yield Kill.BEFORE, sys.maxsize
+
+
+def dead_at(case: Transaction, directory: Path, when: Kill, index: int) -> Outcome:
+    """Prepare the empty directory, and run the transaction as far as one gets who dies there."""
+    case.prepare(directory)
+    call = cut_short(lambda: case.operate(directory), when, index)
+    if call is None:
+        return Outcome(Ending.SUCCEEDED, acknowledged=True)
+    return Outcome(Ending.KILLED, when.value, call)
+
+
+def remains(case: Transaction) -> list[Files]:
+    """Everything, each once, that can be found after a process died at one of the calls of a transaction."""
+    found: dict[Files, None] = {}
+    with scratch() as base:
+        for when, index in deaths(case):
+            with fresh(base) as directory:
+                dead_at(case, directory, when, index)
+                found[Files.of(directory)] = None
+    return list(found)
+
+
+def death_points(case: Transaction) -> Report:
+    """Like `kill_points`, within this process: each death that leaves something of its own, and its check."""
+    report = Report(type(case).__name__)
+    with scratch() as base:
+        for when, index in deaths(case):
+            with fresh(base) as directory:
+                outcome = dead_at(case, directory, when, index)
+                report.add(outcome, judge(case, directory, outcome), "")
+    return report
 
 
 class TwoInARow:
@@ -421,3 +475,37 @@ class AfterAFault(TwoInARow):
         finally:
             self.struck = fate.struck is not None
         return "made"
+
+
+# --- Sweeps of two in a row --------------------------------------------------------------------------
+
+
+def after_deaths(first: CommitCase, second: Operation, *, warm: bool = False) -> Report:
+    """Let the first one die at each of its calls; cut the power at each moment of the second one."""
+    report = Report("after a death")
+    checked: set[Case] = set()
+    for when, index in deaths(first):
+        scenario = AfterADeath(first, second, warm=warm)
+        scenario.when, scenario.index = when, index
+        _add(report, power_cuts(scenario, checked=checked, since_mark=True))
+    return report
+
+
+def after_faults(first: CommitCase, second: Operation, fault: Fault) -> Report:
+    """Let the first one meet the fault at each of its calls; cut the power at each moment after that."""
+    report = Report("after a fault")
+    checked: set[Case] = set()
+    for index in count(1):
+        scenario = AfterAFault(first, second)
+        scenario.fault, scenario.index = fault, index
+        _add(report, power_cuts(scenario, checked=checked, since_mark=True))
+        if not scenario.struck:
+            return report
+    raise AssertionError("never reached")
+
+
+def _add(report: Report, part: Report) -> None:
+    report.points += part.points
+    report.calls |= part.calls
+    report.violations += part.violations
+    report.capped += part.capped

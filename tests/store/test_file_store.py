@@ -23,7 +23,7 @@ from holdfast.store.base import Store
 from holdfast.store.files import FileStore
 from holdfast.store.layout import Layout
 from holdfast.store.records import Create, Decision, Key, Replace, View
-from holdfast.testing.contract import Recipe, StoreContract, When
+from holdfast.testing.contract import Backend, Recipe, StoreContract, When
 from holdfast.testing.contract_clients import PATIENCE, Item, accounts, apply, number_of, swap, transfer
 from holdfast.testing.linearizability import Accounts, Check, History, Operation, Register, Verdict, check
 from holdfast.testing.model import Subject, run_state_machine
@@ -35,8 +35,8 @@ def open_file_store(path: Path) -> FileStore:
     return FileStore(path, timeout=PATIENCE)
 
 
-class FileBackend(StoreContract):
-    """The contract on files: in another file, with another store, it is the same."""
+class FileBackend(Backend):
+    """What the contract, or a part of it, needs to know of files; `open_path` may open another store."""
 
     path: Path
     open_path: Callable[[Path], Store] = staticmethod(open_file_store)
@@ -90,7 +90,7 @@ class FileBackend(StoreContract):
         return late_calls()
 
 
-class TestFileStore(FileBackend):
+class TestFileStore(FileBackend, StoreContract):
     @pytest.fixture(autouse=True)
     def place(self, scratch: Path) -> None:
         self.path = scratch / "store"

@@ -11,12 +11,12 @@ from holdfast.errors import OutcomeUnknown
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.records import Commit, Key
-from holdfast.testing.contract import StoreContract, When
+from holdfast.testing.contract import Backend, StoreContract, When
 from holdfast.testing.model import Subject, run_state_machine
 
 
-class MemoryBackend(StoreContract):
-    """The contract in memory: all clients are one."""
+class MemoryBackend(Backend):
+    """What the contract needs to know of the store in memory: all clients are one."""
 
     def open_store(self) -> MemoryStore:
         return MemoryStore()
@@ -45,7 +45,7 @@ class MemoryBackend(StoreContract):
         return store._documents[key.name][0]
 
 
-class TestMemoryStore(MemoryBackend):
+class TestMemoryStore(MemoryBackend, StoreContract):
     pass
 
 

@@ -277,6 +277,14 @@ PLANTED: dict[str, Planted] = {
 }
 
 
+class MemoryContract(MemoryBackend, StoreContract):
+    """Not for pytest to find."""
+
+
+class FileContract(FileBackend, StoreContract):
+    """Not for pytest to find."""
+
+
 def is_in_memory(open_store: object) -> bool:
     return isinstance(open_store, type) and issubclass(open_store, MemoryStore)
 
@@ -284,10 +292,10 @@ def is_in_memory(open_store: object) -> bool:
 def backend_for(open_store: Callable[..., Store], path: Path) -> Backend:
     """The backend of the store that was broken, with the broken one in its place."""
     if is_in_memory(open_store):
-        memory = MemoryBackend()
+        memory = MemoryContract()
         memory.open_store = open_store  # type: ignore[method-assign, assignment]
         return memory
-    files = FileBackend()
+    files = FileContract()
     files.path = path
     files.open_path = open_store
     return files

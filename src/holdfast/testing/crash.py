@@ -12,13 +12,13 @@ directory of your choice and leave it there to be looked at.
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,17 +27,55 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from holdfast.fs import calls
+from holdfast.locks.descriptors import _all as _descriptions
+from holdfast.testing.interpose import (
+    SHORT_WRITE,
+    Attempt,
+    Call,
+    Deadly,
+    Death,
+    Fault,
+    Faulty,
+    Kill,
+    interposed,
+    listening,
+    mark,
+    raise_death,
+    shown,
+)
+
+__all__ = [
+    "Scenario",
+    "Outcome",
+    "Ending",
+    "Report",
+    "Violation",
+    "kill_points",
+    "error_points",
+    "judge",
+    "mark",
+    "run_killed",
+    "run_faulted",
+    "cut_short",
+    "Kill",
+    "Fault",
+    "SHORT_WRITE",
+    "ERRORS",
+    "LASTING_ERRORS",
+    "Attempt",
+    "Call",
+    "interposed",
+    "listening",
+    "scratch",
+    "fresh",
+]
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EINTR)
 LASTING_ERRORS = (errno.ENOSPC, errno.EIO)
 
-_NEEDING_THE_DISK = (
-    *("write", "fsync", "sync_directory", "sync_filesystem"),
-    *("link", "mkdir", "symlink", "clone"),
-)
 _PATIENCE = 60  # seconds until a child that hangs is ended
 
 
@@ -58,30 +96,6 @@ class Scenario(Protocol):
         """Raise, best an AssertionError that says why, if the state is not legal after this outcome."""
 
 
-class Kill(Enum):
-    """When a process dies, in relation to one of its calls."""
-
-    BEFORE = "killed before"
-    AFTER = "killed after"
-    HALFWAY = "killed halfway through"
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What goes wrong at one call: an error, once or from then on; without an error, a short write."""
-
-    code: int | None
-    lasting: bool = False
-
-    def __str__(self) -> str:
-        if self.code is None:
-            return "short write at"
-        return f"{errno.errorcode[self.code]} {'from' if self.lasting else 'at'}"
-
-
-SHORT_WRITE = Fault(None)
-
-
 class Ending(Enum):
     """How one run of the operation ended."""
 
@@ -89,18 +103,6 @@ class Ending(Enum):
     FAILED = "failed"
     SUCCEEDED = "succeeded"
     POWER_CUT = "power cut"
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of the operation, for messages; the first has the index 1."""
-
-    index: int
-    name: str
-    arguments: str
-
-    def __str__(self) -> str:
-        return f"call {self.index}, {self.name}({self.arguments})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +232,6 @@ def judge(scenario: Scenario, directory: Path, outcome: Outcome) -> str | None:
     return None
 
 
-def mark(label: str) -> None:
-    """Announce, from within `operate`, that the part `label` is done and from now on has to survive."""
-    if _listeners:
-        _listeners[-1](label)
-
-
 # --- One point --------------------------------------------------------------------------------------
 
 
@@ -277,7 +273,7 @@ def run_faulted(
     The outcome's call is the one that the fault struck first, None if it struck none.
     """
     scenario.prepare(directory)
-    fate = _Faulty(fault, index)
+    fate = Faulty(fault, index)
     marks: list[str] = []
     error: Exception | None = None
     with interposed(fate, names), listening(marks.append):
@@ -285,6 +281,8 @@ def run_faulted(
             scenario.operate(directory)
         except Exception as raised:
             error = raised
+        if fate.opened:
+            gc.collect()  # a context manager that failed on its way out may be kept alive by itself alone
     if error is not None and fate.struck is None:
         raise RuntimeError(f"{type(scenario).__name__} failed though nothing disturbed it") from error
     ending = Ending.SUCCEEDED if error is None else Ending.FAILED
@@ -301,15 +299,34 @@ def cut_short(
     From there on none of its calls has an effect, not even those of its cleanup, and what it had
     opened is closed. None if it finished first. For scenarios that go on after somebody's death.
     """
-    fate = _Deadly(when, index, _raise_death)
+    fate = Deadly(when, index, raise_death)
     try:
-        with interposed(fate, names):
+        with interposed(fate, names), _finalisers_may_die():
             operation()
-    except _Death:
-        pass
-    finally:
+    except Death:  # holds all that the operation referred to until here, so nothing of it is closed twice
+        _bury(fate.close_all())
+    else:
         fate.close_all()
     return fate.struck
+
+
+@contextmanager
+def _finalisers_may_die() -> Iterator[None]:
+    """A finaliser that is ended by our exception ends as it should; Python need not report it."""
+    report = sys.unraisablehook
+    sys.unraisablehook = lambda seen: None if isinstance(seen.exc_value, Death) else report(seen)
+    try:
+        yield
+    finally:
+        sys.unraisablehook = report
+
+
+def _bury(closed: Sequence[int]) -> None:
+    """Keep what the dead one left in memory from closing these again: they may be others' by then."""
+    for description in list(_descriptions):
+        if description.fd in closed:
+            description.fd = -1
+            description.owner = None
 
 
 def _operate_and_die(
@@ -331,7 +348,7 @@ def _operate_and_die(
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_PATIENCE)
-        with interposed(_Deadly(when, index, die), names), listening(lambda label: say(mark=label)):
+        with interposed(Deadly(when, index, die), names), listening(lambda label: say(mark=label)):
             scenario.operate(directory)
         status = 0
     except BaseException:
@@ -347,176 +364,6 @@ def _misconduct(outcome: Outcome, fault: Fault, *, descriptors: bool) -> str | N
     if descriptors and outcome.left_open:
         return "never closed: " + "; ".join(map(str, outcome.left_open))
     return None
-
-
-# --- Getting between an operation and its calls -----------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A call that is about to be made, in the hands of who decides what becomes of it."""
-
-    name: str
-    original: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-
-    def perform(self) -> Any:
-        """Make the call."""
-        return self.original(*self.arguments, **self.options)
-
-    def perform_half(self) -> Any:
-        """Make this write, but of the first half of its bytes only."""
-        descriptor, content = self.arguments
-        return self.original(descriptor, content[: len(content) // 2])
-
-    @property
-    def divisible(self) -> bool:
-        """Whether this is a write of which a half can be made."""
-        return self.name == "write" and len(self.arguments[1]) > 1
-
-    @property
-    def needs_the_disk(self) -> bool:
-        """Whether this fails on a disk that is full or broken."""
-        return self.name in _NEEDING_THE_DISK or bool(self.flags & os.O_CREAT)
-
-    @property
-    def flags(self) -> int:
-        """How this opens; nothing if it is not an `open`."""
-        if self.name != "open":
-            return 0
-        flags: int = self.arguments[1] if len(self.arguments) > 1 else self.options["flags"]
-        return flags
-
-    def numbered(self, index: int) -> Call:
-        """Describe this call, as the operation's call `index`."""
-        shown = [_shown(each) for each in self.arguments]
-        shown += [f"{key}={value!r}" for key, value in self.options.items() if value is not None]
-        return Call(index, self.name, ", ".join(shown))
-
-
-@contextmanager
-def interposed(intercept: Callable[[Attempt], Any], names: Sequence[str] = calls.CHANGING) -> Iterator[None]:
-    """Until the end of the block, let each of the named calls return what `intercept` makes of it.
-
-    A call that is made inside another one (`sync_directory` uses `fsync`) is part of that one.
-    """
-    inside = threading.local()
-
-    def led(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if getattr(inside, "call", False):
-                return original(*arguments, **options)
-            inside.call = True
-            try:
-                return intercept(Attempt(name, original, arguments, options))
-            finally:
-                inside.call = False
-
-        return call
-
-    originals = {name: getattr(calls, name) for name in names if hasattr(calls, name)}
-    try:
-        for name, original in originals.items():
-            setattr(calls, name, led(name, original))
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(calls, name, original)
-
-
-@contextmanager
-def listening(listener: Callable[[str], None]) -> Iterator[None]:
-    """Hand each `mark` to `listener` until the end of the block."""
-    _listeners.append(listener)
-    try:
-        yield
-    finally:
-        _listeners.pop()
-
-
-_listeners: list[Callable[[str], None]] = []
-
-
-class _Fate:
-    """Counts the calls of an operation; remembers what it has opened, and where it was struck first."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.count = 0
-        self.struck: Call | None = None
-        self.opened: dict[int, Call] = {}
-
-    def perform(self, attempt: Attempt) -> Any:
-        if attempt.name == "close":
-            self.opened.pop(attempt.arguments[0], None)  # before the call: a close that fails has closed
-        result = attempt.perform()
-        if attempt.name == "open":
-            self.opened[result] = attempt.numbered(self.count)
-        return result
-
-    def close_all(self) -> None:
-        """Close what the operation has left open, as the system does for the dead."""
-        while self.opened:
-            os.close(self.opened.popitem()[0])
-
-
-class _Faulty(_Fate):
-    """Lets one call fail, or from one call on all that need the disk."""
-
-    def __init__(self, fault: Fault, index: int) -> None:
-        super().__init__(index)
-        self.fault = fault
-
-    def __call__(self, attempt: Attempt) -> Any:
-        self.count += 1
-        if not self._strikes(attempt):
-            return self.perform(attempt)
-        self.struck = self.struck or attempt.numbered(self.count)
-        if self.fault.code is None:
-            return attempt.perform_half()
-        if attempt.name == "close":  # a close that fails has closed nevertheless
-            self.perform(attempt)
-        if attempt.name == "flock_interruptible":  # the one call that returns its error
-            return self.fault.code
-        raise OSError(self.fault.code, os.strerror(self.fault.code))
-
-    def _strikes(self, attempt: Attempt) -> bool:
-        if self.fault.lasting:
-            return self.count >= self.index and attempt.needs_the_disk
-        return self.count == self.index and (self.fault.code is not None or attempt.divisible)
-
-
-class _Deadly(_Fate):
-    """Ends the operation at one call; should it go on nevertheless, no later call is made."""
-
-    def __init__(self, when: Kill, index: int, die: Callable[[Call], NoReturn]) -> None:
-        super().__init__(index)
-        self.when = when
-        self.die = die
-
-    def __call__(self, attempt: Attempt) -> Any:
-        self.count += 1
-        if self.count < self.index:
-            return self.perform(attempt)
-        if self.struck is not None:
-            self.die(self.struck)
-        self.struck = attempt.numbered(self.count)
-        try:
-            if self.when is Kill.AFTER:
-                self.perform(attempt)
-            elif self.when is Kill.HALFWAY and attempt.divisible:
-                attempt.perform_half()
-        finally:
-            self.die(self.struck)
-
-
-class _Death(BaseException):
-    """Stands for the end of the process in `cut_short`."""
-
-
-def _raise_death(call: Call) -> NoReturn:
-    raise _Death(str(call))
 
 
 # --- Directories ------------------------------------------------------------------------------------
@@ -545,12 +392,5 @@ def _listing(directory: Path) -> str:
     lines = []
     for path in sorted(directory.rglob("*")):
         plain = path.is_file() and not path.is_symlink()
-        lines.append(f"{path.relative_to(directory)}{'=' + _shown(path.read_bytes()) if plain else '/'}")
+        lines.append(f"{path.relative_to(directory)}{'=' + shown(path.read_bytes()) if plain else '/'}")
     return ", ".join(lines) or "(empty)"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bytes | bytearray | memoryview):
-        content = bytes(value)
-        return repr(content) if len(content) <= 48 else f"{content[:40]!r}... {len(content)} bytes"
-    return repr(str(value)) if isinstance(value, os.PathLike) else repr(value)

@@ -1,0 +1,398 @@
+"""The search through all schedules: what can be chosen where, what was seen before, what was found."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from holdfast.testing.explorer.files import Image
+from holdfast.testing.explorer.footprints import Conflicts, Footprint
+from holdfast.testing.explorer.run import (
+    EXIT,
+    KILL,
+    LATE,
+    RUN,
+    SLEEP,
+    Choice,
+    Guide,
+    Histories,
+    Move,
+    Result,
+    Run,
+    Task,
+    TaskFunction,
+)
+from holdfast.testing.explorer.world import nobody
+
+_MOST_STEPS = 5_000
+_MOST_LATE = 20
+_COLLECT_EVERY = 64
+
+Check = Callable[[Path, Sequence[Result]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """What is explored: the tasks, what they start from, what may befall them, and what must hold."""
+
+    tasks: Sequence[TaskFunction]
+    prepare: Callable[[Path], object]
+    check: Check
+    invariant: Callable[[Path], object] | None
+    kills: int
+    timeouts: int
+    names: frozenset[str]
+    began_at: float
+
+    def execute(self, directory: Path, guide: Guide, histories: Histories) -> Run:
+        """Run the tasks in the prepared directory."""
+        run = Run(directory, self.tasks, guide, histories, names=self.names, began_at=self.began_at)
+        run.execute()
+        return run
+
+    def judge(self, run: Run) -> str | None:
+        """What is wrong now that all tasks have ended, or None. A task's own assertion counts."""
+        results = [task.result for task in run.tasks if task.result is not None]
+        for task, result in zip(run.tasks, results, strict=True):
+            if isinstance(result.error, AssertionError):
+                return f"in task {task.name}: {_problem(result.error)}"
+        return _objection(lambda: self.check(run.directory, results))
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """What is wrong after (or, for an invariant or a deadlock, in the middle of) one schedule."""
+
+    problem: str
+    schedule: str
+    steps: tuple[str, ...]
+
+    @property
+    def switches(self) -> int:
+        """How often another task goes on: the fewer, the easier to understand."""
+        return len(self.schedule.split())
+
+    def __str__(self) -> str:
+        steps = "\n".join(f"        {step}" for step in self.steps)
+        return f"{self.problem}\n      schedule: {self.schedule}\n{steps}"
+
+
+# --- Schedules ----------------------------------------------------------------------------------------
+
+
+def written_schedule(choices: Sequence[Choice]) -> str:
+    """Choices as text: `0*12 1*3 kill:0 1*20`."""
+    words = []
+    for choice, group in groupby(choices):
+        count = len(list(group))
+        words += (
+            [f"{choice.task}*{count}"] if choice.kind == RUN else [f"{choice.kind}:{choice.task}"] * count
+        )
+    return " ".join(words)
+
+
+def read_schedule(text: str) -> list[Choice]:
+    """The choices that `written_schedule` wrote."""
+    choices: list[Choice] = []
+    for word in text.split():
+        if "*" in word:
+            task, count = word.split("*")
+            choices += [Choice(int(task))] * int(count)
+        else:
+            kind, task = word.split(":")
+            choices.append(Choice(int(task), {KILL: KILL, LATE: LATE}[kind]))
+    return choices
+
+
+class Follower:
+    """The guide that follows one schedule, and then lets the tasks go on one after the other."""
+
+    def __init__(self, choices: list[Choice]) -> None:
+        self._choices = choices
+
+    def choose(self, run: Run) -> Move | None:
+        if len(run.trace) < len(self._choices):
+            choice = self._choices[len(run.trace)]
+            task = run.tasks[choice.task]
+            if not task.live or (choice.kind == RUN and not task.asleep and not run.is_enabled(task)):
+                raise ValueError(f"this schedule does not fit: {choice} is not possible\n{run}")
+            return Move(choice)
+        able = [Move(Choice(task.index)) for task in _by_turn(run) if run.is_enabled(task)]
+        return able[0] if able else _late(run)
+
+
+# --- The search ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Frame:
+    """One state on the way: what is to be tried there, one after the other, and what need not be.
+
+    `settled` are choices that were tried before, here or on the way, with all that can follow: they
+    need not be tried again after a choice that has nothing to do with them.
+    """
+
+    pending: tuple[str, ...]
+    settled: frozenset[Choice]
+    footprints: dict[Choice, Footprint]
+    moves: list[Move] = field(default_factory=list)
+    index: int = 0
+
+    @property
+    def move(self) -> Move:
+        """What is tried now."""
+        return self.moves[self.index]
+
+    def settled_after(self) -> frozenset[Choice]:
+        """What is settled in the state after the move that is tried now."""
+        before = self.settled.union(move.choice for move in self.moves[: self.index])
+        return frozenset(each for each in before if self._commute(each, self.move.choice))
+
+    def _commute(self, one: Choice, other: Choice) -> bool:
+        if one.task == other.task or LATE in (one.kind, other.kind) or one.kind == other.kind == KILL:
+            return False
+        if SLEEP in (self.pending[one.task], self.pending[other.task]):
+            return False  # a change wakes who sleeps
+        return not self.footprints[one].meets(self.footprints[other])
+
+
+class Search:
+    """Depth first through all choices, one execution for each way. Is the guide of all of them."""
+
+    def __init__(self, race: Race, *, reduced: bool, most_schedules: int, most_violations: int) -> None:
+        self.schedules = 0
+        self.violations: list[Violation] = []
+        self.deadlocks: list[Violation] = []
+        self.capped = ""
+        self._race = race
+        self._reduced = reduced
+        self._most_schedules = most_schedules
+        self._most_violations = most_violations
+        self._conflicts = Conflicts(everything=not reduced)
+        self._histories: Histories = {}
+        self._contents: dict[object, int] = {}
+        self._content = (-1, -1)
+        self._seen: dict[object, frozenset[Choice]] = {}
+        self._path: list[_Frame] = []
+        self._finished = False
+
+    @property
+    def states(self) -> int:
+        """How many distinct states there were."""
+        return len(self._seen)
+
+    def search(self, directory: Path, image: Image) -> None:
+        """Execute until there is nothing left to try, or too much was found."""
+        executions = 0
+        while not self.capped:
+            image.restore(directory)
+            self._execute(directory)
+            executions += 1
+            if executions % _COLLECT_EVERY == 0:
+                gc.collect(0)
+            if self._conflicts.absorb():
+                self._begin_again()
+            elif not self._advance():
+                break
+            if executions >= self._most_schedules:
+                self.capped = f"stopped after {executions} executions"
+            elif len(self.violations) + len(self.deadlocks) >= self._most_violations:
+                self.capped = f"stopped after {self._most_violations} findings"
+
+    def _execute(self, directory: Path) -> None:
+        self._content, self._finished = (-1, -1), False
+        run = self._race.execute(directory, self, self._histories)
+        self.schedules += 1
+        if self._finished and (problem := self._race.judge(run)) is not None:
+            self.violations.append(_found(run, problem))
+
+    def _begin_again(self) -> None:
+        self.schedules = 0
+        self.violations.clear()
+        self.deadlocks.clear()
+        self._path.clear()
+        self._seen.clear()
+
+    def _advance(self) -> bool:
+        """Turn to the next choice that was not tried, the deepest first; False if there is none."""
+        while self._path:
+            frame = self._path[-1]
+            frame.index += 1
+            if frame.index < len(frame.moves):
+                return True
+            self._path.pop()
+        return False
+
+    def choose(self, run: Run) -> Move | None:
+        """Follow the way that was chosen; at its end find out what is to be tried there."""
+        if len(run.trace) == len(self._path):
+            frame = self._reach(run)
+            if not frame.moves:
+                return None
+            self._path.append(frame)
+        frame = self._path[len(run.trace)]
+        task = run.tasks[frame.move.choice.task]
+        if task.pending.name != frame.pending[task.index]:
+            before = frame.pending[task.index]
+            raise RuntimeError(
+                f"a task does not do the same again: {before}, {run.told(task.pending)}\n{run}"
+            )
+        return frame.move
+
+    # --- One state -------------------------------------------------------------------------------------
+
+    def _reach(self, run: Run) -> _Frame:
+        """The state at the end of the way. If nothing is to be tried there, the execution ends."""
+        tasks = _by_turn(run)
+        footprints = {Choice(task.index): run.footprint(task) for task in tasks}
+        footprints |= {Choice(task.index, KILL): run.footprint_of_end(task) for task in tasks}
+        settled = self._path[-1].settled_after() if self._reduced and self._path else frozenset[Choice]()
+        frame = _Frame(tuple(task.pending.name for task in run.tasks), settled, footprints)
+        for task in tasks:
+            self._conflicts.note(
+                task.index, footprints[Choice(task.index)], sleeps=task.pending.name == SLEEP
+            )
+        if len(run.trace) >= _MOST_STEPS:
+            self.violations.append(_found(run, f"no end after {_MOST_STEPS} steps"))
+            return frame
+        able = [task for task in tasks if run.is_enabled(task)]
+        only = self._unnoticed(run, frame, able)
+        if only is not None:
+            frame.moves = [only] if only.choice not in settled else []
+            return frame
+        going = [self._run_move(task, frame) for task in able]
+        if not going and (late := _late(run)):
+            going = [late]
+        moves = going + [move for move in self._mishaps(run, frame, able) if move not in going]
+        if len(moves) == len(going) == 1 and not self._is_watched(run) and not _has_just_died(run):
+            untried = moves  # there is no choice: the next state tells
+        else:
+            untried = self._untried(run, frame, moves, stuck=bool(tasks) and not going)
+        frame.moves = [move for move in untried if move.choice not in frame.settled]
+        return frame
+
+    def _unnoticed(self, run: Run, frame: _Frame, able: list[Task]) -> Move | None:
+        """A move that can be made at once, because nobody can tell when it was made."""
+        for task in able:
+            footprint = frame.footprints[Choice(task.index)]
+            if footprint.boundless or self._conflicts.concern(footprint.reads + footprint.writes):
+                continue
+            if not (footprint.changes_files and self._is_watched(run)):
+                return self._run_move(task, frame)
+        return None
+
+    def _run_move(self, task: Task, frame: _Frame) -> Move:
+        choice = Choice(task.index)
+        wakes = task.pending.name == EXIT or self._conflicts.concern(frame.footprints[choice].writes)
+        return Move(choice, wakes)
+
+    def _mishaps(self, run: Run, frame: _Frame, able: list[Task]) -> list[Move]:
+        """What may befall the tasks here, as far as the race allows it: waits that end late, and deaths."""
+        found: list[Move] = []
+        if run.times_late < self._race.timeouts:
+            found += [_late_move(task) for task in run.live if run.can_be_late(task)]
+        if self._can_be_killed(run):
+            worth = [task for task in run.live if task not in able or self._matters(task, frame)]
+            found += [Move(Choice(task.index, KILL)) for task in worth]
+        return found
+
+    def _can_be_killed(self, run: Run) -> bool:
+        return run.kills < self._race.kills
+
+    def _matters(self, task: Task, frame: _Frame) -> bool:
+        """Whether it makes a difference for a task to die before its next call or after it."""
+        footprint = frame.footprints[Choice(task.index)]
+        return footprint.changes_files or self._conflicts.concern(footprint.writes)
+
+    def _is_watched(self, run: Run) -> bool:
+        """Whether somebody may look at the directory at any moment: an invariant, or who survives."""
+        return self._race.invariant is not None or self._can_be_killed(run)
+
+    def _untried(self, run: Run, frame: _Frame, moves: list[Move], *, stuck: bool) -> list[Move]:
+        """Those moves that were never tried in a state like this. The first time, it is judged too."""
+        state = self._state(run)
+        known = self._seen.get(state)
+        if known is not None:
+            tried_now = known - frame.settled  # settled when we were here first, but not this time
+            frame.settled &= known
+            self._seen[state] = frame.settled
+            return [move for move in moves if move.choice in tried_now]
+        self._seen[state] = frame.settled
+        if self._is_objectionable(run):
+            return []
+        self._finished = not run.live
+        if stuck:
+            self.deadlocks.append(_found(run, f"deadlock: {waiting(run)}"))
+        return moves
+
+    def _state(self, run: Run) -> object:
+        """All that the future depends on."""
+        if self._content[0] != run.performer.changes:
+            content = (run.tree.snapshot(), run.descriptors.nameless())
+            number = self._contents.setdefault(content, len(self._contents))
+            self._content = (run.performer.changes, number)
+        minds = tuple(
+            None
+            if task.result and task.result.killed
+            else (task.history, task.live, task.woken and self._conflicts.sleeps(task.index))
+            for task in run.tasks
+        )
+        return (self._content[1], minds, run.times_late)
+
+    def _is_objectionable(self, run: Run) -> bool:
+        invariant = self._race.invariant
+        if invariant is None:
+            return False
+        with nobody():
+            problem = _objection(lambda: invariant(run.directory))
+        if problem is not None:
+            self.violations.append(_found(run, problem))
+        return problem is not None
+
+
+# --- Small questions ----------------------------------------------------------------------------------
+
+
+def waiting(run: Run) -> str:
+    """Who waits for what."""
+    return "; ".join(f"{task.name} waits at {run.told(task.pending)}" for task in run.live)
+
+
+def _by_turn(run: Run) -> list[Task]:
+    """Those who live, the one that moved last first: so that the first schedules switch seldom."""
+    last = run.trace[-1][0].task if run.trace else 0
+    return sorted(run.live, key=lambda task: (task.index != last, task.index))
+
+
+def _has_just_died(run: Run) -> bool:
+    return bool(run.trace) and run.trace[-1][0].kind == KILL
+
+
+def _late(run: Run) -> Move | None:
+    """When nobody can move, time passes: for who has overslept least often."""
+    sleepers = [task for task in run.live if task.asleep and task.times_late < _MOST_LATE]
+    return _late_move(min(sleepers, key=lambda task: task.times_late)) if sleepers else None
+
+
+def _late_move(task: Task) -> Move:
+    return Move(Choice(task.index, LATE), wakes=False)
+
+
+def _found(run: Run, problem: str) -> Violation:
+    return Violation(problem, written_schedule([choice for choice, _ in run.trace]), tuple(run.steps()))
+
+
+def _objection(judge: Callable[[], object]) -> str | None:
+    try:
+        judge()
+    except Exception as error:
+        return _problem(error)
+    return None
+
+
+def _problem(error: Exception) -> str:
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"

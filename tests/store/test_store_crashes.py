@@ -1,0 +1,186 @@
+"""The commits of the file store, killed, failed and cut off from power at every call that they make.
+
+What is swept stands in `commit_cases`, what must be true after each point in `commit_scenarios.examine`.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from holdfast.fs import calls
+from holdfast.store import intents
+from holdfast.store.files import FileStore
+from holdfast.testing.crash import Attempt, Fault, Report, error_points, interposed, kill_points
+from holdfast.testing.powercut import power_cuts
+from tests.store.commit_cases import ALL, LARGE, SEVERAL, SINGLE
+from tests.store.commit_scenarios import (
+    CommitCase,
+    RecoveryCase,
+    after_deaths,
+    after_faults,
+    death_points,
+    looking,
+    remains,
+    restoring,
+    touching,
+)
+from tests.store.worlds import GATES, Named
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="needs fork, and directories that can be synced"
+)
+
+MOST_POINTS, MOST_STATES = 10_000, 20_000
+"""What all sweeps together must try at least: kills and errors, and different states after a power cut."""
+
+found: Counter[str] = Counter()
+"""What the sweeps of this run have tried."""
+
+KILLED = [name for name in ALL if "large" not in name and "long" not in name]
+USED = [name for name in (*SINGLE, *SEVERAL) if ALL[name].old.documents or ALL[name].old.streams]
+"""Cases on a store that was in use. In a new one, lock files are new too, and multiply the states."""
+IN_A_ROW = [name for name in USED if name not in ("wide", "create, large", "append a long line")]
+BROKEN_DISK = (Fault(errno.EIO), Fault(errno.EIO, lasting=True))
+
+
+def count(kind: str, report: Report, *, at_least: int) -> None:
+    report.require_clean(at_least=at_least)
+    found[kind] += report.points
+
+
+# --- One transaction ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_kill_at_any_call_leaves_all_of_a_commit_or_nothing(name: str) -> None:
+    count("points", kill_points(ALL[name]), at_least=50)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_error_at_any_call_leaves_all_of_a_commit_or_nothing(name: str) -> None:
+    count("points", error_points(ALL[name]), at_least=100)
+
+
+@pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
+def test_an_error_of_a_call_that_only_reads_leaves_all_of_a_commit_or_nothing(name: str) -> None:
+    count("points", error_points(ALL[name], names=calls.READING), at_least=15)
+
+
+@pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
+def test_a_power_cut_at_any_moment_leaves_all_of_a_commit_or_nothing(name: str) -> None:
+    count("states", power_cuts(ALL[name]), at_least=3)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_power_cut_during_a_large_commit_leaves_all_of_it_or_nothing(name: str) -> None:
+    """Its states are too many to try all: a sample of each moment."""
+    report = power_cuts(ALL[name], limit=8)
+    assert report.violations == [], str(report)
+    assert report.capped
+    found["states"] += report.points
+
+
+# --- After somebody's death, or failure --------------------------------------------------------------
+
+
+def seconds(case: CommitCase) -> dict[str, list[Named]]:
+    """What comes next: a change of everything, or of one thing alone."""
+    return {"everything": list(case.named), "one thing": list(case.operation.named[:1])}
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["new store", "store in use"])
+@pytest.mark.parametrize("second", ["everything", "one thing"])
+@pytest.mark.parametrize("name", IN_A_ROW)
+def test_what_is_acknowledged_after_a_death_survives_a_power_cut(name: str, second: str, warm: bool) -> None:
+    case = ALL[name]
+    report = after_deaths(case, touching(seconds(case)[second]), warm=warm)
+    count("states", report, at_least=10)
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["new store", "store in use"])
+@pytest.mark.parametrize("name", ["create an issue", "delete an issue", "transfer", "take a snapshot"])
+def test_an_intent_of_a_dead_one_does_not_come_back_over_what_was_undone(name: str, warm: bool) -> None:
+    case = ALL[name]
+    report = after_deaths(case, restoring(case.old, case.named), warm=warm)
+    count("states", report, at_least=50)
+
+
+@pytest.mark.parametrize("fault", BROKEN_DISK, ids=["once", "lasting"])
+@pytest.mark.parametrize("name", IN_A_ROW)
+def test_what_was_said_about_a_failure_is_true_after_a_power_cut(name: str, fault: Fault) -> None:
+    """Made is made, failed is not there; and what came next, on a disk that works again, is there."""
+    case = ALL[name]
+    count("states", after_faults(case, touching(case.operation.named[:1]), fault), at_least=4)
+
+
+@pytest.mark.parametrize("name", ["create an issue", "delete an issue", "transfer"])
+def test_a_recovery_can_be_killed_and_fail_and_lose_its_power_at_any_call(name: str) -> None:
+    """Whatever a dead one left: finishing it is disturbed at each call, and somebody else finishes it then."""
+    case = ALL[name]
+    for files in remains(case):
+        recovery = RecoveryCase(files, case.named, looking(case.named))
+        count("points", death_points(recovery), at_least=1)
+        count("states", power_cuts(recovery), at_least=1)
+        if recovery.finishes_an_intent:
+            count("points", error_points(recovery, (errno.EIO,), lasting=(errno.ENOSPC,)), at_least=50)
+
+
+def test_a_recovery_is_really_killed_and_can_be_done_by_another() -> None:
+    """The same with real processes, for what is left at the moments around the commit point."""
+    case = ALL["transfer"]
+    cases = [RecoveryCase(files, case.named, touching(case.named)) for files in remains(case)]
+    unfinished = [each for each in cases if each.finishes_an_intent]
+    assert len(unfinished) >= 3
+    for each in unfinished[:3]:
+        count("points", kill_points(each), at_least=100)
+
+
+@pytest.mark.parametrize("name", ["create an issue", "transfer"])
+def test_a_commit_that_is_synced_all_at_once_is_as_safe(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of large commits, taken by one whose states can all be tried."""
+    monkeypatch.setattr(intents, "MOST_SINGLE_SYNCS", 1)
+    case = ALL[name]
+    count("points", error_points(case), at_least=100)
+    count("states", power_cuts(case), at_least=10)
+    count("states", after_deaths(case, touching(case.named)), at_least=100)
+
+
+# --- What is known, and the sum ----------------------------------------------------------------------
+
+
+@pytest.mark.xfail(strict=True, raises=OSError, reason="locks/descriptors.py lets a bare OSError through")
+@pytest.mark.parametrize("call", ["close", "fstat"])
+def test_locks_raise_nothing_but_failures(call: str, tmp_path: Path) -> None:
+    """Turns red once it is mended: then `BareErrorOfLocks` can go."""
+
+    def fail(attempt: Attempt) -> None:
+        attempt.perform()
+        raise OSError(errno.EIO, "the disk is broken")
+
+    with FileStore(tmp_path) as store, store._guards.locked([store._place(GATES)]):
+        pass
+    store = FileStore(tmp_path)
+    try:
+        with interposed(fail, (call,)), store._guards.locked([store._place(GATES)]):
+            pass
+        with interposed(fail, (call,)):
+            store._guards.close()
+    finally:
+        store.close()
+
+
+def test_all_sweeps_together_try_as_much_as_is_demanded(pytestconfig: pytest.Config) -> None:
+    terminal = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        terminal.write_line(
+            f"\n{found['points']} kills and errors, {found['states']} states after power cuts"
+        )
+    if pytestconfig.getoption("keyword") or any("::" in each for each in pytestconfig.args):
+        pytest.skip("only a part of the sweeps was asked for")
+    assert found["points"] >= MOST_POINTS
+    assert found["states"] >= MOST_STATES
