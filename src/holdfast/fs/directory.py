@@ -13,6 +13,7 @@ import errno
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -155,13 +156,20 @@ class Directory:
             return True
         return stat.S_ISLNK(status.st_mode)
 
+    def names(self) -> list[str]:
+        """The names of everything in this directory, in no order."""
+        return [entry.name for entry in self._entries()]
+
     def directories(self) -> list[str]:
         """The names of the directories in this one, links to directories left out, in order."""
+        return sorted(entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False))
+
+    def _entries(self) -> Iterator[os.DirEntry[str]]:
         try:
-            with calls.scandir(self.path if self.fd is None else self.fd) as entries:
-                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+            with calls.scandir(self.shown if self.fd is None else self.fd) as entries:
+                yield from entries
         except OSError as error:
-            raise io_failure("list", self.path, error) from error
+            raise io_failure("list", self.shown, error) from error
 
     def sync(self) -> None:
         """Make the names in this directory survive a power cut."""

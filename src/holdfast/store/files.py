@@ -22,8 +22,8 @@ from typing import Any, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import Failure, NotDurable, NotFound, OutcomeUnknown, UsageFailure
-from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, io_failure, make_directories
+from holdfast.fs import durable
+from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_locker import DEFAULT_TIMEOUT
 from holdfast.store.base import (
@@ -314,12 +314,10 @@ class FileStore:
         directory, start, end = self._layout.family(family)
         nested = end.startswith("/")  # each member is a directory with a file in it
         try:
-            with calls.scandir(self.path / directory) as entries:
-                names = [each.name for each in entries if not nested or each.is_dir(follow_symlinks=False)]
-        except FileNotFoundError:
+            with open_directory(self._root, directory) as opened:
+                names = opened.directories() if nested else opened.names()
+        except NotFound:
             return set()
-        except OSError as error:
-            raise io_failure("list", self._root.where(directory), error) from error
         suffix = "" if nested else end
         found = (
             name[len(start) : len(name) - len(suffix)]
