@@ -8,7 +8,7 @@ so each makes its own stores and lockers, and what it saw it returns. Before eac
 be overtaken, or killed. A violation comes with its schedule, a text that `replay` runs again.
 
 Every schedule is an execution from the prepared directory on: it follows the choices made so far and
-takes another one at the end, depth first. Two things keep the number small, and nothing is lost:
+takes another one at the end, depth first. Three things keep the number small, and nothing is lost:
 
 1. *Equal states.* A state is all that is in the directory (names, contents, which names are one
    inode), what each task has seen in all its calls so far, who is dead. Locks held, open files and
@@ -22,6 +22,9 @@ takes another one at the end, depth first. Two things keep the number small, and
    a reader too: with an `invariant`, or while somebody may still be killed, a call that changes a file
    is never passed over. A task is killed only before calls that change something: killed before
    another one, it leaves what it leaves if killed after it; killed after the last, what it leaves if not.
+3. *Choices that are settled.* Where two calls do not meet at this moment, the second order leads to
+   the same state as the first: what was tried at a state is not tried again after a call that it does
+   not meet ("sleep sets"; a state that is reached again with less settled is gone on from with that).
 
 Time passes only for who waits. A sleeper goes on when another has changed something; when nobody can
 move, it oversleeps, so that a time limit is reached. When all who live wait for each other's locks,
@@ -44,16 +47,9 @@ from pathlib import Path
 from holdfast.fs import calls
 from holdfast.testing.crash import fresh, scratch
 from holdfast.testing.explorer.files import Image
+from holdfast.testing.explorer.race import Check, Race, Violation, read_schedule
 from holdfast.testing.explorer.run import Result, TaskFunction
-from holdfast.testing.explorer.search import (
-    Check,
-    Follower,
-    Race,
-    Search,
-    Violation,
-    read_schedule,
-    waiting,
-)
+from holdfast.testing.explorer.search import Follower, Search, waiting
 from holdfast.testing.explorer.world import world_of_tasks
 
 __all__ = ["Exploration", "Replayed", "Result", "Violation", "explore"]
@@ -74,6 +70,7 @@ class Replayed:
 class Exploration:
     """What was found. `exhausted` is False if not every schedule was tried, and `capped` says why.
 
+    `schedules` are the executions since the search began for the last time.
     `states` are the distinct states at which there was a choice, somebody had just died, or all was
     over; of a chain of states without a choice only the end counts.
     """

@@ -20,11 +20,11 @@ from holdfast.testing.explorer.files import Descriptors, Found, Label, Tree, is_
 from holdfast.testing.interpose import Attempt
 
 if sys.platform == "win32":
-    LOCK_SH, LOCK_NB, LOCK_UN = 1, 4, 8  # there is no flock
+    LOCK_SH, LOCK_EX, LOCK_NB, LOCK_UN = 1, 2, 4, 8  # there is no flock
 else:
     import fcntl
 
-    LOCK_SH, LOCK_NB, LOCK_UN = fcntl.LOCK_SH, fcntl.LOCK_NB, fcntl.LOCK_UN
+    LOCK_SH, LOCK_EX, LOCK_NB, LOCK_UN = fcntl.LOCK_SH, fcntl.LOCK_EX, fcntl.LOCK_NB, fcntl.LOCK_UN
 
 Thing = tuple[str, Label, str]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import count
 from pathlib import Path
 
 from holdfast.testing.explorer.files import Image
 from holdfast.testing.explorer.footprints import Conflicts, Footprint
+from holdfast.testing.explorer.race import Race, Violation, found, objection
 from holdfast.testing.explorer.run import (
     EXIT,
     KILL,
@@ -17,94 +17,17 @@ from holdfast.testing.explorer.run import (
     RUN,
     SLEEP,
     Choice,
-    Guide,
     Histories,
     Move,
-    Result,
     Run,
     Task,
-    TaskFunction,
 )
 from holdfast.testing.explorer.world import nobody
 
 _MOST_STEPS = 5_000
 _MOST_LATE = 20
 _COLLECT_EVERY = 64
-
-Check = Callable[[Path, Sequence[Result]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Race:
-    """What is explored: the tasks, what they start from, what may befall them, and what must hold."""
-
-    tasks: Sequence[TaskFunction]
-    prepare: Callable[[Path], object]
-    check: Check
-    invariant: Callable[[Path], object] | None
-    kills: int
-    timeouts: int
-    names: frozenset[str]
-    began_at: float
-
-    def execute(self, directory: Path, guide: Guide, histories: Histories) -> Run:
-        """Run the tasks in the prepared directory."""
-        run = Run(directory, self.tasks, guide, histories, names=self.names, began_at=self.began_at)
-        run.execute()
-        return run
-
-    def judge(self, run: Run) -> str | None:
-        """What is wrong now that all tasks have ended, or None. A task's own assertion counts."""
-        results = [task.result for task in run.tasks if task.result is not None]
-        for task, result in zip(run.tasks, results, strict=True):
-            if isinstance(result.error, AssertionError):
-                return f"in task {task.name}: {_problem(result.error)}"
-        return _objection(lambda: self.check(run.directory, results))
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """What is wrong after (or, for an invariant or a deadlock, in the middle of) one schedule."""
-
-    problem: str
-    schedule: str
-    steps: tuple[str, ...]
-
-    @property
-    def switches(self) -> int:
-        """How often another task goes on: the fewer, the easier to understand."""
-        return len(self.schedule.split())
-
-    def __str__(self) -> str:
-        steps = "\n".join(f"        {step}" for step in self.steps)
-        return f"{self.problem}\n      schedule: {self.schedule}\n{steps}"
-
-
-# --- Schedules ----------------------------------------------------------------------------------------
-
-
-def written_schedule(choices: Sequence[Choice]) -> str:
-    """Choices as text: `0*12 1*3 kill:0 1*20`."""
-    words = []
-    for choice, group in groupby(choices):
-        count = len(list(group))
-        words += (
-            [f"{choice.task}*{count}"] if choice.kind == RUN else [f"{choice.kind}:{choice.task}"] * count
-        )
-    return " ".join(words)
-
-
-def read_schedule(text: str) -> list[Choice]:
-    """The choices that `written_schedule` wrote."""
-    choices: list[Choice] = []
-    for word in text.split():
-        if "*" in word:
-            task, count = word.split("*")
-            choices += [Choice(int(task))] * int(count)
-        else:
-            kind, task = word.split(":")
-            choices.append(Choice(int(task), {KILL: KILL, LATE: LATE}[kind]))
-    return choices
+_SCOUTED_AFTER = 20
 
 
 class Follower:
@@ -122,6 +45,36 @@ class Follower:
             return Move(choice)
         able = [Move(Choice(task.index)) for task in _by_turn(run) if run.is_enabled(task)]
         return able[0] if able else _late(run)
+
+
+class _Scout:
+    """A guide that stops, or kills, one task before one of its changes, to see where others meet it then.
+
+    What it does not see, the search will; but then it has to begin again.
+    """
+
+    def __init__(self, conflicts: Conflicts, task: int, change: int, *, kill: bool) -> None:
+        self.arrived = False
+        self._conflicts = conflicts
+        self._task = task
+        self._left = change
+        self._kill = kill
+
+    def choose(self, run: Run) -> Move | None:
+        for task in run.live:
+            self._conflicts.note(task.index, run.footprint(task), sleeps=task.pending.name == SLEEP)
+        able = [task for task in run.live if run.is_enabled(task)]
+        if not able or len(run.trace) >= _MOST_STEPS:
+            return _late(run)
+        chosen = run.tasks[self._task]
+        if chosen in able and not self.arrived:
+            self._left -= run.footprint(chosen).changes_files
+            self.arrived = self._left < 0
+            if not self.arrived:
+                return Move(Choice(chosen.index))
+            if self._kill:
+                return Move(Choice(chosen.index, KILL))
+        return Move(Choice(next((task for task in able if task is not chosen), chosen).index))
 
 
 # --- The search ---------------------------------------------------------------------------------------
@@ -186,7 +139,7 @@ class Search:
 
     def search(self, directory: Path, image: Image) -> None:
         """Execute until there is nothing left to try, or too much was found."""
-        executions = 0
+        executions, scouted = 0, False
         while not self.capped:
             image.restore(directory)
             self._execute(directory)
@@ -194,6 +147,9 @@ class Search:
             if executions % _COLLECT_EVERY == 0:
                 gc.collect(0)
             if self._conflicts.absorb():
+                if self.schedules > _SCOUTED_AFTER and not scouted:
+                    scouted = True
+                    self._scout(directory, image)
                 self._begin_again()
             elif not self._advance():
                 break
@@ -207,7 +163,7 @@ class Search:
         run = self._race.execute(directory, self, self._histories)
         self.schedules += 1
         if self._finished and (problem := self._race.judge(run)) is not None:
-            self.violations.append(_found(run, problem))
+            self.violations.append(found(run, problem))
 
     def _begin_again(self) -> None:
         self.schedules = 0
@@ -215,6 +171,18 @@ class Search:
         self.deadlocks.clear()
         self._path.clear()
         self._seen.clear()
+
+    def _scout(self, directory: Path, image: Image) -> None:
+        """Look for conflicts that are likely: so that the search need not begin again for each."""
+        for task in range(len(self._race.tasks)):
+            for kill in [False, True][: 1 + min(self._race.kills, 1)]:
+                for change in count():
+                    scout = _Scout(self._conflicts, task, change, kill=kill)
+                    image.restore(directory)
+                    self._race.execute(directory, scout, self._histories)
+                    if not scout.arrived:
+                        break
+        self._conflicts.absorb()
 
     def _advance(self) -> bool:
         """Turn to the next choice that was not tried, the deepest first; False if there is none."""
@@ -256,7 +224,7 @@ class Search:
                 task.index, footprints[Choice(task.index)], sleeps=task.pending.name == SLEEP
             )
         if len(run.trace) >= _MOST_STEPS:
-            self.violations.append(_found(run, f"no end after {_MOST_STEPS} steps"))
+            self.violations.append(found(run, f"no end after {_MOST_STEPS} steps"))
             return frame
         able = [task for task in tasks if run.is_enabled(task)]
         only = self._unnoticed(run, frame, able)
@@ -291,13 +259,13 @@ class Search:
 
     def _mishaps(self, run: Run, frame: _Frame, able: list[Task]) -> list[Move]:
         """What may befall the tasks here, as far as the race allows it: waits that end late, and deaths."""
-        found: list[Move] = []
+        mishaps: list[Move] = []
         if run.times_late < self._race.timeouts:
-            found += [_late_move(task) for task in run.live if run.can_be_late(task)]
+            mishaps += [_late_move(task) for task in run.live if run.can_be_late(task)]
         if self._can_be_killed(run):
             worth = [task for task in run.live if task not in able or self._matters(task, frame)]
-            found += [Move(Choice(task.index, KILL)) for task in worth]
-        return found
+            mishaps += [Move(Choice(task.index, KILL)) for task in worth]
+        return mishaps
 
     def _can_be_killed(self, run: Run) -> bool:
         return run.kills < self._race.kills
@@ -325,7 +293,7 @@ class Search:
             return []
         self._finished = not run.live
         if stuck:
-            self.deadlocks.append(_found(run, f"deadlock: {waiting(run)}"))
+            self.deadlocks.append(found(run, f"deadlock: {waiting(run)}"))
         return moves
 
     def _state(self, run: Run) -> object:
@@ -347,9 +315,9 @@ class Search:
         if invariant is None:
             return False
         with nobody():
-            problem = _objection(lambda: invariant(run.directory))
+            problem = objection(lambda: invariant(run.directory))
         if problem is not None:
-            self.violations.append(_found(run, problem))
+            self.violations.append(found(run, problem))
         return problem is not None
 
 
@@ -379,20 +347,3 @@ def _late(run: Run) -> Move | None:
 
 def _late_move(task: Task) -> Move:
     return Move(Choice(task.index, LATE), wakes=False)
-
-
-def _found(run: Run, problem: str) -> Violation:
-    return Violation(problem, written_schedule([choice for choice, _ in run.trace]), tuple(run.steps()))
-
-
-def _objection(judge: Callable[[], object]) -> str | None:
-    try:
-        judge()
-    except Exception as error:
-        return _problem(error)
-    return None
-
-
-def _problem(error: Exception) -> str:
-    first_line = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}"
