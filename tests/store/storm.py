@@ -94,11 +94,12 @@ def _start(workers: Workers, life: Life, live: Live, calm: mmap.mmap) -> Worker:
 
 
 def _ended_by_itself(worker: Worker) -> bool:
-    """Wait for the end of a process; whether it came to it by itself."""
+    """Wait for the end of a process, however long it takes; whether it came to it by itself."""
     try:
-        worker.line.hear()
+        said = worker.line.wait()
     except (EOFError, ConnectionResetError):
         assert worker.wait() == -9, f"a process ended with {worker.wait()}"
         return False
+    assert said == "done", f"a process failed: {said}"
     worker.wait()
     return True

