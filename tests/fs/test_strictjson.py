@@ -67,7 +67,7 @@ def test_what_the_standard_allows_is_read(text: bytes, value: object) -> None:
         (b"{} {}", "Extra data"),
         (b"{}x", "Extra data"),
         (b"{'a':1}", "Expecting property name"),
-        (b"[1,]", "Expecting value"),
+        (b"[1,]", "Expecting value|Illegal trailing comma"),
         (b'{"a":1,}', "Expecting property name|Illegal trailing comma"),
         (b'"a\nb"', "Invalid control character"),
         (b"01", "Extra data"),

@@ -172,10 +172,10 @@ def descriptors_of(path: Path) -> list[int]:
 def own_threads() -> list[str]:
     """The names of the threads that Holdfast has started and that are still there.
 
-    One whose start was interrupted never came to life, and Python lists it for ever: it has no number.
+    One whose start was interrupted never comes to life, or dies at once, and Python lists it for ever.
     """
-    started = [each.name for each in threading.enumerate() if each.ident is not None]
-    return [name for name in started if name.startswith("holdfast-")]
+    living = [each.name for each in threading.enumerate() if each.is_alive()]
+    return [name for name in living if name.startswith("holdfast-")]
 
 
 def wait_until_no_thread_is_left() -> None:

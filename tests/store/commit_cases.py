@@ -85,17 +85,21 @@ def _rest_on_others(view: View) -> Sequence[Change]:
     return [Create(ISSUES.key("c"), Text(f"after {event and event.record.text}, by {rules and rules.text}"))]
 
 
+SHARE_OUT = making(
+    Replace(REFS.key("alice"), Text("4")),
+    Replace(REFS.key("bob"), Text("3")),
+    Create(REFS.key("carol"), Text("3")),
+)
 REST_ON_OTHERS = Operation([ISSUES.key("c"), GATES, EVENTS], _rest_on_others)
 
 
-def twelve(size: int = 0) -> Operation:
-    """A commit that is large enough to be brought to the disk all at once."""
-    names = [f"n{number}" for number in range(10)]
-    return making(
-        *(Create(ISSUES.key(name), Text(name + "x" * size)) for name in names),
-        Replace(INDEX, Listed(("a", *names))),
-        Append(EVENTS, Text("ten created")),
-    )
+_NAMES = [f"n{number}" for number in range(10)]
+TWELVE = making(
+    *(Create(ISSUES.key(name), Text(name)) for name in _NAMES),
+    Replace(INDEX, Listed(("a", *_NAMES))),
+    Append(EVENTS, Text("ten created")),
+)
+"""A commit that is large enough to be brought to the disk all at once."""
 
 
 SINGLE: Mapping[str, CommitCase] = {
@@ -117,13 +121,11 @@ SEVERAL: Mapping[str, CommitCase] = {
     "create the first issue": CommitCase([], ISSUE),
     "delete an issue": CommitCase([ISSUE], DELETE_ISSUE),
     "transfer": CommitCase([ACCOUNTS], TRANSFER),
+    "share out": CommitCase([ACCOUNTS], SHARE_OUT),
     "take a snapshot": CommitCase([SNAPSHOT], TAKE_SNAPSHOT),
     "take the first snapshot": CommitCase([], SNAPSHOT),
     "begin the ledger with two": CommitCase([], CLAIMS),
     "wide": CommitCase([ISSUE, SNAPSHOT, CLAIMS], WIDE),
 }
-LARGE: Mapping[str, CommitCase] = {
-    "twelve steps": CommitCase([ISSUE], twelve()),
-    "twelve large steps": CommitCase([ISSUE], twelve(size=5000)),
-}
+LARGE: Mapping[str, CommitCase] = {"twelve steps": CommitCase([ISSUE], TWELVE)}
 ALL: Mapping[str, CommitCase] = {**SINGLE, **SEVERAL, **LARGE}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -187,30 +186,13 @@ def run_as(role: str, directory: Path, operation: Operation) -> None:
         try:
             _run(directory, operation)
         except Exception as error:
-            bare = isinstance(error, OSError) and _raised_in_locks(error)
             _let_go(error)
-            if bare:
-                raise BareErrorOfLocks(str(error)) from None
             raise
 
 
 def _run(directory: Path, operation: Operation) -> None:
     with FileStore(directory, timeout=TIMEOUT) as store:
         operation.run(store)
-
-
-class BareErrorOfLocks(Exception):
-    """A known defect of `locks/descriptors.py`, told apart by the place that raises it, and by nothing else.
-
-    There a `close` and an `fstat` that fail are not turned into failures. Whether the commit had been
-    made by then is open. `test_locks_raise_nothing_but_failures` turns red once this is mended.
-    """
-
-
-def _raised_in_locks(error: OSError) -> bool:
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    ours = [name for name in files if "/holdfast/testing/" not in name and "/holdfast/" in name]
-    return ours[-1].endswith("/locks/descriptors.py")
 
 
 def _let_go(error: BaseException) -> None:
@@ -232,7 +214,7 @@ def examine(directory: Path, named: Sequence[Named], legal: Sequence[World], end
     2. Who reads without a lock sees one of the legal worlds: all of a commit or nothing.
     3. Who transacts finishes what was left: then nothing is to be finished any more, and the plain
        files say what had been seen before.
-    4. The next transaction works: after a power cut on one of them, each in its turn, else on all.
+    4. The next transaction works: after a kill on all of them, else on one, each in its turn.
     """
     check_pointers(directory)
     if ending is Ending.POWER_CUT:
@@ -240,15 +222,21 @@ def examine(directory: Path, named: Sequence[Named], legal: Sequence[World], end
     with FileStore(directory, timeout=TIMEOUT) as store:
         seen = seen_by_readers(store, named)
         assert seen in legal, f"{difference(seen, legal)}"
-        looking(named).run(store)
-        unfinished = [name for name in intents_left(directory) if not name.startswith(".")]
-        assert not unfinished, f"still to be finished: {unfinished}"
-        found = seen_in_files(directory, named)
-        assert found == seen, f"the files differ from what was seen: {difference(found, [seen])}"
-        touch = touching([named[next(_turns) % len(named)]] if ending is Ending.POWER_CUT else named)
-        touch.run(store)
-        expected, found = touch.applied_to(seen), seen_in_files(directory, named)
-        assert found == expected, f"the next transaction left {difference(found, [expected])}"
+        if ending is Ending.KILLED:
+            transact_and_compare(directory, store, looking(named), seen)
+            transact_and_compare(directory, store, touching(named), seen)
+        else:
+            one = touching([named[next(_turns) % len(named)]])
+            transact_and_compare(directory, store, one._replace(named=named), seen)
+
+
+def transact_and_compare(directory: Path, store: FileStore, operation: Operation, seen: World) -> None:
+    """Transact on what was `seen`; afterwards the files say just that, and nothing is left to be finished."""
+    operation.run(store)
+    unfinished = intents_left(directory)
+    assert not unfinished, f"still to be finished: {unfinished}"
+    expected, found = operation.applied_to(seen), seen_in_files(directory, operation.named)
+    assert found == expected, f"the files differ from what was seen: {difference(found, [expected])}"
 
 
 _turns = count()
@@ -303,7 +291,7 @@ class Transaction:
 
     def _check_conduct(self, directory: Path, outcome: Outcome) -> None:
         """Who lives on to report has cleaned up, and fails with a failure of ours."""
-        expected = outcome.error is None or isinstance(outcome.error, Failure | BareErrorOfLocks)
+        expected = outcome.error is None or isinstance(outcome.error, Failure)
         assert expected, f"raised {outcome.error!r}"
         if outcome.call is None or outcome.call.name != "unlink":  # what cannot be removed is left
             litter = set(drafts_left(directory)) - self.litter
@@ -313,7 +301,7 @@ class Transaction:
         """The new world if it was acknowledged, the old one if it failed, else one of the two."""
         if outcome.acknowledged:
             return [self.new]
-        if outcome.error is None or isinstance(outcome.error, OutcomeUnknown | BareErrorOfLocks):
+        if outcome.error is None or isinstance(outcome.error, OutcomeUnknown):
             return [self.old, self.new]
         return [self.old]
 
@@ -350,7 +338,7 @@ class RecoveryCase(Transaction):
         with scratch() as base, fresh(base) as directory:
             files.put(directory)
             self.litter = frozenset(drafts_left(directory))
-            self.finishes_an_intent = any(not name.startswith(".") for name in intents_left(directory))
+            self.finishes_an_intent = bool(intents_left(directory))
             with FileStore(directory, timeout=TIMEOUT) as store:
                 self.old = seen_by_readers(store, named)
         self.new = operation.applied_to(self.old)
@@ -438,7 +426,7 @@ class TwoInARow:
         raise NotImplementedError
 
     def check(self, directory: Path, outcome: Outcome) -> None:
-        known = {("made",): [self.new], ("failed",): [self.old]}
+        known: dict[tuple[str, ...], list[World]] = {("made",): [self.new], ("failed",): [self.old]}
         before = known.get(outcome.marks, [self.old, self.new])
         after = [self.second.applied_to(world) for world in before] if outcome.marks else []
         legal = after if outcome.acknowledged else before + after
@@ -468,7 +456,7 @@ class AfterAFault(TwoInARow):
         try:
             with interposed(fate):
                 self.first.operate(directory)
-        except (OutcomeUnknown, BareErrorOfLocks):
+        except OutcomeUnknown:
             return "unknown"
         except Failure:
             return "failed"
@@ -480,10 +468,9 @@ class AfterAFault(TwoInARow):
 # --- Sweeps of two in a row --------------------------------------------------------------------------
 
 
-def after_deaths(first: CommitCase, second: Operation, *, warm: bool = False) -> Report:
+def after_deaths(first: CommitCase, second: Operation, checked: set[Case], *, warm: bool = False) -> Report:
     """Let the first one die at each of its calls; cut the power at each moment of the second one."""
     report = Report("after a death")
-    checked: set[Case] = set()
     for when, index in deaths(first):
         scenario = AfterADeath(first, second, warm=warm)
         scenario.when, scenario.index = when, index
@@ -491,10 +478,9 @@ def after_deaths(first: CommitCase, second: Operation, *, warm: bool = False) ->
     return report
 
 
-def after_faults(first: CommitCase, second: Operation, fault: Fault) -> Report:
+def after_faults(first: CommitCase, second: Operation, fault: Fault, checked: set[Case]) -> Report:
     """Let the first one meet the fault at each of its calls; cut the power at each moment after that."""
     report = Report("after a fault")
-    checked: set[Case] = set()
     for index in count(1):
         scenario = AfterAFault(first, second)
         scenario.fault, scenario.index = fault, index

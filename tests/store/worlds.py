@@ -6,6 +6,7 @@ a pointer must never lead to nothing, for nobody and at no moment.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -138,16 +139,16 @@ def check_pointers(directory: Path) -> None:
     content = _raw(directory, INDEX)
     for issue in INDEX.codec.decode(content, "the index").ids if content is not None else ():
         assert _raw(directory, ISSUES.key(issue)) is not None, f"the index lists {issue}, which is not there"
-    for path in sorted(directory.glob(".jvs/worktrees/*/config.json")):
-        head = WORKTREES.codec.decode(path.read_bytes(), str(path)).head
+    for name in _names(directory / ".jvs/worktrees"):
+        content = _raw(directory, WORKTREES.key(name))
+        head = WORKTREES.codec.decode(content, name).head if content is not None else ""
         there = not head or _raw(directory, DESCRIPTORS.key(head)) is not None
-        assert there, f"{path.parent.name} has the head {head}, which is not there"
+        assert there, f"{name} has the head {head}, which is not there"
 
 
 def intents_left(directory: Path) -> list[str]:
-    """What is in the directory of intents, drafts included."""
-    place = directory / INTENTS
-    return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+    """What is in the directory of intents, drafts left out."""
+    return [name for name in _names(directory / INTENTS) if not name.startswith(".")]
 
 
 def drafts_left(directory: Path) -> list[str]:
@@ -155,18 +156,31 @@ def drafts_left(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.rglob(".*.tmp"))
 
 
+def _names(directory: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+
+
+def _content(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
 def _raw(directory: Path, key: Key[Any]) -> bytes | None:
-    path = directory / LAYOUT.place(key.name).path
-    return path.read_bytes() if path.is_file() else None
+    return _content(f"{directory}/{LAYOUT.place(key.name).path}")
 
 
 def _raw_records(directory: Path, stream: Stream[Any]) -> list[bytes]:
     place = LAYOUT.place(stream.name)
     if place.kind is Kind.NUMBERED:
-        found = sorted((directory / place.directory).glob("event-*.json"))
-        names = [place.numbered(number + 1) for number in range(len(found))]
-        assert [path.name for path in found] == names, f"the numbers are {[path.name for path in found]}"
-        return [path.read_bytes() for path in found]
-    path = directory / place.path
-    content = path.read_bytes() if path.is_file() else b""
+        found = [name for name in _names(directory / place.directory) if name.startswith("event-")]
+        expected = [place.numbered(number + 1) for number in range(len(found))]
+        assert found == expected, f"the numbers are {found}"
+        return [_content(f"{directory}/{place.directory}/{name}") or b"" for name in found]
+    content = _content(f"{directory}/{place.path}") or b""
     return content.split(b"\n")[:-1]  # what follows the last line break was torn by a crash

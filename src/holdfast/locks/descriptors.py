@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 
 from holdfast.errors import IoFailure, NotFound, PathEscape, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import io_failure
+from holdfast.fs.directory import close_quietly, io_failure
 from holdfast.locks import system
 
 MOST_IDLE = 64
@@ -86,7 +86,10 @@ class Description(Tally):
         self.owner: object = None
         self.since = 0.0
         self._retired = retired
-        status = calls.fstat(fd)
+        try:
+            status = calls.fstat(fd)
+        except OSError as error:
+            raise io_failure("look at the lock file", key, error) from error
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             raise Refused(f"{key} is neither a file nor a directory", path=key)
         self.device = status.st_dev
@@ -111,7 +114,7 @@ class Description(Tally):
             self._retired.uses += self.uses
             self._retired.held_seconds += self.held_seconds
             fd, self.fd = self.fd, -1  # last, so that Ctrl-C in between leaves nothing open, and no lock
-            calls.close(fd)
+            close_quietly(fd)
 
     def forget_after_fork(self) -> None:
         """In the child: close, never unlock, the copy of what the parent has open."""
