@@ -178,8 +178,9 @@ class Directory:
 
     def close(self) -> None:
         """Let go of the descriptor; twice is fine."""
-        fd, self.fd = self.fd, None
-        if fd is not None:
+        fd = self.fd
+        if fd is not None and fd >= 0:
+            self.fd = -1  # not None: who uses a closed directory gets an error, not the current directory
             close_quietly(fd)
 
     def __enter__(self) -> Self:

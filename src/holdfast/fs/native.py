@@ -79,12 +79,10 @@ else:
         The handler is a C function without effect, so no Python code runs when the signal arrives.
         """
         previous = _set_handler(signal_number, _harmless)
-        if previous == _harmless.value:
-            return True
-        if previous is not None:  # None is SIG_DFL
+        if previous not in (None, _harmless.value):  # None is SIG_DFL
             _set_handler(signal_number, previous)
             return False
-        signal.siginterrupt(signal_number, True)
+        signal.siginterrupt(signal_number, True)  # each time: setting a handler lets calls be restarted
         return True
 
     if sys.platform == "linux":

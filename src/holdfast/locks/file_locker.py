@@ -101,9 +101,9 @@ class LockGuard:
 class FileLocker:
     """Takes locks on files, waiting at most `timeout` seconds for each (None: without limit).
 
-    With `fair=True` those who wait are served in turn, none again before the others had theirs; all
-    of them must be fair then. It takes a second lock file beside the first, `<path>.queue`, and
-    twice the time.
+    With `fair=True` nobody overtakes the one whose turn it is, and those who compete get about the
+    same share (in no strict order); all of them must be fair then. It takes a second lock file
+    beside the first, `<path>.queue`, and twice the time.
     """
 
     def __init__(self, timeout: float | None = DEFAULT_TIMEOUT, *, fair: bool = False) -> None:

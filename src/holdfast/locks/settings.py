@@ -40,7 +40,7 @@ def _number(environment: Mapping[str, str], name: str, default: float, expected:
     if text is None:
         return default
     try:
-        value = float(text)
+        value = float(text) if "_" not in text else math.nan
     except ValueError:
         raise SettingInvalid(name, text, expected) from None
     if not (math.isfinite(value) and value >= 0):

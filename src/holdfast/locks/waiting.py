@@ -196,7 +196,6 @@ if sys.platform != "win32":
             candidates += [signal.SIGRTMAX - offset for offset in range(1, 9)]
         for number in candidates:
             if signal.getsignal(number) == signal.SIG_DFL and native.set_interrupting_handler(number):
-                signal.siginterrupt(number, True)  # the C library's `signal` makes calls go on, each time
                 return number
         return None
 
