@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from holdfast.store.records import Append, Change, Create, Delete, Replace, View
-from tests.store.commit_scenarios import CommitCase, Operation, making
+from tests.store.commit_operations import Operation, making
+from tests.store.commit_scenarios import CommitCase
 from tests.store.worlds import (
     AUDIT,
     DESCRIPTORS,
@@ -85,6 +86,7 @@ def _rest_on_others(view: View) -> Sequence[Change]:
     return [Create(ISSUES.key("c"), Text(f"after {event and event.record.text}, by {rules and rules.text}"))]
 
 
+REPLACE_AND_TELL = making(Replace(GATES, Text("other rules")), Append(EVENTS, Text("rules replaced")))
 SHARE_OUT = making(
     Replace(REFS.key("alice"), Text("4")),
     Replace(REFS.key("bob"), Text("3")),
@@ -120,6 +122,7 @@ SEVERAL: Mapping[str, CommitCase] = {
     "create an issue": CommitCase([ISSUE], CREATE_ISSUE),
     "create the first issue": CommitCase([], ISSUE),
     "delete an issue": CommitCase([ISSUE], DELETE_ISSUE),
+    "replace and tell": CommitCase([ISSUE, RULES], REPLACE_AND_TELL),
     "transfer": CommitCase([ACCOUNTS], TRANSFER),
     "share out": CommitCase([ACCOUNTS], SHARE_OUT),
     "take a snapshot": CommitCase([SNAPSHOT], TAKE_SNAPSHOT),

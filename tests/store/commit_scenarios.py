@@ -10,21 +10,14 @@ Every check opens the store anew, as another process would, and holds it to the 
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Failure, OutcomeUnknown
 from holdfast.locks import ledger_lock
-from holdfast.locks.holders import current_holder
 from holdfast.store.files import FileStore
-from holdfast.store.records import Append, Change, Create, Decision, Delete, Key, Replace, Stream, View
 from holdfast.testing.crash import (
     Ending,
     Fault,
@@ -39,11 +32,9 @@ from holdfast.testing.crash import (
 )
 from holdfast.testing.interpose import Faulty, interposed
 from holdfast.testing.powercut import Case, power_cuts, record
+from tests.store.commit_operations import TIMEOUT, Files, Operation, determined, looking, run_as, touching
 from tests.store.worlds import (
-    INDEX,
-    Listed,
     Named,
-    Text,
     World,
     check_pointers,
     drafts_left,
@@ -51,158 +42,6 @@ from tests.store.worlds import (
     seen_by_readers,
     seen_in_files,
 )
-
-TIMEOUT = 1.0
-"""Nobody else holds a lock here: who has to wait this long waits for the dead."""
-
-
-# --- Operations --------------------------------------------------------------------------------------
-
-
-class Operation(NamedTuple):
-    """A transaction: what it names, and what it decides on what it reads."""
-
-    named: Sequence[Named]
-    decide: Callable[[View], Sequence[Change]]
-
-    def run(self, store: FileStore) -> None:
-        store.transact(self.named, lambda view, now: Decision(self.decide(view), None))
-
-    def applied_to(self, world: World) -> World:
-        return world.changed(self.decide(world.view(self.named)))
-
-
-def making(*changes: Change) -> Operation:
-    """The transaction that makes just these changes."""
-    named = [change.stream if isinstance(change, Append) else change.key for change in changes]
-    return Operation(list(dict.fromkeys(named)), lambda view: changes)
-
-
-def looking(named: Sequence[Named]) -> Operation:
-    """The transaction that changes nothing. It finishes all the same what others have left undone."""
-    return Operation(named, lambda view: ())
-
-
-def touching(named: Iterable[Named]) -> Operation:
-    """The transaction that changes everything that it names, each by what was there before."""
-    names = list(named)
-
-    def decide(view: View) -> Sequence[Change]:
-        return [change for each in names for change in _touched(each, view)]
-
-    return Operation(names, decide)
-
-
-def restoring(world: World, named: Sequence[Named]) -> Operation:
-    """The transaction that puts the documents back to what they were in this world, byte for byte.
-
-    An intent that came back would find them as it expects them, and undo this.
-    """
-
-    def decide(view: View) -> Sequence[Change]:
-        return [change for each in named if isinstance(each, Key) for change in _restored(each, world, view)]
-
-    return Operation(named, decide)
-
-
-def _restored(key: Key[Any], world: World, view: View) -> Iterator[Change]:
-    now, then = view.get(key), world.documents.get(key.name)
-    if now == then:
-        return
-    if then is None:
-        yield Delete(key)
-    else:
-        yield Create(key, then) if now is None else Replace(key, then)
-
-
-def _touched(each: Named, view: View) -> Iterator[Change]:
-    if isinstance(each, Stream):
-        last = view.last(each)
-        yield Append(each, Text(f"after {last.record.text[-20:] if last else 'nothing'}"))
-    elif (record := view.get(each)) is None:
-        yield Create(each, Listed(()) if each == INDEX else Text("created"))
-    elif isinstance(record, Text):
-        yield Replace(each, Text(f"{record.text[-20:]}, touched", record.head))
-
-
-# --- Directories -------------------------------------------------------------------------------------
-
-
-class Files(NamedTuple):
-    """A directory as it was at one moment, to be put elsewhere."""
-
-    directories: tuple[str, ...]
-    contents: tuple[tuple[str, bytes], ...]
-
-    @classmethod
-    def of(cls, directory: Path) -> Files:
-        paths = [(str(path.relative_to(directory)), path) for path in sorted(directory.rglob("*"))]
-        return cls(
-            tuple(name for name, path in paths if path.is_dir()),
-            tuple((name, path.read_bytes()) for name, path in paths if path.is_file()),
-        )
-
-    def put(self, directory: Path) -> None:
-        for name in self.directories:
-            os.mkdir(directory / name)
-        for name, content in self.contents:
-            (directory / name).write_bytes(content)
-
-
-@contextmanager
-def determined(role: str) -> Iterator[None]:
-    """Be a process that does the same, byte for byte, each time that it is run, and is dead afterwards.
-
-    So what two runs leave behind can be compared. The locks that it leaves are those of a dead one.
-    """
-    numbers = count(1)
-
-    def numbered_bytes(size: int) -> bytes:
-        return hashlib.blake2b(f"{role} {next(numbers)}".encode(), digest_size=size).digest()
-
-    dead = current_holder()._replace(pid=(1 << 31) - 2)
-    with (
-        _replaced(os, "urandom", numbered_bytes),
-        _replaced(SYSTEM_CLOCK, "wall", lambda: 1_700_000_000.0),
-        _replaced(ledger_lock, "current_holder", lambda: dead),
-    ):
-        yield
-
-
-@contextmanager
-def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """What `mock.patch.object` does, in a hundredth of the time: this is done for each of many points."""
-    original = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-def run_as(role: str, directory: Path, operation: Operation) -> None:
-    """Run the operation in a store of its own."""
-    with determined(role):
-        try:
-            _run(directory, operation)
-        except Exception as error:
-            _let_go(error)
-            raise
-
-
-def _run(directory: Path, operation: Operation) -> None:
-    with FileStore(directory, timeout=TIMEOUT) as store:
-        operation.run(store)
-
-
-def _let_go(error: BaseException) -> None:
-    """See to it that who keeps the error does not keep the store, with all that it has open."""
-    found: list[BaseException | None] = [error]
-    for each in found:
-        if each is not None:
-            each.__traceback__ = None
-            found += [one for one in (each.__cause__, each.__context__) if one not in found]
-
 
 # --- What must be true afterwards --------------------------------------------------------------------
 

@@ -65,6 +65,8 @@ def number_of_calls(case: CommitCase) -> int:
 
 
 def cut_power(mounted: Path) -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError
     descriptor = os.open(mounted, os.O_RDONLY)
     fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _WITHOUT_FLUSHING_THE_LOG))
 
@@ -73,6 +75,8 @@ def operate_and_cut(
     case: CommitCase, directory: Path, mounted: Path, index: int | None, writer: int
 ) -> NoReturn:
     """Be the child: cut the power after the call `index`; None: after the commit has returned."""
+    if sys.platform == "win32":
+        raise NotImplementedError
     made = 0
 
     def count(attempt: Attempt) -> Any:
@@ -94,6 +98,8 @@ def operate_and_cut(
 
 
 def run_until_the_cut(case: CommitCase, directory: Path, mounted: Path, index: int | None) -> Outcome:
+    if sys.platform == "win32":
+        raise NotImplementedError
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: this child only dies

@@ -20,16 +20,14 @@ from holdfast.store.files import FileStore
 from holdfast.testing.crash import Attempt, Fault, Report, error_points, interposed, kill_points
 from holdfast.testing.powercut import Case, power_cuts
 from tests.store.commit_cases import ALL, LARGE, SEVERAL, SINGLE
+from tests.store.commit_operations import looking, restoring, touching
 from tests.store.commit_scenarios import (
     CommitCase,
     RecoveryCase,
     after_deaths,
     after_faults,
     death_points,
-    looking,
     remains,
-    restoring,
-    touching,
 )
 from tests.store.worlds import GATES, Named
 
@@ -127,7 +125,7 @@ def test_what_is_acknowledged_after_a_death_survives_a_power_cut(name: str, seco
     sweep.count(report, at_least=10)
 
 
-@pytest.mark.parametrize("name", ["create an issue", "delete an issue", "transfer", "share out"])
+@pytest.mark.parametrize("name", ["create an issue", "delete an issue", "replace and tell", "share out"])
 def test_an_intent_of_a_dead_one_does_not_come_back_over_what_was_undone(name: str) -> None:
     case, sweep = ALL[name], States()
     report = after_deaths(case, restoring(case.old, case.named), sweep.checked)

@@ -1,0 +1,39 @@
+"""One interface to the locks of three systems, as far as it can be checked on one of them: by its types."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+USE = """
+from holdfast.locks import system
+
+granted: bool = system.try_lock(3, True)
+system.lock(3, False)
+system.unlock(3)
+"""
+MISUSE = USE + 'system.try_lock("lock", True)\n'
+
+
+def check(source: str, platform: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    program = directory / "program.py"
+    program.write_text(source)
+    command = [sys.executable, "-m", "mypy", "--strict", "--platform", platform, "--cache-dir"]
+    cache = ROOT / ".mypy_cache" / f"{platform}-locks"
+    return subprocess.run(
+        [*command, str(cache), str(program)], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+
+
+@pytest.mark.req("FL-18")
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+def test_the_lock_call_of_every_platform_is_behind_the_same_interface(platform: str, tmp_path: Path) -> None:
+    right = check(USE, platform, tmp_path)
+    assert right.returncode == 0, right.stdout
+    wrong = check(MISUSE, platform, tmp_path)
+    assert "arg-type" in wrong.stdout, "and a wrong use is found"

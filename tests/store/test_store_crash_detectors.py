@@ -1,0 +1,259 @@
+"""The sweeps of the commits find what is wrong: here with each of the mistakes that can be made."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory
+from holdfast.store import files, intents
+from holdfast.store.files import FileStore
+from holdfast.store.intents import Intent, Intents, Step
+from holdfast.store.layout import INTENTS, Place
+from holdfast.testing.crash import Fault, Report, error_points, kill_points
+from holdfast.testing.powercut import power_cuts
+from tests.store.commit_cases import ALL
+from tests.store.commit_operations import restoring, touching
+from tests.store.commit_scenarios import after_deaths, after_faults, death_points
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="needs fork, and directories that can be synced"
+)
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+Sweep = Callable[[], Report]
+
+
+# --- The sweeps --------------------------------------------------------------------------------------
+
+
+def cutting(name: str) -> Sweep:
+    return lambda: power_cuts(ALL[name])
+
+
+def dying(name: str) -> Sweep:
+    return lambda: death_points(ALL[name])
+
+
+def killing(name: str) -> Sweep:
+    return lambda: kill_points(ALL[name])
+
+
+def erring(name: str) -> Sweep:
+    return lambda: error_points(ALL[name], (errno.EIO,), lasting=())
+
+
+def following(name: str, *, warm: bool = False, everything: bool = False) -> Sweep:
+    """A death, then a change of one thing, or of everything; then the power cut."""
+    case = ALL[name]
+    second = touching(case.named if everything else case.operation.named[:1])
+    return lambda: after_deaths(case, second, set(), warm=warm)
+
+
+def undoing(name: str) -> Sweep:
+    case = ALL[name]
+    return lambda: after_deaths(case, restoring(case.old, case.named), set())
+
+
+def failing(name: str) -> Sweep:
+    case = ALL[name]
+    return lambda: after_faults(case, touching(case.operation.named[:1]), Fault(errno.EIO), set())
+
+
+# --- The mistakes ------------------------------------------------------------------------------------
+
+
+def draft_without_fsync(plant: pytest.MonkeyPatch) -> None:
+    write_draft = durable.write_draft
+
+    def write(directory: Directory, name: str, content: bytes, **options: Any) -> str:
+        return write_draft(directory, name, content, **{**options, "durable": False})
+
+    plant.setattr(durable, "write_draft", write)
+
+
+def no_directory_sync(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(durable, "sync_names", lambda directory, name="": None)
+
+
+def rename_before_sync(plant: pytest.MonkeyPatch) -> None:
+    def replace(directory: Directory, name: str, content: bytes, *, mode: int = 0o666) -> None:
+        draft = durable.write_draft(directory, name, content, mode=mode, durable=False)
+        durable.publish(directory, draft, name)
+        durable.sync_in(directory, name)
+        durable.sync_names(directory, name)
+
+    plant.setattr(durable, "replace_in", replace)
+
+
+def intent_dropped_before_it_is_carried_out(plant: pytest.MonkeyPatch) -> None:
+    carry_out, drop = Intents.carry_out, Intents._drop
+
+    def dropping_first(self: Intents, intent: Intent) -> None:
+        drop(self, intent)
+        carry_out(self, intent)
+
+    plant.setattr(Intents, "_drop", lambda self, intent: None)
+    plant.setattr(Intents, "carry_out", dropping_first)
+
+
+def intent_dropped_for_now(plant: pytest.MonkeyPatch) -> None:
+    def drop(self: Intents, intent: Intent) -> None:
+        with self._root.beneath(INTENTS) as directory:
+            durable.remove_in(directory, f"{intent.id}.json", durable=False)
+
+    plant.setattr(Intents, "_drop", drop)
+
+
+def intent_dropped_without_a_mark(plant: pytest.MonkeyPatch) -> None:
+    """Durably, but whoever comes by before it is durable sees nothing, and does not wait for it."""
+
+    def drop(self: Intents, intent: Intent) -> None:
+        with self._root.beneath(INTENTS) as directory:
+            durable.remove_in(directory, f"{intent.id}.json")
+
+    plant.setattr(Intents, "_drop", drop)
+
+
+def pointers_before_documents(plant: pytest.MonkeyPatch) -> None:
+    in_order = files._in_order
+    plant.setattr(files, "_in_order", lambda steps, places: in_order(steps, places)[::-1])
+
+
+def names_synced_at_the_end(plant: pytest.MonkeyPatch) -> None:
+    def publish(prepared: list[intents._Prepared]) -> None:
+        for each in prepared:
+            each.publish()
+        for directory in {id(each.directory): each.directory for each in prepared}.values():
+            if directory is not None:
+                durable.sync_names(directory)
+
+    plant.setattr(intents, "_publish", publish)
+
+
+def readers_that_ignore_intents(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(FileStore, "_decided_steps", lambda self, name: [])
+    plant.setattr(FileStore, "_decided_members", lambda self, family: {})
+
+
+def several_without_an_intent(plant: pytest.MonkeyPatch) -> None:
+    def commit(self: FileStore, commit_id: str, steps: list[Step]) -> None:
+        for step in steps:
+            self._commit_one(step)
+
+    plant.setattr(FileStore, "_commit", commit)
+
+
+def append_behind_a_torn_tail(plant: pytest.MonkeyPatch) -> None:
+    def append(directory: Directory, name: str, record: bytes, **options: Any) -> None:
+        fd = calls.open(
+            directory.at(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666, dir_fd=directory.fd
+        )
+        calls.write(fd, record + b"\n")
+        calls.fsync(fd)
+        calls.close(fd)
+
+    plant.setattr(durable, "append_in", append)
+
+
+def unfinished_intents_left_alone(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Intents, "unfinished", lambda self, names: [])
+
+
+def intent_finished_before_it_is_durable(plant: pytest.MonkeyPatch) -> None:
+    def finish(self: Intents, intent: Intent) -> None:
+        with self._root.beneath(INTENTS) as directory:
+            pending = directory.status(f"{intent.id}.json") is not None
+            durable.remove_in(directory, f"{intent.id}.done", durable=False)
+        if pending:
+            self.carry_out(intent)
+
+    plant.setattr(Intents, "finish", finish)
+
+
+def settled_only_once(plant: pytest.MonkeyPatch) -> None:
+    def settle(self: FileStore, places: list[Place], changed: list[Place]) -> None:
+        written = {place.directory for place in changed} | ({INTENTS} if len(changed) > 1 else set())
+        for directory in written - self._settled:
+            self._sync_way_to(directory)
+            self._settled.add(directory)
+
+    plant.setattr(FileStore, "_settle", settle)
+
+
+def lines_not_settled(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(durable, "sync_in", lambda directory, name: None)
+
+
+def lines_of_the_dead_not_synced(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(intents, "_write_again", lambda directory, place, lines, at: None)
+
+
+def line_taken_back_for_now(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(durable, "_cut_back", lambda fd, end, where: calls.ftruncate(fd, end))
+
+
+def failure_after_the_commit_point_is_a_failure(plant: pytest.MonkeyPatch) -> None:
+    class Blind:
+        perhaps_made = property(lambda self: False, lambda self, value: None)
+
+    plant.setattr(files, "_Progress", Blind)
+
+
+def drafts_left_where_a_commit_fails(plant: pytest.MonkeyPatch) -> None:
+    prepare = intents._prepare
+
+    def untidy(*arguments: Any, **options: Any) -> intents._Prepared:
+        return prepare(*arguments, **options)._replace(discard=lambda: None)
+
+    plant.setattr(intents, "_prepare", untidy)
+
+
+PLANTED: list[tuple[Plant, Sweep, str]] = [
+    (draft_without_fsync, cutting("replace"), "Corrupt"),
+    (draft_without_fsync, cutting("transfer"), "Corrupt"),
+    (draft_without_fsync, cutting("append to the ledger"), "Corrupt"),
+    (no_directory_sync, cutting("create"), "jit/issues/b is None"),
+    (no_directory_sync, cutting("create an issue"), "jit/issues/b is None"),
+    (rename_before_sync, cutting("replace"), "Corrupt"),
+    (intent_dropped_before_it_is_carried_out, dying("transfer"), "jvs/refs/alice"),
+    (intent_dropped_before_it_is_carried_out, killing("transfer"), "jvs/refs/alice"),
+    (intent_dropped_for_now, following("transfer"), "jvs/refs/alice"),
+    (intent_dropped_for_now, undoing("replace and tell"), "jit/gates"),
+    (intent_dropped_without_a_mark, following("transfer"), "jvs/refs/alice"),
+    (pointers_before_documents, dying("create an issue"), "the index lists b, which is not there"),
+    (pointers_before_documents, killing("delete an issue"), "the index lists a, which is not there"),
+    (names_synced_at_the_end, cutting("create an issue"), "the index lists b, which is not there"),
+    (readers_that_ignore_intents, dying("transfer"), "jvs/refs/alice"),
+    (several_without_an_intent, dying("transfer"), "jvs/refs/alice"),
+    (several_without_an_intent, cutting("create an issue"), "jit/"),
+    (append_behind_a_torn_tail, dying("append a line"), "jit/events"),
+    (unfinished_intents_left_alone, dying("transfer"), "still to be finished"),
+    (intent_finished_before_it_is_durable, following("transfer"), "jvs/refs/alice"),
+    (settled_only_once, following("append to the ledger", warm=True), "the numbers are"),
+    (settled_only_once, following("create", warm=True, everything=True), "Corrupt"),
+    (lines_not_settled, following("append a line", everything=True), "jit/events"),
+    (lines_of_the_dead_not_synced, following("create an issue"), "jit/events"),
+    (line_taken_back_for_now, failing("append a line"), "jit/events"),
+    (failure_after_the_commit_point_is_a_failure, erring("append to the ledger"), "ledger/events"),
+    (drafts_left_where_a_commit_fails, erring("transfer"), "left ['.alice.json-"),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "sweep", "symptom"),
+    PLANTED,
+    ids=[f"{plant.__name__}-{sweep.__qualname__.partition('.')[0]}" for plant, sweep, _ in PLANTED],
+)
+def test_a_planted_mistake_is_found(
+    plant: Plant, sweep: Sweep, symptom: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    problems = [violation.problem for violation in sweep().violations]
+    assert any(symptom in problem for problem in problems), f"of {len(problems)}: {problems[:3]}"
