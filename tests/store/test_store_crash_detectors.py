@@ -143,9 +143,9 @@ def readers_that_ignore_intents(plant: pytest.MonkeyPatch) -> None:
 
 
 def several_without_an_intent(plant: pytest.MonkeyPatch) -> None:
-    def commit(self: FileStore, commit_id: str, steps: list[Step]) -> None:
+    def commit(self: FileStore, commit_id: str, steps: list[Step], opened: files._Opened) -> None:
         for step in steps:
-            self._commit_one(step)
+            self._commit_one(step, opened)
 
     plant.setattr(FileStore, "_commit", commit)
 

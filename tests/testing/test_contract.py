@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import Corrupt, Failure, LockConflict, OutcomeUnknown
 from holdfast.store.base import Decide, Store, Watched
-from holdfast.store.files import FileStore
+from holdfast.store.files import FileStore, _Opened
 from holdfast.store.intents import Step
 from holdfast.store.layout import Place
 from holdfast.store.memory import MemoryStore, MemoryWatch
@@ -43,9 +43,9 @@ from tests.store.test_memory_store import MemoryBackend
 class ByHalves(FileStore):
     """Makes the changes of a commit one after the other."""
 
-    def _commit(self, commit_id: str, steps: list[Step]) -> None:
+    def _commit(self, commit_id: str, steps: list[Step], opened: _Opened) -> None:
         for step in steps:
-            self._commit_one(step)
+            self._commit_one(step, opened)
 
 
 class ChecksOnlyWhatItWrites(MemoryStore):

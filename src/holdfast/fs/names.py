@@ -19,6 +19,8 @@ def safe_name(text: str, *, what: str = "name") -> str:
 
     Letters, digits, dot, underscore and hyphen; no `..` anywhere; not `.`; 1 to 128 characters.
     """
+    if is_safe_name(text):
+        return text
     name = text if text.isascii() else _composed(text)
     if not name:
         problem = "is empty"

@@ -27,20 +27,26 @@ def decode(text: bytes, *, source: str = "the text", limit: int = MAX_BYTES) -> 
         raise _invalid(source, f"it is nested deeper than {MAX_DEPTH}") from None
     except ValueError as error:  # also UnicodeDecodeError, JSONDecodeError, integers beyond all measure
         raise _invalid(source, str(error)) from None
-    if _SUSPECT.search(text) or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+    if b"\\u" in text or _LARGE.search(text) or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         _check(value, source)
     return value
 
 
-def encode(value: object, *, what: str = "the value", limit: int = MAX_BYTES) -> bytes:
-    """Write a value as compact UTF-8 JSON, without a final line break."""
+def encode(
+    value: object, *, what: str = "the value", limit: int = MAX_BYTES, string_keys: bool = False
+) -> bytes:
+    """Write a value as compact UTF-8 JSON, without a final line break.
+
+    With `string_keys` the caller knows that all keys are strings, and they are not looked at.
+    """
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
+        text = _ENCODER.encode(value).encode("utf-8")
     except (ValueError, TypeError, RecursionError) as error:
         raise _invalid(what, str(error)) from None
     if len(text) > limit:
         raise TooLarge(what, len(text), limit)
-    _check(value, what)
+    if not string_keys or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+        _check(value, what)
     return text
 
 
@@ -57,9 +63,10 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_SUSPECT = re.compile(rb"\\u[dD][89a-fA-F]|[0-9][eE]\+?[0-9]{3}|[0-9]{200}")
-"""What a text must contain to have a lone surrogate or an infinite number; few do."""
+_LARGE = re.compile(rb"[0-9](?:[eE]\+?[0-9]{3}|[0-9]{199})")
+"""What a text must contain to have an infinite number; few do. A lone surrogate needs an escape."""
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 

@@ -72,6 +72,27 @@ class _Progress:
     perhaps_made = False
 
 
+class _Opened:
+    """The directories that a transaction works in, each opened once, closed together."""
+
+    def __init__(self, root: Directory) -> None:
+        self._root = root
+        self._all: dict[str, Directory] = {}
+
+    def get(self, relative: str, *, create: bool = False) -> Directory:
+        found = self._all.get(relative)
+        if found is None:
+            found = self._all[relative] = open_directory(self._root, relative, create=create)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for directory in self._all.values():
+            directory.close()
+
+
 class FileStore:
     """Documents and streams below one directory, at the places that the layout gives them."""
 
@@ -187,7 +208,19 @@ class FileStore:
     def _transact_locked(
         self, places: dict[Named, Place], decide: Decide[Result], commit_id: str, progress: _Progress
     ) -> Commit[Result]:
-        contents = {each: self._load(at) for each, at in places.items() if isinstance(each, Key)}  # 3. read
+        with _Opened(self._root) as opened:
+            return self._transact_in(opened, places, decide, commit_id, progress)
+
+    def _transact_in(
+        self,
+        opened: _Opened,
+        places: dict[Named, Place],
+        decide: Decide[Result],
+        commit_id: str,
+        progress: _Progress,
+    ) -> Commit[Result]:
+        named = {each: at for each, at in places.items() if isinstance(each, Key)}
+        contents = {key: self._load(at, opened) for key, at in named.items()}  # 3. read
         tails = {each: self._tail(at) for each, at in places.items() if isinstance(each, Stream)}
         documents = {key: self._document(key, places[key], content) for key, content in contents.items()}
         view = View(documents, tails)
@@ -199,7 +232,7 @@ class FileStore:
         if steps:
             self._settle(list(places.values()), [places[each] for each, _ in steps])
         try:
-            self._commit(commit_id, _in_order(steps, places))  # 5. commit
+            self._commit(commit_id, _in_order(steps, places), opened)  # 5. commit
         except NotDurable:
             progress.perhaps_made = True
             raise
@@ -236,9 +269,9 @@ class FileStore:
             with open_directory(self._root, "/".join(parts[:depth])) as above:
                 durable.sync_names(above)
 
-    def _commit(self, commit_id: str, steps: list[Step]) -> None:
+    def _commit(self, commit_id: str, steps: list[Step], opened: _Opened) -> None:
         if len(steps) == 1:
-            self._commit_one(steps[0])
+            self._commit_one(steps[0], opened)
         elif steps:
             intent = Intent(commit_id, tuple(steps))
             self._intents.publish(intent)  # commit point
@@ -247,22 +280,22 @@ class FileStore:
                 # next one who needs these documents carries out before anything else.
                 self._intents.carry_out(intent)
 
-    def _commit_one(self, step: Step) -> None:
+    def _commit_one(self, step: Step, opened: _Opened) -> None:
         place = self._layout.place(step.name)
         content = step.content.encode()
-        with open_directory(self._root, place.directory, create=True) as directory:
-            if place.kind is Kind.LINES:
-                durable.append_in(directory, place.file, content, at=step.at)
-            elif place.kind is Kind.NUMBERED:
-                draft = durable.write_draft(directory, place.numbered(step.at), content)
-                self._numbers.remember(place, publish_number(directory, place, draft, step.at))
-                durable.sync_names(directory, place.file)
-            elif step.operation == "remove":
-                durable.remove_in(directory, place.file)
-            elif step.before:
-                durable.replace_in(directory, place.file, content)
-            else:
-                durable.create_in(directory, place.file, content)
+        directory = opened.get(place.directory, create=True)
+        if place.kind is Kind.LINES:
+            durable.append_in(directory, place.file, content, at=step.at)
+        elif place.kind is Kind.NUMBERED:
+            draft = durable.write_draft(directory, place.numbered(step.at), content)
+            self._numbers.remember(place, publish_number(directory, place, draft, step.at))
+            durable.sync_names(directory, place.file)
+        elif step.operation == "remove":
+            durable.remove_in(directory, place.file)
+        elif step.before:
+            durable.replace_in(directory, place.file, content)
+        else:
+            durable.create_in(directory, place.file, content)
 
     def _finish(self, intents: Sequence[Intent]) -> None:
         """Carry out what others decided, if it still has to be, under the guards that it needs."""
@@ -278,8 +311,10 @@ class FileStore:
             raise UsageFailure(f"{what.name} is a {place.kind.value} in the layout", key=what.name)
         return place
 
-    def _load(self, place: Place) -> bytes | None:
+    def _load(self, place: Place, opened: _Opened | None = None) -> bytes | None:
         try:
+            if opened is not None:
+                return read_if_there(opened.get(place.directory), place.file)
             with open_directory(self._root, place.directory) as directory:
                 return read_if_there(directory, place.file)
         except NotFound:
@@ -387,6 +422,9 @@ def _in_order(steps: list[tuple[Named, Step]], places: dict[Named, Place]) -> li
     Pointers (an index) come early in the order of locks and what they point to later: so documents
     are put in reverse order, appends follow as they came, and removals go in order at the end.
     """
+
+    if len(steps) == 1:
+        return [steps[0][1]]
 
     def rank(each: tuple[Named, Step]) -> tuple[int, str]:
         return places[each[0]].rank

@@ -23,11 +23,15 @@ class Guards:
         self._locker = FileLocker(timeout)
         self._ledger_locks: dict[str, LedgerLock] = {}
 
-    @contextlib.contextmanager
-    def locked(self, places: Iterable[Place], *, shared: bool = False) -> Iterator[None]:
+    def locked(self, places: Iterable[Place], *, shared: bool = False) -> AbstractContextManager[object]:
         """Hold the guards of all places; `LockTimeout` if one cannot be had, and then none is held."""
+        guards = [guard for _, guard in sorted({(place.rank, place.guard) for place in places})]
+        return self._lock(guards[0], shared=shared) if len(guards) == 1 else self._all(guards, shared=shared)
+
+    @contextlib.contextmanager
+    def _all(self, guards: list[str], *, shared: bool) -> Iterator[None]:
         with contextlib.ExitStack() as held:
-            for _, guard in sorted({(place.rank, place.guard) for place in places}):
+            for guard in guards:
                 held.enter_context(self._lock(guard, shared=shared))
             yield
 

@@ -44,7 +44,7 @@ class StructCodec(Generic[Record]):
         try:
             value = msgspec.to_builtins(record, str_keys=True)
             msgspec.convert(value, self._kind)
-            content = strictjson.encode(value, what=what, limit=self._limit)
+            content = strictjson.encode(value, what=what, limit=self._limit, string_keys=True)
         except (JsonInvalid, msgspec.ValidationError, TypeError) as error:
             raise UsageFailure(f"{what} cannot be stored: {error}", problem=str(error)) from None
         if self._pretty:
