@@ -40,6 +40,7 @@ COMMANDS = {
     "repo-lock": Entry(
         "holdfast.cli.repo_lock:group", "One writer per repository: run, see and break its lock."
     ),
+    "setup": Entry("holdfast.cli.setup:setup", "Teach coding agents and git to use Holdfast, or undo it."),
     "demo": Entry("holdfast.cli.demo:demo", "Watch locks do their work while processes are killed."),
     "completion": Entry("holdfast.cli.completion:completion", "Print the completion script of your shell."),
     "demo-worker": Entry("holdfast.cli.demo:worker", "One of the processes of the demo.", hidden=True),

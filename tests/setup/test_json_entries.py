@@ -1,0 +1,143 @@
+"""Entries go into JSON files of any layout, and come out without a trace."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import Refused
+from holdfast.setup.json_entries import Entry, with_entry, without_entry
+
+WHERE = "settings.json"
+
+
+def is_ours(value: object) -> bool:
+    return isinstance(value, dict) and str(value.get("command", "")).startswith("holdfast ")
+
+
+def item(event: str, word: str = "hook") -> Entry:
+    return Entry(("hooks", event), {"command": f"holdfast {word}", "list": [1, 2]}, is_ours)
+
+
+SERVER = Entry(("mcpServers",), {"command": "holdfast mcp"}, is_ours, "holdfast")
+ENTRIES = (item("Start"), item("End"), SERVER)
+
+
+def put_in(text: str | None, entries: tuple[Entry, ...] = ENTRIES) -> str:
+    for entry in entries:
+        text = with_entry(text, entry, where=WHERE)
+    assert text is not None
+    return text
+
+
+def taken_out(text: str | None, entries: tuple[Entry, ...] = ENTRIES) -> str | None:
+    for entry in reversed(entries):
+        text = text and without_entry(text, entry, where=WHERE)
+    return text
+
+
+LAYOUTS = [
+    "{}",
+    "{}\n",
+    "{\n}\n",
+    " { } ",
+    '{"a": 1}',
+    '{\n\t"a": {"b": [1, {"c": null}]},\n\t"d": "}]\\""\n}\n',
+    '{"hooks": {}}',
+    '{"hooks": {"Start": []}, "mcpServers": {}}',
+    '{\n  "hooks": {\n    "Start": [\n      {"command": "theirs"}\n    ]\n  }\n}\n',
+    '{\n  "hooks": {\n    "Start": [\n    ]\n  },\n  "mcpServers": {"x": {"command": "y"}}\n}',
+    '{\r\n  "model": "x",\r\n  "hooks": {"Other": [true, false, 1.5e3]}\r\n}\r\n',
+]
+
+
+@pytest.mark.parametrize("text", LAYOUTS)
+def test_taking_entries_out_gives_back_every_character(text: str) -> None:
+    with_all = put_in(text)
+
+    assert json.loads(with_all)["mcpServers"]["holdfast"] == SERVER.value
+    assert json.loads(with_all)["hooks"]["Start"][-1] == ENTRIES[0].value
+    assert taken_out(with_all) == text
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+documents = st.fixed_dictionaries(
+    {},
+    optional={
+        "hooks": st.dictionaries(st.sampled_from(["Start", "End", "X"]), st.lists(values, max_size=2)),
+        "mcpServers": st.dictionaries(st.sampled_from("ab"), values, max_size=2),
+        "other": values,
+    },
+)
+
+
+@settings(deadline=None)
+@given(documents, st.sampled_from([None, 0, 1, 2, 4, "\t"]), st.booleans())
+def test_it_does_so_for_any_document(document: dict[str, Any], indent: Any, ascii_only: bool) -> None:
+    text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)
+
+    with_all = put_in(text)
+
+    loaded = json.loads(with_all)
+    assert loaded["hooks"]["End"][-1] == ENTRIES[1].value
+    assert {key: loaded[key] for key in document if key == "other"} == {
+        key: document[key] for key in document if key == "other"
+    }
+    assert taken_out(with_all) == text
+    assert put_in(with_all) == with_all
+
+
+def test_a_file_that_was_made_for_the_entries_goes_with_them() -> None:
+    made = put_in(None)
+
+    assert json.loads(made)["hooks"]["Start"] == [ENTRIES[0].value]
+    assert taken_out(made) is None
+
+
+def test_what_was_added_to_a_file_of_ours_stays() -> None:
+    made = json.loads(put_in(None))
+    made["hooks"]["Start"].append({"command": "theirs"})
+
+    rest = taken_out(json.dumps(made, indent=2))
+
+    assert rest is not None
+    assert json.loads(rest) == {"hooks": {"Start": [{"command": "theirs"}]}}
+
+
+def test_an_older_version_is_replaced_at_its_place() -> None:
+    old = put_in('{"hooks": {"Start": [{"command": "theirs"}]}}', (item("Start", "old"),))
+
+    new = put_in(old, (item("Start", "new"),))
+
+    assert [each["command"] for each in json.loads(new)["hooks"]["Start"]] == ["theirs", "holdfast new"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[",
+        '{"a": 1, "a": 2}',
+        '{"a": NaN}',
+        "// comment\n{}",
+        "[]",
+        '{"hooks": []}',
+        '{"hooks": {"Start": {}}}',
+    ],
+)
+def test_a_file_of_another_shape_is_refused(text: str) -> None:
+    with pytest.raises(Refused):
+        put_in(text)
+
+
+def test_a_member_of_the_same_name_that_is_not_ours_is_left_alone() -> None:
+    with pytest.raises(Refused, match="not made by this command"):
+        put_in('{"mcpServers": {"holdfast": {"command": "mine"}}}', (SERVER,))

@@ -1,0 +1,204 @@
+"""`holdfast setup` in real projects: what it writes works, and what it takes out leaves no trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import Refused
+from holdfast.setup.edits import apply
+from holdfast.setup.plan import edits
+from holdfast.setup.targets import Target
+
+PROGRAMS = [Target.CLAUDE, Target.CODEX, Target.CURSOR, Target.GIT]
+
+
+def set_up(project: Path, target: Target) -> None:
+    apply(project, edits(project, target, remove=False))
+
+
+def undo(project: Path, target: Target) -> None:
+    apply(project, edits(project, target, remove=True))
+
+
+def everything(project: Path) -> dict[str, tuple[bytes, int]]:
+    """All files of a project with their content and mode."""
+    return {
+        str(path.relative_to(project)): (path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+        for path in sorted(project.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project under git in which people have configured things their own way."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / "AGENTS.md").write_text("# Rules\n\nBe kind.")
+    os.symlink("AGENTS.md", tmp_path / "CLAUDE.md")
+    (tmp_path / ".claude").mkdir()
+    (tmp_path / ".claude/settings.json").write_text(
+        '{"permissions": {"allow": ["Bash(ls)"]},\n    "hooks": {"PreToolUse": '
+        '[{"matcher": "Bash", "hooks": [{"type": "command", "command": "mine"}]}]}}'
+    )
+    (tmp_path / ".codex").mkdir()
+    (tmp_path / ".codex/config.toml").write_text('model = "m"\n[mcp_servers.mine]\ncommand = "x"\n')
+    hook = tmp_path / ".git/hooks/pre-commit"
+    hook.write_text("#!/bin/sh\necho theirs >> hook.log\nexit 0\n")
+    hook.chmod(0o700)
+    return tmp_path
+
+
+@pytest.mark.parametrize("target", PROGRAMS)
+def test_setting_up_and_undoing_leaves_every_byte_and_mode_as_it_was(project: Path, target: Target) -> None:
+    before = everything(project)
+
+    set_up(project, target)
+    assert everything(project) != before
+    undo(project, target)
+
+    assert everything(project) == before
+    assert (project / "CLAUDE.md").is_symlink()
+
+
+@pytest.mark.parametrize("target", PROGRAMS)
+def test_setting_up_twice_changes_nothing_the_second_time(project: Path, target: Target) -> None:
+    set_up(project, target)
+
+    assert edits(project, target, remove=False) == []
+
+
+@pytest.mark.parametrize("target", PROGRAMS[:3])
+def test_an_empty_project_is_empty_again_afterwards(tmp_path: Path, target: Target) -> None:
+    set_up(tmp_path, target)
+    assert (tmp_path / "AGENTS.md").exists()
+    undo(tmp_path, target)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_one_program_shares_with_another_stays_as_long_as_that_one_is_set_up(project: Path) -> None:
+    before = everything(project)
+    for target in PROGRAMS[:3]:
+        set_up(project, target)
+
+    undo(project, Target.CLAUDE)
+    assert b"holdfast:begin" in (project / "AGENTS.md").read_bytes()
+    undo(project, Target.CODEX)
+    undo(project, Target.CURSOR)
+
+    assert everything(project) == before
+
+
+def test_the_files_are_what_the_programs_read(project: Path) -> None:
+    for target in PROGRAMS[:3]:
+        set_up(project, target)
+
+    claude = json.loads((project / ".claude/settings.json").read_text())["hooks"]
+    assert claude["PreToolUse"][0]["hooks"][0]["command"] == "mine"
+    assert claude["PreToolUse"][1]["hooks"][0]["command"] == "holdfast hook before-write --from claude@1"
+    assert set(claude) == {"SessionStart", "PreToolUse", "PostToolUse", "SessionEnd"}
+    assert json.loads((project / ".mcp.json").read_text())["mcpServers"]["holdfast"]["args"] == ["mcp"]
+    codex = tomllib.loads((project / ".codex/config.toml").read_text())
+    assert codex["mcp_servers"]["holdfast"] == {"command": "holdfast", "args": ["mcp"]}
+    assert codex["mcp_servers"]["mine"] == {"command": "x"}
+    cursor = json.loads((project / ".cursor/hooks.json").read_text())
+    assert cursor["version"] == 1
+    assert cursor["hooks"]["preToolUse"][0]["command"].startswith("holdfast hook before-write")
+
+
+def test_nothing_is_changed_if_one_file_cannot_be(project: Path) -> None:
+    (project / ".claude/settings.json").write_text("{ // with a comment\n}")
+    before = everything(project)
+
+    with pytest.raises(Refused):
+        set_up(project, Target.CLAUDE)
+
+    assert everything(project) == before
+
+
+def test_a_link_out_of_the_project_is_not_followed(
+    project: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("outside") / "AGENTS.md"
+    outside.write_text("theirs")
+    (project / "AGENTS.md").unlink()
+    (project / "AGENTS.md").symlink_to(outside)
+
+    with pytest.raises(Refused, match="leads out of the project"):
+        set_up(project, Target.CODEX)
+
+    assert outside.read_text() == "theirs"
+
+
+# --- Git ---------------------------------------------------------------------------------------------
+
+
+def commit(project: Path, guard_status: int) -> subprocess.CompletedProcess[str]:
+    """Commit with a `holdfast` on the PATH that stands in for the guard and ends with this status."""
+    programs = project / ".programs"
+    programs.mkdir(exist_ok=True)
+    stand_in = programs / "holdfast"
+    stand_in.write_text(f'#!/bin/sh\necho "guard $*" >> hook.log\nexit {guard_status}\n')
+    stand_in.chmod(0o755)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    return subprocess.run(
+        ["git", *identity, "commit", "-q", "--allow-empty", "-m", "x"],
+        cwd=project,
+        env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+
+
+SCRIPTS = {
+    "a shell script": "#!/bin/sh\necho theirs >> hook.log\nexit 0\n",
+    "one without a last line break": "#!/usr/bin/env bash\necho theirs >> hook.log",
+    "another language": "#!/usr/bin/env python3\nopen('hook.log', 'a').write('theirs\\n')\n",
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
+def test_git_asks_the_guard_and_then_the_hook_that_was_there(project: Path, script: str) -> None:
+    hook = project / ".git/hooks/pre-commit"
+    hook.write_text(script)
+    before = everything(project)
+    set_up(project, Target.GIT)
+
+    refused = commit(project, guard_status=4)
+    assert refused.returncode != 0
+    assert (project / "hook.log").read_text() == "guard hook pre-commit\n"
+    allowed = commit(project, guard_status=0)
+    assert allowed.returncode == 0, allowed.stderr
+    assert (project / "hook.log").read_text() == "guard hook pre-commit\n" * 2 + "theirs\n"
+
+    undo(project, Target.GIT)
+    assert everything(project).items() >= {k: v for k, v in before.items() if "hooks/" in k}.items()
+    assert not (project / ".git/hooks/pre-commit.before-holdfast").exists()
+
+
+def test_git_without_a_hook_gets_one_that_goes_again(project: Path) -> None:
+    hook = project / ".git/hooks/pre-commit"
+    hook.unlink()
+    set_up(project, Target.GIT)
+
+    assert commit(project, guard_status=4).returncode != 0
+    assert commit(project, guard_status=0).returncode == 0
+    undo(project, Target.GIT)
+
+    assert not hook.exists()
+
+
+def test_a_hook_that_was_switched_off_stays_off(project: Path) -> None:
+    (project / ".git/hooks/pre-commit").chmod(0o600)
+    set_up(project, Target.GIT)
+
+    assert commit(project, guard_status=0).returncode == 0
+
+    assert (project / "hook.log").read_text() == "guard hook pre-commit\n"
