@@ -152,6 +152,13 @@ class RepoLocked(LockConflict):
         self.info = info
 
 
+class Deadlock(LockConflict):
+    """Everyone in a circle waits for what the next one holds; this wait was given up so that others go on."""
+
+    code = "E_DEADLOCK"
+    hint = "Release what you hold, then ask again: in the same order as the others, if you can."
+
+
 class LockReentry(LockConflict):
     """The calling thread holds this lock already and would wait for itself for ever."""
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from holdfast.audit.chain import AuditTrail
 from holdfast.errors import LockConflict, SettingInvalid
-from holdfast.leases import protocol
+from holdfast.leases import deadlocks, protocol
+from holdfast.leases.deadlocks import Wait
 from holdfast.leases.protocol import Granted, Request, Ruling, Told, Waiting
-from holdfast.leases.records import Lease, LeaseKeys, Waiter
+from holdfast.leases.records import LEASES, LINES, Lease, LeaseKeys, Waiter
 from holdfast.locks.holders import Holder, Liveness, current_holder, liveness
 from holdfast.store.base import Store
 from holdfast.store.records import Decision, Key, Stream, View
@@ -106,6 +107,21 @@ class Desk:
             liveness=liveness_of(lease),
             waiters=line.record.waiters if line else (),
         )
+
+    def refuse_deadlock(self, ticket: str) -> None:
+        """Raise `Deadlock` if the wait with this ticket is part of a circle and has to give up."""
+        now = self.store.now()
+        held_by = {
+            worktree: document.record.holder_id
+            for worktree, document in self.store.scan(LEASES)
+            if not document.record.is_expired(now)
+        }
+        waits = [
+            Wait(each.holder_id, worktree, each.since, each.ticket)
+            for worktree, document in self.store.scan(LINES)
+            for each in document.record.waiters
+        ]
+        deadlocks.refuse_deadlock(ticket, held_by, waits)
 
     def _grant(self, worktree: str, request: Request, *, wait: bool) -> Granted | Waiting:
         gone = self._dead_waiters(worktree)

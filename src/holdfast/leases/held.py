@@ -134,7 +134,8 @@ def acquire(
 ) -> HeldLease:
     """Get a lease: at once, or by waiting in line at most `wait` seconds (None: without limit).
 
-    `LockConflict` names the holder if there is no time to wait, `LockTimeout` if it was not enough.
+    `LockConflict` names the holder if there is no time to wait, `LockTimeout` if it was not enough,
+    `Deadlock` if the holder waits in turn for something that this process holds.
     """
     if wait == 0.0:
         return HeldLease(desk, desk.acquire(worktree, request).lease, clock=clock)
@@ -148,6 +149,7 @@ def acquire(
                 left = None if deadline is None else deadline - clock.monotonic()
                 if (left is not None and left <= 0) or (cancelled is not None and cancelled.is_set()):
                     raise _timed_out(desk, worktree, wait or 0.0, answer)
+                desk.refuse_deadlock(request.lock_id)
                 watch.wait(_pause(desk, answer, left))
     except BaseException:
         with contextlib.suppress(Failure):

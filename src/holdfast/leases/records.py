@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.clock import parse_instant
 from holdfast.locks.holders import Holder
-from holdfast.store.records import Key, Stream, StructCodec
+from holdfast.store.records import Family, Key, Stream, StructCodec
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -77,6 +77,10 @@ class WaitingLine(msgspec.Struct, frozen=True):
 _LEASE: StructCodec[Lease] = StructCodec(Lease)
 _COUNTER: StructCodec[TokenCounter] = StructCodec(TokenCounter)
 _LINE: StructCodec[WaitingLine] = StructCodec(WaitingLine)
+
+
+LEASES: Family[Lease] = Family("jvs/leases", _LEASE)
+LINES: Family[WaitingLine] = Family("jvs/queues", _LINE)
 
 
 class LeaseKeys(NamedTuple):
