@@ -112,11 +112,15 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """The other name of a rename: the new one in the old one's record, and the other way round."""
     becomes: bool = False
     """Whether this is the record under the new name of a rename."""
+    inode: str | None = None
+    """Which directory is created, renamed or removed: whatever else stands at its path is not touched."""
     snapshot_id: str | None = None
     """What is created from, or restored."""
     path: str | None = None
     """The part of the tree that is restored, if not all of it."""
     reason: str = ""
+    keeps: bool = False
+    """Of a restore: whether what is replaced must be kept, down to the last write."""
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
