@@ -94,6 +94,20 @@ class TooLarge(UsageFailure):
         super().__init__(f"{what} is {size} bytes; the limit is {limit}", what=what, size=size, limit=limit)
 
 
+class Ambiguous(UsageFailure):
+    """A name that was shortened fits more than one."""
+
+    code = "E_AMBIGUOUS"
+    hint = "Give more characters of the one that you mean."
+
+    def __init__(self, name: str, candidates: Sequence[str]) -> None:
+        shown = ", ".join(candidates[:10]) + (", ..." if len(candidates) > 10 else "")
+        super().__init__(
+            f"{name} may mean any of {len(candidates)}: {shown}", name=name, candidates=list(candidates)
+        )
+        self.candidates = candidates
+
+
 # --- What is or is not there -----------------------------------------------------------------------
 
 

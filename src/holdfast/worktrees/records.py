@@ -122,6 +122,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     """The part of the tree that is restored, if not all of it."""
     reason: str = ""
+    keeps: bool = False
+    """Of a restore: whether what is replaced must be kept, down to the last write."""
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
