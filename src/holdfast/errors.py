@@ -94,6 +94,20 @@ class TooLarge(UsageFailure):
         super().__init__(f"{what} is {size} bytes; the limit is {limit}", what=what, size=size, limit=limit)
 
 
+class Ambiguous(UsageFailure):
+    """A name that was shortened fits more than one."""
+
+    code = "E_AMBIGUOUS"
+    hint = "Give more characters of the one that you mean."
+
+    def __init__(self, name: str, candidates: Sequence[str]) -> None:
+        shown = ", ".join(candidates[:10]) + (", ..." if len(candidates) > 10 else "")
+        super().__init__(
+            f"{name} may mean any of {len(candidates)}: {shown}", name=name, candidates=list(candidates)
+        )
+        self.candidates = candidates
+
+
 # --- What is or is not there -----------------------------------------------------------------------
 
 
@@ -157,6 +171,15 @@ class Deadlock(LockConflict):
 
     code = "E_DEADLOCK"
     hint = "Release what you hold, then ask again: in the same order as the others, if you can."
+
+
+class InUse(Failure):
+    """Running processes work in the directory that was to be moved or deleted."""
+
+    code = "E_IN_USE"
+    exit_status = ExitStatus.CONFLICT
+    retryable = True
+    hint = "End these processes, or let them leave the directory; --force goes ahead in spite of them."
 
 
 class LockReentry(LockConflict):
@@ -310,6 +333,20 @@ class FilesystemUnsafe(Refused):
     hint = "Use a local filesystem (ext4, xfs, btrfs, APFS, NTFS), or one of the server-backed stores."
 
 
+class EngineUnavailable(Refused):
+    """The way of taking snapshots that was asked for does not work on this filesystem."""
+
+    code = "E_ENGINE_UNAVAILABLE"
+    hint = "Leave the choice of the engine to Holdfast, or take 'copy', which works everywhere."
+
+
+class ExchangeUnavailable(Refused):
+    """This filesystem cannot swap two directories in one step; nothing was changed."""
+
+    code = "E_EXCHANGE_UNAVAILABLE"
+    hint = "Use a filesystem with an atomic exchange (ext4, xfs, btrfs, APFS), or swap by two renames."
+
+
 class IoFailure(Failure):
     """The operating system could not read or write. What was there before is still there."""
 
@@ -328,6 +365,13 @@ class NotWritable(IoFailure):
 
     code = "E_NOT_WRITABLE"
     hint = "Check the owner and mode of the directory, and whether it is mounted read-only."
+
+
+class NotReadable(IoFailure):
+    """A file or directory cannot be read by this user."""
+
+    code = "E_NOT_READABLE"
+    hint = "Check its owner and mode, or run as a user who may read it."
 
 
 class NotDurable(IoFailure):

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import Corrupt, NotFound
+from holdfast.errors import AlreadyExists, Corrupt, Failure, NotFound
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
@@ -29,6 +29,7 @@ from holdfast.leases.records import Identity
 from holdfast.locks.file_locker import FileLocker
 from holdfast.store.records import StructCodec
 from holdfast.worktrees.control import Control, Places
+from holdfast.worktrees.records import OPERATIONS
 
 LOCK, INTENT = "lock", "intent.json"
 
@@ -79,7 +80,8 @@ def scratch(
 ) -> Iterator[Scratch]:
     """A scratch of our own, under lock until the block ends; what is left in it then is removed.
 
-    A kill leaves it for whoever sweeps next. The name is never used again.
+    A kill leaves it for whoever sweeps next. The name is never used again. As long as an operation
+    of the same id is pending on the worktree, its scratch is what it will be finished with: it stays.
     """
     from holdfast.fs.trees import remove_tree
 
@@ -96,11 +98,22 @@ def scratch(
             uses=tuple(uses),
             identity=Identity.of(control.holder),
         )
-        durable.create(path / INTENT, _CODEC.encode(intent), durable=False)  # 2. counts only while we live
+        with contextlib.suppress(AlreadyExists):  # of the one whose operation we finish in its scratch
+            durable.create(path / INTENT, _CODEC.encode(intent), durable=False)  # 2. counts while we live
         try:
             yield Scratch(scratch_id, path)
         finally:
-            remove_tree(path)
+            if worktree is None or not is_needed(control, scratch_id, worktree):
+                remove_tree(path)
+
+
+def is_needed(control: Control, scratch_id: str, worktree: str) -> bool:
+    """Whether an operation that is not at its end needs this scratch; what cannot be known counts as yes."""
+    try:
+        pending = control.store.read(OPERATIONS.key(worktree))
+    except Failure:
+        return True
+    return pending is not None and pending.record.operation_id == scratch_id
 
 
 def in_use(places: Places) -> Iterator[ScratchIntent]:

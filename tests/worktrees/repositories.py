@@ -1,0 +1,107 @@
+"""Repositories for tests: made quickly, with hand-made snapshots where only their records matter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.clock import format_instant
+from holdfast.store.files import FileStore
+from holdfast.store.records import Change, Create, Decision, Replace
+from holdfast.workspace.repository import Repository
+from holdfast.worktrees.control import Control
+from holdfast.worktrees.records import (
+    DESCRIPTORS,
+    FORMAT,
+    FORMAT_VERSION,
+    MAIN,
+    REFERENCES,
+    WORKTREES,
+    Consistency,
+    Descriptor,
+    Isolation,
+    Reference,
+    RepositoryFormat,
+    SnapshotDefaults,
+    WorktreeConfig,
+)
+
+BEGIN = 1_700_000_000.0
+
+
+def make_repository(root: Path, *, isolation: Isolation = Isolation.EXCLUSIVE) -> Repository:
+    """A new repository with an empty `main`."""
+    record = RepositoryFormat(version=FORMAT_VERSION, repository_id="test", created_at=format_instant(BEGIN))
+    with FileStore(root) as store:
+        store.transact([FORMAT], lambda view, now: Decision([Create(FORMAT, record)], None))
+    repository = Repository(root)
+    add_worktree(repository.control, MAIN, isolation=isolation)
+    return repository
+
+
+def add_worktree(
+    control: Control,
+    name: str,
+    *,
+    isolation: Isolation = Isolation.EXCLUSIVE,
+    head: str | None = None,
+    consistency: Consistency | None = None,
+) -> WorktreeConfig:
+    """A worktree with an empty directory."""
+    config = WorktreeConfig(
+        worktree_id=name,
+        isolation=isolation,
+        created_at=format_instant(BEGIN),
+        base_snapshot_id=None,
+        head_snapshot_id=head,
+        snapshot_defaults=SnapshotDefaults(consistency) if consistency else None,
+    )
+    control.places.payload(name).mkdir(parents=True)
+    key = WORKTREES.key(name)
+    control.store.transact([key], lambda view, now: Decision([Create(key, config)], None))
+    return config
+
+
+def add_snapshot(
+    control: Control,
+    snapshot_id: str,
+    *,
+    parent: str | None = None,
+    worktree: str = MAIN,
+    ready: bool = True,
+    tree: bool = True,
+    at: float = BEGIN,
+    head: bool = True,
+    consistency: Consistency = Consistency.QUIESCED,
+    doomed_by: str | None = None,
+) -> Descriptor:
+    """The records of a snapshot, and as much of a tree as is wanted; the head is moved to it."""
+    descriptor = Descriptor(
+        snapshot_id=snapshot_id,
+        worktree_id=worktree,
+        parent_id=parent,
+        created_at=format_instant(at),
+        consistency_level=consistency,
+        engine="copy",
+        payload_hash="",
+        files=0,
+        bytes=0,
+        doomed_by=doomed_by,
+    )
+    if tree:
+        control.places.tree(snapshot_id).mkdir(parents=True)
+    if tree and ready:
+        (control.places.tree(snapshot_id) / ".READY").touch()
+    key, config = DESCRIPTORS.key(snapshot_id), control.config(worktree)
+    changes: list[Change] = [Create(key, descriptor)]
+    if head:
+        fields = {name: getattr(config, name) for name in config.__struct_fields__}
+        moved = WorktreeConfig(**{**fields, "head_snapshot_id": snapshot_id})
+        changes.append(Replace(WORKTREES.key(worktree), moved))
+    control.store.transact([key, WORKTREES.key(worktree)], lambda view, now: Decision(changes, None))
+    return descriptor
+
+
+def add_reference(control: Control, name: str, snapshot_id: str) -> None:
+    key = REFERENCES.key(name)
+    record = Reference(name=name, snapshot_id=snapshot_id, created_at=format_instant(BEGIN))
+    control.store.transact([key], lambda view, now: Decision([Create(key, record)], None))
