@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -164,7 +165,7 @@ class ClaimDesk:
             self._bring_in_step(request.node_id)  # `Cleared`: now it is free, or somebody was faster
 
     def _rule_on(self, request: Request, *, wait: bool) -> Granted | Cleared | Waiting:
-        gone = self._dead_waiters(request.node_id)
+        gone = self._gone(request)
         return self._commit(lambda book, now: protocol.claim(book, now, request, wait=wait, gone=gone))
 
     def _commit(self, rule: Rule[Told]) -> Told:
@@ -224,13 +225,11 @@ class ClaimDesk:
 
         self._commit(rule)
 
-    def _dead_waiters(self, node: str) -> frozenset[str]:
-        line = self._keeper.look(lambda book: book.line(node))
-        return frozenset(
-            each.ticket
-            for each in line
-            if (holder := Holder.from_record(each.holder)) and liveness(holder) is Liveness.DEAD
-        )
+    def _gone(self, request: Request) -> frozenset[str]:
+        """Those at the head of the line who are certainly dead; it matters only when the node is free."""
+        now = self.ledger.store.now()
+        line = self._keeper.look(lambda book: protocol.first_in_line(book, now, request))
+        return frozenset(each.ticket for each in itertools.takewhile(_is_dead, line))
 
     def _moment_of(self, sequence: int) -> float:
         if sequence == 0:
@@ -251,6 +250,11 @@ def checked_owner(owner: str) -> str:
             f"an owner must be a printable text of 1 to {LONGEST_OWNER} characters", owner=ascii(owner)[:160]
         )
     return owner
+
+
+def _is_dead(waiter: Waiter) -> bool:
+    holder = Holder.from_record(waiter.holder)
+    return holder is not None and liveness(holder) is Liveness.DEAD
 
 
 def _sorted(claims: Iterable[Claim]) -> list[Claim]:

@@ -60,7 +60,6 @@ class BookKeeper:
     def _restored(self, until: int | None) -> ClaimBook:
         found = self._ledger.checkpoint(NAME, VERSION, until=until)
         book = ClaimBook.from_record(found.state, found.sequence) if found else None
-        if book is None:
-            return ClaimBook()
+        book = book or ClaimBook()
         self._kept = book.sequence
         return book

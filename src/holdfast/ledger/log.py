@@ -13,7 +13,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from holdfast.errors import NotFound, OutcomeUnknown, SequenceMismatch, UsageFailure
+from holdfast.errors import (
+    JsonInvalid,
+    NotFound,
+    OutcomeUnknown,
+    SequenceMismatch,
+    TooLarge,
+    UsageFailure,
+)
+from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name
 from holdfast.ledger import checkpoints
 from holdfast.ledger.checkpoints import Checkpoint, NoShelf, Shelf
@@ -217,7 +225,9 @@ def _pause(left: float | None, cancelled: threading.Event | None) -> float | Non
 
 
 def _check_json(state: object) -> None:
-    from holdfast.fs import strictjson
-
-    if strictjson.decode(strictjson.encode(state, what="the state of a fold")) != state:
+    try:
+        same = strictjson.decode(strictjson.encode(state)) == state
+    except (JsonInvalid, TooLarge):
+        same = False
+    if not same:
         raise UsageFailure("the state of a fold that has a name must be the same after a way through JSON")

@@ -96,6 +96,12 @@ def claim(
     return Ruling(_requested(request, now), waiting)
 
 
+def first_in_line(book: ClaimBook, now: float, request: Request) -> list[Waiter]:
+    """Those before the requester who could take the node now; nobody while somebody holds it."""
+    held = book.claims.get(request.node_id)
+    return [] if held is not None else _ahead(book, now, request, frozenset())
+
+
 def withdraw(book: ClaimBook, now: float, request: Request) -> Ruling[None]:
     """Leave the line."""
     if _own_place(book, request) is None:
