@@ -198,6 +198,31 @@ class LockChanged(LockConflict):
     hint = "Look at the lock again: it has moved on, and what you judged is gone."
 
 
+class NodeLocked(LockConflict):
+    """Another agent holds the claim on this node, or waits for it and comes first."""
+
+    code = "E_NODE_LOCKED"
+    hint = "Work on another node, or wait for this one: 'holdfast claim take NODE --owner YOU --wait 5m'."
+
+
+class SequenceMismatch(Failure):
+    """The ledger has moved on since the caller looked at it; nothing was appended."""
+
+    code = "E_SEQUENCE_MISMATCH"
+    exit_status = ExitStatus.CONFLICT
+    retryable = True
+    hint = "Read the events that have come since, decide again, and append with the new sequence."
+
+    def __init__(self, expected: int, found: int) -> None:
+        super().__init__(
+            f"sequence mismatch: the ledger was to be at {expected}, but is at {found}",
+            expected=expected,
+            found=found,
+        )
+        self.expected = expected
+        self.found = found
+
+
 class ConsistencyUnavailable(Failure):
     """The payload changed while it was being captured; nothing was published."""
 

@@ -48,6 +48,10 @@ COMMANDS = {
         "holdfast.cli.repo_lock:group", "One writer per repository: run, see and break its lock."
     ),
     "setup": Entry("holdfast.cli.setup:setup", "Teach coding agents and git to use Holdfast, or undo it."),
+    "ledger": Entry(
+        "holdfast.cli.ledger:group", "An event log that many agents append to: append, read, watch, verify."
+    ),
+    "claim": Entry("holdfast.cli.claim:group", "Reserve work: take, extend, release and see claims."),
     "demo": Entry("holdfast.cli.demo:demo", "Watch locks do their work while processes are killed."),
     "completion": Entry("holdfast.cli.completion:completion", "Print the completion script of your shell."),
     "demo-worker": Entry("holdfast.cli.demo:worker", "One of the processes of the demo.", hidden=True),

@@ -1,1 +1,1 @@
-"""The ledger: an event log that many append to, and claims on work."""
+"""Ledgers: an event log that many agents append to, and the claims on work that are a fold over it."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import Failure, NotDurable, NotFound, OutcomeUnknown, UsageFailure
+from holdfast.errors import AlreadyExists, Failure, NotDurable, NotFound, OutcomeUnknown, UsageFailure
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
@@ -41,7 +41,6 @@ from holdfast.store.intents import (
     Step,
     digest,
     open_directory,
-    publish_number,
     read_if_there,
 )
 from holdfast.store.layout import INTENTS, Kind, Layout, Place
@@ -67,9 +66,14 @@ Named = Key[Any] | Stream[Any]
 
 
 class _Progress:
-    """How far a transaction has come: a failure after its commit point does not mean that it failed."""
+    """How far a transaction has come: a failure after its commit point does not mean that it failed.
+
+    `overtaken` says that somebody who did not have the lock has taken the number that was to be ours
+    (`ledger.lock` was broken wrongly): what was decided rests on an old view, and is decided again.
+    """
 
     perhaps_made = False
+    overtaken = False
 
 
 class _Opened:
@@ -187,6 +191,8 @@ class FileStore:
             except Failure as failure:
                 if progress.perhaps_made:
                     raise OutcomeUnknown(commit_id, failure) from failure
+                if progress.overtaken:
+                    continue
                 raise
             if not unfinished:
                 return commit
@@ -235,6 +241,9 @@ class FileStore:
             self._commit(commit_id, _in_order(steps, places), opened)  # 5. commit
         except NotDurable:
             progress.perhaps_made = True
+            raise
+        except AlreadyExists:
+            progress.overtaken = len(steps) == 1 and isinstance(steps[0][0], Stream)
             raise
         progress.perhaps_made = bool(steps)
         positions = [self._position(step, places[each]) for each, step in steps if isinstance(each, Stream)]
@@ -288,7 +297,8 @@ class FileStore:
             durable.append_in(directory, place.file, content, at=step.at)
         elif place.kind is Kind.NUMBERED:
             draft = durable.write_draft(directory, place.numbered(step.at), content)
-            self._numbers.remember(place, publish_number(directory, place, draft, step.at))
+            durable.publish_new(directory, draft, place.numbered(step.at))  # the number that was decided on
+            self._numbers.remember(place, step.at)
             durable.sync_names(directory, place.file)
         elif step.operation == "remove":
             durable.remove_in(directory, place.file)

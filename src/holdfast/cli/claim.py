@@ -1,0 +1,202 @@
+"""`holdfast claim`: reserve work in a ledger, so that nobody does it twice."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.cli.group import Group
+from holdfast.cli.ledger import directory_option, open_at
+from holdfast.cli.options import UNLIMITED, duration, duration_or_none, json_option
+from holdfast.cli.output import Output
+
+group = Group(
+    "claim",
+    help="""\
+Claims reserve the nodes of a ledger, such as 1.2.3, each for one owner at a time. A claim lasts until
+it is released or has run out; whoever waits for it gets it in turn. Claims are events of the ledger.
+
+\b
+Example:
+  holdfast claim take 1.2.3 --owner agent-7 --wait 1m
+  holdfast claim release 1.2.3 --owner agent-7
+""",
+)
+
+_owner_option = click.option("--owner", required=True, metavar="OWNER", help="In whose name.")
+_ttl_option = click.option(
+    "--ttl",
+    metavar="DURATION",
+    callback=duration,
+    help="How long the claim lasts, from 1s to 1h.  [default: lock_timeout of the ledger]",
+)
+_claim_id_option = click.option(
+    "--claim-id", metavar="ID", default="", help="Only if it is this very claim, as 'take' printed it."
+)
+
+
+@group.command(short_help="Claim a node, at once or by waiting in line.")
+@click.argument("node")
+@_owner_option
+@_ttl_option
+@click.option(
+    "--wait",
+    metavar="DURATION",
+    callback=duration_or_none,
+    help="How long to wait in line, such as 30s, 5m; 'none': without limit.  "
+    "[default: not at all, fail with status 4]",
+)
+@click.option(
+    "--priority",
+    metavar="N",
+    type=int,
+    default=0,
+    help="Who has a higher one is served first; equal ones in the order in which they asked.  [default: 0]",
+)
+@directory_option
+@json_option
+@click.pass_obj
+def take(
+    output: Output,
+    *,
+    node: str,
+    owner: str,
+    ttl: float | None,
+    wait: float | None,
+    priority: int,
+    directory: str,
+) -> None:
+    """Claim NODE for OWNER. Ends with status 4 if another has it, with 75 if waiting was not enough.
+
+    The claim outlives this command: extend it while you work, release it when you are done.
+
+    \b
+    Examples:
+      holdfast claim take 1.2.3 --owner agent-7 --ttl 10m
+      holdfast claim take 1.2.3 --owner agent-7 --wait 1m --json
+    """
+    from holdfast.cli.claim_view import claim_record, taken_lines
+
+    claims = open_at(directory).claims
+    limit = 0.0 if wait is None else None if wait == UNLIMITED else wait
+    held = claims.claim(node, owner, ttl=ttl, wait=limit, priority=priority)
+    now = claims.ledger.store.now()
+    output.result(claim_record(held.claim, now), taken_lines("Claimed", held.claim, now))
+
+
+@group.command(short_help="Give a claim back.")
+@click.argument("node")
+@_owner_option
+@_claim_id_option
+@directory_option
+@json_option
+@click.pass_obj
+def release(output: Output, *, node: str, owner: str, claim_id: str, directory: str) -> None:
+    """Release the claim of OWNER on NODE. Ends with status 5 if OWNER does not have it (any more).
+
+    \b
+    Example:
+      holdfast claim release 1.2.3 --owner agent-7
+    """
+    from holdfast.cli.claim_view import claim_record
+
+    claims = open_at(directory).claims
+    held = claims.release(node, owner, claim_id=claim_id)
+    output.result(claim_record(held, claims.ledger.store.now()), [f"Released {held.node_id}."])
+
+
+@group.command(short_help="Let a claim run on.")
+@click.argument("node")
+@_owner_option
+@_ttl_option
+@_claim_id_option
+@directory_option
+@json_option
+@click.pass_obj
+def extend(
+    output: Output, *, node: str, owner: str, ttl: float | None, claim_id: str, directory: str
+) -> None:
+    """Let the claim of OWNER on NODE run for another --ttl from now.
+
+    Ends with status 5 if OWNER does not have it (any more) or it has run out: stop working on the
+    node, somebody else may have begun.
+
+    \b
+    Example:
+      holdfast claim extend 1.2.3 --owner agent-7 --ttl 10m
+    """
+    from holdfast.cli.claim_view import claim_record, taken_lines
+
+    claims = open_at(directory).claims
+    held = claims.extend(node, owner, ttl=ttl, claim_id=claim_id)
+    now = claims.ledger.store.now()
+    output.result(claim_record(held, now), taken_lines("Extended", held, now))
+
+
+@group.command("list", short_help="Show who has claimed what, and who waits.")
+@click.option("--under", metavar="NODE", help="Only this node and those below it.")
+@click.option(
+    "--at-sequence", metavar="N", type=click.IntRange(0), help="As it was at the moment of event N."
+)
+@directory_option
+@json_option
+@click.pass_obj
+def list_(output: Output, *, under: str | None, at_sequence: int | None, directory: str) -> None:
+    """Show the claims that count now, those that have run out, and who waits. Changes nothing.
+
+    \b
+    Examples:
+      holdfast claim list
+      holdfast claim list --under 1.2
+      holdfast claim list --at-sequence 41
+    """
+    from holdfast.cli.claim_view import list_lines, list_record
+
+    record = list_record(open_at(directory).claims, under=under, at_sequence=at_sequence)
+    output.result(record, list_lines(record))
+
+
+@group.command(short_help="Clear away claims that have run out.")
+@click.option("--dry-run", is_flag=True, help="Only show which they are.")
+@directory_option
+@json_option
+@click.pass_obj
+def reap(output: Output, *, dry_run: bool, directory: str) -> None:
+    """Clear away the claims that have run out, each by one event, however many reap at the same time.
+
+    Nobody has to: whoever claims a node clears its old claim away first. Claim files, if the ledger
+    has them, are brought into step as well.
+
+    \b
+    Example:
+      holdfast claim reap
+    """
+    from holdfast.cli.claim_view import claim_record
+
+    claims = open_at(directory).claims
+    reaped = claims.expired() if dry_run else claims.reap()
+    now = claims.ledger.store.now()
+    word = "Would reap" if dry_run else "Reaped"
+    lines = [f"{word} {each.node_id}, which {each.owner} had until {each.expires_at}." for each in reaped]
+    record = {"dry_run": dry_run, "reaped": [claim_record(each, now) for each in reaped]}
+    output.result(record, lines or ["No claim has run out."])
+
+
+@group.command(short_help="Show everything that happened to the claims on a node.")
+@click.argument("node")
+@directory_option
+@json_option
+@click.pass_obj
+def history(output: Output, *, node: str, directory: str) -> None:
+    """Show who claimed, extended, released, waited for and was reaped from NODE, in order.
+
+    \b
+    Example:
+      holdfast claim history 1.2.3
+    """
+    from holdfast.cli.ledger_io import as_record
+    from holdfast.cli.ledger_view import event_line
+
+    found = open_at(directory).claims.history(node)
+    lines = [event_line(each) for each in found]
+    record = {"node_id": node, "events": [as_record(each) for each in found]}
+    output.result(record, lines or [f"Nobody has ever claimed {node}."])

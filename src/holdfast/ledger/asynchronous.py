@@ -1,0 +1,113 @@
+"""The same ledger for coroutines. Each call runs in a thread; the event loop is never blocked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from holdfast.ledger.claiming import Claims
+from holdfast.ledger.claims import Claim
+from holdfast.ledger.events import Recorded
+from holdfast.ledger.held import HeldClaim
+from holdfast.ledger.log import Ledger, Reducer, State
+
+_AT_ONCE = 256
+"""How many events are read by one call in a thread."""
+
+Result = TypeVar("Result")
+
+
+class AsyncLedger:
+    """A ledger whose methods are awaited; see `Ledger` for what they promise."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    async def append(self, event: Mapping[str, Any]) -> Recorded:
+        return await asyncio.to_thread(self.ledger.append, event)
+
+    async def append_if_sequence(self, event: Mapping[str, Any], expected: int) -> Recorded:
+        return await asyncio.to_thread(self.ledger.append_if_sequence, event, expected)
+
+    async def append_many(self, events: Iterable[Mapping[str, Any]]) -> list[Recorded]:
+        return await asyncio.to_thread(self.ledger.append_many, events)
+
+    async def sequence(self) -> int:
+        return await asyncio.to_thread(lambda: self.ledger.sequence)
+
+    async def fold(self, reducer: Reducer[State], initial: State, **options: Any) -> State:
+        return await asyncio.to_thread(lambda: self.ledger.fold(reducer, initial, **options))
+
+    async def events(self, *, after: int = 0, until: int | None = None) -> AsyncIterator[Recorded]:
+        source = self.ledger.events(after=after, until=until)
+        while chunk := await asyncio.to_thread(_next_of, source, _AT_ONCE):
+            for each in chunk:
+                yield each
+
+    async def watch(
+        self, *, after: int | None = None, timeout: float | None = None
+    ) -> AsyncIterator[Recorded]:
+        cancelled = threading.Event()
+        source = self.ledger.watch(after=after, timeout=timeout, cancelled=cancelled)
+        try:
+            while chunk := await _finished(lambda: _next_of(source, 1), cancelled):
+                for each in chunk:
+                    yield each
+        finally:
+            cancelled.set()
+            source.close()  # type: ignore[attr-defined]
+
+
+class AsyncClaims:
+    """Claims whose methods are awaited; see `Claims` for what they promise."""
+
+    def __init__(self, claims: Claims) -> None:
+        self.claims = claims
+
+    async def claim(self, node: str, owner: str, **options: Any) -> HeldClaim:
+        """Get a claim. If the waiting task is cancelled, it leaves neither claim nor place in the line."""
+        cancelled = threading.Event()
+        return await _finished(
+            lambda: self.claims.claim(node, owner, cancelled=cancelled, **options),
+            cancelled,
+            undo=HeldClaim.release,
+        )
+
+    async def extend(self, node: str, owner: str, **options: Any) -> Claim:
+        return await asyncio.to_thread(lambda: self.claims.extend(node, owner, **options))
+
+    async def release(self, node: str, owner: str, **options: Any) -> Claim:
+        return await asyncio.to_thread(lambda: self.claims.release(node, owner, **options))
+
+    async def reap(self) -> list[Claim]:
+        return await asyncio.to_thread(self.claims.reap)
+
+    async def active(self, **options: Any) -> list[Claim]:
+        return await asyncio.to_thread(lambda: self.claims.active(**options))
+
+
+def _next_of(source: Iterator[Recorded], most: int) -> list[Recorded]:
+    return [each for _, each in zip(range(most), source, strict=False)]
+
+
+async def _finished(
+    call: Callable[[], Result],
+    cancelled: threading.Event,
+    *,
+    undo: Callable[[Result], object] = lambda result: None,
+) -> Result:
+    """What a call in a thread gives. If we are cancelled, it is told, waited for, and undone."""
+    running = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        cancelled.set()
+        try:
+            result = await running
+        except Exception:
+            pass  # it failed, as it was asked to
+        else:
+            await asyncio.to_thread(undo, result)
+        raise

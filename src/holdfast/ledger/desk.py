@@ -1,0 +1,261 @@
+"""Where claims are asked for: each rule of the protocol as one transaction on the stream of events.
+
+1. What is new in the ledger is read, without any lock; a rule that adds nothing, or refuses, ends here.
+2. The transaction takes the lock. The few events that came until then are read inside of it. That keeps
+   the decision pure all the same: events never change, so what stands before the end that the
+   transaction has seen is a function of that end.
+3. The rule decides again, with the book at that very end and the store's time.
+4. Its event is added behind that end, or not at all. Commit point: the event's publication.
+5. Claim files, if there are any, are brought into step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from holdfast.clock import parse_instant
+from holdfast.errors import UsageFailure
+from holdfast.ledger import meta, protocol
+from holdfast.ledger.claim_files import ClaimFiles
+from holdfast.ledger.claims import KINDS, Claim, ClaimBook, Waiter
+from holdfast.ledger.events import EVENTS, Recorded, checked, new_id, stamped
+from holdfast.ledger.keeper import BookKeeper
+from holdfast.ledger.log import Ledger, commit_id_of, known_by_id
+from holdfast.ledger.nodes import is_under, node_id, order
+from holdfast.ledger.protocol import Cleared, Granted, Request, Ruling, Waiting
+from holdfast.locks.holders import Holder, Liveness, current_holder, liveness
+from holdfast.store.records import Append, Decision, View
+
+PATIENCE = 15.0
+"""How long a waiter counts without showing itself; it shows itself in half of that."""
+LONGEST_OWNER = 256
+_FILES = uuid.UUID("0d6f3c0a-3f5f-4e0e-9b52-3c9a1f6f7a11")
+
+Told = TypeVar("Told")
+Rule = Callable[[ClaimBook, float], Ruling[Told]]
+
+
+class ClaimDesk:
+    """Gives, extends and takes back the claims of one ledger. Safe to use from several threads."""
+
+    def __init__(
+        self, ledger: Ledger, *, files: ClaimFiles | None = None, patience: float = PATIENCE
+    ) -> None:
+        self.ledger = ledger
+        self._files = files
+        self._patience = patience
+        self._keeper = BookKeeper(ledger)
+
+    # --- Asking ------------------------------------------------------------------------------------
+
+    def request(self, node: str, owner: str, *, ttl: float | None = None, priority: int = 0) -> Request:
+        """A request under a new id; without a `ttl` it is for the `lock_timeout` of the ledger."""
+        holder = {name: str(value) for name, value in current_holder().as_record().items()}
+        return Request(
+            node_id(node), checked_owner(owner), new_id(), self._ttl(ttl), priority, self._patience, holder
+        )
+
+    def take(self, request: Request) -> Claim:
+        """Give the claim now, or raise `NodeLocked`. One that has run out is reaped first."""
+        answer = self._answer(request, wait=False)
+        assert isinstance(answer, Claim)  # who does not wait is given it or refused
+        return answer
+
+    def line_up(self, request: Request) -> Claim | Waiting:
+        """Give the claim, or a place in the line; ask again to move up, and so as not to lose the place."""
+        return self._answer(request, wait=True)
+
+    def leave(self, request: Request) -> None:
+        """Leave the line."""
+        self._commit(lambda book, now: protocol.withdraw(book, now, request))
+
+    def extend(self, node: str, owner: str, *, ttl: float | None = None, claim_id: str = "") -> Claim:
+        """Let a claim run for another `ttl` from now. `LockNotHeld` or `LockExpired`: stop working on it."""
+        node, ttl = node_id(node), self._ttl(ttl)
+        extended = self._commit(lambda book, now: protocol.extend(book, now, node, owner, ttl, claim_id))
+        return self._current(node, owner, extended.claim_id)
+
+    def release(self, node: str, owner: str, *, claim_id: str = "") -> Claim:
+        """Give a claim back; `LockNotHeld` if it is not this owner's, and then nothing is touched."""
+        node = node_id(node)
+        held = self._commit(lambda book, now: protocol.release(book, now, node, owner, claim_id))
+        self._bring_in_step(node)
+        return held
+
+    def reap(self) -> list[Claim]:
+        """Clear away all claims that have run out, each by exactly one `lock_reaped`, however many reap.
+
+        Returns those that were cleared away here.
+        """
+        if self._files is not None:
+            for node in self._files.nodes():
+                self._bring_in_step(node)
+        return [claim for each in self.expired() if (claim := self._reap(each)) is not None]
+
+    def append(self, event: Mapping[str, Any], node: str, owner: str, *, claim_id: str = "") -> Recorded:
+        """Add an event only if the claim is held at that very moment: who has lost it cannot write."""
+        prepared, node = checked(event), node_id(node)
+
+        def rule(book: ClaimBook, now: float) -> Ruling[int]:
+            protocol.valid(book, now, node, owner, claim_id)
+            return Ruling(prepared, book.sequence + 1)
+
+        return self.ledger.read(self._commit(rule))
+
+    # --- Looking -----------------------------------------------------------------------------------
+
+    def active(self, *, at_sequence: int | None = None, under: str | None = None) -> list[Claim]:
+        """The claims that count: now, or as of the moment of an event. Takes no lock."""
+        if at_sequence is None:
+            now = self.ledger.store.now()
+            claims = self._keeper.look(lambda book: list(book.claims.values()))
+        else:
+            now = self._moment_of(at_sequence)
+            claims = list(self._keeper.at_sequence(at_sequence).claims.values())
+        above = None if under is None else node_id(under)
+        return _sorted(
+            each
+            for each in claims
+            if not each.is_expired(now) and (above is None or is_under(each.node_id, above))
+        )
+
+    def expired(self) -> list[Claim]:
+        """The claims that have run out and wait to be reaped."""
+        now = self.ledger.store.now()
+        claims = self._keeper.look(lambda book: list(book.claims.values()))
+        return _sorted(each for each in claims if each.is_expired(now))
+
+    def waiting(self, node: str | None = None) -> list[Waiter]:
+        """Those who wait, for one node or for any, in the order in which they will be served."""
+        lines = self._keeper.look(lambda book: dict(book.lines))
+        nodes = sorted(lines, key=order) if node is None else [node_id(node)]
+        now = self.ledger.store.now()
+        return [each for name in nodes for each in lines.get(name, ()) if each.counts(now)]
+
+    def history(self, node: str) -> list[Recorded]:
+        """Everything that the ledger says about the claims on a node."""
+        node = node_id(node)
+        return [
+            each
+            for each in self.ledger.events()
+            if each.event.get("type") in KINDS and each.event.get("node_id") == node
+        ]
+
+    def lock_timeout(self) -> float:
+        """How long claims last here unless somebody says otherwise."""
+        return meta.lock_timeout(meta.read_meta(self.ledger.store))
+
+    # --- Deciding ----------------------------------------------------------------------------------
+
+    def _answer(self, request: Request, *, wait: bool) -> Claim | Waiting:
+        while True:
+            foreign = self._foreign(request.node_id)
+            if foreign is not None and not wait:
+                raise protocol.locked(request.node_id, self.ledger.store.now(), foreign, [])
+            if foreign is not None:
+                return Waiting(1, foreign, None)
+            answer = self._rule_on(request, wait=wait)
+            if isinstance(answer, Granted):
+                return self._current(request.node_id, request.owner, request.claim_id)
+            if isinstance(answer, Waiting):
+                return answer
+            self._bring_in_step(request.node_id)  # `Cleared`: now it is free, or somebody was faster
+
+    def _rule_on(self, request: Request, *, wait: bool) -> Granted | Cleared | Waiting:
+        gone = self._gone(request)
+        return self._commit(lambda book, now: protocol.claim(book, now, request, wait=wait, gone=gone))
+
+    def _commit(self, rule: Rule[Told]) -> Told:
+        """Run a rule and add its event behind the very events that it has seen: steps 1 to 4."""
+        store = self.ledger.store
+        now = store.now()
+        first = self._keeper.look(lambda book: rule(book, now))  # 1.
+        if first.event is None:
+            return first.result
+        event_id = str(first.event.get("id") or new_id())
+
+        def decide(view: View, now: float) -> Decision[Told]:
+            end = view.end(EVENTS)  # 2.
+            ruling = self._keeper.look(lambda book: rule(book, now), until=end)  # 3.
+            if ruling.event is None:
+                return Decision([], ruling.result)
+            return Decision([Append(EVENTS, stamped({**ruling.event, "id": event_id}, now))], ruling.result)
+
+        with known_by_id(event_id):
+            return store.transact([EVENTS], decide, commit_id=commit_id_of(event_id)).result  # 4.
+
+    def _current(self, node: str, owner: str, claim_id: str) -> Claim:
+        """The claim that was just given or extended, as the ledger has it."""
+        self._bring_in_step(node)
+        return self._keeper.look(lambda book: protocol.own(book, node, owner, claim_id))
+
+    def _reap(self, seen: Claim) -> Claim | None:
+        reaped = self._commit(lambda book, now: protocol.reap(book, now, seen))
+        self._bring_in_step(seen.node_id)
+        return reaped
+
+    def _foreign(self, node: str) -> Claim | None:
+        return None if self._files is None else self._files.foreign(node, self.ledger.store.now())
+
+    def _bring_in_step(self, node: str) -> None:
+        if self._files is not None:  # 5.
+            self._files.bring_in_step(
+                node,
+                self.ledger.store.now(),
+                lambda: self._keeper.look(lambda book: book.claims.get(node)),
+                self._reap_file,
+            )
+
+    def _reap_file(self, stale: Claim) -> None:
+        """Another program's file has run out and the ledger knows nothing of it: say so in the ledger.
+
+        The event's id follows from the claim, so one who was killed before it removed the file has
+        not made an event that the next one makes again.
+        """
+        event_id = str(uuid.uuid5(_FILES, f"{stale.node_id} {stale.owner} {stale.acquired_at}"))
+        if self.ledger.find(event_id) is not None:
+            return
+
+        def rule(book: ClaimBook, now: float) -> Ruling[None]:
+            held = book.claims.get(stale.node_id)
+            return Ruling(None if held else {**protocol.reaped(stale, now), "id": event_id}, None)
+
+        self._commit(rule)
+
+    def _gone(self, request: Request) -> frozenset[str]:
+        """Those at the head of the line who are certainly dead; it matters only when the node is free."""
+        now = self.ledger.store.now()
+        line = self._keeper.look(lambda book: protocol.first_in_line(book, now, request))
+        return frozenset(each.ticket for each in itertools.takewhile(_is_dead, line))
+
+    def _moment_of(self, sequence: int) -> float:
+        if sequence == 0:
+            return 0.0
+        try:
+            return parse_instant(str(self.ledger.read(sequence).event.get("timestamp")))
+        except ValueError:  # another program's, which did not say when
+            return self.ledger.store.now()
+
+    def _ttl(self, ttl: float | None) -> float:
+        return self.lock_timeout() if ttl is None else meta.checked_ttl(ttl)
+
+
+def checked_owner(owner: str) -> str:
+    """An owner that can be told from nobody."""
+    if not owner.strip() or len(owner) > LONGEST_OWNER or not owner.isprintable():
+        raise UsageFailure(
+            f"an owner must be a printable text of 1 to {LONGEST_OWNER} characters", owner=ascii(owner)[:160]
+        )
+    return owner
+
+
+def _is_dead(waiter: Waiter) -> bool:
+    holder = Holder.from_record(waiter.holder)
+    return holder is not None and liveness(holder) is Liveness.DEAD
+
+
+def _sorted(claims: Iterable[Claim]) -> list[Claim]:
+    return sorted(claims, key=lambda each: order(each.node_id))

@@ -1,0 +1,234 @@
+"""The rules of claims, as pure functions from the book and the time to the event that shall be added.
+
+Nothing here does I/O, asks a clock or rolls dice: what production runs is what the tests explore.
+Every rule adds at most one event, and the event is added only behind the very sequence that the book
+stands at. So a rule has seen everything that came before its event.
+
+1. A claim is given only where there is none. One that has run out is reaped first, by an event of its own.
+2. Only its owner extends or releases a claim; with its `claim_id`, only this very claim.
+3. A claim that has run out cannot be extended; it may be released as long as nobody has reaped it.
+4. Who waits is served by priority, then in the order of the ledger; nobody passes the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
+
+from holdfast.clock import format_duration, format_instant
+from holdfast.errors import LockExpired, LockNotHeld, NodeLocked
+from holdfast.ledger.claims import ACQUIRED, REAPED, RELEASED, REQUESTED, WITHDRAWN, Claim, ClaimBook, Waiter
+from holdfast.ledger.events import Event
+
+
+class Request(NamedTuple):
+    """Who wants which node, and for how long. `claim_id` is the id that the claim will have, and the
+    ticket in the line; `patience` is how long a waiter counts without showing itself."""
+
+    node_id: str
+    owner: str
+    claim_id: str
+    ttl: float
+    priority: int = 0
+    patience: float = 15.0
+    holder: Mapping[str, str] = MappingProxyType({})
+
+
+class Granted(NamedTuple):
+    """The node is the requester's, by the claim with this id."""
+
+    claim_id: str
+
+
+class Cleared(NamedTuple):
+    """The claim in the way had run out and is reaped: ask again."""
+
+    claim: Claim
+
+
+class Waiting(NamedTuple):
+    """Not yet: `place` in the line, from 1; `claim` is the one that is held, if one is; `ahead` is who
+    comes next before the requester."""
+
+    place: int
+    claim: Claim | None
+    ahead: Waiter | None
+
+
+Told = TypeVar("Told", covariant=True)
+
+
+class Ruling(NamedTuple, Generic[Told]):
+    """What a rule decides: the event to add, if any, and what to tell the caller."""
+
+    event: Event | None
+    result: Told
+
+
+def claim(
+    book: ClaimBook,
+    now: float,
+    request: Request,
+    *,
+    wait: bool,
+    gone: frozenset[str] = frozenset(),
+) -> Ruling[Granted | Cleared | Waiting]:
+    """Give the claim if nobody has it and nobody is ahead in line; else wait in line, or refuse.
+
+    `gone` are the tickets of waiters that are known to be dead.
+    """
+    held = book.claims.get(request.node_id)
+    if held is not None and held.claim_id == request.claim_id:
+        return Ruling(None, Granted(held.claim_id))  # made by an attempt whose outcome was not seen
+    if held is not None and held.is_expired(now):
+        return Ruling(reaped(held, now), Cleared(held))
+    ahead = _ahead(book, now, request, gone)
+    if held is None and not ahead:
+        event = _acquired(request.node_id, request.owner, request.claim_id, now, request.ttl)
+        return Ruling(event, Granted(request.claim_id))
+    if not wait:
+        raise locked(request.node_id, now, held, ahead)
+    own = _own_place(book, request)
+    waiting = Waiting(len(ahead) + 1, held, ahead[0] if ahead else None)
+    if own is not None and own.counts(now + request.patience / 2):
+        return Ruling(None, waiting)
+    return Ruling(_requested(request, now), waiting)
+
+
+def first_in_line(book: ClaimBook, now: float, request: Request) -> list[Waiter]:
+    """Those before the requester who could take the node now; nobody while somebody holds it."""
+    held = book.claims.get(request.node_id)
+    return [] if held is not None else _ahead(book, now, request, frozenset())
+
+
+def withdraw(book: ClaimBook, now: float, request: Request) -> Ruling[None]:
+    """Leave the line."""
+    if _own_place(book, request) is None:
+        return Ruling(None, None)
+    event = {"type": WITHDRAWN, "timestamp": format_instant(now), "node_id": request.node_id}
+    return Ruling({**event, "owner": request.owner, "ticket": request.claim_id}, None)
+
+
+def extend(
+    book: ClaimBook, now: float, node: str, owner: str, ttl: float, claim_id: str = ""
+) -> Ruling[Granted]:
+    """Let a claim run for another `ttl` from now."""
+    held = valid(book, now, node, owner, claim_id)
+    event = {**_acquired(node, owner, held.claim_id, now, ttl), "extended": True}
+    return Ruling(event, Granted(held.claim_id))
+
+
+def release(book: ClaimBook, now: float, node: str, owner: str, claim_id: str = "") -> Ruling[Claim]:
+    """Give a claim back. One that has run out may be given back too, as long as nobody has reaped it."""
+    held = own(book, node, owner, claim_id)
+    return Ruling(_about(RELEASED, held, now), held)
+
+
+def reap(book: ClaimBook, now: float, seen: Claim) -> Ruling[Claim | None]:
+    """Clear away the claim that was seen, if it is still there as it was and has run out."""
+    held = book.claims.get(seen.node_id)
+    if held != seen or not seen.is_expired(now):
+        return Ruling(None, None)
+    return Ruling(reaped(seen, now), seen)
+
+
+def reaped(seen: Claim, now: float) -> Event:
+    """The event that clears a claim away."""
+    return _about(REAPED, seen, now)
+
+
+def valid(book: ClaimBook, now: float, node: str, owner: str, claim_id: str = "") -> Claim:
+    """The claim, if this owner may act on it now; `LockNotHeld` or `LockExpired` if it may not."""
+    held = own(book, node, owner, claim_id)
+    if held.is_expired(now):
+        raise LockExpired(
+            f"the claim of {owner} on {node} ran out {format_duration(now - held.expiry())} ago",
+            node_id=node,
+            owner=owner,
+            expires_at=held.expires_at,
+        )
+    return held
+
+
+def own(book: ClaimBook, node: str, owner: str, claim_id: str = "") -> Claim:
+    """The claim on a node, if it is this owner's."""
+    held = book.claims.get(node)
+    if held is None or held.owner != owner or (claim_id and held.claim_id != claim_id):
+        holder = "nobody has" if held is None else f"{held.owner} has"
+        raise LockNotHeld(
+            f"{owner} has no such claim on {node}: {holder} claimed it",
+            hint="See who has claimed what: 'holdfast claim list'; how it came: 'holdfast claim history'.",
+            node_id=node,
+            owner=owner,
+            held_by=held.owner if held else None,
+        )
+    return held
+
+
+def locked(node: str, now: float, held: Claim | None, ahead: list[Waiter]) -> NodeLocked:
+    """Why a node cannot be had at once."""
+    if held is None:
+        first = ahead[0]
+        return NodeLocked(
+            f"node already locked: {node} is free, but {first.owner} waits for it and comes first",
+            node_id=node,
+            owner=first.owner,
+            waiting=len(ahead),
+        )
+    left = held.expiry() - now
+    return NodeLocked(
+        f"node already locked: {node} is claimed by {held.owner} since {held.acquired_at}, "
+        f"for another {format_duration(left)}",
+        node_id=node,
+        owner=held.owner,
+        claim_id=held.claim_id,
+        acquired_at=held.acquired_at,
+        expires_at=held.expires_at,
+        time_left=left,
+        waiting=len(ahead),
+    )
+
+
+def _own_place(book: ClaimBook, request: Request) -> Waiter | None:
+    return next((each for each in book.line(request.node_id) if each.ticket == request.claim_id), None)
+
+
+def _ahead(book: ClaimBook, now: float, request: Request, gone: frozenset[str]) -> list[Waiter]:
+    """Those who come before the requester. Who has no place yet comes behind all of its priority."""
+    place = _own_place(book, request)
+    order = place.order() if place else (-request.priority, book.sequence + 1)
+    return [
+        each
+        for each in book.line(request.node_id)
+        if each.order() < order and each.ticket not in gone and each.counts(now)
+    ]
+
+
+def _acquired(node: str, owner: str, claim_id: str, now: float, ttl: float) -> Event:
+    event = {
+        "type": ACQUIRED,
+        "timestamp": format_instant(now),
+        "node_id": node,
+        "owner": owner,
+        "expires_at": format_instant(now + ttl),
+    }
+    return {**event, "claim_id": claim_id} if claim_id else event
+
+
+def _about(kind: str, held: Claim, now: float) -> Event:
+    event = {"type": kind, "timestamp": format_instant(now), "node_id": held.node_id, "owner": held.owner}
+    return {**event, "claim_id": held.claim_id} if held.claim_id else event
+
+
+def _requested(request: Request, now: float) -> Event:
+    return {
+        "type": REQUESTED,
+        "timestamp": format_instant(now),
+        "node_id": request.node_id,
+        "owner": request.owner,
+        "ticket": request.claim_id,
+        "priority": request.priority,
+        "until": format_instant(now + request.patience),
+        "holder": dict(request.holder),
+    }

@@ -1,0 +1,97 @@
+"""Opening the ledger of a directory: its store, its checkpoints, its claims and, on files, its lock."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import AlreadyExists, NotFound
+from holdfast.fs import calls
+from holdfast.fs.directory import make_directories
+from holdfast.ledger import meta
+from holdfast.ledger.checkpoints import FileShelf
+from holdfast.ledger.claim_files import ClaimFiles
+from holdfast.ledger.claiming import Claims
+from holdfast.ledger.log import Ledger
+from holdfast.ledger.verify import DIRECTORY, Verdict, verify
+from holdfast.locks.ledger_lock import LedgerLock
+from holdfast.store.base import Store
+from holdfast.store.files import FileStore
+from holdfast.workspace.stores import open_store
+
+AGENT = "holdfast"
+
+
+class OpenLedger(NamedTuple):
+    """A ledger with all that belongs to it. `lock` and `files` are there only if it is kept in files."""
+
+    root: Path
+    ledger: Ledger
+    claims: Claims
+    lock: LedgerLock | None
+    files: ClaimFiles | None
+
+    def verify(self) -> Verdict:
+        """Look it over."""
+        return verify(self.ledger, None if self.lock is None else self.root, self.files)
+
+
+def init_ledger(
+    root: str | os.PathLike[str],
+    *,
+    lock_timeout: float = meta.DEFAULT_LOCK_TIMEOUT,
+    claim_files: bool = False,
+) -> OpenLedger:
+    """Begin a ledger in a directory; `AlreadyExists` if there is one.
+
+    Commit point: `meta.json`. A directory of events that another program began is taken as it is.
+    """
+    store = open_store(root)
+    try:
+        meta.create_meta(store, lock_timeout=lock_timeout, claim_files=claim_files)
+    except AlreadyExists:
+        raise AlreadyExists(
+            f"there is a ledger in {os.path.abspath(root)} already",
+            hint="Use it as it is, or begin another one elsewhere: --dir DIRECTORY.",
+            path=os.path.abspath(root),
+        ) from None
+    if isinstance(store, FileStore):
+        make_directories(store.path / DIRECTORY)
+    return _wired(Path(os.path.abspath(root)), store)
+
+
+def open_ledger(root: str | os.PathLike[str]) -> OpenLedger:
+    """Open the ledger of a directory; `NotFound` if there is none. Makes nothing."""
+    path = Path(os.path.abspath(root))
+    if not _is_there(path):
+        raise _no_ledger(path)
+    store = open_store(path)
+    files_there = isinstance(store, FileStore) and _is_there(path / DIRECTORY)
+    if not files_there and meta.read_meta(store) is None:
+        raise _no_ledger(path)
+    return _wired(path, store)
+
+
+def _wired(root: Path, store: Store) -> OpenLedger:
+    on_files = isinstance(store, FileStore)
+    files = ClaimFiles(root) if on_files and meta.has_claim_files(meta.read_meta(store)) else None
+    ledger = Ledger(store, shelf=FileShelf(root))
+    lock = LedgerLock(root / DIRECTORY, AGENT) if on_files else None
+    return OpenLedger(root, ledger, Claims(ledger, files=files), lock, files)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        calls.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _no_ledger(path: Path) -> NotFound:
+    return NotFound(
+        f"there is no ledger in {path}",
+        hint="Begin one with 'holdfast ledger init', or name its directory with --dir.",
+        path=str(path),
+    )

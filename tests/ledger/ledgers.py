@@ -1,0 +1,81 @@
+"""What the tests of the ledger share: ledgers on both stores, and how claims are planted."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant
+from holdfast.ledger.checkpoints import FileShelf
+from holdfast.ledger.claim_files import ClaimFiles
+from holdfast.ledger.claiming import Claims
+from holdfast.ledger.claims import ACQUIRED
+from holdfast.ledger.log import Ledger
+from holdfast.store.base import Store
+from holdfast.store.files import FileStore
+
+PATIENCE = 60.0
+
+
+def open_ledger(root: Path, *, clock: Clock = SYSTEM_CLOCK, timeout: float = PATIENCE) -> Ledger:
+    """A ledger on files, with its checkpoints, that waits as long as the test lasts."""
+    return Ledger(FileStore(root, timeout=timeout, clock=clock), shelf=FileShelf(root))
+
+
+def open_claims(
+    root: Path, *, files: bool = False, patience: float = 15.0, clock: Clock = SYSTEM_CLOCK
+) -> Claims:
+    """Its claims."""
+    return Claims(
+        open_ledger(root, clock=clock), files=ClaimFiles(root) if files else None, patience=patience
+    )
+
+
+def claims_on(store: Store) -> Claims:
+    """The claims of a ledger on any store."""
+    return Claims(Ledger(store))
+
+
+def acquired(node: str, owner: str, *, expires_in: float, at: float | None = None) -> dict[str, Any]:
+    """A claim as another program writes it."""
+    now = time.time() if at is None else at
+    return {
+        "type": ACQUIRED,
+        "timestamp": format_instant(now),
+        "node_id": node,
+        "owner": owner,
+        "expires_at": format_instant(now + expires_in),
+    }
+
+
+def event_files(root: Path) -> list[Path]:
+    """The files of all events, in order."""
+    found = (root / "ledger").glob("event-*.json")
+    return sorted(found, key=lambda path: (len(path.name), path.name))
+
+
+def raw_events(root: Path) -> list[Mapping[str, Any]]:
+    """All events as any program sees them: from the files alone, which must have no gap."""
+    files = event_files(root)
+    assert [path.name for path in files] == [f"event-{n:06d}.json" for n in range(1, len(files) + 1)]
+    return [json.loads(path.read_bytes()) for path in files]
+
+
+def put_event(root: Path, number: int, content: bytes) -> None:
+    """Write an event file as no program should: at once, under its own name."""
+    (root / "ledger").mkdir(parents=True, exist_ok=True)
+    (root / f"ledger/event-{number:06d}.json").write_bytes(content)
+
+
+def fill(root: Path, count: int) -> None:
+    """Make a ledger of many events, fast."""
+    (root / "ledger").mkdir(parents=True, exist_ok=True)
+    for number in range(1, count + 1):
+        content = {"type": "note", "timestamp": "2024-01-15T10:30:00Z", "number": number, "id": f"n-{number}"}
+        fd = os.open(root / f"ledger/event-{number:06d}.json", os.O_WRONLY | os.O_CREAT)
+        os.write(fd, json.dumps(content, separators=(",", ":")).encode() + b"\n")
+        os.close(fd)

@@ -1,0 +1,427 @@
+"""Claims at the desk, on both stores, with a clock that stands still."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from holdfast.clock import ManualClock, format_instant
+from holdfast.errors import (
+    LockExpired,
+    LockNotHeld,
+    LockTimeout,
+    NameInvalid,
+    NodeLocked,
+    NotFound,
+    SettingInvalid,
+    UsageFailure,
+)
+from holdfast.ledger import meta
+from holdfast.ledger.claiming import Claims
+from holdfast.ledger.events import EVENTS
+from holdfast.ledger.log import Ledger
+from holdfast.ledger.nodes import is_under, node_id, order
+from holdfast.store.base import Store
+from holdfast.store.memory import MemoryStore
+from holdfast.store.records import Create, Decision
+from tests.ledger.ledgers import acquired, claims_on
+from tests.locks.workers import wait_until
+
+
+@pytest.fixture
+def claims(ledger: Ledger) -> Claims:
+    return Claims(ledger)
+
+
+def kinds(ledger: Ledger, after: int = 0) -> list[str]:
+    return [each.event["type"] for each in ledger.events(after=after)]
+
+
+# --- Taking, extending, releasing --------------------------------------------------------------------------
+
+
+@pytest.mark.req("LG-06")
+def test_the_events_of_claims_are_those_of_the_specification(claims: Claims, clock: ManualClock) -> None:
+    start = clock.wall()
+    held = claims.claim("1.2.3", "agent-1", ttl=60)
+    claims.release("1.2.3", "agent-1")
+    claims.claim("1.2.3", "agent-2", ttl=60)
+    clock.advance(61)
+    claims.reap()
+
+    taken, released, again, reaped = (each.event for each in claims.ledger.events())
+    assert taken == {
+        "type": "lock_acquired",
+        "timestamp": format_instant(start),
+        "node_id": "1.2.3",
+        "owner": "agent-1",
+        "expires_at": format_instant(start + 60),
+        "claim_id": held.claim.claim_id,
+        "id": taken["id"],
+    }
+    assert {"type", "timestamp", "node_id", "owner"} <= released.keys() & reaped.keys()
+    assert (released["type"], released["owner"]) == ("lock_released", "agent-1")
+    assert (reaped["type"], reaped["owner"]) == ("lock_reaped", "agent-2")
+    assert again["type"] == "lock_acquired"
+
+
+@pytest.mark.req("LG-15")
+def test_a_node_that_another_has_claimed_is_already_locked(claims: Claims, clock: ManualClock) -> None:
+    claims.claim("1.2", "a", ttl=60)
+    clock.advance(20)
+    with pytest.raises(NodeLocked, match="node already locked") as caught:
+        claims.claim("1.2", "b")
+    assert (caught.value.facts["owner"], caught.value.facts["time_left"]) == ("a", pytest.approx(40))
+    with pytest.raises(NodeLocked):
+        claims.claim("1.2", "a")  # another process of the same agent is another
+    assert claims.claim("1.2.1", "b").claim.owner == "b"
+    assert kinds(claims.ledger) == ["lock_acquired"] * 2
+
+
+@pytest.mark.req("LG-15")
+def test_only_the_owner_releases_or_extends(claims: Claims) -> None:
+    held = claims.claim("1", "a").claim
+    for act in (claims.release, claims.extend):
+        for owner, claim_id in (("b", ""), ("a", "another"), ("b", held.claim_id)):
+            with pytest.raises(LockNotHeld):
+                act("1", owner, claim_id=claim_id)
+        with pytest.raises(LockNotHeld):
+            act("2", "a")
+    assert kinds(claims.ledger) == ["lock_acquired"]
+    assert claims.extend("1", "a", claim_id=held.claim_id).claim_id == held.claim_id
+    assert claims.release("1", "a", claim_id=held.claim_id).owner == "a"
+
+
+def test_extending_lets_a_claim_run_on_from_now(claims: Claims, clock: ManualClock) -> None:
+    first = claims.claim("1", "a", ttl=60).claim
+    clock.advance(50)
+    second = claims.extend("1", "a", ttl=100)
+
+    assert (second.acquired_at, second.expiry()) == (first.acquired_at, pytest.approx(clock.wall() + 100))
+    clock.advance(99)
+    assert claims.active() == [second]
+    clock.advance(1)
+    assert claims.active() == []
+    with pytest.raises(LockExpired):
+        claims.extend("1", "a")
+    assert claims.release("1", "a") == second  # nobody has reaped it yet
+
+
+@pytest.mark.req("LG-08", "LG-17")
+def test_a_claim_that_has_run_out_is_not_active_and_can_be_taken_by_another(
+    claims: Claims, clock: ManualClock
+) -> None:
+    claims.claim("1", "a", ttl=10)
+    clock.advance(9.999)
+    with pytest.raises(NodeLocked):
+        claims.claim("1", "b")
+    clock.advance(0.001)
+    assert claims.active() == []
+    assert [each.owner for each in claims.expired()] == ["a"]
+    assert claims.claim("1", "b").claim.owner == "b"
+    assert kinds(claims.ledger) == ["lock_acquired", "lock_reaped", "lock_acquired"]
+    with pytest.raises(LockNotHeld):
+        claims.release("1", "a")
+
+
+def test_the_claim_of_another_program_counts_like_ours(claims: Claims, clock: ManualClock) -> None:
+    claims.ledger.append(acquired("1.4", "go-tool", expires_in=60, at=clock.wall()))
+    with pytest.raises(NodeLocked, match="go-tool"):
+        claims.claim("1.4", "a")
+    assert claims.extend("1.4", "go-tool", ttl=30).claim_id == ""
+    assert claims.release("1.4", "go-tool").owner == "go-tool"
+    assert claims.active() == []
+
+
+def test_a_release_in_the_wrong_name_ends_no_claim(claims: Claims, clock: ManualClock) -> None:
+    claims.claim("1", "a")
+    stamp = format_instant(clock.wall())
+    claims.ledger.append({"type": "lock_released", "timestamp": stamp, "node_id": "1", "owner": "b"})
+    assert [each.owner for each in claims.active()] == ["a"]
+
+
+@pytest.mark.req("LG-10")
+def test_reaping_clears_away_each_claim_that_has_run_out_once(claims: Claims, clock: ManualClock) -> None:
+    for node, ttl in (("1.10", 10), ("1.2", 10), ("1.3", 100)):
+        claims.claim(node, "a", ttl=ttl)
+    assert claims.reap() == []
+    clock.advance(20)
+    assert [each.node_id for each in claims.reap()] == ["1.2", "1.10"]
+    assert claims.reap() == []
+    assert kinds(claims.ledger, after=3) == ["lock_reaped"] * 2
+    assert [each.node_id for each in claims.active()] == ["1.3"]
+
+
+def test_the_past_can_be_asked_for(claims: Claims, clock: ManualClock) -> None:
+    claims.claim("1", "a", ttl=10)
+    clock.advance(5)
+    claims.claim("2", "b", ttl=60)
+    clock.advance(10)
+    claims.ledger.append({"type": "note"})
+    claims.reap()
+
+    def owners(sequence: int) -> list[str]:
+        return [each.owner for each in claims.active(at_sequence=sequence)]
+
+    assert [owners(number) for number in range(5)] == [[], ["a"], ["a", "b"], ["b"], ["b"]]
+    with pytest.raises(NotFound):
+        claims.active(at_sequence=5)
+
+
+def test_claims_are_listed_below_a_node_and_a_history_is_told(claims: Claims) -> None:
+    for node in ("1", "1.2", "1.2.3", "1.23", "2"):
+        claims.claim(node, "a")
+    claims.release("1.2", "a")
+
+    assert [each.node_id for each in claims.active(under="1.2")] == ["1.2.3"]
+    assert [each.node_id for each in claims.active(under="1")] == ["1", "1.2.3", "1.23"]
+    assert [each.event["type"] for each in claims.history("1.2")] == ["lock_acquired", "lock_released"]
+
+
+def test_an_event_can_be_bound_to_a_claim(claims: Claims, clock: ManualClock) -> None:
+    held = claims.claim("1", "a", ttl=10)
+    assert held.append({"type": "result"}).event["type"] == "result"
+    clock.advance(11)
+    with pytest.raises(LockExpired):
+        held.append({"type": "result"})
+    claims.claim("1", "b", ttl=10)
+    with pytest.raises(LockNotHeld):
+        held.append({"type": "result"})
+    assert kinds(claims.ledger).count("result") == 1
+
+
+@pytest.mark.parametrize("owner", ["", "  ", "a\nb", "x" * 257])
+def test_an_owner_must_be_somebody(claims: Claims, owner: str) -> None:
+    with pytest.raises(UsageFailure):
+        claims.claim("1", owner)
+
+
+# --- Node ids, and how long claims last ---------------------------------------------------------------------
+
+
+@pytest.mark.req("LG-18")
+def test_node_ids_are_numbers_joined_by_dots(claims: Claims) -> None:
+    for good in ("1", "12", "1.2.3", "1.10.999999999", ".".join(["1"] * 64)):
+        assert node_id(good) == good
+    bad = [
+        "",
+        ".",
+        "0",
+        "1.0",
+        "01",
+        "1.",
+        ".1",
+        "1..2",
+        "a",
+        "1.a",
+        "-1",
+        "1,2",
+        " 1",
+        "1\n",
+        "../1",
+        "\u0661",
+        "1/2",
+    ]
+    for wrong in [*bad, ".".join(["1"] * 65), "1" * 10]:
+        for act in (claims.claim, claims.extend, claims.release):
+            with pytest.raises(NameInvalid, match="not the id of a node"):
+                act(wrong, "a")
+    with pytest.raises(NameInvalid):
+        claims.history("x")
+    assert claims.ledger.sequence == 0
+
+
+@pytest.mark.req("LG-18")
+def test_nodes_have_a_hierarchy_and_an_order() -> None:
+    assert is_under("1.2.3", "1.2")
+    assert is_under("1.2", "1.2")
+    assert not is_under("1.23", "1.2")
+    assert sorted(["1.10", "1.9", "2", "1"], key=order) == ["1", "1.9", "1.10", "2"]
+
+
+def put_meta(store: Store, record: dict[str, Any]) -> None:
+    store.transact([meta.META], lambda view, now: Decision([Create(meta.META, record)], None))
+
+
+@pytest.mark.req("LG-07")
+@pytest.mark.parametrize(
+    ("record", "seconds"),
+    [
+        (None, 300),
+        ({}, 300),
+        ({"lock_timeout": "5m"}, 300),
+        ({"lock_timeout": "1s"}, 1),
+        ({"lock_timeout": "1h", "author": "another program"}, 3600),
+        ({"lock_timeout": "1m0s"}, 60),
+    ],
+)
+def test_claims_last_as_long_as_meta_json_says(
+    claims: Claims, clock: ManualClock, record: dict[str, Any] | None, seconds: int
+) -> None:
+    if record is not None:
+        put_meta(claims.ledger.store, record)
+    held = claims.claim("1", "a").claim
+    assert held.expiry() == pytest.approx(clock.wall() + seconds)
+    assert claims.claim("2", "a", ttl=7).claim.expiry() == pytest.approx(clock.wall() + 7)
+
+
+@pytest.mark.req("LG-07")
+@pytest.mark.parametrize("value", ["0s", "999ms", "3601s", "2h", "never", "", "-5m", 300, ["5m"]])
+def test_a_lock_timeout_outside_of_one_second_to_one_hour_is_a_clear_error(
+    claims: Claims, value: Any
+) -> None:
+    put_meta(claims.ledger.store, {"lock_timeout": value})
+    with pytest.raises(SettingInvalid, match=r"lock_timeout in meta.json.*from 1s to 1h"):
+        claims.claim("1", "a")
+    assert claims.ledger.sequence == 0
+
+
+@pytest.mark.req("LG-07")
+@pytest.mark.parametrize("ttl", [0.5, 3601.0, 0.0, -1.0, float("nan"), float("inf")])
+def test_a_ttl_outside_of_that_range_is_refused_too(claims: Claims, ttl: float) -> None:
+    with pytest.raises(SettingInvalid):
+        claims.claim("1", "a", ttl=ttl)
+
+
+# --- Waiting ------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_gets_the_claim_when_it_is_released() -> None:
+    claims = claims_on(MemoryStore())
+    held = claims.claim("1", "a")
+    got: list[str] = []
+    waiter = threading.Thread(target=lambda: got.append(claims.claim("1", "b", wait=60.0).owner))
+    waiter.start()
+    wait_until(claims.waiting)
+    with pytest.raises(NodeLocked):
+        claims.claim("1", "c")
+    held.release()
+    waiter.join(60.0)
+    assert got == ["b"]
+    assert kinds(claims.ledger) == ["lock_acquired", "lock_requested", "lock_released", "lock_acquired"]
+
+
+def test_who_has_waited_long_enough_is_told_who_holds_it_and_leaves_the_line(claims: Claims) -> None:
+    claims.claim("1", "a")
+    with pytest.raises(LockTimeout, match=r"the node 1 .*held by a"):
+        claims.claim("1", "b", wait=0.02)
+    assert claims.waiting() == []
+    assert kinds(claims.ledger) == ["lock_acquired", "lock_requested", "lock_withdrawn"]
+
+
+@pytest.mark.req("LG-19")
+def test_a_free_node_is_not_given_past_those_who_wait(claims: Claims, clock: ManualClock) -> None:
+    claims.claim("1", "a")
+    requests = {
+        name: claims.request("1", name, priority=priority)
+        for name, priority in (("b", 0), ("c", 5), ("d", 0), ("e", 5))
+    }
+    for request in requests.values():
+        claims.line_up(request)
+    assert [each.owner for each in claims.waiting("1")] == ["c", "e", "b", "d"]
+    claims.release("1", "a")
+    with pytest.raises(NodeLocked, match="c waits for it and comes first"):
+        claims.claim("1", "x", priority=5)
+    served: list[str] = []
+    while requests:
+        for name in sorted(requests, reverse=True):
+            if (claim := claims.line_up(requests[name])) and getattr(claim, "owner", None) == name:
+                served.append(name)
+                claims.release("1", name)
+                del requests[name]
+    assert served == ["c", "e", "b", "d"]
+    assert claims.claim("1", "x").owner == "x"
+
+
+@pytest.mark.req("LG-19")
+def test_a_higher_priority_goes_first_at_once(claims: Claims) -> None:
+    claims.claim("1", "a")
+    claims.line_up(claims.request("1", "b", priority=1))
+    claims.release("1", "a")
+    assert claims.claim("1", "c", priority=2).owner == "c"
+
+
+@pytest.mark.req("LG-19")
+def test_who_does_not_show_itself_any_more_loses_its_place(claims: Claims, clock: ManualClock) -> None:
+    claims.claim("1", "a", ttl=100)
+    claims.line_up(claims.request("1", "b"))
+    patient = claims.request("1", "c")
+    for _ in range(4):
+        claims.line_up(patient)
+        clock.advance(5)  # `c` shows itself, `b` has been stopped
+    assert [each.owner for each in claims.waiting()] == ["c"]
+    claims.release("1", "a")
+    assert getattr(claims.line_up(patient), "owner", None) == "c"
+
+
+def test_asking_again_after_an_unseen_outcome_does_not_claim_twice(claims: Claims) -> None:
+    request = claims.request("1", "a")
+    assert claims.take(request) == claims.take(request)
+    assert claims.ledger.sequence == 1
+
+
+def test_a_decision_is_made_with_what_came_while_it_waited_for_the_lock(claims: Claims) -> None:
+    """The last look before the lock shows a free node; the look under the lock decides."""
+    store = claims.ledger.store
+    other = claims_on(store)
+    real = store.transact
+
+    def late(keys: Any, decide: Any, **options: Any) -> Any:
+        store.transact = real  # type: ignore[method-assign]
+        other.claim("1", "faster")
+        return real(keys, decide, **options)
+
+    store.transact = late  # type: ignore[method-assign]
+    with pytest.raises(NodeLocked, match="faster"):
+        claims.claim("1", "slower")
+    assert len([*store.entries(EVENTS)]) == 1
+
+
+# --- The heartbeat ------------------------------------------------------------------------------------------
+
+
+def test_a_claim_is_extended_while_its_block_runs_and_released_at_its_end() -> None:
+    claims = claims_on(MemoryStore())
+    with claims.claim("1", "a", ttl=1.0) as held:
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() > began + 1.3)
+        held.check()
+        assert [each.owner for each in claims.active()] == ["a"]
+    assert claims.active() == []
+    with pytest.raises(LockNotHeld):
+        held.check()
+    held.release()
+    found = kinds(claims.ledger)
+    assert found[0] == "lock_acquired"
+    assert found[-1] == "lock_released"
+    assert found.count("lock_released") == 1
+
+
+def test_a_claim_that_somebody_else_has_by_now_is_lost() -> None:
+    claims = claims_on(MemoryStore())
+    with claims.claim("1", "a", ttl=1.0) as held:
+        claims.release("1", "a")
+        other = claims.claim("1", "b")
+        assert held.lost.wait(60.0)
+        with pytest.raises(LockNotHeld):
+            held.check()
+        with pytest.raises(LockNotHeld):
+            held.append({"type": "result"})
+    assert claims.active() == [other.claim]
+
+
+def test_a_claim_that_could_not_be_extended_in_time_is_lost(claims: Claims, clock: ManualClock) -> None:
+    held = claims.claim("1", "a", ttl=10, clock=clock)
+    clock.advance(9)
+    held.check()
+    held.extend()
+    clock.advance(9)
+    held.check()
+    clock.step_wall(-3600)  # somebody sets the clock: what counts here is the clock that nobody sets
+    clock.advance(1)
+    with pytest.raises(LockExpired):
+        held.check()
+    assert held.lost.is_set()

@@ -1,0 +1,157 @@
+"""The rules of claims in every order of a few actions, with time passing between them.
+
+Each state is a whole ledger. From every state that can be reached each action is tried; an action sees
+the book either as it is or, if it was decided on an older one, is refused by the sequence. What must be
+true is checked on the events alone, by a reading of them that does not share code with the book.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from holdfast.clock import parse_instant
+from holdfast.errors import Failure
+from holdfast.ledger import protocol
+from holdfast.ledger.claims import ClaimBook
+from holdfast.ledger.events import Event, Recorded
+from holdfast.ledger.protocol import Request, Ruling
+
+START = 1_700_000_000.0
+TTL, STEP = 10.0, 6.0
+NODE = "1"
+Rule = Callable[[ClaimBook, float], Ruling[Any]]
+
+
+class State(NamedTuple):
+    """A ledger, the time, and how many actions led here."""
+
+    events: tuple[tuple[tuple[str, Any], ...], ...]
+    now: float
+    depth: int
+
+
+def book_of(state: State) -> ClaimBook:
+    book = ClaimBook()
+    for number, event in enumerate(state.events, 1):
+        book.apply(Recorded(number, dict(event)))
+    return book
+
+
+def request(owner: str, number: int = 1) -> Request:
+    return Request(NODE, owner, f"{owner}{number}", TTL, patience=1000.0)
+
+
+def actions(owners: str) -> Iterator[tuple[str, Rule]]:
+    for owner in owners:
+        for number in (1, 2):
+            asked = request(owner, number)
+            yield (
+                f"{owner} claims",
+                lambda book, now, asked=asked: protocol.claim(book, now, asked, wait=False),
+            )
+        first = request(owner)
+        yield f"{owner} waits", lambda book, now, first=first: protocol.claim(book, now, first, wait=True)
+        yield f"{owner} withdraws", lambda book, now, first=first: protocol.withdraw(book, now, first)
+        yield f"{owner} extends", lambda book, now, owner=owner: protocol.extend(book, now, NODE, owner, TTL)
+        yield f"{owner} releases", lambda book, now, owner=owner: protocol.release(book, now, NODE, owner)
+    yield "somebody reaps", _reap
+
+
+def _reap(book: ClaimBook, now: float) -> Ruling[Any]:
+    seen = book.claims.get(NODE)
+    return Ruling(None, None) if seen is None else protocol.reap(book, now, seen)
+
+
+def explore(owners: str, depth: int, rules: list[tuple[str, Rule]] | None = None) -> int:
+    """Try every action in every state that can be reached; the number of states."""
+    rules = list(actions(owners)) if rules is None else rules
+    begin = State((), START, 0)
+    seen: set[tuple[object, ...]] = set()
+    waiting = deque([begin])
+    while waiting:
+        state = waiting.popleft()
+        check([dict(event) for event in state.events])
+        if state.depth == depth:
+            continue
+        for following in _following(state, rules):
+            shape = (following.events, following.now)
+            if shape not in seen:
+                seen.add(shape)
+                waiting.append(following)
+    return len(seen)
+
+
+def _following(state: State, rules: list[tuple[str, Rule]]) -> Iterator[State]:
+    yield State(state.events, state.now + STEP, state.depth + 1)
+    for _, rule in rules:
+        try:
+            event = rule(book_of(state), state.now).event
+        except Failure:
+            continue
+        if event is not None:
+            yield State((*state.events, _frozen(event)), state.now, state.depth + 1)
+
+
+def _frozen(event: Event) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (name, str(value) if isinstance(value, dict) else value)
+        for name, value in event.items()
+        if name != "holder"
+    )
+
+
+def check(events: list[Event]) -> None:
+    """Owners never overlap; what ends a claim is its own, and comes once; the line is kept."""
+    held: Event | None = None
+    line: list[str] = []
+    for event in events:
+        kind, now = event["type"], parse_instant(event["timestamp"])
+        if kind == "lock_acquired":
+            if event.get("extended"):
+                assert held is not None, "an extension of nothing"
+                assert held["claim_id"] == event["claim_id"], "an extension of another's claim"
+                assert now < parse_instant(held["expires_at"]), "an extension of a claim that had run out"
+            else:
+                assert held is None, "a claim beside a claim"
+                assert not line or line[0] == event["claim_id"], "somebody passed the line"
+                line = [each for each in line if each != event["claim_id"]]
+            held = event
+        elif kind in ("lock_released", "lock_reaped"):
+            assert held is not None, f"a {kind} of nothing"
+            assert held["claim_id"] == event["claim_id"], f"a {kind} of another's claim"
+            assert kind == "lock_released" or now >= parse_instant(held["expires_at"]), "reaped too early"
+            held = None
+        elif kind == "lock_requested" and event["ticket"] not in line:
+            line.append(event["ticket"])
+        elif kind == "lock_withdrawn":
+            line.remove(event["ticket"])
+
+
+@pytest.mark.req("LG-10", "LG-15", "LG-17", "LG-19")
+def test_in_every_order_of_two_agents_the_rules_hold() -> None:
+    assert explore("ab", 6) > 10_000
+
+
+@pytest.mark.req("LG-17", "LG-19")
+def test_in_every_order_of_three_agents_the_rules_hold() -> None:
+    assert explore("abc", 5) > 5_000
+
+
+def _careless_claim(book: ClaimBook, now: float) -> Ruling[Any]:
+    empty = ClaimBook()
+    return protocol.claim(empty, now, request("z"), wait=False)
+
+
+def _careless_reap(book: ClaimBook, now: float) -> Ruling[Any]:
+    seen = book.claims.get(NODE)
+    return Ruling(None if seen is None else protocol.reaped(seen, now), None)
+
+
+@pytest.mark.parametrize("planted", [_careless_claim, _careless_reap])
+def test_a_planted_mistake_is_found(planted: Rule) -> None:
+    with pytest.raises(AssertionError):
+        explore("ab", 4, [*actions("ab"), ("planted", planted)])

@@ -1,0 +1,327 @@
+"""Many processes on one ledger, some killed, some stopped: nothing lost or doubled, never two owners."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.clock import parse_instant
+from holdfast.errors import Failure, LockNotHeld
+from holdfast.ledger.claims import ACQUIRED, REAPED, RELEASED
+from tests.ledger.ledgers import acquired, open_claims, open_ledger, raw_events
+from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+
+SETTLED = 0.3
+"""How long a waiter of these tests counts without showing itself: some are killed, some stopped."""
+
+
+def check_claims(events: list[dict[str, Any]]) -> None:
+    """By the events alone: a claim begins only where there is none, and ends once."""
+    held: dict[str, dict[str, Any]] = {}
+    for event in events:
+        kind, node = event["type"], event.get("node_id", "")
+        if kind == ACQUIRED and not event.get("extended"):
+            assert node not in held, f"{event['owner']} took {node} beside {held[node]['owner']}"
+            held[node] = event
+        elif kind == ACQUIRED:
+            assert held[node]["claim_id"] == event["claim_id"]
+            held[node] = event
+        elif kind in (RELEASED, REAPED):
+            ended = held.pop(node)
+            assert ended["claim_id"] == event["claim_id"]
+            assert kind == RELEASED or parse_instant(event["timestamp"]) >= parse_instant(ended["expires_at"])
+
+
+def unique_ids(events: list[dict[str, Any]]) -> None:
+    doubled = [each for each, count in Counter(event["id"] for event in events).items() if count > 1]
+    assert not doubled
+
+
+# --- Distinct nodes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("LG-14", "LG-17")
+@pytest.mark.parametrize(("processes", "each"), [(8, 12), (32, 4)])
+def test_processes_on_distinct_nodes_all_succeed(
+    scratch: Path, workers: Workers, processes: int, each: int
+) -> None:
+    def work(line: Line) -> None:
+        number = line.wait()
+        claims = open_claims(scratch)
+        for turn in range(each):
+            held = claims.claim(f"1.{number}", f"agent-{number}")
+            held.append({"type": "work", "agent": number, "turn": turn})
+            claims.ledger.append_decided(lambda at: {"type": "seen", "agent": number, "at": at})
+            held.release()
+        line.say("done")
+
+    running = workers.start_many(processes, work)
+    for number, worker in enumerate(running, 1):
+        worker.say(number)
+    assert [worker.hear() for worker in running] == ["done"] * processes
+    events = raw_events(scratch)
+    counted = Counter(event["type"] for event in events)
+    total = processes * each
+    assert counted == {"lock_acquired": total, "lock_released": total, "work": total, "seen": total}
+    assert all(event["at"] == number for number, event in enumerate(events) if event["type"] == "seen")
+    check_claims(events)  # type: ignore[arg-type]
+    unique_ids(events)  # type: ignore[arg-type]
+
+
+# --- Kills and stops ----------------------------------------------------------------------------------------
+
+
+class Storm:
+    """Workers that go on until told, of which some are killed and some are stopped for a while."""
+
+    def __init__(self, workers: Workers, count: int, task: Callable[[Line], None]) -> None:
+        self._workers, self._task = workers, task
+        self.running: list[Worker] = workers.start_many(count, task)
+        self.acknowledged: list[Any] = []
+
+    def rage(self, *, seconds: float, kills: int) -> None:
+        """Let them work, with a kill or a stop every now and then."""
+        chance = random.Random(7)
+        pause = seconds / (2 * kills)
+        for _ in range(kills):
+            time.sleep(pause)
+            victim = chance.choice(self.running)
+            victim.kill()
+            self._hear_out(victim)
+            self.running.remove(victim)
+            self.running.append(self._workers.start(self._task))
+            other = chance.choice(self.running)
+            os.kill(other.pid, signal.SIGSTOP)
+            time.sleep(pause)
+            other.resume()
+
+    def end(self) -> None:
+        """Tell all to finish what they do, and hear what they have done."""
+        for worker in self.running:
+            worker.say("stop")
+        for worker in self.running:
+            self._hear_out(worker)
+            assert worker.wait() == 0
+
+    def _hear_out(self, worker: Worker) -> None:
+        try:
+            while True:
+                self.acknowledged.append(worker.line.hear())
+        except (EOFError, ConnectionResetError):
+            worker.wait()
+
+
+@pytest.mark.req("LG-05", "LG-14", "LG-16", "LG-17")
+@pytest.mark.parametrize("processes", [8, 32])
+def test_nothing_acknowledged_is_lost_or_doubled_while_processes_are_killed_and_stopped(
+    scratch: Path, workers: Workers, processes: int
+) -> None:
+    def work(line: Line) -> None:
+        node = f"1.{os.getpid()}"
+        claims = open_claims(scratch)
+        while not line.has_news():
+            event_id = f"{os.getpid()}-{time.monotonic_ns()}"
+            claims.ledger.append({"type": "work", "id": event_id})
+            line.say(event_id)
+            many = [{"type": "work", "id": f"{event_id}-{part}"} for part in range(3)]
+            claims.ledger.append_many(many)
+            for event in many:
+                line.say(event["id"])
+            with claims.claim(node, "me") as held:
+                line.say(held.append({"type": "work"}).event["id"])
+
+    storm = Storm(workers, processes, work)
+    storm.rage(seconds=2.0, kills=8)
+    storm.end()
+    ledger = open_ledger(scratch)
+    ledger.append({"type": "last"})  # whoever comes next finishes what was decided, and goes on
+    events = raw_events(scratch)
+    unique_ids(events)  # type: ignore[arg-type]
+    check_claims(events)  # type: ignore[arg-type]
+    there = {event["id"] for event in events}
+    assert len(storm.acknowledged) > 5 * processes
+    assert not [each for each in storm.acknowledged if each not in there]
+    batches = Counter(event["id"][:-2] for event in events if event["id"].count("-") == 2)
+    assert set(batches.values()) <= {3}, "half a batch"
+
+
+@pytest.mark.req("LG-15", "LG-17", "LG-19")
+@pytest.mark.parametrize("processes", [8, 32])
+def test_on_one_hot_node_owners_never_overlap(scratch: Path, workers: Workers, processes: int) -> None:
+    inside = scratch / "inside"
+
+    def work(line: Line) -> None:
+        claims = open_claims(scratch, patience=SETTLED)
+        while not line.has_news():
+            with claims.claim("1", f"agent-{os.getpid()}", ttl=1.0, wait=PATIENCE) as held:
+                try:
+                    inside.mkdir()  # only one can; a killed owner leaves it to the one after it
+                except FileExistsError:
+                    holder = int((inside / "pid").read_text()) if (inside / "pid").exists() else 0
+                    assert not _is_alive(holder) or _may_have_expired(inside), "two owners at once"
+                (inside / "pid").write_text(str(os.getpid()))
+                time.sleep(0.001)
+                mine = (inside / "pid").read_text() == str(os.getpid())
+                try:
+                    held.append({"type": "work"})
+                except Failure:
+                    continue  # stopped for too long: what it does no longer counts
+                assert mine, "somebody was here while the claim counted"
+                (inside / "pid").unlink(missing_ok=True)
+                inside.rmdir()
+                line.say("worked")
+
+    storm = Storm(workers, processes, work)
+    storm.rage(seconds=3.0, kills=4)
+    storm.end()
+    events = raw_events(scratch)
+    check_claims(events)  # type: ignore[arg-type]
+    worked = sum(event["type"] == "work" for event in events)
+    assert worked >= len(storm.acknowledged) > 10, worked
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return pid > 0 and b"State:\tZ" not in Path(f"/proc/{pid}/status").read_bytes()
+    except FileNotFoundError:
+        return False
+
+
+def _may_have_expired(inside: Path) -> bool:
+    """Whether the one who was here may have been stopped for longer than its claim lasted."""
+    try:
+        return time.time() - inside.stat().st_mtime > 0.9
+    except FileNotFoundError:
+        return True
+
+
+# --- Reaping ------------------------------------------------------------------------------------------------
+
+ROUNDS, REAPERS = 200, 6
+
+
+def deal(workers: list[Worker], *orders: str) -> list[Any]:
+    """Tell all at once, the orders dealt out in turn; what they answer."""
+    for worker, order in zip(workers, itertools.cycle(orders)):
+        worker.say(order)
+    return [worker.hear() for worker in workers]
+
+
+@pytest.mark.req("LG-10")
+def test_of_many_reapers_one_reaps_each_expired_claim(scratch: Path, workers: Workers) -> None:
+    def work(line: Line) -> None:
+        claims = open_claims(scratch)
+        while True:
+            line.wait()
+            line.say([claim.node_id for claim in claims.reap()])
+
+    reapers = workers.start_many(REAPERS, work)
+    ledger = open_ledger(scratch)
+    for number in range(1, ROUNDS + 1):
+        ledger.append(acquired(f"1.{number}", "gone", expires_in=-1))
+        answers = deal(reapers, "reap")
+        assert sorted(itertools.chain(*answers)) == [f"1.{number}"]
+    counted = Counter(event["node_id"] for event in raw_events(scratch) if event["type"] == REAPED)
+    assert counted == dict.fromkeys((f"1.{number}" for number in range(1, ROUNDS + 1)), 1)
+
+
+@pytest.mark.req("LG-10")
+def test_of_a_release_and_reapers_one_ends_the_claim(scratch: Path, workers: Workers) -> None:
+    def work(line: Line) -> None:
+        claims = open_claims(scratch)
+        while True:
+            if line.wait() == "reap":
+                line.say(len(claims.reap()))
+                continue
+            try:
+                claims.release("1", "owner")
+                line.say("released")
+            except LockNotHeld:
+                line.say("too late")
+
+    running = workers.start_many(4, work)
+    ledger = open_ledger(scratch)
+    won: Counter[str] = Counter()
+    for _ in range(ROUNDS):
+        ledger.append(acquired("1", "owner", expires_in=-1))
+        answers = deal(running, "release", "reap")
+        ends = answers.count("released") + sum(each for each in answers if isinstance(each, int))
+        assert ends == 1, answers
+        won["release" if "released" in answers else "reap"] += 1
+    counted = Counter(event["type"] for event in raw_events(scratch))
+    assert counted == {ACQUIRED: ROUNDS, RELEASED: won["release"], REAPED: won["reap"]}
+
+
+@pytest.mark.req("LG-17")
+def test_of_many_who_claim_at_once_one_gets_it(scratch: Path, workers: Workers) -> None:
+    def work(line: Line) -> None:
+        claims = open_claims(scratch)
+        while True:
+            node = line.wait()
+            try:
+                line.say(claims.claim(node, f"agent-{os.getpid()}").owner)
+            except Failure as failure:
+                line.say(failure.code)
+
+    running = workers.start_many(REAPERS, work)
+    for number in range(1, 101):
+        answers = deal(running, f"1.{number}")
+        assert Counter(answers)["E_NODE_LOCKED"] == REAPERS - 1, answers
+    assert len(raw_events(scratch)) == 100
+
+
+# --- The line -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("LG-19")
+def test_sixteen_who_wait_get_it_in_the_order_in_which_they_asked(scratch: Path, workers: Workers) -> None:
+    def work(line: Line) -> None:
+        name = line.wait()
+        with open_claims(scratch).claim("1", name, wait=PATIENCE) as held:
+            line.say(held.claim.sequence)
+
+    claims = open_claims(scratch)
+    first = claims.claim("1", "first")
+    running = workers.start_many(16, work)
+    for number, worker in enumerate(running, 1):
+        worker.say(f"agent-{number:02}")
+        wait_until(lambda number=number: len(claims.waiting("1")) == number)
+    first.release()
+    sequences = [worker.hear() for worker in running]
+    assert sequences == sorted(sequences)
+    taken = [event["owner"] for event in raw_events(scratch) if event["type"] == ACQUIRED]
+    assert list(dict.fromkeys(taken)) == [
+        "first",
+        *(f"agent-{number:02}" for number in range(1, 17)),
+    ]
+
+
+@pytest.mark.req("LG-19")
+def test_a_waiter_that_was_killed_is_passed_at_once(scratch: Path, workers: Workers) -> None:
+    def work(line: Line) -> None:
+        name = line.wait()
+        with open_claims(scratch, patience=600.0).claim("1", name, wait=PATIENCE):
+            line.say(name)
+
+    claims = open_claims(scratch)
+    first = claims.claim("1", "first")
+    dead, living = workers.start_many(2, work)
+    for number, worker in enumerate((dead, living), 1):
+        worker.say(f"agent-{number}")
+        wait_until(lambda number=number: len(claims.waiting("1")) == number)
+    dead.kill()
+    dead.wait()
+    first.release()
+    assert living.hear() == "agent-2"
