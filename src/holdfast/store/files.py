@@ -137,13 +137,14 @@ class FileStore:
     def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
         decided = self._decided_members(family.name)
         names = self._members(family.name).union(decided)
-        for name in sorted(names):
-            key = family.key(name)
-            place = self._layout.place(key.name)
-            content = decided[name] if name in decided else self._load(place)
-            document = self._document(key, place, content)
-            if document is not None:
-                yield name, document
+        with _Opened(self._root) as opened:  # thousands of members: their directory is opened once
+            for name in sorted(names):
+                key = family.key(name)
+                place = self._layout.place(key.name)
+                content = decided[name] if name in decided else self._load(place, opened)
+                document = self._document(key, place, content)
+                if document is not None:
+                    yield name, document
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
         place = self._place(stream)
