@@ -198,13 +198,13 @@ def test_of_eight_claimers_one_wins_with_one_event(tracker: Tracker, scratch: Pa
         for number in range(200 if how == "claim" else 40):
             yield made(tracker, f"issue {number}") * 8
 
-    for count, answers in enumerate(everybody(scratch, act, rounds()), 1):
+    for answers in everybody(scratch, act, rounds()):
         tally = Counter(answers)
         assert tally.pop("E_ISSUE_CLAIMED") == 7
         [winner] = tally
         newest = list(tracker.snapshot())[-1]
         assert (newest.state, newest.assignee) == (State.IN_PROGRESS, winner)
-    assert events_of(tracker)["issue_claimed"] == count
+    assert events_of(tracker)["issue_claimed"] == len(tracker.snapshot())
 
 
 @pytest.mark.req("FL-19")
