@@ -106,6 +106,15 @@ class Ambiguous(UsageFailure):
             f"{name} may mean any of {len(candidates)}: {shown}", name=name, candidates=list(candidates)
         )
         self.candidates = candidates
+class IdAmbiguous(UsageFailure):
+    """The beginning of an id fits several of them."""
+
+    code = "E_ID_AMBIGUOUS"
+    hint = "Write more of the id."
+
+    def __init__(self, prefix: str, matches: Sequence[str]) -> None:
+        shown = ", ".join(matches[:5]) + (", ..." if len(matches) > 5 else "")
+        super().__init__(f"{prefix!r} is the beginning of {len(matches)} ids: {shown}", prefix=prefix)
 
 
 # --- What is or is not there -----------------------------------------------------------------------
@@ -117,6 +126,13 @@ class NotFound(Failure):
     code = "E_NOT_FOUND"
     exit_status = ExitStatus.NOT_FOUND
     hint = "Check the spelling, and the directory that you are in."
+
+
+class NotInitialised(NotFound):
+    """There is no issue tracker here."""
+
+    code = "E_NOT_INITIALISED"
+    hint = "Make one with 'holdfast issue init', or name the directory that has one with --repo."
 
 
 class CommandNotFound(NotFound):
@@ -221,6 +237,28 @@ class SequenceMismatch(Failure):
         )
         self.expected = expected
         self.found = found
+class IssueClaimed(LockConflict):
+    """Somebody else is working on the issue, and its claim has not run out."""
+
+    code = "E_ISSUE_CLAIMED"
+    hint = "Take another issue ('holdfast issue claim-next'), or show the claim's exact id with --claim."
+
+
+class Changed(Failure):
+    """What was looked at was changed by somebody else before it could be acted upon."""
+
+    code = "E_CHANGED"
+    exit_status = ExitStatus.CONFLICT
+    retryable = True
+    hint = "Look again at what is there now, and try again."
+
+
+class VersionMismatch(Failure):
+    """A change was to be made to one version of something, and it is another one by now."""
+
+    code = "E_VERSION_MISMATCH"
+    exit_status = ExitStatus.CONFLICT
+    hint = "Look at it again: somebody has changed it meanwhile."
 
 
 class ConsistencyUnavailable(Failure):
@@ -344,6 +382,27 @@ class Refused(Failure):
     hint = "Read the message: it names the risk."
 
 
+class DependencyCycle(Refused):
+    """A dependency would make issues wait for each other in a circle."""
+
+    code = "E_DEPENDENCY_CYCLE"
+    hint = "Remove one of the dependencies that the message names first, if this one is right."
+
+
+class Blocked(Refused):
+    """The issue waits for other issues that are not done."""
+
+    code = "E_BLOCKED"
+    hint = "Finish what it waits for first, or remove the dependency: 'holdfast blocked' shows why."
+
+
+class TransitionRefused(Refused):
+    """The issue cannot go from the state that it is in to the one that was asked for."""
+
+    code = "E_TRANSITION_REFUSED"
+    hint = "See 'holdfast issue show' for the state that it is in."
+
+
 class PathEscape(Refused):
     """A path leads out of the directory that it must stay in, or through a symbolic link."""
 
@@ -417,6 +476,13 @@ class OutcomeUnknown(Failure):
             f"it cannot be known whether the commit {commit_id} was made: {reason}", commit_id=commit_id
         )
         self.commit_id = commit_id
+
+
+class GateFailed(Failure):
+    """The checker of a gate ran and did not pass."""
+
+    code = "E_GATE_FAILED"
+    hint = "Read what the checker said, correct it, and check again."
 
 
 class Interrupted(Failure):

@@ -52,6 +52,13 @@ COMMANDS = {
         "holdfast.cli.ledger:group", "An event log that many agents append to: append, read, watch, verify."
     ),
     "claim": Entry("holdfast.cli.claim:group", "Reserve work: take, extend, release and see claims."),
+    "issue": Entry("holdfast.cli.issue:group", "Issues: create, see, change, claim and finish them."),
+    "dep": Entry("holdfast.cli.dep:group", "Dependencies: which issue waits for which."),
+    "gate": Entry("holdfast.cli.gate:group", "Gates: what an issue must pass to be done."),
+    "ready": Entry("holdfast.cli.queries:ready", "List the issues that can be worked on now."),
+    "blocked": Entry("holdfast.cli.queries:blocked", "List the issues that wait for others, and why."),
+    "graph": Entry("holdfast.cli.queries:graph", "Draw which issue waits for which."),
+    "events": Entry("holdfast.cli.queries:events", "Show what happened to issues, also as it happens."),
     "demo": Entry("holdfast.cli.demo:demo", "Watch locks do their work while processes are killed."),
     "completion": Entry("holdfast.cli.completion:completion", "Print the completion script of your shell."),
     "demo-worker": Entry("holdfast.cli.demo:worker", "One of the processes of the demo.", hidden=True),

@@ -1,1 +1,1 @@
-"""Issues: work to be done, what it waits for, and the gates it has to pass."""
+"""Issues: units of work, what they wait for, the gates that they must pass, and who works on them."""

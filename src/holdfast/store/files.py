@@ -25,7 +25,7 @@ from holdfast.errors import AlreadyExists, Failure, NotDurable, NotFound, Outcom
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
-from holdfast.locks.file_locker import DEFAULT_TIMEOUT
+from holdfast.locks.file_locker import DEFAULT_TIMEOUT, LockStatistics
 from holdfast.store.base import (
     Decide,
     Deciding,
@@ -141,13 +141,14 @@ class FileStore:
     def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
         decided = self._decided_members(family.name)
         names = self._members(family.name).union(decided)
-        for name in sorted(names):
-            key = family.key(name)
-            place = self._layout.place(key.name)
-            content = decided[name] if name in decided else self._load(place)
-            document = self._document(key, place, content)
-            if document is not None:
-                yield name, document
+        with _Opened(self._root) as opened:  # thousands of members: their directory is opened once
+            for name in sorted(names):
+                key = family.key(name)
+                place = self._layout.place(key.name)
+                content = decided[name] if name in decided else self._load(place, opened)
+                document = self._document(key, place, content)
+                if document is not None:
+                    yield name, document
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
         place = self._place(stream)
@@ -197,6 +198,21 @@ class FileStore:
             if not unfinished:
                 return commit
             self._finish(unfinished)  # 2. somebody's commit comes first: it was decided before ours
+
+    def lock_statistics(self) -> LockStatistics:
+        """How often this store has taken locks, waited for them, and how long it has held them."""
+        return self._guards.statistics()
+
+    def guard_files(self, directory: str) -> list[str]:
+        """The paths of the lock files in a directory of the store and in those right below it."""
+        found: list[str] = []
+        with contextlib.suppress(NotFound), open_directory(self._root, directory) as top:
+            places = [top, *(top.enter(name) for name in top.directories())]
+            for place in places:
+                found += sorted(place.where(name) for name in place.names() if name.endswith(".lock"))
+                if place is not top:
+                    place.close()
+        return found
 
     def close(self) -> None:
         """Let go of the directory. Nothing is lost by not doing so."""

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from holdfast.errors import NotFound
 from holdfast.fs.directory import Directory
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_locker import FileLocker, LockStatistics
 from holdfast.locks.ledger_lock import DEFAULT_TIMEOUT, LOCK_NAME, LedgerLock
 from holdfast.store.layout import Place
 
@@ -34,6 +34,10 @@ class Guards:
             for guard in guards:
                 held.enter_context(self._lock(guard, shared=shared))
             yield
+
+    def statistics(self) -> LockStatistics:
+        """What was locked and waited for so far."""
+        return self._locker.statistics()
 
     def close(self) -> None:
         """Close the lock files that are kept open for speed."""

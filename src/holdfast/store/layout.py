@@ -49,6 +49,8 @@ class Row(NamedTuple):
 # fmt: off
 _WORKTREE = ".jvs/guards/worktree-{name}.lock"  # all that belongs to one worktree has one guard
 
+_ISSUE = ".jit/issues/{name}.lock"  # and so has all that belongs to one issue
+
 TABLE: tuple[Row, ...] = (
     # The repository, its worktrees and snapshots.
     Row("jvs/format",             ".jvs/format.json",                  ".jvs/guards/format.lock"),
@@ -64,8 +66,12 @@ TABLE: tuple[Row, ...] = (
     Row("jvs/plans/{name}",       ".jvs/plans/{name}.json",            ".jvs/guards/retention.lock"),
     # Issues: index, gates, issues by id, events.
     Row("jit/index",              ".jit/index.json",                   ".jit/.index.lock"),
+    Row("jit/graph",              ".jit/graph.json",                   ".jit/.index.lock"),
     Row("jit/gates",              ".jit/gates.json",                   ".jit/.gates.lock"),
-    Row("jit/issues/{name}",      ".jit/issues/{name}.json",           ".jit/issues/{name}.lock"),
+    Row("jit/gate-runs/{name}",   ".jit/gate-runs/{name}/result.json", ".jit/.gates.lock"),
+    Row("jit/issues/{name}",      ".jit/issues/{name}.json",           _ISSUE),
+    Row("jit/claims/{name}",      ".jit/claims/{name}.json",           _ISSUE),
+    Row("jit/dependents/{name}",  ".jit/dependents/{name}.json",       _ISSUE),
     # The ledger, whose guard is the lock file that other programs know too.
     Row("ledger/meta",            "meta.json",                         "ledger/.meta.lock"),
     Row("ledger/events",          "ledger/event-{number}.json",        "ledger/ledger.lock", Kind.NUMBERED),

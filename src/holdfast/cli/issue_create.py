@@ -1,0 +1,72 @@
+"""Creating issues from the words of the command line, or from a batch on standard input."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from holdfast.cli.issue_view import SHORT, summary
+from holdfast.cli.output import Output
+from holdfast.cli.tracking import show_field
+from holdfast.errors import UsageFailure
+from holdfast.issues.creating import Created, NewIssue
+from holdfast.issues.exchange import read_batch
+from holdfast.issues.records import Priority
+from holdfast.issues.tracker import Tracker
+
+
+def create_one(
+    tracker: Tracker,
+    output: Output,
+    field: str | None,
+    words: dict[str, Any],
+    depends_on: tuple[str, ...],
+    **more: Any,
+) -> None:
+    """Create the one issue that was described."""
+    words["priority"] = Priority(words["priority"])
+    new = NewIssue(**words, depends_on=tuple(map(tracker.resolve, depends_on)), **more)
+    [created] = tracker.create_all([new])
+    record = created_record(created)
+    if field:
+        show_field(output, [record], field)
+    else:
+        output.result(record, _lines(created))
+
+
+def create_batch(tracker: Tracker, output: Output, field: str | None) -> None:
+    """Create what stands on standard input."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageFailure("a batch is read from standard input, and that is a terminal")
+    new = read_batch(sys.stdin.buffer.read(), "standard input")
+    keys = {each.key for each in new}
+    resolved = [
+        msgspec.structs.replace(
+            each, depends_on=tuple(on if on in keys else tracker.resolve(on) for on in each.depends_on)
+        )
+        for each in new
+    ]
+    created = tracker.create_all(resolved)
+    records = [created_record(each) for each in created]
+    if field:
+        show_field(output, records, field)
+    else:
+        lines = [line for each in created for line in _lines(each)]
+        output.result({"issues": records, "count": len(records)}, lines)
+
+
+def created_record(created: Created) -> dict[str, Any]:
+    """The issue, and which dependencies were left out."""
+    skipped = [{"depends_on": on, "implied_by": way} for on, way in created.implied.items()]
+    return {**summary(created.issue, created.issue.state), "skipped_dependencies": skipped}
+
+
+def _lines(created: Created) -> list[str]:
+    issue = created.issue
+    lines = [f"created {issue.id[:SHORT]} ({issue.state.value}): {issue.title}"]
+    for on, way in created.implied.items():
+        shown = " -> ".join(each[:SHORT] for each in way)
+        lines.append(f"  left out {on[:SHORT]}, which follows from {shown}")
+    return lines

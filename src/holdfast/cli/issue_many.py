@@ -1,0 +1,132 @@
+"""`holdfast issue breakdown`, `import`, `export`, `validate`: many issues at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.cli.output import Output
+from holdfast.cli.tracking import reading_options, tracking, writing_options
+from holdfast.errors import Corrupt, ExitStatus
+
+
+@click.command()
+@click.argument("issue_id", metavar="ID")
+@click.option(
+    "--part", "parts", metavar="TITLE", multiple=True, required=True, help="A part; may be repeated."
+)
+@writing_options
+@click.pass_obj
+def breakdown(
+    output: Output, *, issue_id: str, parts: tuple[str, ...], repo: str | None, actor: str | None
+) -> None:
+    """Break the issue ID down into parts: new issues that it waits for.
+
+    The parts wait for what it waited for, have its priority and labels, and are created all or none.
+
+    \b
+    Example:
+      holdfast issue breakdown 4f1c --part "Read the file" --part "Check the file"
+    """
+    from holdfast.cli.issue_create import created_record
+    from holdfast.cli.issue_view import SHORT
+    from holdfast.issues.creating import NewIssue
+
+    with tracking(repo, actor) as tracker:
+        whole = tracker.issue(tracker.resolve(issue_id))
+        new = [NewIssue(title=title, priority=whole.priority, labels=whole.labels) for title in parts]
+        created = tracker.break_down(whole.id, new)
+    record = {"id": whole.id, "parts": [created_record(each) for each in created]}
+    lines = [f"{whole.id[:SHORT]} now waits for {len(created)} parts:"]
+    lines += [f"  {each.issue.id[:SHORT]} ({each.issue.state.value}): {each.issue.title}" for each in created]
+    output.result(record, lines)
+
+
+@click.command("import")
+@click.argument("file", metavar="FILE", type=click.Path())
+@writing_options
+@click.pass_obj
+def import_(output: Output, *, file: str, repo: str | None, actor: str | None) -> None:
+    """Bring in the issues of FILE ('-': standard input) under the ids that they have.
+
+    FILE is what 'holdfast issue export' prints, a JSON list of issues, or one issue per line. Ids that
+    are there already are refused. Up to 250 are brought in all or none.
+
+    \b
+    Example:
+      holdfast issue import backup.json
+    """
+    from holdfast.fs import durable
+    from holdfast.issues.exchange import import_text
+
+    text = sys.stdin.buffer.read() if file == "-" else durable.read(Path(file))
+    with tracking(repo, actor) as tracker:
+        imported = import_text(tracker, text, "standard input" if file == "-" else file)
+    record = {"issues": [issue.id for issue in imported.issues], "gates": imported.gates}
+    output.result(record, [f"imported {len(imported.issues)} issues and {len(imported.gates)} gates"])
+
+
+@click.command()
+@reading_options
+@click.pass_obj
+def export(output: Output, *, repo: str | None) -> None:
+    """Print all issues and gates as one JSON object, unknown fields included.
+
+    \b
+    Example:
+      holdfast issue export > backup.json
+    """
+    import json
+
+    from holdfast.issues.exchange import exported
+    from holdfast.issues.keys import GATES
+
+    with tracking(repo) as tracker:
+        gates = tracker.store.read(GATES)
+        record = exported(tracker.snapshot(), gates.record if gates else None)
+    if output.as_json:
+        output.result(record)
+    else:
+        output.text(json.dumps(record, indent=2))
+
+
+@click.command()
+@click.option("--fix", is_flag=True, help="Put right what can only be meant one way.")
+@writing_options
+@click.pass_obj
+def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) -> int:
+    """Check that everything fits together. Status 6 if something does not.
+
+    Found are: issues that the index does not have or has in vain, dependencies on nothing, circles,
+    states that do not follow, gates that nobody defined, claims that have run out, files that cannot be
+    read. Circles and unreadable files are left to you.
+
+    \b
+    Examples:
+      holdfast issue validate
+      holdfast issue validate --fix
+    """
+    from holdfast.issues.validate import examine, repair
+
+    with tracking(repo, actor) as tracker:
+        before = examine(tracker)
+        left = repair(tracker) if fix and any(each.fixable for each in before) else before
+    fixed = [each for each in before if each not in left]
+    record: dict[str, Any] = {
+        "findings": [each._asdict() for each in left],
+        "fixed": [each._asdict() for each in fixed],
+    }
+    if left and output.as_json:
+        raise Corrupt(f"the tracker has {len(left)} problems", **record)
+    lines = [
+        f"{mark} {each.kind}: {each.issue_id[:8]} {each.message}".replace("  ", " ")
+        for mark, some in (("fixed", fixed), ("found", left))
+        for each in some
+    ]
+    output.result(record, lines or ["everything is in order"])
+    if left and any(each.fixable for each in left):
+        output.diagnostic("'holdfast issue validate --fix' puts right what can be.")
+    return ExitStatus.CORRUPT if left else ExitStatus.OK

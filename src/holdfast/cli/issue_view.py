@@ -1,0 +1,148 @@
+"""Issues as they are shown: as records for programs, as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from holdfast.cli.output import Output
+from holdfast.cli.tables import show_table
+from holdfast.cli.tracking import show_field
+from holdfast.clock import format_duration, parse_instant
+from holdfast.issues.claim_records import Claim
+from holdfast.issues.claiming import Claimed
+from holdfast.issues.reading import Snapshot
+from holdfast.issues.records import Issue, State
+from holdfast.issues.tracker import Tracker
+
+SHORT = 8
+COLUMNS = ("ID", "STATE", "PRIORITY", "ASSIGNEE", "TITLE")
+
+
+def summary(issue: Issue, state: State) -> dict[str, Any]:
+    """What lists show of an issue; the state is the one that it is in, whatever is stored."""
+    return {
+        "id": issue.id,
+        "short_id": issue.id[:SHORT],
+        "title": issue.title,
+        "state": state.value,
+        "priority": issue.priority.value,
+        "assignee": issue.assignee,
+        "labels": list(issue.labels),
+        "dependencies": list(issue.dependencies),
+        "gates_required": list(issue.gates_required),
+        "created_at": issue.created_at,
+        "updated_at": issue.updated_at,
+    }
+
+
+def full(tracker: Tracker, issue_id: str) -> dict[str, Any]:
+    """Everything that is known of one issue."""
+    import msgspec
+
+    from holdfast.issues import rules
+
+    issue, version = tracker.document(issue_id)
+    known = msgspec.to_builtins(issue)
+    known.pop("(unknown)", None)
+    record = tracker.claims.state(issue_id)
+    return {
+        **known,
+        **{name: value for name, value in issue.unknown.items() if name not in known},
+        "state": tracker.state(issue).value,
+        "short_id": issue.id[:SHORT],
+        "blocked_by": rules.open_dependencies(issue, tracker.transactions.read),
+        "dependents": list(tracker.dependents_of(issue_id)),
+        "claim": claim_record(record.claim, tracker.store.now()) if record and record.claim else None,
+        "version": version,
+    }
+
+
+def claim_record(claim: Claim, now: float) -> dict[str, Any]:
+    import msgspec
+
+    return {**msgspec.to_builtins(claim), "expired": claim.is_expired(now)}
+
+
+def claimed_record(claimed: Claimed) -> dict[str, Any]:
+    """What a claimer is told: the issue, and what to show from now on."""
+    claim = claimed.claim
+    return {
+        **summary(claimed.issue, claimed.issue.state),
+        "claim_id": claim.claim_id,
+        "token": claim.token,
+        "ttl": claim.ttl,
+        "expires_at": claim.expires_at,
+        "taken_over_from": claimed.taken_over_from,
+    }
+
+
+def claimed_lines(claimed: Claimed) -> Iterator[str]:
+    claim = claimed.claim
+    yield f"claimed {claimed.issue.id[:SHORT]}: {claimed.issue.title}"
+    if claimed.taken_over_from:
+        yield f"  taken over from {claimed.taken_over_from}, whose claim ran out"
+    yield f"  token    {claim.token}"
+    yield f"  expires  {claim.expires_at}, unless it is renewed ('holdfast issue heartbeat')"
+    yield f"  export HOLDFAST_CLAIM_ID={claim.claim_id}"
+
+
+def show_issues(output: Output, snapshot: Snapshot, issues: Iterable[Issue], field: str | None) -> None:
+    """A list of issues: as a table, as records, or one field of each."""
+    listed = [(issue, snapshot.state(issue)) for issue in issues]
+    if field:
+        show_field(output, [summary(*each) for each in listed], field)
+    elif output.as_json:
+        output.result({"issues": [summary(*each) for each in listed], "count": len(listed)})
+    else:
+        show_table(output, COLUMNS, [_row(issue, state) for issue, state in listed])
+
+
+def changed(
+    output: Output, what: str, issue: Issue, state: State, extra: dict[str, Any] | None = None
+) -> None:
+    """What has become of one issue."""
+    record = {**summary(issue, state), **(extra or {})}
+    output.result(record, [f"{what} {issue.id[:SHORT]} ({state.value}): {issue.title}"])
+
+
+def lines(record: dict[str, Any], now: float) -> Iterator[str]:
+    """One issue, for people."""
+    yield f"{record['title']}"
+    yield f"  id            {record['id']}"
+    yield f"  state         {record['state']}"
+    yield f"  priority      {record['priority']}"
+    yield f"  assignee      {record['assignee'] or '-'}"
+    if record["labels"]:
+        yield f"  labels        {', '.join(record['labels'])}"
+    for name, title in (
+        ("dependencies", "depends on"),
+        ("blocked_by", "waits for"),
+        ("dependents", "needed by"),
+    ):
+        if record[name]:
+            yield f"  {title:12}  {', '.join(each[:SHORT] for each in record[name])}"
+    for gate in record["gates_required"]:
+        verdict = record["gates_status"].get(gate, {})
+        by = f" by {verdict['updated_by']}" if verdict.get("updated_by") else ""
+        yield f"  gate          {gate}: {verdict.get('status', 'pending')}{by}"
+    for name, value in record["context"].items():
+        yield f"  context       {name}={value}"
+    if record["claim"]:
+        yield from _claim_lines(record["claim"], now)
+    yield f"  created       {record['created_at']}"
+    yield f"  updated       {record['updated_at']}"
+    if record["description"]:
+        yield ""
+        yield from (f"  {line}" for line in record["description"].splitlines())
+
+
+def _claim_lines(claim: dict[str, Any], now: float) -> Iterator[str]:
+    left = parse_instant(claim["expires_at"]) - now
+    until = f"for another {format_duration(left)}" if left > 0 else f"ran out {format_duration(-left)} ago"
+    yield f"  claim         {claim['claim_id']}"
+    yield f"                token {claim['token']}, by {claim['assignee']}, {until}"
+
+
+def _row(issue: Issue, state: State) -> tuple[str, ...]:
+    return issue.id[:SHORT], state.value, issue.priority.value, issue.assignee or "-", issue.title

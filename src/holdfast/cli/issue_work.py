@@ -1,0 +1,86 @@
+"""`holdfast issue work`: run a command while holding a claim that keeps itself alive."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from holdfast.cli.issue_claim import assignee_option, nothing_ready, purpose_option, ttl_option
+from holdfast.cli.output import Output
+from holdfast.cli.running import RunCommand
+from holdfast.cli.tracking import CLAIM_VARIABLE, tracking, writing_options
+
+
+@click.command(cls=RunCommand)
+@click.argument("issue_id", metavar="[ID]", required=False)
+@click.option("--next", "take_next", is_flag=True, help="Take the most urgent issue that is ready.")
+@click.option(
+    "--then",
+    metavar="WHAT",
+    type=click.Choice(["done", "release", "keep"]),
+    default="done",
+    show_default=True,
+    help="What becomes of the issue if the command succeeds: done, release, or keep the claim.",
+)
+@ttl_option
+@assignee_option
+@purpose_option
+@writing_options
+@click.pass_obj
+def work(
+    output: Output,
+    *,
+    issue_id: str | None,
+    take_next: bool,
+    then: str,
+    ttl: float,
+    assignee: str | None,
+    purpose: str,
+    repo: str | None,
+    actor: str | None,
+    command: tuple[str, ...],
+) -> int:
+    """Claim the issue ID, run COMMAND while the claim is kept alive, and finish or release the issue.
+
+    The command finds HOLDFAST_ISSUE_ID and HOLDFAST_CLAIM_ID in its environment. If it fails, the issue
+    is released. If the claim is lost meanwhile, the command is ended. Ends as the command ends.
+
+    \b
+    Example:
+      holdfast issue work --next --ttl 5m -- ./agent
+    """
+    from holdfast.cli import child
+    from holdfast.cli.signals import Duty
+    from holdfast.issues.claim_records import ClaimId
+    from holdfast.issues.claiming import BEATS, HeldClaim
+    from holdfast.issues.records import State
+    from holdfast.issues.tracker import Update
+
+    if take_next is (issue_id is not None):
+        raise click.UsageError("Give an ID, or --next.", click.get_current_context())
+    with tracking(repo, actor) as tracker:
+        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose or " ".join(command)[:200])
+        claimed = (
+            tracker.claims.claim_next(request)
+            if issue_id is None
+            else tracker.claims.claim(tracker.resolve(issue_id), request)
+        )
+        if claimed is None:
+            raise nothing_ready()
+        shown = ClaimId.parse(claimed.claim.claim_id)
+        os.environ[CLAIM_VARIABLE] = shown.text
+        os.environ["HOLDFAST_ISSUE_ID"] = shown.issue_id
+        with HeldClaim(tracker.claims, claimed.claim) as held:
+            ended = child.run(command, duty=Duty(min(1.0, ttl / BEATS), held.check))
+        succeeded = ended.exit_status == 0
+        if then == "done" and succeeded:
+            issue = tracker.update(shown.issue_id, Update(state=State.DONE), claim=shown)
+        elif then == "keep" and succeeded:
+            issue = tracker.issue(shown.issue_id)
+        else:
+            issue = tracker.claims.release(
+                shown.issue_id, shown, reason="" if succeeded else "the command failed"
+            )
+        output.result({"id": issue.id, "state": tracker.state(issue).value, **ended.as_record()})
+    return child.end_like(ended)

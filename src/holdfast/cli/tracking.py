@@ -1,0 +1,142 @@
+"""What the commands about issues share: which tracker, in whose name, under which claim."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from holdfast.cli.options import json_option
+from holdfast.cli.output import CommandFailed, Output
+from holdfast.errors import LockTimeout, UsageFailure
+
+if TYPE_CHECKING:
+    from holdfast.issues.claim_records import ClaimId
+    from holdfast.issues.tracker import Tracker
+
+REPO_VARIABLE = "HOLDFAST_REPO"
+ACTOR_VARIABLE = "HOLDFAST_ACTOR"
+CLAIM_VARIABLE = "HOLDFAST_CLAIM_ID"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_repo = click.option(
+    "--repo",
+    metavar="DIRECTORY",
+    type=click.Path(),
+    help="Where the tracker is.  [default: HOLDFAST_REPO from the environment, else this directory "
+    "or the nearest above it that has a tracker]",
+)
+_actor = click.option(
+    "--actor",
+    metavar="KIND:NAME",
+    help="Who is doing this.  [default: HOLDFAST_ACTOR from the environment, else human:USER]",
+)
+claim_option = click.option(
+    "--claim",
+    "claim_text",
+    metavar="CLAIM_ID",
+    help="The claim under which you write; refused if it is not in force any more.  "
+    "[default: HOLDFAST_CLAIM_ID from the environment, if it is for this issue]",
+)
+field_option = click.option(
+    "--field",
+    metavar="NAME",
+    help="Print only this field, such as id or context.branch: one value per line, for scripts.",
+)
+
+
+def reading_options(command: Command) -> Command:
+    """The options of a command that only looks."""
+    return _repo(json_option(command))
+
+
+def writing_options(command: Command) -> Command:
+    """The options of a command that changes something."""
+    return _repo(_actor(json_option(command)))
+
+
+@contextlib.contextmanager
+def tracking(repo: str | None, actor: str | None = None, *, init: bool = False) -> Iterator[Tracker]:
+    """The tracker, opened as the options and the environment say; with advice if a lock cannot be had."""
+    from holdfast.issues.records import checked_actor
+    from holdfast.locks.settings import lock_timeout, retry_config
+    from holdfast.workspace.trackers import find_root, open_tracker
+
+    named = repo or os.environ.get(REPO_VARIABLE)
+    start = Path(os.path.abspath(named or os.getcwd()))
+    timeout, retry = lock_timeout(os.environ), retry_config(os.environ)
+    root = start if init else find_root(start)
+    who = actor or os.environ.get(ACTOR_VARIABLE)
+    who = checked_actor(who, "--actor" if actor else ACTOR_VARIABLE) if who else _person()
+    try:
+        yield open_tracker(root, actor=who, timeout=timeout, retry=retry)
+    except LockTimeout as failure:
+        raise CommandFailed(failure, advice=lock_advice(failure)) from failure
+
+
+def lock_advice(failure: LockTimeout) -> str:
+    """What to do about a lock that was not to be had in time."""
+    seconds = math.ceil(max(10.0, 2 * failure.timeout))
+    return (
+        "This usually means another holdfast process is running.\n"
+        "Try:\n"
+        "  1. Wait a few seconds and retry\n"
+        "  2. Check for stuck processes: ps aux | grep holdfast\n"
+        f"  3. Increase timeout: JIT_LOCK_TIMEOUT={seconds} holdfast ..."
+    )
+
+
+def claim_for(issue_id: str, flag: str | None) -> ClaimId | None:
+    """The claim that was shown for this issue: by the option, or by the environment if it is for it."""
+    from holdfast.issues.claim_records import ClaimId
+
+    if flag:
+        shown = ClaimId.parse(flag)
+        if shown.issue_id != issue_id:
+            raise UsageFailure(f"the claim {flag} is for {shown.issue_id}, not for {issue_id}")
+        return shown
+    text = os.environ.get(CLAIM_VARIABLE)
+    claim = ClaimId.parse(text) if text else None
+    return claim if claim is not None and claim.issue_id == issue_id else None
+
+
+def show_field(output: Output, records: list[dict[str, Any]], field: str) -> None:
+    """One field of each record: a value per line, or a list for programs."""
+    values = [_field(record, field) for record in records]
+    if output.as_json:
+        output.result({"field": field, "values": values})
+    else:
+        for value in values:
+            output.line(_as_text(value))
+
+
+def _field(record: dict[str, Any], path: str) -> object:
+    value: Any = record
+    rest = path
+    while rest:
+        name, _, rest = (rest, "", "") if isinstance(value, dict) and rest in value else rest.partition(".")
+        if not isinstance(value, dict) or name not in value:
+            known = ", ".join(record)
+            raise UsageFailure(f"there is no field {path!r}", hint=f"There are: {known}.", field=path)
+        value = value[name]
+    return value
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    import json
+
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _person() -> str:
+    from holdfast.locks.holders import current_holder
+
+    return f"human:{current_holder().user.replace(' ', '_') or 'unknown'}"

@@ -1,0 +1,199 @@
+"""Creating issues: one, several together, or those of an export; with their dependencies and gates."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.errors import AlreadyExists, Changed, NotFound, UsageFailure
+from holdfast.fs.names import safe_name
+from holdfast.issues import rules
+from holdfast.issues.dependencies import Walk, cycle, without_implied
+from holdfast.issues.draft import Draft
+from holdfast.issues.gating import check_defined
+from holdfast.issues.graph import find_path, in_order
+from holdfast.issues.keys import DEPENDENTS, GATES, GRAPH, INDEX
+from holdfast.issues.records import Issue, Priority, State, checked_actor, checked_title, without_repeats
+from holdfast.issues.transactions import Transactions
+from holdfast.store.records import Key
+
+MOST_TOGETHER = 250
+"""How many issues are created in one transaction; more are created in several."""
+
+
+class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An issue that is to be created. `depends_on` has ids, or the `key`s of others in the same batch."""
+
+    title: str
+    description: str = ""
+    priority: Priority = Priority.NORMAL
+    depends_on: tuple[str, ...] = ()
+    gates: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    context: dict[str, str] = {}
+    assignee: str | None = None
+    key: str | None = None
+
+    def issue(self, issue_id: str, depends_on: Iterable[str]) -> Issue:
+        """The record, under an id."""
+        issue = Issue(
+            id=issue_id,
+            title=checked_title(self.title),
+            description=self.description,
+            priority=self.priority,
+            assignee=None if self.assignee is None else checked_actor(self.assignee, "assignee"),
+            dependencies=without_repeats(depends_on),
+            labels=without_repeats(self.labels),
+            context=self.context,
+        )
+        return rules.with_gates(issue, self.gates)
+
+
+class Created(NamedTuple):
+    """An issue that was created; and the dependencies that were left out because others imply them."""
+
+    issue: Issue
+    implied: Mapping[str, list[str]]
+
+
+class Creating:
+    """Makes issues."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def create(self, new: Sequence[NewIssue]) -> list[Created]:
+        """Create all of these; up to `MOST_TOGETHER` of them in one transaction, all or none."""
+        ids = [str(uuid.uuid4()) for _ in new]
+        by_key = {each.key: issue_id for each, issue_id in zip(new, ids, strict=True) if each.key is not None}
+        if len(by_key) != sum(each.key is not None for each in new):
+            raise UsageFailure("two issues of the batch have the same key")
+        issues = [
+            each.issue(issue_id, [by_key.get(on, on) for on in each.depends_on])
+            for each, issue_id in zip(new, ids, strict=True)
+        ]
+        return self._add_all(issues, imported=False)
+
+    def adopt(self, issues: Sequence[Issue]) -> list[Created]:
+        """Create issues under the ids and in the states that they have: for importing."""
+        for each in issues:
+            safe_name(each.id, what="issue id")
+        if len({each.id for each in issues}) != len(issues):
+            raise UsageFailure("an issue stands twice among those that are to be imported")
+        return self._add_all(issues, imported=True)
+
+    def break_down(self, issue_id: str, parts: Sequence[NewIssue]) -> list[Created]:
+        """Create the parts of an issue: they wait for what it waited for, and it waits for them."""
+        if not 0 < len(parts) <= MOST_TOGETHER:
+            raise UsageFailure(f"an issue is broken down into 1 to {MOST_TOGETHER} parts")
+        return self._transactions.retrying(lambda: self._break_down(issue_id, parts))
+
+    def _add_all(self, issues: Sequence[Issue], *, imported: bool) -> list[Created]:
+        batch = {each.id: each for each in issues}
+        order, circles = in_order({each.id: each.dependencies for each in issues})
+        if circles:
+            raise cycle(circles[0])
+        created: dict[str, Created] = {}
+        for start in range(0, len(order), MOST_TOGETHER):
+            part = [batch[each] for each in order[start : start + MOST_TOGETHER]]
+            add = lambda part=part: self._add(part, imported=imported)  # noqa: E731
+            for each in self._transactions.retrying(add):
+                created[each.issue.id] = each
+        return [created[each.id] for each in issues]
+
+    def _add(self, issues: Sequence[Issue], *, imported: bool) -> list[Created]:
+        walk = Walk(self._transactions)
+        new = {each.id: each for each in issues}
+        walk.learn({each.id: each.dependencies for each in issues})
+        needed = {each.id: without_implied(each.dependencies, walk) for each in issues}
+        if imported:
+            _check_circles(issues, walk)
+        existing = without_repeats(on for each in issues for on in each.dependencies if on not in new)
+        touched = without_repeats(on for each in issues for on in each.dependencies)
+
+        def body(draft: Draft) -> list[Created]:
+            index = draft.index()
+            _check_free(new, index.all_ids)
+            for on in existing:
+                if draft.lookup(on) is None:
+                    raise _no_dependency(on)
+            if imported:
+                walk.check(draft, walk.known(), found=False)
+            check_defined(draft, (gate for each in issues for gate in each.gates_required))
+            made = [self._draft(draft, each, *needed[each.id]) for each in issues]
+            if imported:
+                draft.add_edges((each.issue.id, on) for each in made for on in each.issue.dependencies)
+            _list(draft, new)
+            return made
+
+        also: list[Key[Any]] = [INDEX, *map(DEPENDENTS.key, touched)]
+        also += [GATES] if any(each.gates_required for each in issues) else []
+        also += [GRAPH] if imported else []
+        return self._transactions.change(body, issues=[*new, *existing], also=also)
+
+    def _draft(self, draft: Draft, issue: Issue, needed: list[str], implied: dict[str, list[str]]) -> Created:
+        issue = msgspec.structs.replace(issue, dependencies=tuple(needed))
+        for on in needed:
+            draft.add_dependent(on, issue.id)
+        issue = draft.put(rules.in_line(issue, draft.lookup))
+        draft.record("issue_created", issue.id, title=issue.title, priority=issue.priority.value)
+        return Created(issue, implied)
+
+    def _break_down(self, issue_id: str, parts: Sequence[NewIssue]) -> list[Created]:
+        whole = self._transactions.need(issue_id)
+        seen = self._transactions.with_dependencies(whole)
+        ids = [str(uuid.uuid4()) for _ in parts]
+
+        def body(draft: Draft) -> list[Created]:
+            issue = draft.issue(issue_id)
+            if issue.dependencies != whole.dependencies:
+                raise Changed(f"{issue_id} was changed meanwhile", issue_id=issue_id)
+            rules.check_changeable(issue, "it cannot be broken down")
+            check_defined(draft, (gate for each in parts for gate in each.gates))
+            made = [
+                self._draft(draft, each.issue(part_id, issue.dependencies), list(issue.dependencies), {})
+                for each, part_id in zip(parts, ids, strict=True)
+            ]
+            for on in issue.dependencies:  # it still waits for these, by way of its parts
+                draft.drop_dependent(on, issue_id)
+            for each in ids:
+                draft.add_dependent(each, issue_id)
+            state = State.BACKLOG if issue.state in rules.WAITING else issue.state
+            draft.put(msgspec.structs.replace(issue, dependencies=tuple(ids), state=state))
+            draft.add_edges((issue_id, each) for each in ids)
+            draft.record("issue_broken_down", issue_id, parts=ids)
+            _list(draft, ids)
+            return made
+
+        also: list[Key[Any]] = [INDEX, GRAPH, GATES, *map(DEPENDENTS.key, [*ids, *whole.dependencies])]
+        return self._transactions.change(body, issues=[*seen, *ids], seen=seen, also=also)
+
+
+def _list(draft: Draft, ids: Iterable[str]) -> None:
+    """Enter issues into the index."""
+    index, new = draft.index(), list(ids)
+    again = set(new)
+    deleted = [each for each in index.deleted_ids if each not in again]
+    record = msgspec.structs.replace(index, all_ids=[*index.all_ids, *new], deleted_ids=deleted)
+    draft.set(INDEX, record)
+
+
+def _check_free(new: Mapping[str, Issue], known: Iterable[str]) -> None:
+    for each in known:
+        if each in new:
+            raise AlreadyExists(f"there is an issue {each} already", issue_id=each)
+
+
+def _check_circles(issues: Sequence[Issue], walk: Walk) -> None:
+    """An issue that others refer to already may close a circle when it comes."""
+    for issue in issues:
+        for on in issue.dependencies:
+            if way := find_path(walk.edges, on, issue.id):
+                raise cycle([issue.id, *way])
+
+
+def _no_dependency(on: str) -> NotFound:
+    return NotFound(f"there is no issue {on} to depend on", issue_id=on)

@@ -1,0 +1,197 @@
+"""Gates: defined once, required per issue, judged by a person or by a checker."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.clock import format_instant
+from holdfast.errors import AlreadyExists, Changed, NotFound, SettingInvalid, TransitionRefused
+from holdfast.fs.names import safe_name
+from holdfast.issues import rules
+from holdfast.issues.draft import Draft
+from holdfast.issues.keys import CLAIMS, DEPENDENTS, GATE_RUNS, GATES
+from holdfast.issues.records import Gate, GateRun, GateStatus, Issue, Registry, gate_of
+from holdfast.issues.transactions import Transactions
+from holdfast.store.records import Key
+
+AUTO, MANUAL = "auto", "manual"
+
+
+class Definition(NamedTuple):
+    """A gate that is to be defined; with a command it is an automatic one."""
+
+    key: str
+    title: str = ""
+    description: str = ""
+    stage: str = "postcheck"
+    command: str | None = None
+    timeout: float = 300.0
+    working_dir: str | None = None
+    env: Mapping[str, str] = {}
+
+    def as_record(self) -> dict[str, Any]:
+        """As it stands in `gates.json`."""
+        checker = self.command and {
+            "type": "exec",
+            "command": self.command,
+            "timeout_seconds": int(self.timeout) if self.timeout == int(self.timeout) else self.timeout,
+            "working_dir": self.working_dir,
+            "env": dict(self.env),
+        }
+        return {
+            "version": 1,
+            "key": self.key,
+            "title": self.title or self.key,
+            "description": self.description,
+            "stage": self.stage,
+            "mode": AUTO if checker else MANUAL,
+            "checker": checker or None,
+            "priority": 100,
+            "reserved": {},
+            "auto": bool(checker),
+            "example_integration": None,
+        }
+
+
+class Gating:
+    """The gates of one tracker."""
+
+    def __init__(self, transactions: Transactions, root: Path | None = None) -> None:
+        self._transactions = transactions
+        self._root = root
+
+    def all(self) -> dict[str, Gate]:
+        """Every gate that is defined."""
+        document = self._transactions.store.read(GATES)
+        gates = document.record.gates if document else {}
+        return {key: gate_of(key, record) for key, record in gates.items()}
+
+    def define(self, definition: Definition, *, replace: bool = False) -> Gate:
+        """Define a gate. One that is there is left alone, unless it is to be replaced."""
+        key = safe_name(definition.key, what="gate")
+        if definition.stage not in ("precheck", "postcheck"):
+            raise SettingInvalid("stage", definition.stage, "precheck or postcheck")
+        if not 0 < definition.timeout <= 24 * 3600:
+            raise SettingInvalid("timeout", str(definition.timeout), "more than 0 s, at most a day")
+
+        def body(draft: Draft) -> Gate:
+            registry = draft.get(GATES) or Registry()
+            if key in registry.gates and not replace:
+                raise AlreadyExists(
+                    f"the gate {key} is defined already", gate=key, hint="Use --replace to change it."
+                )
+            record = {**registry.gates.get(key, {}), **definition.as_record()}
+            draft.set(GATES, msgspec.structs.replace(registry, gates={**registry.gates, key: record}))
+            draft.record("gate_defined", "", gate_key=key)
+            return gate_of(key, record)
+
+        self._transactions.check_initialised()
+        return self._transactions.change(body, also=[GATES])
+
+    def require(self, issue_id: str, gates: Iterable[str]) -> Issue:
+        """Let an issue need these gates to be done."""
+        wanted = list(dict.fromkeys(gates))
+        self._transactions.need(issue_id)
+
+        def body(draft: Draft) -> Issue:
+            check_defined(draft, wanted)
+            before = draft.issue(issue_id)
+            issue = draft.put(rules.with_gates(before, wanted))
+            for gate in issue.gates_required:
+                if gate not in before.gates_required:
+                    draft.record("gate_added", issue_id, gate_key=gate)
+            return issue
+
+        return self._transactions.change(body, issues=[issue_id], also=[GATES])
+
+    def judge(self, issue_id: str, gate: str, status: GateStatus, *, force: bool = False) -> Issue:
+        """Say that a manual gate is passed, or failed. An automatic one is judged by its checker."""
+        defined = self.all().get(gate)
+        if defined is not None and defined.checker is not None and defined.mode == AUTO and not force:
+            raise TransitionRefused(
+                f"the gate {gate} is automatic: its checker judges it",
+                gate=gate,
+                hint=f"Run it: 'holdfast gate check {issue_id[:8]} {gate}'. --force judges by hand.",
+            )
+        return self._judge(issue_id, gate, status, self._transactions.actor, None)
+
+    def check(self, issue_id: str, gate: str, environment: Mapping[str, str]) -> tuple[Issue, GateRun]:
+        """Run the checker of a gate, then record what came of it. No lock is held while it runs."""
+        from holdfast.issues.checkers import run_checker  # loads what starts processes
+
+        issue = self._transactions.need(issue_id)
+        defined = self.all().get(gate)
+        if defined is None or gate not in issue.gates_required:
+            raise NotFound(f"the gate {gate} is not required of {issue_id}", issue_id=issue_id, gate=gate)
+        if defined.checker is None:
+            raise TransitionRefused(
+                f"the gate {gate} has no checker",
+                gate=gate,
+                hint=f"Judge it by hand: 'holdfast gate pass {issue_id[:8]} {gate}', or 'gate fail'.",
+            )
+        rules.check_changeable(issue, "its gates cannot be judged any more")
+        began = self._transactions.store.now()
+        names = {"HOLDFAST_ISSUE_ID": issue_id, "HOLDFAST_GATE": gate}
+        outcome = run_checker(defined.checker, self._root or Path(), {**environment, **names})
+        run = GateRun(
+            run_id=str(uuid.uuid4()),
+            gate_key=gate,
+            stage=defined.stage,
+            issue_id=issue_id,
+            status=(GateStatus.PASSED if outcome.passed else GateStatus.FAILED).value,
+            started_at=format_instant(began),
+            completed_at=format_instant(began + outcome.seconds),
+            duration_ms=round(outcome.seconds * 1000),
+            exit_code=outcome.exit_code,
+            stdout=outcome.stdout,
+            stderr=outcome.stderr,
+            command=defined.checker.command,
+            by="auto:checker",
+            message=outcome.message,
+        )
+        return self._judge(issue_id, gate, GateStatus(run.status), run.by, run), run
+
+    def runs(self, issue_id: str) -> list[GateRun]:
+        """What the checkers said about an issue, the latest run last."""
+        runs = (document.record for _, document in self._transactions.store.scan(GATE_RUNS))
+        return sorted((run for run in runs if run.issue_id == issue_id), key=lambda run: run.started_at)
+
+    def _judge(self, issue_id: str, gate: str, status: GateStatus, by: str, run: GateRun | None) -> Issue:
+        return self._transactions.retrying(lambda: self._try_to_judge(issue_id, gate, status, by, run))
+
+    def _try_to_judge(
+        self, issue_id: str, gate: str, status: GateStatus, by: str, run: GateRun | None
+    ) -> Issue:
+        around = self._transactions.surroundings(issue_id)
+
+        def body(draft: Draft) -> Issue:
+            if not around.seen.keys() >= set(draft.dependents(issue_id)):
+                raise Changed("somebody began to depend on it")
+            issue = rules.judged(draft.issue(issue_id), gate, status, by, draft.at, draft.lookup)
+            if run is not None:
+                draft.set(GATE_RUNS.key(run.run_id), run)
+            facts = {"gate_key": gate, "updated_by": by, **({"run_id": run.run_id} if run else {})}
+            draft.record(f"gate_{status.value}", issue_id, **facts)
+            issue = draft.put(issue)
+            draft.end_claim_unless_working(issue)
+            draft.settle(around.followers)
+            return issue
+
+        keys: list[Key[Any]] = [CLAIMS.key(issue_id), DEPENDENTS.key(issue_id)]
+        keys += [*([GATE_RUNS.key(run.run_id)] if run else [])]
+        return self._transactions.change(body, issues=around.named, seen=around.seen, also=keys)
+
+
+def check_defined(draft: Draft, gates: Iterable[str]) -> None:
+    """Refuse gates that nobody has defined. The transaction names the registry."""
+    for gate in gates:
+        registry = draft.get(GATES) or Registry()
+        if gate not in registry.gates:
+            raise NotFound(
+                f"there is no gate {gate}", gate=gate, hint=f"Define it first: 'holdfast gate define {gate}'."
+            )

@@ -1,0 +1,329 @@
+"""What is stored about issues, as the specification of `.jit/` has it, and read leniently.
+
+Fields that are not known here (another program's, or a later version's) are kept in `unknown` and
+written back with the record. What is missing and has a sensible default gets it. What cannot be
+understood is `Corrupt`, never skipped: rules that look at half of the issues are not rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from holdfast.errors import Corrupt, JsonInvalid, SettingInvalid, TooLarge, UsageFailure
+from holdfast.fs import strictjson
+from holdfast.store.records import MOST_BYTES
+
+SCHEMA_VERSION = 2
+_UNKNOWN = "(unknown)"
+
+
+class State(StrEnum):
+    """Where an issue stands. `backlog` waits for others, `gated` for its gates."""
+
+    BACKLOG = "backlog"
+    READY = "ready"
+    IN_PROGRESS = "in_progress"
+    GATED = "gated"
+    DONE = "done"
+    REJECTED = "rejected"
+    ARCHIVED = "archived"
+
+
+class Priority(StrEnum):
+    """How urgent an issue is; declared from the least to the most."""
+
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+    CRITICAL = "critical"
+
+    @property
+    def rank(self) -> int:
+        return _RANKS[self]
+
+
+_RANKS = {priority: rank for rank, priority in enumerate(Priority)}
+
+
+class GateStatus(StrEnum):
+    """What is known of a gate of one issue."""
+
+    PENDING = "pending"
+    PASSED = "passed"
+    FAILED = "failed"
+
+
+class OpenRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that carries along what it does not know."""
+
+    unknown: dict[str, Any] = msgspec.field(name=_UNKNOWN, default_factory=dict)
+
+
+class Index(OpenRecord, frozen=True, kw_only=True):
+    """Which issues there are, in the order in which they were created."""
+
+    schema_version: int = SCHEMA_VERSION
+    all_ids: list[str] = []
+    deleted_ids: list[str] = []
+
+
+class Issue(OpenRecord, frozen=True, kw_only=True):
+    """A unit of work. `state` is as stored; what it amounts to is for `rules.state_of` to say."""
+
+    id: str
+    title: str
+    description: str = ""
+    state: State = State.BACKLOG
+    priority: Priority = Priority.NORMAL
+    assignee: str | None = None
+    dependencies: tuple[str, ...] = ()
+    gates_required: tuple[str, ...] = ()
+    gates_status: dict[str, dict[str, Any]] = {}
+    context: dict[str, str] = {}
+    documents: list[Any] = []
+    labels: tuple[str, ...] = ()
+    created_at: str = ""
+    updated_at: str = ""
+
+    def gate_status(self, gate: str) -> GateStatus:
+        """What is known of one of its gates; one that nobody has judged is pending."""
+        try:
+            return GateStatus(self.gates_status.get(gate, {}).get("status", "pending"))
+        except ValueError:
+            return GateStatus.PENDING
+
+    def open_gates(self) -> list[str]:
+        """The gates that have not been passed."""
+        return [gate for gate in self.gates_required if self.gate_status(gate) is not GateStatus.PASSED]
+
+
+class Registry(OpenRecord, frozen=True, kw_only=True):
+    """All gates that are defined, by their keys, as they stand in `gates.json`."""
+
+    gates: dict[str, dict[str, Any]] = {}
+
+
+class Event(OpenRecord, frozen=True, kw_only=True):
+    """Something that happened; what else is known of it is in `unknown`, whatever type it is."""
+
+    type: str = "unknown"
+    id: str = ""
+    issue_id: str = ""
+    timestamp: str = ""
+
+
+class Graph(OpenRecord, frozen=True, kw_only=True):
+    """What lets dependencies be added without looking at all issues under locks.
+
+    `epoch` counts the additions ever made; `recent` are the last of them, `[issue, depends_on]`.
+    `dependents_complete` says that the documents of dependents have every edge in them.
+    """
+
+    epoch: int = 0
+    recent: list[tuple[str, str]] = []
+    dependents_complete: bool = False
+
+
+class Dependents(OpenRecord, frozen=True, kw_only=True):
+    """Which issues depend on one: the edges the other way round."""
+
+    issue_id: str
+    dependents: tuple[str, ...] = ()
+
+
+Open = TypeVar("Open", bound=OpenRecord)
+
+
+class OpenCodec(Generic[Open]):
+    """Records with room for unknown fields, as JSON over several lines (or on one, for streams)."""
+
+    def __init__(self, kind: type[Open], *, pretty: bool = True) -> None:
+        self._kind = kind
+        self._pretty = pretty
+        self._known = frozenset(field.encode_name for field in msgspec.structs.fields(kind)) - {_UNKNOWN}
+
+    def encode(self, record: Open) -> bytes:
+        """The fields that are known in their order, the others behind them."""
+        what = f"a record of the type {self._kind.__name__}"
+        try:
+            value = msgspec.to_builtins(record, str_keys=True)
+            value |= {name: each for name, each in value.pop(_UNKNOWN).items() if name not in self._known}
+            content = strictjson.encode(value, what=what, limit=MOST_BYTES, string_keys=True)
+            msgspec.convert(msgspec.json.decode(content), self._kind)
+        except (JsonInvalid, msgspec.MsgspecError, TypeError, UnicodeError) as error:
+            raise UsageFailure(f"{what} cannot be stored: {error}", problem=str(error)) from None
+        if self._pretty:
+            content = msgspec.json.format(content, indent=2)
+        if len(content) > MOST_BYTES:
+            raise TooLarge(what, len(content), MOST_BYTES)
+        return content
+
+    def decode(self, content: bytes, source: str) -> Open:
+        try:
+            value = _strict(content.removesuffix(b"\n"), source)
+            if not isinstance(value, dict):
+                raise Corrupt(f"{source} is not a JSON object", source=source)
+            record = msgspec.convert(self._lenient(value), self._kind)
+        except (JsonInvalid, TooLarge, msgspec.ValidationError) as error:
+            raise Corrupt(
+                f"{source} cannot be understood: {error}", source=source, problem=str(error)
+            ) from None
+        unknown = {name: each for name, each in value.items() if name not in self._known}
+        return msgspec.structs.replace(record, unknown=unknown) if unknown else record
+
+    def _lenient(self, value: dict[str, Any]) -> dict[str, Any]:
+        """The value with what other programs write otherwise put into our words."""
+        value.pop(_UNKNOWN, None)
+        return value
+
+
+def _strict(content: bytes, source: str) -> Any:
+    """The JSON value. `msgspec` reads fast but takes a key that stands twice: so what it has read is
+    written again, and only if that gives the very same bytes is it taken; else the strict reader reads."""
+    if len(content) > MOST_BYTES:
+        raise TooLarge(source, len(content), MOST_BYTES)
+    try:
+        value = msgspec.json.decode(content)
+        again = msgspec.json.encode(value)
+        if again == content or msgspec.json.format(again, indent=2) == content:
+            return value
+    except (msgspec.MsgspecError, UnicodeError, OverflowError, RecursionError):
+        pass
+    return strictjson.decode(content, source=source, limit=MOST_BYTES)
+
+
+_OLD_STATES = {"open": "backlog", "inprogress": "in_progress"}
+_NULLS = ("description", "dependencies", "gates_required", "gates_status", "context", "documents", "labels")
+
+
+class IssueCodec(OpenCodec[Issue]):
+    """Issues, also those of earlier versions of the `jit` tool."""
+
+    def __init__(self) -> None:
+        super().__init__(Issue)
+
+    def _lenient(self, value: dict[str, Any]) -> dict[str, Any]:
+        value = super()._lenient(value)
+        if value.get("state") in _OLD_STATES:
+            value["state"] = _OLD_STATES[value["state"]]
+        for name in _NULLS:
+            if name in value and value[name] is None:
+                del value[name]
+        return value
+
+
+class EventCodec(OpenCodec[Event]):
+    """Events. A line that is no event is shown as one that cannot be read, not as the end of the log."""
+
+    UNREADABLE = "unreadable"
+
+    def __init__(self) -> None:
+        super().__init__(Event, pretty=False)
+
+    def decode(self, content: bytes, source: str) -> Event:
+        try:
+            return super().decode(content, source)
+        except Corrupt as failure:
+            text = content.decode("utf-8", "backslashreplace")
+            return Event(type=self.UNREADABLE, unknown={"line": text, "problem": failure.message})
+
+
+# --- Gates as they are defined ----------------------------------------------------------------------
+
+
+class Checker(NamedTuple):
+    """A command that judges: it passes if it ends with status 0 within its time."""
+
+    command: str
+    timeout: float
+    working_dir: str | None
+    env: dict[str, str]
+
+
+class Gate(NamedTuple):
+    """A gate of the registry, as far as it is understood."""
+
+    key: str
+    title: str
+    description: str
+    stage: str
+    mode: str
+    checker: Checker | None
+
+
+DEFAULT_CHECK_SECONDS = 300.0
+
+
+def gate_of(key: str, record: dict[str, Any]) -> Gate:
+    """Read a gate of the registry."""
+    checker = record.get("checker")
+    return Gate(
+        key=key,
+        title=str(record.get("title") or key),
+        description=str(record.get("description") or ""),
+        stage=str(record.get("stage") or "postcheck"),
+        mode=str(record.get("mode") or ("auto" if checker else "manual")),
+        checker=_checker_of(checker) if isinstance(checker, dict) else None,
+    )
+
+
+def _checker_of(record: dict[str, Any]) -> Checker | None:
+    if not isinstance(record.get("command"), str):
+        return None
+    env, timeout = record.get("env"), record.get("timeout_seconds")
+    return Checker(
+        command=record["command"],
+        timeout=float(timeout) if isinstance(timeout, int | float) and timeout > 0 else DEFAULT_CHECK_SECONDS,
+        working_dir=record.get("working_dir") if isinstance(record.get("working_dir"), str) else None,
+        env={str(name): str(value) for name, value in env.items()} if isinstance(env, dict) else {},
+    )
+
+
+class GateRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one run of a checker, with its output."""
+
+    schema_version: int = 1
+    run_id: str
+    gate_key: str
+    stage: str
+    issue_id: str
+    status: str
+    started_at: str
+    completed_at: str
+    duration_ms: int
+    exit_code: int | None
+    stdout: str
+    stderr: str
+    command: str
+    by: str
+    message: str | None = None
+
+
+# --- Words that people write ------------------------------------------------------------------------
+
+_ACTOR = re.compile(r"[^:\s]+:\S+")
+
+
+def checked_actor(text: str, setting: str = "actor") -> str:
+    """Somebody, as `kind:name`."""
+    if not _ACTOR.fullmatch(text) or len(text) > 200:
+        raise SettingInvalid(setting, text, "kind:name, such as agent:alice or human:bob")
+    return text
+
+
+def checked_title(text: str) -> str:
+    """A title that can be shown on a line."""
+    title = text.strip()
+    if not title or "\n" in title:
+        raise SettingInvalid("title", text, "one line that is not empty")
+    return title
+
+
+def without_repeats(values: Iterable[str]) -> tuple[str, ...]:
+    """The values in their order, each once."""
+    return tuple(dict.fromkeys(values))

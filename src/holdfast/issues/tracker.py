@@ -1,0 +1,304 @@
+"""The issue tracker: where all operations on issues are found. Each changes all that it should, or nothing.
+
+Readers take no locks. Every change is one transaction of the store, made as `transactions` describes,
+decided by the pure functions of `rules` and `claims`, and recorded in the stream of events with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from holdfast.errors import Changed, IdAmbiguous, NotInitialised, SettingInvalid, VersionMismatch
+from holdfast.fs.names import is_safe_name
+from holdfast.issues import claims, rules
+from holdfast.issues.claim_records import ClaimId
+from holdfast.issues.claiming import Claiming
+from holdfast.issues.creating import Creating, NewIssue
+from holdfast.issues.dependencies import Dependencies
+from holdfast.issues.draft import Draft, no_issue
+from holdfast.issues.gating import Gating
+from holdfast.issues.keys import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, INDEX, ISSUES
+from holdfast.issues.reading import Snapshot, take_snapshot
+from holdfast.issues.records import (
+    Event,
+    Graph,
+    Index,
+    Issue,
+    Priority,
+    Registry,
+    State,
+    checked_actor,
+    checked_title,
+    without_repeats,
+)
+from holdfast.issues.transactions import Surroundings, Transactions
+from holdfast.locks.retry import RetryConfig
+from holdfast.store.base import Store
+from holdfast.store.records import Document, Entry, Key
+
+
+class Keep(Enum):
+    """Says that a field is to stay as it is, where None means something."""
+
+    KEEP = "keep"
+
+
+KEEP: Final = Keep.KEEP
+
+
+class Update(NamedTuple):
+    """What is to become of an issue; what is not said stays. In `context`, None removes a key."""
+
+    title: str | None = None
+    description: str | None = None
+    priority: Priority | None = None
+    state: State | None = None
+    assignee: str | Literal[Keep.KEEP] | None = KEEP
+    add_labels: tuple[str, ...] = ()
+    remove_labels: tuple[str, ...] = ()
+    context: Mapping[str, str | None] = {}
+    increments: Mapping[str, int] = {}
+    """Numbers in the context that are counted up, from 0 if they are not there."""
+
+    def applied(self, issue: Issue) -> Issue:
+        """The issue with all of it but the state."""
+        labels = [each for each in (*issue.labels, *self.add_labels) if each not in self.remove_labels]
+        context = {k: v for k, v in {**issue.context, **self.context}.items() if v is not None}
+        for name, by in self.increments.items():
+            context[name] = str(_number(name, context.get(name, "0")) + by)
+        assignee = issue.assignee if self.assignee is KEEP else self.assignee
+        return msgspec.structs.replace(
+            issue,
+            title=issue.title if self.title is None else checked_title(self.title),
+            description=issue.description if self.description is None else self.description,
+            priority=issue.priority if self.priority is None else self.priority,
+            assignee=None if assignee is None else checked_actor(assignee, "assignee"),
+            labels=without_repeats(labels),
+            context=context,
+        )
+
+
+class Tracker:
+    """The issues of one store. `root` is the directory that checkers run in."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        actor: str = "human:unknown",
+        root: Path | None = None,
+        retry: RetryConfig | None = None,
+    ) -> None:
+        self.store = store
+        self.actor = checked_actor(actor)
+        self.transactions = Transactions(store, actor=self.actor, retry=retry)
+        self._creating = Creating(self.transactions)
+        self.create_all = self._creating.create
+        self.adopt = self._creating.adopt
+        self.break_down = self._creating.break_down
+        self.dependencies = Dependencies(self.transactions)
+        self.gates = Gating(self.transactions, root)
+        self.claims = Claiming(self.transactions)
+
+    def initialise(self) -> bool:
+        """Make an empty tracker; False if there is one already, which is left as it is."""
+
+        def body(draft: Draft) -> bool:
+            if draft.get(INDEX) is not None:
+                return False
+            draft.set(INDEX, Index())
+            if draft.get(GATES) is None:
+                draft.set(GATES, Registry())
+            if draft.get(GRAPH) is None:
+                draft.set(GRAPH, Graph(dependents_complete=True))
+            return True
+
+        return self.transactions.change(body, also=[INDEX, GRAPH, GATES])
+
+    # --- Reading -----------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """All issues, as of now."""
+        return take_snapshot(self.store)
+
+    def issue(self, issue_id: str) -> Issue:
+        """One issue as it is stored."""
+        return self.transactions.need(issue_id)
+
+    def document(self, issue_id: str) -> Document[Issue]:
+        """The same with its version."""
+        document = self.store.read(ISSUES.key(issue_id))
+        if document is None:
+            self.transactions.check_initialised()
+            raise no_issue(issue_id)
+        return document
+
+    def state(self, issue: Issue) -> State:
+        """The state that an issue is in, which follows from what it depends on."""
+        return rules.state_of(issue, self.transactions.read)
+
+    def dependents_of(self, issue_id: str) -> tuple[str, ...]:
+        return self.transactions.dependents_of(issue_id)
+
+    def resolve(self, text: str) -> str:
+        """The id of which this is the beginning, or all."""
+        text = text.strip()
+        if is_safe_name(text) and self.store.read(ISSUES.key(text)) is not None:
+            return text
+        index = self.store.read(INDEX)
+        if index is None:
+            raise NotInitialised("there is no issue tracker here")
+        matches = [each for each in index.record.all_ids if each.startswith(text.lower())] if text else []
+        if len(matches) > 1:
+            raise IdAmbiguous(text, matches)
+        if not matches:
+            raise no_issue(text or "''")
+        return matches[0]
+
+    def events(self, *, after: int = 0) -> Iterator[Entry[Event]]:
+        """What happened, behind a position."""
+        return self.store.entries(EVENTS, after=after)
+
+    # --- Changing ----------------------------------------------------------------------------------
+
+    def create(self, new: NewIssue) -> Issue:
+        """Create one issue."""
+        return self._creating.create([new])[0].issue
+
+    def update(
+        self, issue_id: str, update: Update, *, claim: ClaimId | None = None, if_version: str | None = None
+    ) -> Issue:
+        """Change an issue; concurrent changes lose nothing, because each is made to what is there then.
+
+        With a claim, only while that is in force; with a version, only if it is still that one.
+        """
+        if update.state is None:
+            return self._edit(issue_id, update.applied, claim, if_version)
+        return self.transactions.retrying(lambda: self._move(issue_id, update, claim, if_version))
+
+    def edit(
+        self, issue_id: str, function: Callable[[Issue], Issue], *, claim: ClaimId | None = None
+    ) -> Issue:
+        """Change an issue by a pure function, which may run more than once. It does not move it: the
+        state, the dependencies and the gates have operations of their own."""
+        return self._edit(issue_id, function, claim, None)
+
+    def delete(self, issue_id: str, *, claim: ClaimId | None = None) -> Issue:
+        """Delete an issue, and take it out of everybody's dependencies with it."""
+        return self.transactions.retrying(lambda: self._delete(issue_id, claim))
+
+    def _edit(
+        self, issue_id: str, function: Callable[[Issue], Issue], claim: ClaimId | None, if_version: str | None
+    ) -> Issue:
+        def body(draft: Draft) -> Issue:
+            before = draft.issue(issue_id)
+            _check_version(draft, issue_id, if_version)
+            if claim is not None:
+                draft.set_claim(
+                    issue_id, claims.authorised(before, draft.claim(issue_id), draft.now, claim, moving=False)
+                )
+            issue = _unmoved(before, function(before))
+            if issue != before:
+                draft.record("issue_updated", issue_id, fields=_changed_fields(before, issue))
+            return draft.put(issue)
+
+        also = [CLAIMS.key(issue_id)] if claim is not None else []
+        return self.transactions.change(body, issues=[issue_id], also=also)
+
+    def _move(self, issue_id: str, update: Update, claim: ClaimId | None, if_version: str | None) -> Issue:
+        around = self.transactions.surroundings(issue_id)
+
+        def body(draft: Draft) -> Issue:
+            before = draft.issue(issue_id)
+            assert update.state is not None
+            _check_version(draft, issue_id, if_version)
+            _check_dependents(draft, around)
+            record = draft.claim(issue_id)
+            draft.set_claim(issue_id, claims.authorised(before, record, draft.now, claim, moving=True))
+            issue = update.applied(before)
+            if issue != before:
+                draft.record("issue_updated", issue_id, fields=_changed_fields(before, issue))
+            others = [found for each in around.dependents if (found := draft.lookup(each)) is not None]
+            issue = draft.put(rules.moved(issue, update.state, draft.lookup, others))
+            draft.end_claim_unless_working(issue)
+            draft.settle(around.followers)
+            return issue
+
+        keys: list[Key[Any]] = [CLAIMS.key(issue_id), DEPENDENTS.key(issue_id)]
+        return self.transactions.change(body, issues=around.named, seen=around.seen, also=keys)
+
+    def _delete(self, issue_id: str, claim: ClaimId | None) -> Issue:
+        around = self.transactions.surroundings(issue_id)
+
+        def body(draft: Draft) -> Issue:
+            issue = draft.issue(issue_id)
+            _check_dependents(draft, around)
+            if issue.dependencies != around.issue.dependencies:
+                raise Changed(f"{issue_id} was changed meanwhile", issue_id=issue_id)
+            claims.authorised(issue, draft.claim(issue_id), draft.now, claim, moving=True)
+            draft.drop(issue_id)
+            for on in issue.dependencies:
+                draft.drop_dependent(on, issue_id)
+            for each in around.dependents:
+                self._detach(draft, each, issue_id)
+            _unlist(draft, issue_id)
+            draft.record("issue_deleted", issue_id, title=issue.title)
+            return issue
+
+        keys: list[Key[Any]] = [INDEX, CLAIMS.key(issue_id), DEPENDENTS.key(issue_id)]
+        keys += map(DEPENDENTS.key, around.issue.dependencies)
+        named = [*around.named, *around.dependents]  # these must all be changed, however many they are
+        return self.transactions.change(body, issues=named, seen=around.seen, also=keys)
+
+    def _detach(self, draft: Draft, dependent_id: str, issue_id: str) -> None:
+        dependent = draft.lookup(dependent_id)
+        if dependent is not None and issue_id in dependent.dependencies:
+            draft.put(rules.in_line(rules.without_dependency(dependent, issue_id), draft.lookup))
+            draft.record("dependency_removed", dependent_id, depends_on=issue_id)
+
+
+def _check_version(draft: Draft, issue_id: str, wanted: str | None) -> None:
+    document = draft.view.document(ISSUES.key(issue_id))
+    if wanted is not None and document is not None and document.version != wanted:
+        raise VersionMismatch(f"{issue_id} is not as it was when you looked at it", version=document.version)
+
+
+def _check_dependents(draft: Draft, around: Surroundings) -> None:
+    if not around.seen.keys() >= set(draft.dependents(around.issue.id)):
+        raise Changed(f"somebody began to depend on {around.issue.id}", issue_id=around.issue.id)
+
+
+def _unmoved(before: Issue, after: Issue) -> Issue:
+    """The change without what an edit may not change."""
+    return msgspec.structs.replace(
+        after,
+        id=before.id,
+        state=before.state,
+        dependencies=before.dependencies,
+        gates_required=before.gates_required,
+        gates_status=before.gates_status,
+    )
+
+
+def _changed_fields(before: Issue, after: Issue) -> list[str]:
+    names = [name for name in before.__struct_fields__ if name not in ("updated_at", "state")]
+    return [name for name in names if getattr(before, name) != getattr(after, name)]
+
+
+def _unlist(draft: Draft, issue_id: str) -> None:
+    index: Any = draft.index()
+    left = [each for each in index.all_ids if each != issue_id]
+    deleted = [*index.deleted_ids, issue_id]
+    draft.set(INDEX, msgspec.structs.replace(index, all_ids=left, deleted_ids=deleted))
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise SettingInvalid(f"context {name}", text, "a whole number, to be counted up") from None

@@ -1,0 +1,157 @@
+"""How every operation on issues is made: look without locks, name what it rests on, decide, commit.
+
+Which documents a transaction names must be known before it begins, and which those are depends on what
+they hold. So each operation looks first, without locks, and names what it found. Inside, under the
+locks, it sees what is there now; if that leads to a document that was neither named nor looked at,
+`Changed` is raised and it looks again.
+
+An issue rests on what it depends on, and what depends on it rests on it: all of these are named, up to
+`MOST_NAMED`. Beyond that, what was read without locks has to do for *stored* states, which are only a
+convenience: what anybody is told, and what may be claimed, follows from the dependencies themselves.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from holdfast.errors import Changed, Failure, NotInitialised
+from holdfast.issues.draft import Draft, no_issue
+from holdfast.issues.keys import DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES
+from holdfast.issues.reading import read_issue
+from holdfast.issues.records import Issue
+from holdfast.locks.retry import RetryConfig, retry_with_backoff
+from holdfast.store.base import Store
+from holdfast.store.records import Decision, Key, Stream, View
+
+MOST_NAMED = 100
+"""How many neighbours a transaction names at most."""
+
+Result = TypeVar("Result")
+
+
+class Surroundings(NamedTuple):
+    """An issue and what its state rests on, and what rests on it; as seen without locks.
+
+    `named` are to be named; `followers` are the dependents whose stored state can follow at once.
+    """
+
+    issue: Issue
+    named: list[str]
+    seen: dict[str, Issue | None]
+    dependents: tuple[str, ...]
+    followers: list[str]
+
+
+class _Failed(NamedTuple):
+    failure: Failure
+
+
+class Transactions:
+    """The store of one tracker, who acts on it, and how often an attempt is repeated."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        actor: str,
+        retry: RetryConfig | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.store = store
+        self.actor = actor
+        self._retry = retry or RetryConfig()
+        self._sleep = sleep
+
+    # --- Looking, without locks --------------------------------------------------------------------
+
+    def read(self, issue_id: str) -> Issue | None:
+        return read_issue(self.store, issue_id)
+
+    def need(self, issue_id: str) -> Issue:
+        """An issue that must be there."""
+        issue = self.read(issue_id)
+        if issue is None:
+            self.check_initialised()
+            raise no_issue(issue_id)
+        return issue
+
+    def check_initialised(self) -> None:
+        if self.store.read(INDEX) is None:
+            raise NotInitialised("there is no issue tracker here")
+
+    def dependents_of(self, issue_id: str) -> tuple[str, ...]:
+        """Which issues depend on one. Without complete records of that, all issues are looked at."""
+        graph = self.store.read(GRAPH)
+        if graph is not None and graph.record.dependents_complete:
+            known = self.store.read(DEPENDENTS.key(issue_id))
+            return known.record.dependents if known else ()
+        return tuple(
+            name for name, document in self.store.scan(ISSUES) if issue_id in document.record.dependencies
+        )
+
+    def with_dependencies(self, issue: Issue) -> dict[str, Issue | None]:
+        """The issue and what it depends on."""
+        return {issue.id: issue} | {each: self.read(each) for each in issue.dependencies}
+
+    def surroundings(self, issue_id: str) -> Surroundings:
+        issue = self.need(issue_id)
+        seen = self.with_dependencies(issue)
+        named = list(seen)[:MOST_NAMED]
+        dependents = self.dependents_of(issue_id)
+        followers: list[str] = []
+        for each in dependents:
+            dependent = self.read(each)
+            seen[each] = dependent
+            if dependent is None:
+                continue
+            for dependency in dependent.dependencies:
+                if dependency not in seen:
+                    seen[dependency] = self.read(dependency)
+            group = dict.fromkeys(
+                each for each in (dependent.id, *dependent.dependencies) if each not in named
+            )
+            if len(named) + len(group) <= MOST_NAMED:
+                named += group
+                followers.append(each)
+        return Surroundings(issue, named, seen, dependents, followers)
+
+    # --- Changing ----------------------------------------------------------------------------------
+
+    def change(
+        self,
+        body: Callable[[Draft], Result],
+        *,
+        issues: Iterable[str] = (),
+        seen: Mapping[str, Issue | None] | None = None,
+        also: Iterable[Key[Any]] = (),
+    ) -> Result:
+        """Run one decision on the issues and other documents named; commit what it has drafted."""
+        named = list(dict.fromkeys(issues))
+        seed, evidence = uuid.uuid4().int, seen or {}
+        keys: list[Key[Any] | Stream[Any]] = [*dict.fromkeys(also), *map(ISSUES.key, named), EVENTS]
+
+        def decide(view: View, now: float) -> Decision[Result]:
+            draft = Draft(view, now, seed=seed, actor=self.actor, named=named, evidence=evidence)
+            result = body(draft)
+            return Decision(draft.changes(), result)
+
+        return self.store.transact(keys, decide).result
+
+    def retrying(self, attempt: Callable[[], Result]) -> Result:
+        """Try again while others change what was looked at, as often as the settings allow."""
+
+        def once() -> Result | _Failed:
+            try:
+                return attempt()
+            except Changed:
+                raise
+            except Failure as failure:
+                return _Failed(failure)  # trying again is the caller's business, if it may help at all
+
+        result = retry_with_backoff(self._retry, once, sleep=self._sleep)
+        if isinstance(result, _Failed):
+            raise result.failure
+        return result

@@ -1,0 +1,38 @@
+"""Opening the issue tracker of a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.errors import NotInitialised
+from holdfast.fs import calls
+from holdfast.issues.tracker import Tracker
+from holdfast.locks.file_locker import DEFAULT_TIMEOUT
+from holdfast.locks.retry import RetryConfig
+from holdfast.workspace.stores import open_store
+
+MARKS = (".jit", ".holdfast")
+"""What a directory has in it that is the root of a workspace."""
+
+
+def find_root(start: Path) -> Path:
+    """The directory with a tracker in it, this one or the nearest above it; else `NotInitialised`."""
+    for directory in (start, *start.parents):
+        if any(_is_there(directory / mark) for mark in MARKS):
+            return directory
+    raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
+
+
+def open_tracker(
+    root: Path, *, actor: str, timeout: float | None = DEFAULT_TIMEOUT, retry: RetryConfig | None = None
+) -> Tracker:
+    """The tracker of the directory `root`, for somebody who acts on it."""
+    return Tracker(open_store(root, timeout=timeout), actor=actor, root=root, retry=retry)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        calls.stat(path)
+    except OSError:
+        return False
+    return True

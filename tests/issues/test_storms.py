@@ -1,0 +1,265 @@
+"""Many processes on one tracker: nothing is lost, nothing is done twice, no circle, no half state.
+
+Each round: the stage is set, all workers are told at once, all answer, the answers are judged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import DependencyCycle, Failure
+from holdfast.issues import rules
+from holdfast.issues.creating import NewIssue
+from holdfast.issues.gating import Definition
+from holdfast.issues.records import GateStatus, State
+from holdfast.issues.tracker import Tracker, Update
+from tests.issues.trackers import circles, events_of, made, problems, tracker_at
+from tests.locks.workers import Line, Workers
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+
+Act = Callable[[Tracker, Any], object]
+
+
+def served_by(act: Act, directory: Path) -> Callable[[Line], None]:
+    """A worker that does one thing, each time with what it is told, and answers what came of it."""
+
+    def work(line: Line) -> None:
+        tracker = tracker_at(directory, f"agent:{os.getpid()}")
+        while True:
+            told = line.wait()
+            try:
+                line.say(act(tracker, told))
+            except Failure as failure:
+                line.say(failure.code)
+
+    return work
+
+
+def everybody(directory: Path, act: Act, rounds: Iterator[list[Any]]) -> Iterator[list[Any]]:
+    """All workers at once, round by round; there are as many as the first round has words for."""
+    first = next(rounds)
+    with Workers() as workers:
+        crew = workers.start_many(len(first), served_by(act, directory))
+        for told in itertools.chain([first], rounds):
+            for worker, word in zip(crew, told, strict=True):
+                worker.say(word)
+            yield [worker.hear() for worker in crew]
+
+
+@pytest.fixture
+def tracker(scratch: Path) -> Tracker:
+    made_here = tracker_at(scratch)
+    made_here.initialise()
+    return made_here
+
+
+@pytest.mark.req("FL-08", "FL-16")
+def test_a_hundred_concurrent_creates_give_a_hundred_issues(tracker: Tracker, scratch: Path) -> None:
+    act: Act = lambda here, title: here.create(NewIssue(title=title)).id  # noqa: E731
+    titles = [f"issue {number}" for number in range(100)]
+
+    [ids] = everybody(scratch, act, iter([titles]))
+
+    assert len(set(ids)) == 100
+    assert {issue.id: issue.title for issue in tracker.snapshot()} == dict(zip(ids, titles, strict=True))
+    assert events_of(tracker) == {"issue_created": 100}
+    index = json.loads((scratch / ".jit/index.json").read_text())
+    assert sorted(index["all_ids"]) == sorted(ids)
+    assert problems(tracker) == []
+
+
+@pytest.mark.req("FL-08", "FL-16")
+def test_fifty_writers_with_ten_increments_each_count_to_five_hundred(
+    tracker: Tracker, scratch: Path
+) -> None:
+    [issue_id] = made(tracker, "counted")
+
+    def act(here: Tracker, times: int) -> int:
+        for _ in range(times):
+            here.update(issue_id, Update(increments={"n": 1}))
+        return times
+
+    [done] = everybody(scratch, act, iter([[10] * 50]))
+
+    assert sum(done) == 500
+    assert tracker.issue(issue_id).context == {"n": "500"}
+    assert events_of(tracker)["issue_updated"] == 500
+
+
+@pytest.mark.req("FL-08", "FL-16")
+def test_fifty_writers_on_ten_issues_lose_no_field(tracker: Tracker, scratch: Path) -> None:
+    ids = made(tracker, *(f"issue {number}" for number in range(10)))
+
+    def act(here: Tracker, writer: int) -> int:
+        for issue_id in random.sample(ids, len(ids)):
+            here.update(issue_id, Update(context={f"w{writer}": str(writer)}))
+        return writer
+
+    [done] = everybody(scratch, act, iter([list(range(50))]))
+
+    assert done == list(range(50))
+    for issue in tracker.snapshot():
+        assert issue.context == {f"w{writer}": str(writer) for writer in range(50)}
+
+
+@pytest.mark.req("FL-11")
+def test_eight_processes_pass_their_own_gates_and_none_overwrites_another(
+    tracker: Tracker, scratch: Path
+) -> None:
+    gates = [f"gate-{number}" for number in range(8)]
+    for gate in gates:
+        tracker.gates.define(Definition(gate))
+
+    def act(here: Tracker, told: tuple[str, str]) -> str:
+        return here.gates.judge(*told, GateStatus.PASSED).state.value
+
+    def rounds() -> Iterator[list[tuple[str, str]]]:
+        for number in range(40):
+            issue = tracker.create(NewIssue(title=f"issue {number}", gates=tuple(gates)))
+            tracker.update(issue.id, Update(state=State.DONE))
+            yield [(issue.id, gate) for gate in gates]
+
+    for states in everybody(scratch, act, rounds()):
+        assert Counter(states) == {"gated": 7, "done": 1}  # done with the last one, whichever it was
+    assert events_of(tracker)["gate_passed"] == 320
+    assert all(issue.state is State.DONE and not issue.open_gates() for issue in tracker.snapshot())
+
+
+@pytest.mark.req("FL-10")
+def test_of_opposite_dependencies_one_is_added_and_one_refused(tracker: Tracker, scratch: Path) -> None:
+    ids = made(tracker, "a", "b", "c", "d")
+
+    def act(here: Tracker, told: tuple[str, str]) -> object:
+        try:
+            return here.dependencies.add(*told).added
+        except DependencyCycle as failure:
+            return failure.facts["path"]
+
+    def rounds() -> Iterator[list[tuple[str, str]]]:
+        for _ in range(200):
+            a, b, c, d = ids
+            clear(tracker)
+            tracker.dependencies.add(b, c)  # and a longer way: a -> b -> c against d -> a, c -> d
+            yield [(a, b), (c, d), (d, a), (b, a)]
+
+    for answers in everybody(scratch, act, rounds()):
+        issues = list(tracker.snapshot())
+        assert circles(issues) == []
+        assert True in answers
+        refused = [each for each in answers if isinstance(each, list)]
+        assert refused
+        assert all(way[0] == way[-1] for way in refused)
+    assert "dependents" not in " ".join(problems(tracker))
+
+
+def clear(tracker: Tracker) -> None:
+    for issue in tracker.snapshot():
+        for on in issue.dependencies:
+            tracker.dependencies.remove(issue.id, on)
+
+
+@pytest.mark.req("FL-08", "FL-10")
+def test_five_concurrent_dependency_adds_all_stay(tracker: Tracker, scratch: Path) -> None:
+    act: Act = lambda here, told: here.dependencies.add(*told).added  # noqa: E731
+
+    def rounds() -> Iterator[list[tuple[str, str]]]:
+        for _ in range(30):
+            issue, *others = made(tracker, "waiting", *(f"dependency {number}" for number in range(5)))
+            yield [(issue, other) for other in others]
+
+    for answers in everybody(scratch, act, rounds()):
+        assert answers == [True] * 5
+    waiting = [issue for issue in tracker.snapshot() if issue.title == "waiting"]
+    assert [len(issue.dependencies) for issue in waiting] == [5] * 30
+    assert problems(tracker) == []
+
+
+@pytest.mark.req("FL-19")
+@pytest.mark.parametrize("how", ["claim", "next"])
+def test_of_eight_claimers_one_wins_with_one_event(tracker: Tracker, scratch: Path, how: str) -> None:
+    def act(here: Tracker, issue_id: str) -> str:
+        if how == "claim":
+            return here.claims.claim(issue_id, here.claims.request()).claim.assignee
+        claimed = here.claims.claim_next(here.claims.request())
+        return "E_ISSUE_CLAIMED" if claimed is None else claimed.claim.assignee
+
+    def rounds() -> Iterator[list[str]]:
+        for number in range(200 if how == "claim" else 40):
+            yield made(tracker, f"issue {number}") * 8
+
+    for answers in everybody(scratch, act, rounds()):
+        tally = Counter(answers)
+        assert tally.pop("E_ISSUE_CLAIMED") == 7
+        [winner] = tally
+        newest = list(tracker.snapshot())[-1]
+        assert (newest.state, newest.assignee) == (State.IN_PROGRESS, winner)
+    assert events_of(tracker)["issue_claimed"] == len(tracker.snapshot())
+
+
+@pytest.mark.req("FL-19")
+def test_claimers_of_the_next_issue_fall_through_to_others(tracker: Tracker, scratch: Path) -> None:
+    ids = made(tracker, *(f"issue {number}" for number in range(8)))
+
+    def act(here: Tracker, told: object) -> str:
+        claimed = here.claims.claim_next(here.claims.request())
+        return claimed.issue.id if claimed else ""
+
+    [answers] = everybody(scratch, act, iter([[None] * 8]))
+
+    assert sorted(answers) == sorted(ids)
+
+
+# --- Readers meanwhile ------------------------------------------------------------------------------
+
+
+@pytest.mark.req("FL-09", "FL-16", "FL-08")
+def test_readers_see_whole_states_while_others_create_link_finish_and_delete(
+    tracker: Tracker, scratch: Path
+) -> None:
+    def write(here: Tracker, seed: int) -> int:
+        chance = random.Random(seed)
+        for _ in range(25):
+            made_now = here.create_all(
+                [
+                    NewIssue(title="first", key="first", labels=("pair",)),
+                    NewIssue(title="second", depends_on=("first",), labels=("pair",)),
+                ]
+            )
+            first, second = (each.issue.id for each in made_now)
+            if chance.random() < 0.5:
+                here.update(first, Update(state=State.DONE))
+            if chance.random() < 0.5:
+                here.delete(first)
+                here.update(second, Update(title="alone"))
+        return 25
+
+    def read(here: Tracker, told: int) -> int:
+        looks = 0
+        while looks < 40:
+            looks += 1
+            snapshot = here.snapshot()
+            for issue in snapshot:
+                for on in issue.dependencies:
+                    assert snapshot.lookup(on) is not None, f"{issue.id} depends on {on}, which is not there"
+                waits = rules.open_dependencies(issue, snapshot.lookup)
+                assert (snapshot.state(issue) is State.READY) is (issue.state in rules.WAITING and not waits)
+        return looks
+
+    def act(here: Tracker, told: int) -> int:
+        return write(here, told) if told >= 0 else read(here, told)
+
+    [answers] = everybody(scratch, act, iter([[1, 2, 3, 4, -1, -2]]))
+
+    assert answers == [25, 25, 25, 25, 40, 40]
+    assert problems(tracker) == []
