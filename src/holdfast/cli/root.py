@@ -41,6 +41,8 @@ COMMANDS = {
         "holdfast.cli.worktree:group", "Directories to work in: create, list, rename, remove them."
     ),
     "lock": Entry("holdfast.cli.lock:group", "The lock of a worktree: acquire, renew, release, see it."),
+    "who": Entry("holdfast.cli.who:who", "Show who holds what, who waits, and what can be reclaimed."),
+    "top": Entry("holdfast.cli.who:top", "The same as 'who', live, for a terminal."),
     "file-lock": Entry(
         "holdfast.cli.file_lock:group", "Lock any file: run a command under a lock, see who holds it."
     ),

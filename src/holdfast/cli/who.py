@@ -1,0 +1,150 @@
+"""`holdfast who` and `holdfast top`: one glance at everything that is held, and by whom."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.options import duration, json_option
+from holdfast.cli.output import Output, printable
+from holdfast.cli.places import data_directory
+from holdfast.cli.repository import REPO, repo_option
+from holdfast.cli.tables import plain_table, show_table
+
+if TYPE_CHECKING:
+    from holdfast.workspace.overview import Holding, Overview
+
+COLUMNS = ("WHAT", "HELD BY", "SINCE", "LEFT", "ALIVE", "WAITING", "TO GET IT")
+NOTHING = "Nobody holds anything."
+
+
+@click.command(short_help="Show who holds what, who waits, and what can be reclaimed.")
+@repo_option
+@click.option(
+    "--data-dir", metavar="DIRECTORY", help="Where the repo locks are.  [default: as 'repo-lock' has it]"
+)
+@json_option
+@click.pass_obj
+def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
+    """Show who holds what: leases of worktrees, issues, claims in the ledger, repo locks, file locks.
+
+    For each: since when, until when, whether its holder is alive, what for, who waits in which place, and
+    whether and how it can be reclaimed without harm. Takes no lock and changes nothing.
+
+    \b
+    Examples:
+      holdfast who
+      holdfast who --json | jq '.data.holdings[] | select(.reclaim.safe)'
+    """
+    seen = _look(repo, data_dir)
+    if output.as_json:
+        output.result(_record(seen))
+        return
+    if seen.holdings:
+        show_table(output, COLUMNS, [_row(each) for each in seen.holdings])
+    else:
+        output.line(NOTHING)
+    for trouble in seen.troubles:
+        output.diagnostic(f"Cannot look at each {trouble.kind}: {printable(trouble.problem)}")
+
+
+@click.command(short_help="The same as 'who', live, for a terminal.")
+@repo_option
+@click.option(
+    "--data-dir", metavar="DIRECTORY", help="Where the repo locks are.  [default: as 'repo-lock' has it]"
+)
+@click.option(
+    "--every",
+    metavar="DURATION",
+    default="1s",
+    show_default=True,
+    callback=duration,
+    help="How often to look.",
+)
+@click.option("--count", type=click.IntRange(min=1), help="End after so many looks.  [default: at Ctrl-C]")
+@json_option
+@click.pass_obj
+def top(output: Output, *, repo: str | None, data_dir: str | None, every: float, count: int | None) -> None:
+    """Show who holds what, again and again, until Ctrl-C. Not on a terminal, or with --json: one look after
+    the other, with --json a JSON object per line.
+
+    \b
+    Example:
+      holdfast top --every 500ms
+    """
+    live = not output.as_json and sys.stdout is not None and sys.stdout.isatty()
+    looks = _looks(repo, data_dir, every, count)
+    try:
+        if live:
+            _show_live(looks)
+        else:
+            for seen in looks:
+                output.result(_record(seen), [*_lines(seen), ""])
+    except KeyboardInterrupt:
+        return  # that is how one ends it
+
+
+def _looks(repo: str | None, data_dir: str | None, every: float, count: int | None) -> Iterator[Overview]:
+    made = 0
+    while count is None or made < count:
+        if made:
+            time.sleep(every)
+        yield _look(repo, data_dir)
+        made += 1
+
+
+def _show_live(looks: Iterator[Overview]) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(screen=True, auto_refresh=False) as live:
+        for seen in looks:
+            live.update(Text("\n".join([f"{seen.root}  {seen.at}", "", *_lines(seen)])), refresh=True)
+
+
+def _look(repo: str | None, data_dir: str | None) -> Overview:
+    from holdfast.locks.repo_lock import RepoLock
+    from holdfast.workspace.overview import find_workspace, look_around
+
+    chosen = repo or os.environ.get(REPO)
+    root = Path(os.path.abspath(chosen)) if chosen else find_workspace(Path(os.getcwd()))
+    return look_around(root, repo_locks=RepoLock(data_directory(data_dir, os.environ)))
+
+
+def _record(seen: Overview) -> dict[str, object]:
+    return {
+        "root": str(seen.root),
+        "at": seen.at,
+        "holdings": [each.as_record() for each in seen.holdings],
+        "troubles": [each._asdict() for each in seen.troubles],
+    }
+
+
+def _lines(seen: Overview) -> list[str]:
+    if not seen.holdings:
+        return [NOTHING]
+    return plain_table(COLUMNS, [[printable(cell) for cell in _row(each)] for each in seen.holdings])
+
+
+def _row(held: Holding) -> list[str]:
+    from holdfast.clock import format_duration
+
+    left = ""
+    if held.time_left is not None:
+        left = format_duration(round(held.time_left)) if held.time_left > 0 else "expired"
+    purpose = f" ({held.purpose})" if held.purpose else ""
+    return [
+        f"{held.kind} {held.what}",
+        f"{held.who}{purpose}",
+        held.since or "",
+        left,
+        held.liveness.value,
+        ", ".join(f"{each.place}. {each.who}" for each in held.waiting),
+        ("safe: " if held.reclaim.safe else "") + held.reclaim.how,
+    ]
