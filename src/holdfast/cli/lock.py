@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -37,8 +35,8 @@ The lock of a worktree: a lease, which one holder has for a limited time, with a
 whoever has lost it. Acquire it, renew it in time, and release it; 'holdfast run' does all three.
 
 The lock does not belong to the process that acquired it, but to whoever knows its id: an agent's every
-command may be a new process. Its holder is recorded as the process that ran 'lock acquire' (a shell,
-or an agent), or as the one that --holder-pid names. When that process ends the lock stays: it lasts
+command may be a new process. Its holder is recorded as the process that ran 'lock acquire' (an agent, a
+script, your shell; not a shell that was started for this one command), or as --holder-pid names it. When that process ends the lock stays: it lasts
 until it is released or its time is up.
 
 \b
@@ -273,12 +271,12 @@ def _print_granted(output: Output, lease: Lease, *, field: str | None, export: b
 
 def _holder(pid: int | None) -> Holder:
     """Who holds what this command acquires: the process that runs it, which lives longer than we do."""
-    from holdfast.locks.holders import current_holder, holder_with_pid
+    from holdfast.locks.callers import calling_agent
+    from holdfast.locks.holders import holder_with_pid
 
     if pid is not None:
         named = holder_with_pid(pid)
         if named is None:
             raise UsageFailure(f"there is no process {pid}", pid=pid)
         return named
-    parent = 0 if sys.platform == "win32" else os.getppid()  # 0: outside of our pid namespace
-    return (holder_with_pid(parent) if parent > 0 else None) or current_holder()
+    return calling_agent()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ class Process(NamedTuple):
     pid: int
     start_time: str
     is_zombie: bool
+    parent: int = 0
 
 
 if sys.platform == "linux":
@@ -36,7 +38,8 @@ if sys.platform == "linux":
             return None
         # The command's name is in parentheses and may itself contain blanks and parentheses.
         fields = text[text.rindex(")") + 2 :].split()
-        return Process(pid, fields[19], fields[0] in "ZX" and not _has_live_threads(pid))
+        zombie = fields[0] in "ZX" and not _has_live_threads(pid)
+        return Process(pid, fields[19], zombie, int(fields[1]))
 
     def _proc_shows_our_namespace() -> bool:
         """In a new pid namespace without a /proc of its own, /proc counts differently than we do."""
@@ -53,13 +56,13 @@ if sys.platform == "linux":
         except OSError:
             return False
 
-    def command_of(pid: int) -> str | None:
-        """The command line of a process, or None if it cannot be read."""
+    def words_of(pid: int) -> list[str]:
+        """The words of a process's command line; none if it cannot be read."""
         try:
             words = durable.read(_PROC / str(pid) / "cmdline", limit=1 << 16).split(b"\0")
         except Failure:
-            return None
-        return " ".join(word.decode("utf-8", "replace") for word in words if word) or None
+            return []
+        return [word.decode("utf-8", "replace") for word in words]
 
     def started_ago(process: Process) -> float:
         """How many seconds ago a process started, by the clock that no one can set."""
@@ -77,26 +80,43 @@ else:
         try:
             process = psutil.Process(pid)
             zombie = process.status() == psutil.STATUS_ZOMBIE
-            return Process(pid, f"{process.create_time():.2f}", zombie)
+            return Process(pid, f"{process.create_time():.2f}", zombie, process.ppid())
         except psutil.ZombieProcess:
             return Process(pid, "", True)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return None
 
-    def command_of(pid: int) -> str | None:
-        """The command line of a process, or None if it cannot be read."""
+    def words_of(pid: int) -> list[str]:
+        """The words of a process's command line; none if it cannot be read."""
         import psutil
 
         try:
-            return " ".join(psutil.Process(pid).cmdline()) or None
+            return psutil.Process(pid).cmdline()
         except psutil.Error:
-            return None
+            return []
 
     def started_ago(process: Process) -> float:
         """How many seconds ago a process started."""
         import time
 
         return time.time() - float(process.start_time or "nan")
+
+
+def command_of(pid: int) -> str | None:
+    """The command line of a process, or None if it cannot be read."""
+    return " ".join(word for word in words_of(pid) if word) or None
+
+
+def ancestors(pid: int) -> Iterator[Process]:
+    """The process, its parent, and so on, as far as they can be seen."""
+    seen: set[int] = set()
+    while pid > 0 and pid not in seen:
+        seen.add(pid)
+        process = find_process(pid)
+        if process is None:
+            return
+        yield process
+        pid = process.parent
 
 
 def is_there(pid: int) -> bool:

@@ -1,0 +1,48 @@
+"""On whose behalf a command runs: an agent runs every command as a new process, mostly in a new shell.
+
+The process that ran a command may be gone a moment later, and says nothing about who stands behind it.
+So we look upwards past shells that exist for this one command only (`sh -c ...`): what is above them is
+the agent, the script or the person's own shell.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from holdfast.locks.holders import Holder, current_holder, holder_with_pid
+from holdfast.locks.processes import ancestors, words_of
+
+_SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "fish")
+
+
+def calling_agent() -> Holder:
+    """Who runs this command; this process itself if that cannot be seen."""
+    if sys.platform == "win32":
+        return current_holder()
+    for process in ancestors(os.getppid()):
+        if process.pid > 1 and not _is_passing_shell(words_of(process.pid)):
+            return holder_with_pid(process.pid) or current_holder()
+    return current_holder()
+
+
+def is_ours(holder: Holder) -> bool:
+    """Whether this command runs on behalf of `holder`: it is this process, or one that it descends from."""
+    here = current_holder()
+    same_machine = (holder.host, holder.boot_id, holder.pid_namespace) == (
+        *(here.host, here.boot_id, here.pid_namespace),
+    )
+    if not same_machine or holder.pid <= 1:
+        return False
+    return any(
+        (process.pid, process.start_time) == (holder.pid, holder.start_time)
+        for process in ancestors(os.getpid())
+    )
+
+
+def _is_passing_shell(words: list[str]) -> bool:
+    """Whether this is a shell that carries out one command line and is gone then."""
+    if not words or words[0].lstrip("-").rpartition("/")[2] not in _SHELLS:
+        return False
+    options = [word for word in words[1:] if word.startswith("-") and not word.startswith("--")]
+    return any("c" in option for option in options[:3])

@@ -1,0 +1,65 @@
+"""Who stands behind a command: seen through the shells that are started for one command only."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.locks.callers import calling_agent, is_ours
+from holdfast.locks.holders import current_holder, holder_with_pid
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shells of POSIX")
+
+SHOW = "from holdfast.locks.callers import calling_agent; print(calling_agent().pid)"
+
+
+def run(command: list[str]) -> int:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+def test_a_command_that_is_run_directly_is_run_by_its_parent() -> None:
+    assert run([sys.executable, "-c", SHOW]) == os.getpid()
+
+
+@pytest.mark.parametrize("options", [["-c"], ["-e", "-c"], ["-ec"]])
+def test_shells_that_are_started_for_one_command_are_looked_through(options: list[str]) -> None:
+    inner = f"sh -c '{sys.executable} -c \"{SHOW}\"; true'; true"
+
+    assert run(["sh", *options, inner]) == os.getpid()
+
+
+def test_a_script_stands_for_itself(tmp_path: Path) -> None:
+    script = tmp_path / "script.sh"
+    script.write_text(f'{sys.executable} -c "{SHOW}" > {tmp_path}/out; echo $$\n')
+
+    pid = run(["sh", str(script)])
+
+    assert json.loads((tmp_path / "out").read_text()) == pid
+
+
+def test_who_descends_from_a_holder_acts_for_it() -> None:
+    parent = holder_with_pid(os.getppid())
+
+    assert is_ours(current_holder())
+    assert parent is not None
+    assert is_ours(parent)
+    assert not is_ours(parent._replace(start_time="1"))
+    assert not is_ours(parent._replace(boot_id="another"))
+    assert calling_agent() != current_holder()
+
+
+def test_a_child_or_a_stranger_is_not_who_we_act_for() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        holder = holder_with_pid(child.pid)
+        assert holder is not None
+        assert not is_ours(holder)
+    finally:
+        child.kill()
+        child.wait()
