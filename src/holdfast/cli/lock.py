@@ -36,8 +36,8 @@ whoever has lost it. Acquire it, renew it in time, and release it; 'holdfast run
 
 The lock does not belong to the process that acquired it, but to whoever knows its id: an agent's every
 command may be a new process. Its holder is recorded as the process that ran 'lock acquire' (an agent, a
-script, your shell; not a shell that was started for this one command), or as --holder-pid names it. When that process ends the lock stays: it lasts
-until it is released or its time is up.
+script, your shell; not a shell that was started for this one command), or as --holder-pid names it.
+When that process ends the lock stays: it lasts until it is released or its time is up.
 
 \b
 Example:

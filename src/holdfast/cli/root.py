@@ -43,6 +43,7 @@ COMMANDS = {
     "lock": Entry("holdfast.cli.lock:group", "The lock of a worktree: acquire, renew, release, see it."),
     "who": Entry("holdfast.cli.who:who", "Show who holds what, who waits, and what can be reclaimed."),
     "top": Entry("holdfast.cli.who:top", "The same as 'who', live, for a terminal."),
+    "guard": Entry("holdfast.cli.guard:guard", "Say whether paths may be written to, or who leased them."),
     "file-lock": Entry(
         "holdfast.cli.file_lock:group", "Lock any file: run a command under a lock, see who holds it."
     ),
@@ -63,6 +64,7 @@ COMMANDS = {
     "events": Entry("holdfast.cli.queries:events", "Show what happened to issues, also as it happens."),
     "demo": Entry("holdfast.cli.demo:demo", "Watch locks do their work while processes are killed."),
     "completion": Entry("holdfast.cli.completion:completion", "Print the completion script of your shell."),
+    "hook": Entry("holdfast.cli.hook:hook", "Answer a program that calls at certain moments.", hidden=True),
     "demo-worker": Entry("holdfast.cli.demo:worker", "One of the processes of the demo.", hidden=True),
 }
 

@@ -47,7 +47,7 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
         output.result(_record(seen))
         return
     if seen.holdings:
-        show_table(output, COLUMNS, [_row(each) for each in seen.holdings])
+        show_table(output, COLUMNS, [row(each) for each in seen.holdings])
     else:
         output.line(NOTHING)
     for trouble in seen.troubles:
@@ -129,10 +129,11 @@ def _record(seen: Overview) -> dict[str, object]:
 def _lines(seen: Overview) -> list[str]:
     if not seen.holdings:
         return [NOTHING]
-    return plain_table(COLUMNS, [[printable(cell) for cell in _row(each)] for each in seen.holdings])
+    return plain_table(COLUMNS, [[printable(cell) for cell in row(each)] for each in seen.holdings])
 
 
-def _row(held: Holding) -> list[str]:
+def row(held: Holding) -> list[str]:
+    """One thing that is held, as a line of the table."""
     from holdfast.clock import format_duration
 
     left = ""

@@ -30,6 +30,7 @@ mkdir = os.mkdir
 rmdir = os.rmdir
 scandir = os.scandir
 readlink = os.readlink
+realpath = os.path.realpath
 symlink = os.symlink
 chmod = os.chmod
 utime = os.utime
@@ -175,4 +176,4 @@ CHANGING = (
     "flock",
     "flock_interruptible",
 )
-READING = ("read", "lseek", "fstat", "stat", "scandir", "readlink", "listxattr", "getxattr")
+READING = ("read", "lseek", "fstat", "stat", "scandir", "readlink", "realpath", "listxattr", "getxattr")

@@ -51,9 +51,7 @@ def describe(repository: Repository) -> Description:
         format=repository.format,
         worktrees=tuple(repository.worktrees.states()),
         snapshots=len(descriptors),
-        best_effort=tuple(
-            each for each in descriptors if each.consistency_level is Consistency.BEST_EFFORT
-        ),
+        best_effort=tuple(each for each in descriptors if each.consistency_level is Consistency.BEST_EFFORT),
         filesystem=kind,
         network=is_network(kind),
         engine=_engine(repository),
