@@ -21,6 +21,7 @@ from holdfast.cli.output import Output, printable
 from holdfast.cli.repository import LOCK_ID
 from holdfast.errors import Failure, LockConflict, NotFound
 
+EVENTS = ("session-start", "before-write", "after-tool", "session-end", "pre-commit")
 REFUSE = 2
 MOST_BYTES = 64 << 20
 _PATHS = ("file_path", "notebook_path", "path", "target_file")

@@ -10,7 +10,6 @@ from holdfast.leases.records import Lease
 from holdfast.locks.callers import is_ours
 from holdfast.workspace.repository import Repository
 
-
 Act = Callable[[str, str], Lease]
 
 
