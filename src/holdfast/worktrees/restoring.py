@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import Corrupt, Refused, UsageFailure
+from holdfast.errors import Corrupt, ExchangeUnavailable, Refused, UsageFailure
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure
-from holdfast.fs.moving import move, swap, sync_parents
+from holdfast.fs.directory import Directory, io_failure, make_directories
+from holdfast.fs.moving import move, sync_parents
 from holdfast.fs.names import split_relative
 from holdfast.leases.records import Identity
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace, Stream, View
@@ -51,7 +51,8 @@ from holdfast.worktrees.scratch import Scratch, scratch, sweep
 from holdfast.worktrees.snapshots import Wanted, published_tree, publishing, same_worktree, snapshot
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Progress
+    from holdfast.fs.trees import Change as Difference
+    from holdfast.fs.trees.intake import Progress
 
 NEW, REPLACED, LATE, CACHE = "payload", "replaced", "late", "stat"
 
@@ -138,15 +139,20 @@ def differs_from_head(control: Control, config: WorktreeConfig) -> bool:
 
 
 def _differs(control: Control, payload: Path, tip: str | None, worktree: str) -> bool:
-    from holdfast.fs.trees import changes
-
     if tip is None:
         with Directory.open(payload) as directory:
             return bool(directory.names())
     if not is_ready(control.places, tip):
         return True
+    from holdfast.fs.trees import changes
+
     cache = control.places.stat_cache(worktree)
-    return next(iter(changes(payload, control.places.tree(tip), cache=cache)), None) is not None
+    return any(is_work(each) for each in changes(payload, control.places.tree(tip), cache=cache))
+
+
+def is_work(difference: Difference) -> bool:
+    """Whether a difference is worth anything: not the mere time at which a directory was changed."""
+    return not (difference.kind == "d" and difference.aspects == ("mtime",))
 
 
 # --- 2. What shall be there -------------------------------------------------------------------------
@@ -155,12 +161,17 @@ def _differs(control: Control, payload: Path, tip: str | None, worktree: str) ->
 def _prepare(control: Control, worktree: str, room: Scratch, source: Descriptor, how: InPlace) -> Operation:
     from holdfast.fs.trees import materialise, sync_tree
 
-    only = None if how.path is None else os.fsencode(how.path)
     tree = control.places.tree(source.snapshot_id)
-    cache = room.path / CACHE if only is None else None
-    materialise(tree, room.path / NEW, only=only, cache=cache, progress=how.progress)
+    new, path = room.path / NEW, None
+    if how.path is None:
+        materialise(tree, new, cache=room.path / CACHE, progress=how.progress)
+    else:
+        path, rest = _placed(control, worktree, how.path)
+        for each in rest:
+            make_directories(new)
+            new = new / each
+        materialise(tree, new, only=os.fsencode(how.path), progress=how.progress)
     sync_tree(room.path)
-    path = None if how.path is None else _placed(control, worktree, how.path)
     operation = Operation(
         operation_id=room.scratch_id,
         kind=OperationKind.RESTORE,
@@ -173,19 +184,20 @@ def _prepare(control: Control, worktree: str, room: Scratch, source: Descriptor,
         reason=how.reason,
         keeps=how.keep,
     )
-    return msgspec.structs.replace(operation, inode=_inode(_new(control, operation)))
+    return msgspec.structs.replace(operation, inode=_inode(room.path / NEW))
 
 
-def _placed(control: Control, worktree: str, path: str) -> str:
-    """The part that is exchanged so that `path` comes back: itself, or what is missing above it."""
+def _placed(control: Control, worktree: str, path: str) -> tuple[str, tuple[str, ...]]:
+    """What is exchanged so that `path` comes back: itself, or the first that is missing above it; and
+    which names lead on from there."""
     parts = split_relative(path)
     with contextlib.ExitStack() as opened:
         here = opened.enter_context(Directory.open(control.places.payload(worktree)))
         for depth, part in enumerate(parts[:-1], 1):
             if here.status(part) is None:
-                return "/".join(parts[:depth])
+                return "/".join(parts[:depth]), parts[depth:]
             here = opened.enter_context(here.enter(part))  # refuses a link: it could lead elsewhere
-    return "/".join(parts)
+    return path, ()
 
 
 def _link(control: Control, room: Scratch, source: Descriptor) -> None:
@@ -296,7 +308,7 @@ def _carry_out(control: Control, operation: Operation) -> None:
     """Do what was decided. Every step looks first whether it is done: so this can be interrupted
     anywhere, and be done again."""
     room = control.places.scratch / operation.operation_id
-    new, target, replaced = _new(control, operation), _target(control, operation), room / REPLACED
+    new, target, replaced = room / NEW, _target(control, operation), room / REPLACED
     if _inode(target) != operation.inode:
         _exchange(new, target, replaced, operation)  # 4
     sync_parents(new, target)
@@ -321,9 +333,14 @@ def _exchange(new: Path, target: Path, replaced: Path, operation: Operation) -> 
             operation_id=operation.operation_id,
             path=str(target),
         )
+    from holdfast.fs.trees import exchange
+
     if _inode(target) is None:
         move(new, target)
-    elif not swap(new, target):
+        return
+    try:
+        exchange(new, target)
+    except ExchangeUnavailable:
         move(target, replaced)
         move(new, target)
 
@@ -341,7 +358,6 @@ def _late(control: Control, operation: Operation, room: Path) -> Descriptor | No
 
 
 def _captured_late(control: Control, operation: Operation, room: Path, kept: str | None) -> Descriptor:
-    from holdfast.fs.directory import make_directories
     from holdfast.fs.trees import capture, choose_engine, remove_tree, sync_tree
 
     remove_tree(room / LATE)  # what a finisher that died has left
@@ -407,11 +423,6 @@ def _adopt_cache(control: Control, operation: Operation, room: Path) -> None:
 def _target(control: Control, operation: Operation) -> Path:
     payload = control.places.payload(operation.worktree_id)
     return payload if operation.path is None else payload / operation.path
-
-
-def _new(control: Control, operation: Operation) -> Path:
-    new = control.places.scratch / operation.operation_id / NEW
-    return new if operation.path is None else new / operation.path
 
 
 def _inode(path: Path) -> str | None:

@@ -52,7 +52,8 @@ from holdfast.worktrees.records import (
 from holdfast.worktrees.scratch import Scratch, scratch
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Captured, Engine, Progress
+    from holdfast.fs.trees import Captured, Engine
+    from holdfast.fs.trees.intake import Progress
 
 
 class Wanted(NamedTuple):
