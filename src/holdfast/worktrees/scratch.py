@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import Corrupt, Failure, NotFound
+from holdfast.errors import AlreadyExists, Corrupt, Failure, NotFound
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
@@ -98,7 +98,8 @@ def scratch(
             uses=tuple(uses),
             identity=Identity.of(control.holder),
         )
-        durable.create(path / INTENT, _CODEC.encode(intent), durable=False)  # 2. counts only while we live
+        with contextlib.suppress(AlreadyExists):  # of the one whose operation we finish in its scratch
+            durable.create(path / INTENT, _CODEC.encode(intent), durable=False)  # 2. counts while we live
         try:
             yield Scratch(scratch_id, path)
         finally:
