@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +34,7 @@ from holdfast.fs.moving import move, sync_parents
 from holdfast.fs.names import split_relative
 from holdfast.leases.records import Identity
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace, Stream, View
+from holdfast.worktrees.comparing import unsaved
 from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready, no_snapshot, usable, visible
 from holdfast.worktrees.payload_lock import payload_locked
@@ -83,7 +85,8 @@ def restore_in_place(
     In an exclusive worktree it takes the proof that the lease is held; in a shared one it is refused
     unless it is switched on for this call.
     """
-    config = checked(control, worktree, proof, how)
+    checked(control, worktree, how)
+    config = check_early(control, worktree, proof)
     usable(visible(control, snapshot_id))
     kept = _keep(control, config, snapshot_id, proof, how) if how.keep else None  # 1
     operation_id = new_snapshot_id()
@@ -103,8 +106,8 @@ def restore_in_place(
         return Restored(source, published, kept)
 
 
-def checked(control: Control, worktree: str, proof: Proof | None, how: InPlace) -> WorktreeConfig:
-    """The worktree's record, if restoring in place may be tried: the reason, the isolation, the lease."""
+def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
+    """The worktree's record, if restoring in place may be tried in it, for this reason."""
     if not how.reason.strip():
         raise UsageFailure("restoring in place needs a reason", hint="Say why: --reason TEXT.")
     if how.path is not None:
@@ -117,7 +120,13 @@ def checked(control: Control, worktree: str, proof: Proof | None, how: InPlace) 
             "or switch this on for once: --allow-shared.",
             worktree=worktree,
         )
-    return check_early(control, worktree, proof)
+    return config
+
+
+def below(path: str, found: Iterable[Difference]) -> Iterator[Difference]:
+    """Of these differences, those at `path` and below it."""
+    top = os.fsencode(path)
+    return (each for each in found if each.path == top or each.path.startswith(top + b"/"))
 
 
 # --- 1. What is there now ---------------------------------------------------------------------------
@@ -139,20 +148,9 @@ def differs_from_head(control: Control, config: WorktreeConfig) -> bool:
 
 
 def _differs(control: Control, payload: Path, tip: str | None, worktree: str) -> bool:
-    if tip is None:
-        with Directory.open(payload) as directory:
-            return bool(directory.names())
-    if not is_ready(control.places, tip):
+    if tip is not None and not is_ready(control.places, tip):
         return True
-    from holdfast.fs.trees import changes
-
-    cache = control.places.stat_cache(worktree)
-    return any(is_work(each) for each in changes(payload, control.places.tree(tip), cache=cache))
-
-
-def is_work(difference: Difference) -> bool:
-    """Whether a difference is worth anything: not the mere time at which a directory was changed."""
-    return not (difference.kind == "d" and difference.aspects == ("mtime",))
+    return next(unsaved(control, payload, tip, worktree), None) is not None
 
 
 # --- 2. What shall be there -------------------------------------------------------------------------
