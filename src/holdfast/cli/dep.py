@@ -45,7 +45,7 @@ def add(output: Output, *, issue_id: str, depends_on: str, repo: str | None, act
     from holdfast.cli.issue_view import SHORT, summary
 
     with tracking(repo, actor) as tracker:
-        found, on = tracker.resolve(issue_id), tracker.resolve(depends_on)
+        found, on = tracker.find_id(issue_id), tracker.find_id(depends_on)
         added = tracker.dependencies.add(found, on)
         record = {
             **summary(added.issue, tracker.state(added.issue)),
@@ -80,9 +80,9 @@ def remove(output: Output, *, issue_id: str, depends_on: str, repo: str | None, 
     from holdfast.errors import NotFound
 
     with tracking(repo, actor) as tracker:
-        found = tracker.resolve(issue_id)
+        found = tracker.find_id(issue_id)
         own = [each for each in tracker.issue(found).dependencies if each.startswith(depends_on)]
-        on = own[0] if len(own) == 1 else tracker.resolve(depends_on)
+        on = own[0] if len(own) == 1 else tracker.find_id(depends_on)
         issue = tracker.dependencies.remove(found, on)
         if issue is None:
             raise NotFound(f"{found[:SHORT]} does not depend on {on[:SHORT]}", issue_id=found, depends_on=on)
@@ -105,7 +105,7 @@ def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) 
     from holdfast.cli.issue_view import summary
 
     with tracking(repo) as tracker:
-        found = tracker.resolve(issue_id)
+        found = tracker.find_id(issue_id)
         snapshot = tracker.snapshot()
         rows = list(_walk(snapshot, found, depth))
     issues = [{**summary(each, snapshot.state(each)), "depth": level} for level, _, each in rows if each]

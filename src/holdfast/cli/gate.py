@@ -120,7 +120,7 @@ def require(
     from holdfast.cli.issue_view import SHORT, summary
 
     with tracking(repo, actor) as tracker:
-        issue = tracker.gates.require(tracker.resolve(issue_id), keys)
+        issue = tracker.gates.require(tracker.find_id(issue_id), keys)
         needs = ", ".join(issue.gates_required)
         output.result(summary(issue, tracker.state(issue)), [f"{issue.id[:SHORT]} needs {needs}"])
 
@@ -145,7 +145,7 @@ def check(
     from holdfast.cli.gate_check import check_gates
 
     with tracking(repo, actor) as tracker:
-        check_gates(tracker, output, tracker.resolve(issue_id), keys, os.environ)
+        check_gates(tracker, output, tracker.find_id(issue_id), keys, os.environ)
 
 
 @group.command("pass", short_help="Say that a gate is passed.")
@@ -191,7 +191,7 @@ def _judge(
     from holdfast.issues.records import GateStatus
 
     with tracking(repo, actor) as tracker:
-        issue = tracker.gates.judge(tracker.resolve(issue_id), key, GateStatus(status), force=force)
+        issue = tracker.gates.judge(tracker.find_id(issue_id), key, GateStatus(status), force=force)
         state = tracker.state(issue)
     record = {**summary(issue, state), "gate": key, "status": status, "open_gates": issue.open_gates()}
     output.result(record, [f"{key} of {issue.id[:SHORT]} is {status}; the issue is {state.value}"])

@@ -222,7 +222,7 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
     from holdfast.cli.issue_view import full, lines
 
     with tracking(repo) as tracker:
-        record = full(tracker, tracker.resolve(issue_id))
+        record = full(tracker, tracker.find_id(issue_id))
         if field:
             show_field(output, [record], field)
         else:
@@ -260,7 +260,7 @@ def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | N
     from holdfast.cli.issue_update import update_one
 
     with tracking(repo, actor) as tracker:
-        update_one(tracker, output, tracker.resolve(issue_id), words)
+        update_one(tracker, output, tracker.find_id(issue_id), words)
 
 
 @group.command(short_help="Delete an issue.")
@@ -287,7 +287,7 @@ def delete(
     from holdfast.cli.issue_view import SHORT, summary
 
     with tracking(repo, actor) as tracker:
-        found = tracker.resolve(issue_id)
+        found = tracker.find_id(issue_id)
         dependents = list(tracker.dependents_of(found))
         issue = tracker.issue(found) if dry_run else tracker.delete(found, claim=claim_for(found, claim_text))
         record = {**summary(issue, issue.state), "deleted": not dry_run, "freed": dependents}

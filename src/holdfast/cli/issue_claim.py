@@ -55,7 +55,7 @@ def claim(
 
     with tracking(repo, actor) as tracker:
         request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose)
-        claimed = tracker.claims.claim(tracker.resolve(issue_id), request)
+        claimed = tracker.claims.claim(tracker.find_id(issue_id), request)
         if field:
             show_field(output, [claimed_record(claimed)], field)
         else:
@@ -130,7 +130,7 @@ def heartbeat(
     from holdfast.cli.issue_view import SHORT, claim_record
 
     with tracking(repo, actor) as tracker:
-        found = tracker.resolve(issue_id)
+        found = tracker.find_id(issue_id)
         shown = claim_for(found, claim_text)
         if shown is None:
             raise UsageFailure("no claim was shown", hint="Show it: --claim, or HOLDFAST_CLAIM_ID.")
@@ -160,7 +160,7 @@ def release(
     from holdfast.cli.issue_view import changed
 
     with tracking(repo, actor) as tracker:
-        found = tracker.resolve(issue_id)
+        found = tracker.find_id(issue_id)
         issue = tracker.claims.release(found, claim_for(found, claim_text), reason=reason)
         changed(output, "released", issue, tracker.state(issue))
 

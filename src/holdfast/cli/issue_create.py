@@ -27,7 +27,7 @@ def create_one(
 ) -> None:
     """Create the one issue that was described."""
     words["priority"] = Priority(words["priority"])
-    new = NewIssue(**words, depends_on=tuple(map(tracker.resolve, depends_on)), **more)
+    new = NewIssue(**words, depends_on=tuple(map(tracker.find_id, depends_on)), **more)
     [created] = tracker.create_all([new])
     record = created_record(created)
     if field:
@@ -44,7 +44,7 @@ def create_batch(tracker: Tracker, output: Output, field: str | None) -> None:
     keys = {each.key for each in new}
     resolved = [
         msgspec.structs.replace(
-            each, depends_on=tuple(on if on in keys else tracker.resolve(on) for on in each.depends_on)
+            each, depends_on=tuple(on if on in keys else tracker.find_id(on) for on in each.depends_on)
         )
         for each in new
     ]

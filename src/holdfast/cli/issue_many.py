@@ -36,7 +36,7 @@ def breakdown(
     from holdfast.issues.creating import NewIssue
 
     with tracking(repo, actor) as tracker:
-        whole = tracker.issue(tracker.resolve(issue_id))
+        whole = tracker.issue(tracker.find_id(issue_id))
         new = [NewIssue(title=title, priority=whole.priority, labels=whole.labels) for title in parts]
         created = tracker.break_down(whole.id, new)
     record = {"id": whole.id, "parts": [created_record(each) for each in created]}

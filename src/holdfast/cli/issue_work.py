@@ -64,7 +64,7 @@ def work(
         claimed = (
             tracker.claims.claim_next(request)
             if issue_id is None
-            else tracker.claims.claim(tracker.resolve(issue_id), request)
+            else tracker.claims.claim(tracker.find_id(issue_id), request)
         )
         if claimed is None:
             raise nothing_ready()

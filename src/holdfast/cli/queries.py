@@ -131,7 +131,7 @@ def events(
 
     with tracking(repo) as tracker:
         tracker.transactions.check_initialised()
-        wanted = tracker.resolve(issue_id) if issue_id else None
+        wanted = tracker.find_id(issue_id) if issue_id else None
 
         def fits(event: Event) -> bool:
             return (wanted is None or event.issue_id == wanted) and (not types or event.type in types)

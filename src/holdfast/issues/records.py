@@ -168,18 +168,25 @@ class OpenCodec(Generic[Open]):
             value = _strict(content.removesuffix(b"\n"), source)
             if not isinstance(value, dict):
                 raise Corrupt(f"{source} is not a JSON object", source=source)
-            record = msgspec.convert(self._lenient(value), self._kind)
+            record = self._converted(value)
         except (JsonInvalid, TooLarge, msgspec.ValidationError) as error:
             raise Corrupt(
                 f"{source} cannot be understood: {error}", source=source, problem=str(error)
             ) from None
+        if value.keys() <= self._known:
+            return record
         unknown = {name: each for name, each in value.items() if name not in self._known}
-        return msgspec.structs.replace(record, unknown=unknown) if unknown else record
+        return msgspec.structs.replace(record, unknown=unknown)
+
+    def _converted(self, value: dict[str, Any]) -> Open:
+        try:
+            return msgspec.convert(value, self._kind)
+        except msgspec.ValidationError:
+            return msgspec.convert(self._lenient(value), self._kind)
 
     def _lenient(self, value: dict[str, Any]) -> dict[str, Any]:
         """The value with what other programs write otherwise put into our words."""
-        value.pop(_UNKNOWN, None)
-        return value
+        return {name: each for name, each in value.items() if name != _UNKNOWN}
 
 
 def _strict(content: bytes, source: str) -> Any:

@@ -145,7 +145,7 @@ class Tracker:
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
         return self.transactions.dependents_of(issue_id)
 
-    def resolve(self, text: str) -> str:
+    def find_id(self, text: str) -> str:
         """The id of which this is the beginning, or all."""
         text = text.strip()
         if is_safe_name(text) and self.store.read(ISSUES.key(text)) is not None:

@@ -141,14 +141,19 @@ class FileStore:
     def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
         decided = self._decided_members(family.name)
         names = self._members(family.name).union(decided)
-        with _Opened(self._root) as opened:  # thousands of members: their directory is opened once
+        directory, start, end = self._layout.family(family.name)
+        nested = end.startswith("/")  # each member has a directory of its own
+        with _Opened(self._root) as opened:  # there may be thousands: no detour for each of them
             for name in sorted(names):
-                key = family.key(name)
-                place = self._layout.place(key.name)
-                content = decided[name] if name in decided else self._load(place, opened)
-                document = self._document(key, place, content)
-                if document is not None:
-                    yield name, document
+                if name in decided:
+                    content = decided[name]
+                elif nested:
+                    content = self._load(self._layout.place(f"{family.name}/{name}"))
+                else:
+                    content = self._load_at(directory, f"{start}{name}{end}", opened)
+                if content is not None:
+                    where = self._root.where(f"{directory}/{start}{name}{end}")
+                    yield name, Document(family.codec.decode(content, where), digest(content))
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
         place = self._place(stream)
@@ -338,13 +343,19 @@ class FileStore:
         return place
 
     def _load(self, place: Place, opened: _Opened | None = None) -> bytes | None:
+        if opened is not None:
+            return self._load_at(place.directory, place.file, opened)
         try:
-            if opened is not None:
-                return read_if_there(opened.get(place.directory), place.file)
             with open_directory(self._root, place.directory) as directory:
                 return read_if_there(directory, place.file)
         except NotFound:
             return None  # not even its directory is there yet
+
+    def _load_at(self, directory: str, file: str, opened: _Opened) -> bytes | None:
+        try:
+            return read_if_there(opened.get(directory), file)
+        except NotFound:
+            return None
 
     def _document(self, key: Key[Record], place: Place, content: bytes | None) -> Document[Record] | None:
         if content is None:

@@ -1,0 +1,31 @@
+"""A tracker for each kind of store that needs no server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.issues.tracker import Tracker
+from holdfast.store.base import Store
+from holdfast.store.files import FileStore
+from holdfast.store.memory import MemoryStore
+from tests.issues.trackers import tracker_on
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=["memory", "files"])
+def store(request: pytest.FixtureRequest, scratch: Path, clock: ManualClock) -> Store:
+    return MemoryStore(clock=clock) if request.param == "memory" else FileStore(scratch, clock=clock)
+
+
+@pytest.fixture
+def tracker(store: Store) -> Tracker:
+    made = tracker_on(store)
+    assert made.initialise()
+    return made

@@ -1,0 +1,225 @@
+"""Claims: they end, they come back, and what is written under an old one is refused."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import (
+    FencingMismatch,
+    IssueClaimed,
+    LockExpired,
+    LockNotHeld,
+    SettingInvalid,
+    TransitionRefused,
+)
+from holdfast.issues.claim_records import ClaimId
+from holdfast.issues.claiming import HeldClaim
+from holdfast.issues.gating import Definition
+from holdfast.issues.records import GateStatus, State
+from holdfast.issues.tracker import Tracker, Update
+from tests.issues.trackers import events_of, made, proof, tracker_at
+from tests.locks.workers import Line, Workers, wait_until
+
+DONE = Update(state=State.DONE)
+TTL = 60.0
+
+
+@pytest.mark.req("FL-19")
+def test_a_claim_that_ran_out_is_taken_over_with_a_greater_token(
+    tracker: Tracker, clock: ManualClock
+) -> None:
+    [a] = made(tracker, "a")
+    first = tracker.claims.claim(a, tracker.claims.request("agent:one", ttl=TTL))
+    clock.advance(TTL - 1)
+    with pytest.raises(IssueClaimed, match="agent:one"):
+        tracker.claims.claim(a, tracker.claims.request("agent:two"))
+    clock.advance(1)
+
+    assert [issue.id for issue in tracker.snapshot().ready()] == [a]
+    second = tracker.claims.claim_next(tracker.claims.request("agent:two"))
+    assert second is not None
+    assert (second.taken_over_from, second.claim.token) == ("agent:one", first.claim.token + 1)
+
+
+@pytest.mark.req("FL-19")
+def test_late_writes_under_an_old_claim_are_refused(tracker: Tracker, clock: ManualClock) -> None:
+    [a] = made(tracker, "a")
+    old = proof(tracker.claims.claim(a, tracker.claims.request("agent:one", ttl=TTL)))
+    clock.advance(TTL)
+    new = proof(tracker.claims.claim(a, tracker.claims.request("agent:two", ttl=TTL)))
+    before = tracker.document(a)
+
+    for act in (
+        lambda: tracker.update(a, DONE, claim=old),
+        lambda: tracker.update(a, Update(title="late"), claim=old),
+        lambda: tracker.claims.release(a, old),
+        lambda: tracker.claims.renew(old),
+        lambda: tracker.delete(a, claim=old),
+    ):
+        with pytest.raises(FencingMismatch) as caught:
+            act()
+        assert caught.value.facts["current_token"] == 2
+    assert tracker.document(a) == before
+    assert tracker.update(a, DONE, claim=new).state is State.DONE
+
+
+def test_a_claim_that_ran_out_writes_nothing_even_if_nobody_took_it(
+    tracker: Tracker, clock: ManualClock
+) -> None:
+    [a] = made(tracker, "a")
+    claim = proof(tracker.claims.claim(a, tracker.claims.request(ttl=TTL)))
+    clock.advance(TTL)
+
+    with pytest.raises(LockExpired):
+        tracker.update(a, DONE, claim=claim)
+    with pytest.raises(LockExpired):
+        tracker.claims.renew(claim)
+
+
+def test_heartbeats_and_writes_keep_a_claim_alive(tracker: Tracker, clock: ManualClock) -> None:
+    [a] = made(tracker, "a")
+    claim = proof(tracker.claims.claim(a, tracker.claims.request(ttl=TTL)))
+    for _ in range(3):
+        clock.advance(TTL - 1)
+        tracker.claims.renew(claim)
+        clock.advance(TTL - 1)
+        tracker.update(a, Update(increments={"n": 1}), claim=claim)
+
+    assert tracker.update(a, DONE, claim=claim).state is State.DONE
+
+
+def test_only_its_claim_moves_a_claimed_issue(tracker: Tracker) -> None:
+    [a] = made(tracker, "a")
+    claim = proof(tracker.claims.claim(a, tracker.claims.request("agent:one")))
+
+    for act in (
+        lambda: tracker.update(a, DONE),
+        lambda: tracker.delete(a),
+        lambda: tracker.claims.release(a),
+    ):
+        with pytest.raises(IssueClaimed, match="agent:one"):
+            act()
+    assert tracker.update(a, Update(title="anybody may add to it")).title
+    assert tracker.claims.release(a, claim, reason="later").state is State.READY
+    assert tracker.issue(a).assignee is None
+    with pytest.raises(LockNotHeld):
+        tracker.claims.release(a)
+
+
+def test_the_token_grows_across_releases(tracker: Tracker) -> None:
+    [a] = made(tracker, "a")
+    tokens = []
+    for _ in range(3):
+        claimed = tracker.claims.claim(a, tracker.claims.request())
+        tokens.append(claimed.claim.token)
+        tracker.claims.release(a, proof(claimed))
+
+    assert tokens == [1, 2, 3]
+
+
+def test_finishing_ends_the_claim_and_waiting_for_gates_keeps_it(tracker: Tracker) -> None:
+    tracker.gates.define(Definition("review"))
+    [a] = made(tracker, "a")
+    tracker.gates.require(a, ["review"])
+    claim = proof(tracker.claims.claim(a, tracker.claims.request()))
+
+    assert tracker.update(a, DONE, claim=claim).state is State.GATED
+    record = tracker.claims.state(a)
+    assert record is not None
+    assert record.claim is not None
+    tracker.gates.judge(a, "review", GateStatus.PASSED)
+    record = tracker.claims.state(a)
+    assert record is not None
+    assert (record.claim, record.token) == (None, 1)
+    with pytest.raises(TransitionRefused):
+        tracker.claims.claim(a, tracker.claims.request())
+
+
+def test_what_was_abandoned_can_be_put_back_once(tracker: Tracker, clock: ManualClock) -> None:
+    [a] = made(tracker, "a")
+    tracker.claims.claim(a, tracker.claims.request(ttl=TTL))
+    assert not tracker.claims.reclaim(a)
+    clock.advance(TTL)
+
+    assert tracker.claims.reclaim(a)
+    assert not tracker.claims.reclaim(a)
+    assert (tracker.issue(a).state, tracker.issue(a).assignee) == (State.READY, None)
+    assert events_of(tracker)["issue_released"] == 1
+
+
+def test_an_issue_of_somebody_elses_is_not_claimed(tracker: Tracker) -> None:
+    a, b = made(tracker, "a", "b")
+    tracker.update(a, Update(assignee="human:bob"))
+    tracker.update(b, Update(state=State.IN_PROGRESS))
+
+    for issue in (a, b):
+        with pytest.raises(IssueClaimed):
+            tracker.claims.claim(issue, tracker.claims.request("agent:one"))
+    assert tracker.claims.claim(a, tracker.claims.request("human:bob")).claim.token == 1
+
+
+@pytest.mark.parametrize("text", ["", "x", "a.b.c", "a.1", ".1.x", "a.1."])
+def test_what_is_no_claim_id_is_refused(text: str) -> None:
+    with pytest.raises(SettingInvalid):
+        ClaimId.parse(text)
+
+
+def test_a_claim_id_says_its_issue_whatever_that_is_called() -> None:
+    assert ClaimId.parse(" a.b-1.12.0f ")[:2] == ("a.b-1", 12)
+
+
+def test_a_ttl_that_makes_no_sense_is_refused(tracker: Tracker) -> None:
+    for ttl in (0.0, -1.0, float("inf"), float("nan"), 1e9):
+        with pytest.raises(SettingInvalid):
+            tracker.claims.request(ttl=ttl)
+
+
+# --- With real time and real processes --------------------------------------------------------------
+
+
+def test_a_held_claim_renews_itself_and_notices_when_it_is_lost(scratch: Path) -> None:
+    tracker = tracker_at(scratch)
+    tracker.initialise()
+    [a] = made(tracker, "a")
+    claimed = tracker.claims.claim(a, tracker.claims.request(ttl=0.3))
+    with HeldClaim(tracker.claims, claimed.claim) as held:
+        wait_until(lambda: held.claim.renewed_at != claimed.claim.renewed_at)
+        held.check()
+        tracker.claims.release(a, held.id)
+        wait_until(held.lost.is_set)
+        with pytest.raises(FencingMismatch):
+            held.check()
+
+
+@pytest.mark.req("FL-19")
+@pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+def test_the_work_of_a_killed_agent_comes_back(scratch: Path) -> None:
+    tracker = tracker_at(scratch)
+    tracker.initialise()
+    [a] = made(tracker, "a")
+
+    def work(line: Line) -> None:
+        here = tracker_at(scratch, "agent:doomed")
+        claimed = here.claims.claim(a, here.claims.request(ttl=0.5))
+        with HeldClaim(here.claims, claimed.claim):
+            line.say(claimed.claim.claim_id)
+            line.wait()
+
+    with Workers() as workers:
+        worker = workers.start(work)
+        old = ClaimId.parse(worker.hear())
+        with pytest.raises(IssueClaimed):
+            tracker.claims.claim(a, tracker.claims.request())
+        worker.kill()
+        assert worker.wait() == -signal.SIGKILL
+        wait_until(lambda: tracker.snapshot().ready())
+        second = tracker.claims.claim_next(tracker.claims.request())
+    assert second is not None
+    assert (second.claim.token, second.taken_over_from) == (2, "agent:doomed")
+    with pytest.raises(FencingMismatch):
+        tracker.update(a, DONE, claim=old)
