@@ -44,6 +44,7 @@ COMMANDS = {
     "who": Entry("holdfast.cli.who:who", "Show who holds what, who waits, and what can be reclaimed."),
     "top": Entry("holdfast.cli.who:top", "The same as 'who', live, for a terminal."),
     "guard": Entry("holdfast.cli.guard:guard", "Say whether paths may be written to, or who leased them."),
+    "agent": Entry("holdfast.cli.agent:group", "Let agents work through the queue, one piece at a time."),
     "file-lock": Entry(
         "holdfast.cli.file_lock:group", "Lock any file: run a command under a lock, see who holds it."
     ),

@@ -1,0 +1,155 @@
+"""`holdfast agent run`: an agent's command on a piece of work, from claiming it to recording the outcome."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.group import Group
+from holdfast.cli.options import UNLIMITED, duration, duration_or_none
+from holdfast.cli.output import CommandFailed, Output
+from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
+from holdfast.cli.running import RunCommand
+from holdfast.cli.tracking import CLAIM_VARIABLE, tracking, writing_options
+from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld, NotFound
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.cli.child import Ended
+    from holdfast.ledger.log import Ledger
+    from holdfast.workspace.assignments import Assignment, Outcome
+
+LOST = """\
+The command was ended: the claim or the lease was lost, so somebody else may have been given this work.
+Nothing of it was published. What it wrote is still in the worktree."""
+
+group = Group("agent", help="Let agents work through the queue, one piece of work at a time.")
+
+
+@group.command(cls=RunCommand, short_help="Take work, run an agent on it, keep and record what it did.")
+@click.option("--issue", "issue_id", metavar="ID", help="Take this issue.")
+@click.option("--next", "take_next", is_flag=True, help="Take the most urgent issue that is ready.")
+@click.option(
+    "--worktree", metavar="NAME", help="Work in this one.  [default: one of the issue's own, made from main]"
+)
+@click.option("--gate", metavar="KEY", help="The gate that this decides: passed or failed with the command.")
+@click.option(
+    "--ttl",
+    metavar="DURATION",
+    default="1m",
+    show_default=True,
+    callback=duration,
+    help="How long the work stays taken if this process is killed; it is renewed as long as it lives.",
+)
+@click.option(
+    "--wait",
+    metavar="DURATION",
+    callback=duration_or_none,
+    help="How long to wait for the worktree, such as 5m; 'none': without limit.  [default: not at all]",
+)
+@writing_options
+@click.pass_obj
+def run(
+    output: Output,
+    *,
+    issue_id: str | None,
+    take_next: bool,
+    worktree: str | None,
+    gate: str | None,
+    ttl: float,
+    wait: float | None,
+    repo: str | None,
+    actor: str | None,
+    command: tuple[str, ...],
+) -> int:
+    """Claim an issue, make or reuse a worktree for it, lease that, and run COMMAND in it.
+
+    If COMMAND succeeds, what it wrote becomes a snapshot, the ledger (if there is one) gets a record, and
+    the issue is done; if it fails, all the same, but the issue goes back to the queue. If COMMAND or this
+    program is killed, the work goes back to the queue by itself, and nothing that was written is lost.
+
+    The command finds HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and
+    HOLDFAST_TOKEN in its environment. If the claim or the lease is lost it is ended (SIGTERM, then SIGKILL),
+    and nothing of it is published. Ends as the command ends; 3 if there is nothing to do.
+
+    \b
+    Examples:
+      holdfast agent run --next -- ./my-agent
+      holdfast agent run --issue 4f1c --gate tests -- make check
+    """
+    from holdfast.cli import child, signals
+    from holdfast.workspace.assignments import Wish, Workshop, take
+
+    if take_next is (issue_id is not None):
+        raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
+    wish = Wish(
+        issue_id=issue_id,
+        worktree=worktree,
+        assignee=actor,
+        gate=gate,
+        ttl=ttl,
+        wait=None if wait == UNLIMITED else wait or 0.0,
+    )
+    repository = open_repository(repo)
+    with tracking(repo or str(repository.root), actor) as tracker:
+        workshop = Workshop(repository, tracker, _ledger(repository.root))
+        with take(workshop, wish, quietly=signals.kept_back) as assignment:
+            try:
+                ended = child.run(
+                    command,
+                    duty=signals.Duty(min(1.0, ttl / 10), assignment.check),
+                    environment=_environment(assignment, repository.root),
+                    directory=assignment.path,
+                )
+                outcome = _concluded(assignment, ended)
+            except (LockNotHeld, LockExpired, FencingMismatch) as failure:
+                raise CommandFailed(failure, advice=LOST) from failure
+    output.result(_record(outcome, assignment, ended))
+    return child.end_like(ended)
+
+
+def _concluded(assignment: Assignment, ended: Ended) -> Outcome:
+    assignment.check()  # it may have been lost at the very end
+    if ended.exit_status == 0:
+        return assignment.succeed()
+    how = ended.signal_name or f"exit status {ended.exit_status}"
+    return assignment.fail(f"the command ended with {how}", **ended.as_record())
+
+
+def _environment(assignment: Assignment, root: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        REPO: str(root),
+        WORKTREE: assignment.lease.worktree,
+        LOCK_ID: assignment.lease.lock_id,
+        TOKEN: str(assignment.lease.token),
+        CLAIM_VARIABLE: assignment.claim.id.text,
+        "HOLDFAST_ISSUE_ID": assignment.issue.id,
+    }
+
+
+def _ledger(root: Path) -> Ledger | None:
+    from holdfast.workspace.ledgers import open_ledger
+
+    try:
+        return open_ledger(root).ledger
+    except NotFound:
+        return None
+
+
+def _record(outcome: Outcome, assignment: Assignment, ended: Ended) -> dict[str, object]:
+    return {
+        **ended.as_record(),
+        "issue_id": outcome.issue.id,
+        "state": outcome.issue.state.value,
+        "succeeded": outcome.succeeded,
+        "worktree_id": assignment.lease.worktree,
+        "claim_token": assignment.claim.claim.token,
+        "fencing_token": assignment.lease.token,
+        "snapshot_id": outcome.snapshot_id,
+        "sequence": outcome.sequence,
+        "taken_over_from": assignment.taken_over_from,
+    }

@@ -1,0 +1,214 @@
+"""Assignments: one piece of work from the queue, with a worktree to do it in, from claim to record.
+
+    with take(workshop, wish) as assignment:      # claimed, leased, what was left behind is kept
+        ...work in assignment.path...
+        assignment.succeed()                      # or .fail(reason)
+
+1. The issue is claimed; a heartbeat keeps the claim.
+2. Its worktree is made, from the head of `main`, or taken as it is; then it is leased, with a heartbeat.
+3. What somebody who died has left unsaved in the worktree becomes a snapshot: nothing is lost.
+4. The work is done. Whoever loses the claim or the lease is told by `check`, and must stop.
+5. The outcome: what is in the worktree becomes a snapshot (under the token of the lease), the ledger
+   gets a record, the gate is judged, and the issue is done (under the token of the claim). That last
+   step is the commit point: until then, the issue comes back to the queue if this process dies.
+   After a failure the issue is put back at once.
+6. The lease and the claim are given back.
+
+A kill anywhere leaves an issue that comes back to the queue when its claim runs out, a worktree with
+all that was written in it, and at most a record in the ledger of an attempt that did not count: an
+attempt counts if its token is the one with which the issue was done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import AlreadyExists, Failure, NotFound
+from holdfast.issues.claiming import Claimed, HeldClaim
+from holdfast.issues.records import GateStatus, Issue, State
+from holdfast.issues.tracker import Tracker, Update
+from holdfast.leases.held import HeldLease
+from holdfast.ledger.log import Ledger
+from holdfast.workspace.repository import Repository
+from holdfast.worktrees.proof import Proof
+from holdfast.worktrees.records import MAIN
+from holdfast.worktrees.snapshots import Wanted
+
+LONGEST_NOTE = 200
+
+
+class Workshop(NamedTuple):
+    """Where work is done: a repository, the queue of its work, and perhaps a ledger for the record."""
+
+    repository: Repository
+    tracker: Tracker
+    ledger: Ledger | None = None
+
+
+class Wish(NamedTuple):
+    """Which work, where, and how."""
+
+    issue_id: str | None = None
+    """None: the most urgent issue that is ready."""
+    worktree: str | None = None
+    """None: one of the issue's own."""
+    assignee: str | None = None
+    gate: str | None = None
+    """The gate that this work decides: passed if it succeeds, failed if it does not."""
+    ttl: float = 60.0
+    wait: float | None = 0.0
+
+
+class Outcome(NamedTuple):
+    """What became of an assignment."""
+
+    issue: Issue
+    succeeded: bool
+    snapshot_id: str | None
+    sequence: int | None
+    """The event in the ledger, if there is one."""
+
+
+class Assignment:
+    """Work that is claimed, and a worktree that is leased for it."""
+
+    def __init__(
+        self, workshop: Workshop, wish: Wish, claimed: Claimed, claim: HeldClaim, lease: HeldLease
+    ) -> None:
+        self.issue = claimed.issue
+        self.taken_over_from = claimed.taken_over_from
+        self.claim = claim
+        self.lease = lease
+        self.path: Path = workshop.repository.path(lease.worktree)
+        self.outcome: Outcome | None = None
+        self._workshop = workshop
+        self._wish = wish
+
+    def check(self) -> None:
+        """Raise if the claim or the lease is lost: call it before every piece of work."""
+        self.claim.check()
+        self.lease.check()
+
+    def succeed(self, **facts: object) -> Outcome:
+        """Record the work as done. Refused by a token if somebody else has been given it meanwhile."""
+        snapshot_id = self._kept("done")
+        self.claim.check()
+        sequence = self._recorded("work_done", snapshot_id, facts)
+        if self._wish.gate is not None:
+            self._workshop.tracker.gates.judge(self.issue.id, self._wish.gate, GateStatus.PASSED)
+        issue = self._workshop.tracker.update(self.issue.id, Update(state=State.DONE), claim=self.claim.id)
+        self.outcome = Outcome(issue, True, snapshot_id, sequence)
+        return self.outcome
+
+    def fail(self, reason: str, **facts: object) -> Outcome:
+        """Put the work back into the queue. What was written stays in the worktree, and in a snapshot."""
+        snapshot_id = self._kept(f"failed: {reason}")
+        self.claim.check()
+        sequence = self._recorded("work_failed", snapshot_id, {**facts, "reason": reason})
+        if self._wish.gate is not None:
+            self._workshop.tracker.gates.judge(self.issue.id, self._wish.gate, GateStatus.FAILED)
+        issue = self._workshop.tracker.claims.release(self.issue.id, self.claim.id, reason=reason)
+        self.outcome = Outcome(issue, False, snapshot_id, sequence)
+        return self.outcome
+
+    def _kept(self, what: str) -> str | None:
+        """What is in the worktree as a snapshot; its head, if that is the same."""
+        note = f"{self.issue.id[:8]} {self.issue.title} ({what})"[:LONGEST_NOTE]
+        repository = self._workshop.repository
+        made = _take_if_changed(repository, self.lease, note)
+        return made or repository.control.config(self.lease.worktree).head_snapshot_id
+
+    def _recorded(self, kind: str, snapshot_id: str | None, facts: dict[str, object]) -> int | None:
+        if self._workshop.ledger is None:
+            return None
+        event = {
+            "type": kind,
+            "issue_id": self.issue.id,
+            "claim_token": self.claim.claim.token,
+            "assignee": self.claim.claim.assignee,
+            "worktree_id": self.lease.worktree,
+            "fencing_token": self.lease.token,
+            "snapshot_id": snapshot_id,
+            **facts,
+        }
+        return self._workshop.ledger.append(event).sequence
+
+
+@contextlib.contextmanager
+def take(
+    workshop: Workshop,
+    wish: Wish,
+    *,
+    quietly: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Iterator[Assignment]:
+    """Claim work and lease a worktree for it; see the module's text. Raises `NotFound` if nothing is ready.
+
+    What is still undecided when the block ends is put back. `quietly` is entered while the threads of
+    the heartbeats are started: a command line keeps signals away from them with it.
+    """
+    claimed = _claimed(workshop.tracker, wish)
+    with contextlib.ExitStack() as held:
+        claim = HeldClaim(workshop.tracker.claims, claimed.claim)
+        with quietly():
+            held.enter_context(claim)
+        assignment = None
+        try:
+            assignment = _begun(workshop, wish, claimed, claim, held, quietly)
+            yield assignment
+        finally:
+            if assignment is None or assignment.outcome is None:
+                with contextlib.suppress(Failure):  # it is not ours any more, or comes back by itself
+                    workshop.tracker.claims.release(claimed.issue.id, claim.id, reason="was not finished")
+
+
+def _begun(
+    workshop: Workshop,
+    wish: Wish,
+    claimed: Claimed,
+    claim: HeldClaim,
+    held: contextlib.ExitStack,
+    quietly: Callable[[], contextlib.AbstractContextManager[object]],
+) -> Assignment:
+    repository = workshop.repository
+    name = wish.worktree or f"issue-{claimed.issue.id[:8]}"
+    made = _make_worktree(repository, name)
+    purpose = f"issue {claimed.issue.id[:8]}: {claimed.issue.title}"[:LONGEST_NOTE]
+    lease = repository.lease(name, ttl=wish.ttl, wait=wish.wait, purpose=purpose)
+    held.callback(lease.release)
+    with quietly():
+        lease.beat()
+    if not made:
+        _take_if_changed(repository, lease, f"left unsaved before {claimed.claim.assignee} came")
+    return Assignment(workshop, wish, claimed, claim, lease)
+
+
+def _claimed(tracker: Tracker, wish: Wish) -> Claimed:
+    request = tracker.claims.request(wish.assignee, ttl=wish.ttl, purpose="agent run")
+    if wish.issue_id is not None:
+        return tracker.claims.claim(tracker.find_id(wish.issue_id), request)
+    claimed = tracker.claims.claim_next(request)
+    if claimed is None:
+        raise NotFound(
+            "no issue is ready to be worked on",
+            hint="See 'holdfast blocked' for what waits, and 'holdfast who' for what others work on.",
+        )
+    return claimed
+
+
+def _make_worktree(repository: Repository, name: str) -> bool:
+    """Make the worktree if it is not there; False if it is."""
+    head = repository.control.config(MAIN).head_snapshot_id
+    with contextlib.suppress(AlreadyExists):
+        repository.worktrees.create(name, snapshot=head)
+        return True
+    return False
+
+
+def _take_if_changed(repository: Repository, lease: HeldLease, note: str) -> str | None:
+    lease.check()
+    proof = Proof(lease.lock_id, lease.token)
+    made = repository.snapshots.take_if_changed(lease.worktree, proof, Wanted(note=note))
+    return None if made is None else made.snapshot_id
