@@ -1,0 +1,165 @@
+"""`holdfast agent run`: whole assignments, and what is left when somebody dies in the middle of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import Running, data, envelope, error, holdfast, python, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+
+WRITE = python("import os; open('result', 'a').write(os.environ['HOLDFAST_ISSUE_ID'])")
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A repository with a tracker and a ledger."""
+    root = tmp_path / "shop"
+    assert holdfast("init", root).returncode == 0
+    assert holdfast("issue", "init", cwd=root).returncode == 0
+    assert holdfast("ledger", "init", cwd=root).returncode == 0
+    return root
+
+
+def create(shop: Path, title: str, *options: str) -> str:
+    result = holdfast("issue", "create", title, *options, "--field", "id", cwd=shop)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def state_of(shop: Path, issue: str) -> str:
+    return holdfast("issue", "show", issue, "--field", "state", cwd=shop).stdout.strip()
+
+
+def ledger_of(shop: Path) -> list[dict[str, Any]]:
+    return [each["event"] for each in data(holdfast("ledger", "log", "--json", cwd=shop))["events"]]
+
+
+def outcome(result: Any) -> Any:
+    """What `agent run --json` says on standard error: standard output is the command's."""
+    content = envelope(result.stderr)
+    assert content["ok"] is True, content
+    return content["data"]
+
+
+def test_work_that_succeeds_is_kept_recorded_and_done(shop: Path) -> None:
+    issue = create(shop, "Write the result")
+
+    result = holdfast("agent", "run", "--next", "--actor", "agent:a", "--json", "--", *WRITE, cwd=shop)
+
+    told = outcome(result)
+    assert (told["issue_id"], told["state"], told["succeeded"]) == (issue, "done", True)
+    assert state_of(shop, issue) == "done"
+    written = shop / "worktrees" / told["worktree_id"] / "result"
+    assert written.read_text() == issue
+    kept = shop / ".jvs/snapshots" / told["snapshot_id"] / "payload/result"
+    assert kept.read_text() == issue
+    event = ledger_of(shop)[-1]
+    assert (event["type"], event["issue_id"], event["assignee"]) == ("work_done", issue, "agent:a")
+    assert data(holdfast("who", "--json", cwd=shop))["holdings"] == []
+
+
+def test_work_that_fails_goes_back_and_what_it_wrote_is_kept(shop: Path) -> None:
+    issue = create(shop, "Fail")
+    program = python("import sys; open('half', 'w').write('half'); sys.exit(3)")
+
+    result = holdfast("agent", "run", "--issue", issue[:8], "--json", "--", *program, cwd=shop)
+
+    assert result.returncode == 3
+    told = outcome(result)
+    assert (told["state"], told["succeeded"]) == ("ready", False)
+    assert (shop / ".jvs/snapshots" / told["snapshot_id"] / "payload/half").read_text() == "half"
+    assert ledger_of(shop)[-1]["type"] == "work_failed"
+    again = holdfast("agent", "run", "--next", "--json", "--", *WRITE, cwd=shop)
+    assert outcome(again)["worktree_id"] == told["worktree_id"]
+    assert state_of(shop, issue) == "done"
+
+
+def test_the_gate_is_passed_or_failed_with_the_command(shop: Path) -> None:
+    assert holdfast("gate", "define", "tests", "--title", "Tests", cwd=shop).returncode == 0
+    good, bad = (create(shop, title, "--gate", "tests") for title in ("Good", "Bad"))
+
+    holdfast("agent", "run", "--issue", good, "--gate", "tests", "--", "true", cwd=shop)
+    holdfast("agent", "run", "--issue", bad, "--gate", "tests", "--", "false", cwd=shop)
+
+    assert state_of(shop, good) == "done"
+    shown = data(holdfast("issue", "show", bad, "--json", cwd=shop))
+    assert shown["gates_status"]["tests"]["status"] == "failed"
+
+
+def test_nothing_to_do_is_said_with_a_status_of_its_own(shop: Path) -> None:
+    result = holdfast("agent", "run", "--next", "--json", "--", "true", cwd=shop)
+
+    assert result.returncode == 3
+    assert error(result, on="stderr")["code"] == "E_NOT_FOUND"
+
+
+def test_when_the_program_is_killed_the_work_comes_back_and_nothing_is_lost(shop: Path) -> None:
+    issue = create(shop, "Survive")
+    program = python(
+        "import time; open('half', 'w').write('half'); print('at work', flush=True); time.sleep(99)"
+    )
+    with Running("agent", "run", "--next", "--repo", shop, "--ttl", "1s", "--", *program) as first:
+        assert first.hear() == "at work"
+        first.kill()
+        first.process.wait()
+
+    def taken_over() -> bool:
+        result = holdfast(
+            "agent", "run", "--next", "--ttl", "5s", "--wait", "20s", "--json", "--", *WRITE, cwd=shop
+        )
+        return result.returncode == 0
+
+    wait_until(taken_over)
+    assert state_of(shop, issue) == "done"
+    history = data(holdfast("history", "--worktree", f"issue-{issue[:8]}", "--json", cwd=shop))
+    kept = [each["snapshot_id"] for each in history["snapshots"]]
+    payloads = [shop / ".jvs/snapshots" / each / "payload" for each in kept]
+    assert sorted({name for payload in payloads for name in os.listdir(payload)}) == ["half", "result"]
+
+
+def test_one_that_was_stopped_past_its_lease_publishes_nothing_when_it_wakes(shop: Path) -> None:
+    issue = create(shop, "Once")
+    ttl = "1s"
+    program = python("print('at work', flush=True); import sys; sys.stdin.read(); open('late', 'w')")
+    with Running(
+        "agent",
+        "run",
+        "--next",
+        "--actor",
+        "agent:slow",
+        "--repo",
+        shop,
+        "--ttl",
+        ttl,
+        "--json",
+        "--",
+        *program,
+    ) as slow:
+        assert slow.hear() == "at work"
+        slow.send(signal.SIGSTOP)
+        wait_until(
+            lambda: (
+                holdfast(
+                    *("agent", "run", "--next", "--actor", "agent:quick", "--ttl", "5s"),
+                    *("--wait", "20s", "--worktree", "other", "--", *WRITE),
+                    cwd=shop,
+                ).returncode
+                == 0
+            )
+        )
+        before = ledger_of(shop)
+        slow.send(signal.SIGCONT)
+        result = slow.finish()
+
+    assert result.returncode == 5, result
+    assert error(result, on="stderr")["code"] in ("E_FENCING_MISMATCH", "E_LOCK_EXPIRED", "E_LOCK_NOT_HELD")
+    assert state_of(shop, issue) == "done"
+    assert ledger_of(shop) == before
+    assert [each["type"] for each in before] == ["work_done"]

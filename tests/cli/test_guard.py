@@ -1,0 +1,182 @@
+"""`holdfast guard` and the hooks: writes into what somebody else has leased are refused, and only those."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import Result, Running, data, error, holdfast, python, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ancestors are looked at by way of /proc")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    directory = tmp_path / "root"
+    assert holdfast("init", directory).returncode == 0
+    assert holdfast("worktree", "create", "theirs", cwd=directory).returncode == 0
+    return directory
+
+
+@pytest.fixture
+def theirs(root: Path) -> Iterator[Running]:
+    """Somebody else, who has leased the worktree `theirs`."""
+    with Running(
+        "run", "--repo", root, "--worktree", "theirs", "--purpose", "refactoring", "--", "sleep", "99"
+    ) as run:
+        wait_until(lambda: data(holdfast("who", "--json", cwd=root))["holdings"])
+        yield run
+
+
+def test_a_path_in_a_worktree_that_somebody_else_has_leased_is_refused(root: Path, theirs: Running) -> None:
+    result = holdfast("guard", root / "worktrees/theirs/src/new.py", "--json")
+
+    assert result.returncode == 4
+    refused = error(result)
+    assert (refused["code"], refused["worktree"]) == ("E_LOCK_CONFLICT", "theirs")
+    assert f":{theirs.pid}:" in refused["holder_id"]
+    assert "refactoring" in refused["message"]
+    plain = holdfast("guard", root / "worktrees/theirs")
+    assert plain.returncode == 4
+    assert "refactoring" in plain.stderr
+
+
+def test_everything_else_may_be_written(root: Path, theirs: Running, tmp_path: Path) -> None:
+    for path in (root / "main/a", root / "main", root / "worktrees/absent/x", tmp_path / "elsewhere"):
+        assert holdfast("guard", path).returncode == 0, path
+
+
+def test_a_link_into_the_worktree_is_followed(root: Path, theirs: Running) -> None:
+    (root / "main/link").symlink_to(root / "worktrees/theirs")
+
+    assert holdfast("guard", "main/link/a", cwd=root).returncode == 4
+
+
+def test_who_names_the_lock_may_write(root: Path) -> None:
+    lock_id = holdfast(
+        "lock", "acquire", "--worktree", "theirs", "--holder-pid", "1", "--field", "lock_id", cwd=root
+    ).stdout.strip()
+
+    assert holdfast("guard", root / "worktrees/theirs/a").returncode == 4
+    assert holdfast("guard", root / "worktrees/theirs/a", env={"HOLDFAST_LOCK_ID": lock_id}).returncode == 0
+    assert holdfast("guard", root / "worktrees/theirs/a", "--lock-id", lock_id).returncode == 0
+
+
+def test_an_agent_may_write_into_what_it_has_leased_by_another_command(root: Path) -> None:
+    """This process runs both commands, so it is the holder."""
+    assert holdfast("lock", "acquire", "--worktree", "theirs", cwd=root).returncode == 0
+
+    assert holdfast("guard", root / "worktrees/theirs/a").returncode == 0
+
+
+def test_a_lease_that_has_run_out_is_in_nobodys_way(root: Path) -> None:
+    acquired = ("lock", "acquire", "--worktree", "theirs", "--holder-pid", "1", "--ttl", "100ms")
+    assert holdfast(*acquired, cwd=root).returncode == 0
+
+    wait_until(lambda: holdfast("guard", root / "worktrees/theirs/a").returncode == 0)
+
+
+def test_the_quick_answer_loads_none_of_what_makes_commands_slow(root: Path, theirs: Running) -> None:
+    program = (
+        "import sys; sys.argv = ['holdfast', 'guard', *sys.argv[1:]]\n"
+        "from holdfast.__main__ import main\n"
+        "status = main(); print(status, 'msgspec' in sys.modules, 'click' in sys.modules)"
+    )
+    import subprocess
+
+    for path, status in ((root / "main/a", 0), (root / "worktrees/theirs/a", 4)):
+        command = [*python(program), str(path)]
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert result.stdout.split() == [str(status), "False", "False"], result.stderr
+
+
+# --- Hooks -------------------------------------------------------------------------------------------
+
+
+def hook(event: str, said: dict[str, Any], cwd: Path, program: str = "claude") -> Result:
+    return holdfast("hook", event, "--from", f"{program}@1", cwd=cwd, stdin=json.dumps(said))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"file_path": "../worktrees/theirs/a.py"},
+        {"notebook_path": "../worktrees/theirs/a.ipynb"},
+        {"command": "*** Begin Patch\n*** Update File: ../worktrees/theirs/a.py\n@@\n*** End Patch"},
+        {"input": "*** Begin Patch\n*** Add File: a\n*** Move to: ../worktrees/theirs/a\n*** End Patch"},
+    ],
+)
+def test_before_a_write_the_hook_says_no_and_why(root: Path, theirs: Running, given: dict[str, str]) -> None:
+    said = {"cwd": str(root / "main"), "tool_input": given}
+
+    result = hook("before-write", said, root)
+
+    assert result.returncode == 2
+    assert "refactoring" in result.stderr
+
+
+def test_cursor_gets_its_answer_in_its_own_form(root: Path, theirs: Running) -> None:
+    said = {"workspace_roots": [str(root)], "tool_input": {"file_path": "worktrees/theirs/a.py"}}
+
+    result = hook("before-write", said, root, "cursor")
+
+    assert json.loads(result.stdout)["permission"] == "deny"
+    assert result.returncode == 2
+
+
+@pytest.mark.parametrize("said", [{}, {"tool_input": {"file_path": "main/a"}}, {"tool_input": [1]}])
+def test_other_writes_pass(root: Path, theirs: Running, said: dict[str, Any]) -> None:
+    assert hook("before-write", said, root).returncode == 0
+
+
+def test_hooks_are_never_in_the_way_outside_of_a_repository(tmp_path: Path) -> None:
+    for event in ("session-start", "before-write", "after-tool", "session-end", "pre-commit"):
+        result = holdfast("hook", event, cwd=tmp_path, stdin="not json")
+        assert (result.returncode, result.stdout) == (0, ""), event
+
+
+def test_a_session_begins_with_who_holds_what(root: Path, theirs: Running) -> None:
+    result = hook("session-start", {"cwd": str(root / "main")}, root)
+
+    assert "refactoring" in result.stdout
+    assert "additional_context" in json.loads(hook("session-start", {}, root, "cursor").stdout)
+
+
+def test_a_tool_keeps_the_leases_of_its_agent_alive_and_the_end_gives_them_back(root: Path) -> None:
+    assert holdfast("lock", "acquire", "--ttl", "1h", cwd=root).returncode == 0
+    before = data(holdfast("lock", "status", "--json", cwd=root))["lease"]
+
+    assert hook("after-tool", {}, root).returncode == 0
+    after = data(holdfast("lock", "status", "--json", cwd=root))["lease"]
+    assert after["lock_id"] == before["lock_id"]
+    assert after["lease_expires_at"] > before["lease_expires_at"]
+    assert hook("session-end", {}, root).returncode == 0
+    assert data(holdfast("lock", "status", "--json", cwd=root))["state"] == "free"
+
+
+def test_the_leases_of_others_are_left_alone(root: Path, theirs: Running) -> None:
+    hook("session-end", {}, root)
+
+    status = data(holdfast("lock", "status", "--worktree", "theirs", "--json", cwd=root))
+    assert status["state"] == "locked"
+
+
+def test_an_agent_whose_lease_is_lost_is_told_to_stop(root: Path) -> None:
+    assert holdfast("lock", "acquire", "--ttl", "100ms", cwd=root).returncode == 0
+
+    def told() -> Result | None:
+        result = hook("after-tool", {}, root)
+        return result if result.returncode == 2 else None
+
+    wait_until(told)
+    assert "Stop writing" in hook("after-tool", {}, root).stderr
+
+
+def test_git_does_not_commit_in_a_worktree_that_somebody_else_has_leased(root: Path, theirs: Running) -> None:
+    assert holdfast("hook", "pre-commit", cwd=root / "worktrees/theirs").returncode == 2
+    assert holdfast("hook", "pre-commit", cwd=root / "main").returncode == 0
