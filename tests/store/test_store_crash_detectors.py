@@ -15,7 +15,8 @@ from holdfast.fs.directory import Directory
 from holdfast.store import files, intents
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Intents, Step
-from holdfast.store.layout import INTENTS, Place
+from holdfast.store.layout import INTENTS, Kind, Place
+from holdfast.store.streams import LastNumbers
 from holdfast.testing.crash import Fault, Report, error_points, kill_points
 from holdfast.testing.powercut import power_cuts
 from tests.store.commit_cases import ALL
@@ -187,6 +188,10 @@ def settled_only_once(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(FileStore, "_settle", settle)
 
 
+def numbers_of_others_not_settled(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(LastNumbers, "is_durable", lambda self, place: place.kind is Kind.NUMBERED)
+
+
 def lines_not_settled(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(durable, "sync_in", lambda directory, name: None)
 
@@ -238,6 +243,7 @@ PLANTED: list[tuple[Plant, Sweep, str]] = [
     (intent_finished_before_it_is_durable, following("transfer"), "jvs/refs/alice"),
     (settled_only_once, following("append to the ledger", warm=True), "the numbers are"),
     (settled_only_once, following("create", warm=True, everything=True), "Corrupt"),
+    (numbers_of_others_not_settled, following("append to the ledger", warm=True), "the numbers are"),
     (lines_not_settled, following("append a line", everything=True), "jit/events"),
     (lines_of_the_dead_not_synced, following("create an issue"), "jit/events"),
     (line_taken_back_for_now, failing("append a line"), "jit/events"),

@@ -245,7 +245,8 @@ class FileStore:
 
         That is the way to the directories that it writes into (once), and what it has read: names, and
         the lines of streams. Only a change of the one document or the one stream of lines that was
-        named rests on nothing else: what makes it durable makes durable what was there before it.
+        named rests on nothing else: what makes it durable makes durable what was there before it. And a
+        numbered stream whose last number we have synced ourselves need not be synced again.
         """
         written = {place.directory for place in changed} | ({INTENTS} if len(changed) > 1 else set())
         first_time = written - self._settled
@@ -254,7 +255,7 @@ class FileStore:
         self._settled |= first_time
         if len(places) == len(changed) == 1 and places[0].kind is not Kind.NUMBERED:
             return
-        for directory in {place.directory for place in places}:
+        for directory in {place.directory for place in places if not self._numbers.is_durable(place)}:
             with contextlib.suppress(NotFound), open_directory(self._root, directory) as opened:
                 if directory not in first_time:
                     durable.sync_names(opened)
@@ -279,6 +280,7 @@ class FileStore:
                 # It is decided: what we cannot carry out now, readers see all the same, and the
                 # next one who needs these documents carries out before anything else.
                 self._intents.carry_out(intent)
+                self._remember_numbers(intent)
 
     def _commit_one(self, step: Step, opened: _Opened) -> None:
         place = self._layout.place(step.name)
@@ -288,14 +290,22 @@ class FileStore:
             durable.append_in(directory, place.file, content, at=step.at)
         elif place.kind is Kind.NUMBERED:
             draft = durable.write_draft(directory, place.numbered(step.at), content)
-            self._numbers.remember(place, publish_number(directory, place, draft, step.at))
+            number = publish_number(directory, place, draft, step.at)
             durable.sync_names(directory, place.file)
+            self._numbers.remember_durable(place, number)
         elif step.operation == "remove":
             durable.remove_in(directory, place.file)
         elif step.before:
             durable.replace_in(directory, place.file, content)
         else:
             durable.create_in(directory, place.file, content)
+
+    def _remember_numbers(self, intent: Intent) -> None:
+        """After an intent was carried out: its numbers are there, and durable."""
+        for step in intent.steps:
+            place = self._layout.place(step.name)
+            if place.kind is Kind.NUMBERED:
+                self._numbers.remember_durable(place, step.at)
 
     def _finish(self, intents: Sequence[Intent]) -> None:
         """Carry out what others decided, if it still has to be, under the guards that it needs."""
