@@ -13,9 +13,11 @@ import pytest
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.store import files, intents
+from holdfast.store.directories import Opened
 from holdfast.store.files import FileStore
-from holdfast.store.intents import Intent, Intents, Step
+from holdfast.store.intents import Intent, Intents
 from holdfast.store.layout import INTENTS, Kind, Place
+from holdfast.store.plans import Planned, in_order
 from holdfast.store.streams import LastNumbers
 from holdfast.testing.crash import Fault, Report, error_points, kill_points
 from holdfast.testing.powercut import power_cuts
@@ -123,8 +125,7 @@ def intent_dropped_without_a_mark(plant: pytest.MonkeyPatch) -> None:
 
 
 def pointers_before_documents(plant: pytest.MonkeyPatch) -> None:
-    in_order = files._in_order
-    plant.setattr(files, "_in_order", lambda steps, places: in_order(steps, places)[::-1])
+    plant.setattr(files, "in_order", lambda planned: in_order(planned)[::-1])
 
 
 def names_synced_at_the_end(plant: pytest.MonkeyPatch) -> None:
@@ -144,9 +145,10 @@ def readers_that_ignore_intents(plant: pytest.MonkeyPatch) -> None:
 
 
 def several_without_an_intent(plant: pytest.MonkeyPatch) -> None:
-    def commit(self: FileStore, commit_id: str, steps: list[Step], opened: files._Opened) -> None:
-        for step in steps:
-            self._commit_one(step, opened)
+    def commit(
+        self: FileStore, commit_id: str, planned: list[Planned], opened: Opened, progress: object
+    ) -> tuple[int, ...]:
+        return tuple(each for step in in_order(planned) for each in self._commit_one(step, opened))
 
     plant.setattr(FileStore, "_commit", commit)
 

@@ -28,6 +28,7 @@ import msgspec
 from holdfast.errors import AlreadyExists, Corrupt, NotDurable, NotFound
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
+from holdfast.store.directories import open_directory
 from holdfast.store.layout import INTENTS, Kind, Layout, Place
 from holdfast.store.records import StructCodec
 
@@ -143,12 +144,12 @@ class Intents:
 
     def _listed(self, *endings: str) -> list[Intent]:
         try:
-            with calls.scandir(self._path) as entries:
-                names = [each.name for each in entries if each.name.endswith(endings) and each.name[0] != "."]
+            listed = calls.listdir(self._path)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise io_failure("list", self._path, error) from error
+        names = [name for name in listed if name.endswith(endings) and name[0] != "."]
         if not names:
             self._known = {}
             return []
@@ -172,11 +173,6 @@ class Intents:
         except NotFound:
             return None  # carried out since it was listed
         return _CODEC.decode(content, os.path.join(self._path, name))
-
-
-def open_directory(root: Directory, relative: str, *, create: bool = False) -> Directory:
-    """A directory of the store; "" is the root itself."""
-    return root.beneath(relative, create=create) if relative else Directory.open(root.path)
 
 
 def _that_touch(intents: list[Intent], names: Iterable[str]) -> list[Intent]:
