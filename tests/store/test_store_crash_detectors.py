@@ -98,9 +98,9 @@ def rename_before_sync(plant: pytest.MonkeyPatch) -> None:
 def intent_dropped_before_it_is_carried_out(plant: pytest.MonkeyPatch) -> None:
     carry_out, drop = Intents.carry_out, Intents._drop
 
-    def dropping_first(self: Intents, intent: Intent) -> None:
+    def dropping_first(self: Intents, intent: Intent) -> list[int]:
         drop(self, intent)
-        carry_out(self, intent)
+        return carry_out(self, intent)
 
     plant.setattr(Intents, "_drop", lambda self, intent: None)
     plant.setattr(Intents, "carry_out", dropping_first)
@@ -129,12 +129,12 @@ def pointers_before_documents(plant: pytest.MonkeyPatch) -> None:
 
 
 def names_synced_at_the_end(plant: pytest.MonkeyPatch) -> None:
-    def publish(prepared: list[intents._Prepared]) -> None:
-        for each in prepared:
-            each.publish()
+    def publish(prepared: list[intents._Prepared]) -> list[object]:
+        results = [each.publish() for each in prepared]
         for directory in {id(each.directory): each.directory for each in prepared}.values():
             if directory is not None:
                 durable.sync_names(directory)
+        return results
 
     plant.setattr(intents, "_publish", publish)
 

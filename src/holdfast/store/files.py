@@ -36,7 +36,7 @@ from holdfast.store.base import (
 )
 from holdfast.store.directories import Directories, Opened, open_directory
 from holdfast.store.guards import Guards
-from holdfast.store.intents import Intent, Intents, Step, digest, publish_number, read_if_there
+from holdfast.store.intents import Intent, Intents, Step, digest, publish_number
 from holdfast.store.layout import INTENTS, Kind, Layout, Place
 from holdfast.store.plans import Planned, in_order, plan
 from holdfast.store.records import (
@@ -259,14 +259,22 @@ class FileStore:
         intent = Intent(commit_id, tuple(each.as_step() for each in in_order(planned)))
         self._intents.publish(intent)  # commit point
         progress.perhaps_made = True
+        numbers: Iterator[int] = iter(())
         with contextlib.suppress(Failure, OSError):
             # It is decided: what we cannot carry out now, readers see all the same, and the
             # next one who needs these documents carries out before anything else.
-            self._intents.carry_out(intent)
-            for each in planned:
-                if each.place.kind is Kind.NUMBERED:
-                    self._numbers.remember_durable(each.place, each.at)
-        return tuple(self._position(each, opened) for each in planned if each.operation == "append")
+            numbers = iter(self._intents.carry_out(intent))
+        return tuple(self._position(each, numbers) for each in planned if each.operation == "append")
+
+    def _position(self, planned: Planned, numbers: Iterator[int]) -> int:
+        """Where an appended record is now; not carried out yet, it will be where it was to go."""
+        if planned.place.kind is Kind.LINES:
+            return planned.behind()
+        number = next(numbers, None)
+        if number is None:
+            return planned.at
+        self._numbers.remember_durable(planned.place, number)
+        return number
 
     def _commit_one(self, planned: Planned, opened: Opened) -> tuple[int, ...]:
         place, content = planned.place, planned.content
@@ -321,15 +329,6 @@ class FileStore:
         except NotFound:
             position, content = 0, b""
         return Tail(position, content, f"{self._root.where(place.path)}, at {position}")
-
-    def _position(self, planned: Planned, opened: Opened) -> int:
-        """Where an appended record is now, which is behind where it was to go if a lock was broken."""
-        if planned.place.kind is Kind.LINES:
-            return planned.behind()
-        directory, number = opened.get(planned.place.directory, create=True), planned.at
-        while read_if_there(directory, planned.place.numbered(number)) not in (planned.content, None):
-            number += 1
-        return number
 
     def _members(self, family: str) -> set[str]:
         directory, start, end = self._layout.family(family)

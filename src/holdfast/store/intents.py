@@ -90,8 +90,11 @@ class Intents:
         with self._root.beneath(INTENTS, create=True) as directory:
             durable.create_in(directory, f"{intent.id}.json", content)
 
-    def carry_out(self, intent: Intent) -> None:
-        """Steps 2 to 4. The caller holds the guards of all that the intent touches."""
+    def carry_out(self, intent: Intent) -> list[int]:
+        """Steps 2 to 4; the numbers that the records of numbered streams have now, in order.
+
+        The caller holds the guards of all that the intent touches.
+        """
         with contextlib.ExitStack() as open_directories:
             directories: dict[str, Directory] = {}
             prepared: list[_Prepared] = []
@@ -107,12 +110,13 @@ class Intents:
                     )
                 if bulk:
                     self._sync_filesystem()
-                _publish(prepared)
+                published = _publish(prepared)
             except BaseException:
                 for each in prepared:  # no litter, however often this is tried: the disk may be full
                     each.discard()
                 raise
         self._drop(intent)
+        return [number for number in published if type(number) is int]  # others give none
 
     def finish(self, intent: Intent) -> None:
         """Do what its author did not come to do, if it still has to be. The caller holds the guards."""
@@ -188,16 +192,18 @@ class _Prepared(NamedTuple):
     discard: Callable[[], None] = lambda: None
 
 
-def _publish(prepared: Iterable[_Prepared]) -> None:
+def _publish(prepared: Iterable[_Prepared]) -> list[object]:
     """Step 3: one after the other, each directory on the disk before the next one is changed."""
+    results: list[object] = []
     changed: Directory | None = None
     for each in prepared:
         if changed is not None and each.directory is not changed:
             durable.sync_names(changed)
-        each.publish()
+        results.append(each.publish())
         changed = each.directory
     if changed is not None:
         durable.sync_names(changed)
+    return results
 
 
 def _prepare(directory: Directory, place: Place, step: Step, intent: Intent, *, synced: bool) -> _Prepared:
@@ -260,9 +266,9 @@ def _write_again(directory: Directory, place: Place, lines: bytes, at: int) -> N
 def _prepare_number(directory: Directory, place: Place, step: Step, *, synced: bool) -> _Prepared:
     """The intended number, or the next free one if the ledger's lock was broken wrongly meanwhile."""
     content, number = step.content.encode(), step.at
-    while (there := read_if_there(directory, place.numbered(number))) is not None:
-        if there == content:
-            return _Prepared(directory)
+    while directory.status(place.numbered(number)) is not None:
+        if read_if_there(directory, place.numbered(number)) == content:
+            return _Prepared(directory, publish=lambda: number)
         number += 1
     draft = durable.write_draft(directory, place.numbered(number), content, durable=synced)
     return _Prepared(
