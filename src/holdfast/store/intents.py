@@ -265,17 +265,25 @@ def _write_again(directory: Directory, place: Place, lines: bytes, at: int) -> N
 
 def _prepare_number(directory: Directory, place: Place, step: Step, *, synced: bool) -> _Prepared:
     """The intended number, or the next free one if the ledger's lock was broken wrongly meanwhile."""
-    content, number = step.content.encode(), step.at
-    while directory.status(place.numbered(number)) is not None:
-        if read_if_there(directory, place.numbered(number)) == content:
-            return _Prepared(directory, publish=lambda: number)
-        number += 1
+    content = step.content.encode()
+    number, there = _find_number(directory, place, step.at, content)
+    if there:
+        return _Prepared(directory, lambda: number)
     draft = durable.write_draft(directory, place.numbered(number), content, durable=synced)
     return _Prepared(
         directory,
         lambda: publish_number(directory, place, draft, number),
         lambda: durable.discard(directory, draft),
     )
+
+
+def _find_number(directory: Directory, place: Place, number: int, content: bytes) -> tuple[int, bool]:
+    """The first number from `number` on that has this content or none; and whether it has it."""
+    while directory.status(place.numbered(number)) is not None:
+        if read_if_there(directory, place.numbered(number)) == content:
+            return number, True
+        number += 1
+    return number, False
 
 
 def publish_number(directory: Directory, place: Place, draft: str, number: int) -> int:
