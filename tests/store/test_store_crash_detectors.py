@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -181,7 +181,7 @@ def intent_finished_before_it_is_durable(plant: pytest.MonkeyPatch) -> None:
 
 
 def settled_only_once(plant: pytest.MonkeyPatch) -> None:
-    def settle(self: FileStore, places: list[Place], changed: list[Place]) -> None:
+    def settle(self: FileStore, places: Collection[Place], changed: list[Place]) -> None:
         written = {place.directory for place in changed} | ({INTENTS} if len(changed) > 1 else set())
         for directory in written - self._settled:
             self._sync_way_to(directory)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -199,7 +199,7 @@ class FileStore:
         planned = plan(decision.changes, view, places)
         if not planned:
             return Commit(commit_id, now, (), decision.result)
-        self._settle(list(places.values()), [each.place for each in planned])
+        self._settle(places.values(), [each.place for each in planned])
         try:
             positions = self._commit(commit_id, planned, opened, progress)  # 5. commit
         except NotDurable:
@@ -218,7 +218,7 @@ class FileStore:
                 documents[each] = self._document(each, place, self._load(place, opened))
         return View(documents, tails)
 
-    def _settle(self, places: list[Place], changed: list[Place]) -> None:
+    def _settle(self, places: Collection[Place], changed: list[Place]) -> None:
         """Make durable what this commit rests on: a killed writer may have left it seen but not synced.
 
         That is the way to the directories that it writes into (once), and what it has read: names, and
@@ -233,7 +233,7 @@ class FileStore:
         for directory in first_time:
             self._sync_way_to(directory)
         self._settled |= first_time
-        if len(places) == len(changed) == 1 and places[0].kind is not Kind.NUMBERED:
+        if len(places) == len(changed) == 1 and changed[0].kind is not Kind.NUMBERED:
             return
         for directory in {place.directory for place in places if not self._numbers.is_durable(place)}:
             with contextlib.suppress(NotFound), open_directory(self._root, directory) as opened:
@@ -347,11 +347,11 @@ class FileStore:
         return {name for name in found if is_safe_name(name)}
 
     def _decided_steps(self, name: str) -> list[Step]:
-        return [step for each in self._intents.touching((name,)) for step in each.steps if step.name == name]
+        return [step for each in self._intents.pending() for step in each.steps if step.name == name]
 
     def _decided(self, name: str) -> tuple[bool, bytes | None]:
         """Whether a document is about to be changed by a commit that is decided, and what to."""
-        for step in self._decided_steps(name):
+        for step in self._decided_steps(name):  # at most one
             return True, step.content.encode() if step.operation == "put" else None
         return False, None
 

@@ -76,13 +76,14 @@ class Intents:
         """All intents that are to be carried out now: most often none."""
         return self._listed(_PENDING)
 
-    def touching(self, names: Iterable[str]) -> list[Intent]:
-        """Those that change one of these documents or streams."""
-        return _that_touch(self.pending(), names)
-
     def unfinished(self, names: Iterable[str]) -> list[Intent]:
-        """The same for one who is about to change them: also those of which only the mark is left."""
-        return _that_touch(self._listed(_PENDING, _DONE), names)
+        """Those that change one of these documents or streams, for one who is about to change them: also
+        those of which only the mark is left."""
+        found = self._listed(_PENDING, _DONE)
+        if not found:
+            return found  # most often
+        wanted = set(names)
+        return [each for each in found if any(step.name in wanted for step in each.steps)]
 
     def publish(self, intent: Intent) -> None:
         """Step 1: make the commit. From here on it will be carried out, by us or by another."""
@@ -177,11 +178,6 @@ class Intents:
         except NotFound:
             return None  # carried out since it was listed
         return _CODEC.decode(content, os.path.join(self._path, name))
-
-
-def _that_touch(intents: list[Intent], names: Iterable[str]) -> list[Intent]:
-    wanted = set(names)
-    return [each for each in intents if any(step.name in wanted for step in each.steps)]
 
 
 class _Prepared(NamedTuple):
