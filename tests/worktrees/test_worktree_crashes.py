@@ -9,25 +9,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from holdfast.errors import AlreadyExists, Failure
-from holdfast.fs import calls
+from holdfast.fs.trees import remove_tree
 from holdfast.leases.records import LeaseKeys
-from holdfast.store.records import Decision, Delete
-from holdfast.testing.crash import Outcome, Report, kill_points
+from holdfast.store.records import Change, Decision, Delete
+from holdfast.testing.crash import Outcome, kill_points
 from holdfast.workspace.repository import Repository
-from holdfast.worktrees import creating, payloads, removing, renaming
+from holdfast.worktrees import finishing, renaming
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.finishing import settle
-from holdfast.worktrees.records import MAIN, OPERATIONS, WORKTREES, Isolation, Operation
+from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, Isolation, Operation, OperationKind
 from tests.worktrees.stages import LASTING, events, files_in, make_repository, put_files, snapshot_by_hand
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
+Files = dict[str, str]
+State = dict[str, Files]
 WORK = {"a": "saved", "b/c": "not saved"}
-OTHER = {"precious": "somebody else's"}
 
 
 def names(repository: Repository) -> list[str]:
@@ -41,9 +42,9 @@ def directories(repository: Repository) -> list[str]:
 class Case:
     """One operation on one worktree. What may be there afterwards: `old`, or `new`, as a whole."""
 
-    old: dict[str, dict[str, str]]
-    new: dict[str, dict[str, str]]
-    event: str
+    old: ClassVar[State] = {}
+    new: ClassVar[State] = {}
+    event = ""
 
     def prepare(self, directory: Path) -> None:
         repository = make_repository(directory)
@@ -63,8 +64,8 @@ class Case:
         found = self._state(repository)
         assert found in (self.old, self.new), found
         assert found == self.new or not outcome.acknowledged, "what was acknowledged is not there"
-        recorded = [entry.event for entry in events(repository)].count(self.event)
-        assert recorded == self._recorded_before + (found == self.new and self.old != self.new)
+        recorded = [entry.event for entry in events(repository)][-1] == self.event
+        assert recorded == (found == self.new), "the audit trail says otherwise"
         for name in {*self.old, *self.new}:
             assert settle(repository.control, name) is None, "settling again found something to do"
             assert repository.control.store.read(OPERATIONS.key(name)) is None
@@ -72,19 +73,17 @@ class Case:
         self._check_leases(repository, found)
         self._check_next(repository, directory, done=found == self.new)
 
-    _recorded_before = 0
-
-    def _state(self, repository: Repository) -> dict[str, dict[str, str]]:
+    def _state(self, repository: Repository) -> State:
         assert names(repository) == directories(repository), "a record without a directory, or the reverse"
         return {name: files_in(repository.path(name)) for name in names(repository)}
 
-    def _check_leases(self, repository: Repository, found: dict[str, dict[str, str]]) -> None:
+    def _check_leases(self, repository: Repository, found: State) -> None:
         """There is no lock without a worktree, and tokens have not gone back."""
         for name in {*self.old, *self.new} - {*found}:
             assert repository.desk.state(name) is None, "a ghost lock"
-        for name in self.old:
+        for name in {*self.old, *(found if self.old else ())}:
             counter = repository.control.store.read(LeaseKeys.of(name).counter)
-            assert counter is not None
+            assert counter is not None, "tokens are counted from the start again"
             assert counter.record.fencing_token >= 1
 
     def _check_next(self, repository: Repository, directory: Path, *, done: bool) -> None:
@@ -111,19 +110,15 @@ class Case:
 
 
 class Creation(Case):
-    old: dict[str, dict[str, str]] = {}
-    new: dict[str, dict[str, str]] = {"dev": {}}
+    new: ClassVar[State] = {"dev": {}}
     event = "worktree_created"
 
     def operate(self, directory: Path) -> object:
         return Repository(directory).worktrees.create("dev", isolation=Isolation.EXCLUSIVE, label="x")
 
-    def check(self, directory: Path, outcome: Outcome) -> None:
-        super().check(directory, outcome)
-
 
 class CreationFromASnapshot(Creation):
-    new = {"dev": WORK}
+    new: ClassVar[State] = {"dev": WORK}
 
     def prepare(self, directory: Path) -> None:
         repository = make_repository(directory)
@@ -135,8 +130,8 @@ class CreationFromASnapshot(Creation):
 
 
 class Renaming(Case):
-    old = {"old": WORK}
-    new = {"new": WORK}
+    old: ClassVar[State] = {"old": WORK}
+    new: ClassVar[State] = {"new": WORK}
     event = "worktree_renamed"
 
     def operate(self, directory: Path) -> object:
@@ -144,19 +139,93 @@ class Renaming(Case):
 
 
 class Removal(Case):
-    old = {"dev": WORK}
-    new: dict[str, dict[str, str]] = {}
+    old: ClassVar[State] = {"dev": WORK}
     event = "worktree_removed"
 
     def operate(self, directory: Path) -> object:
         return Repository(directory).worktrees.remove("dev", save=None, force=True)
 
 
+class RemovalOfUnsavedWork(Removal):
+    """What was in the worktree is in a snapshot before it is gone from there."""
+
+    def operate(self, directory: Path) -> object:
+        return Repository(directory).remove_worktree("dev", force=True)
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        self._check_that_it_is_kept(Repository(directory))
+        super().check(directory, outcome)
+        self._check_that_it_is_kept(Repository(directory))
+
+    def _check_that_it_is_kept(self, repository: Repository) -> None:
+        """As a snapshot, unless it is still where it was."""
+        places = repository.control.places
+        kept = [
+            files_in(places.tree(snapshot_id) / "payload")
+            for snapshot_id, _ in repository.control.store.scan(DESCRIPTORS)
+        ]
+        where_it_was = places.payload("dev")
+        assert WORK in kept or (where_it_was.is_dir() and files_in(where_it_was) == WORK), "work was lost"
+
+
+CASES = [Creation, CreationFromASnapshot, Renaming, Removal, RemovalOfUnsavedWork]
+
+
 @pytest.mark.req("WT-10")
-@pytest.mark.parametrize("case", [Creation, CreationFromASnapshot, Renaming, Removal])
+@pytest.mark.parametrize("case", CASES)
 def test_killed_anywhere_the_worktree_is_exactly_old_or_new(
     case: type[Case], record_property: Callable[[str, object], None]
 ) -> None:
     report = kill_points(case(), names=LASTING)
     record_property("points", report.points)
     report.require_clean(at_least=40)
+
+
+# --- Planted mistakes, which the sweeps must find -----------------------------------------------------
+
+
+def forget(control: Control, operation: Operation) -> None:
+    """A finisher that only forgets what was begun."""
+    key = OPERATIONS.key(operation.worktree_id)
+    control.store.transact([key], lambda view, now: Decision([Delete(key)], None))
+
+
+def nothing(*_: Any) -> list[Change]:
+    return []
+
+
+PLANTED: dict[str, tuple[type[Case], Callable[[pytest.MonkeyPatch], None]]] = {
+    "a creation whose directory is there is forgotten": (
+        Creation,
+        lambda patch: patch.setitem(finishing._FINISHERS, OperationKind.CREATE, forget),
+    ),
+    "a removal that has begun is forgotten": (
+        Removal,
+        lambda patch: patch.setitem(finishing._FINISHERS, OperationKind.REMOVE, forget),
+    ),
+    "a renaming leaves the lock behind": (
+        Renaming,
+        lambda patch: patch.setattr(renaming, "_end_of_lease", nothing),
+    ),
+    "a renaming counts tokens from the start": (
+        Renaming,
+        lambda patch: patch.setattr(renaming, "_counted_on", nothing),
+    ),
+    "the payload is deleted before anything is decided": (
+        RemovalOfUnsavedWork,
+        lambda patch: patch.setattr(Repository, "remove_worktree", _delete_first),
+    ),
+}
+
+
+def _delete_first(repository: Repository, name: str, **_: Any) -> object:
+    remove_tree(repository.control.places.payload(name))
+    return repository.worktrees.remove(name, save=None, force=True)
+
+
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_each_planted_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, plant = PLANTED[mistake]
+    plant(monkeypatch)
+    report = kill_points(case(), names=("rename_noreplace", "unlink"))
+    assert report.violations
