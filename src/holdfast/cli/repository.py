@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.errors import LockNotHeld
+from holdfast.errors import LockNotHeld, NotFound
 
 if TYPE_CHECKING:
     from holdfast.workspace.repository import Repository
@@ -51,7 +51,7 @@ def open_repository(flag: str | None, environment: Mapping[str, str] = os.enviro
     from holdfast.workspace.repository import Repository, find_repository
 
     chosen = flag or environment.get(REPO)
-    return Repository(chosen or find_repository(os.getcwd()))
+    return Repository(chosen or find_repository(current_directory()))
 
 
 def open_worktree(
@@ -64,7 +64,18 @@ def open_worktree(
     chosen = worktree or environment.get(WORKTREE)
     if chosen:
         return Opened(repository, worktree_name(chosen))
-    return Opened(repository, repository.worktree_around(Path(os.getcwd())))
+    return Opened(repository, repository.worktree_around(current_directory()))
+
+
+def current_directory() -> Path:
+    """Where this process is; somebody may have deleted that."""
+    try:
+        return Path(os.getcwd())
+    except FileNotFoundError:
+        raise NotFound(
+            "the current directory does not exist any more",
+            hint="Go to one that does, or name the repository and the worktree.",
+        ) from None
 
 
 def held_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str:
