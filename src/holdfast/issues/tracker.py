@@ -153,7 +153,7 @@ class Tracker:
         index = self.store.read(INDEX)
         if index is None:
             raise NotInitialised("there is no issue tracker here")
-        matches = [each for each in index.record.all_ids if each.startswith(text.lower())] if text else []
+        matches = [each for each in index.record.all_ids if text and each.startswith((text, text.lower()))]
         if len(matches) > 1:
             raise IdAmbiguous(text, matches)
         if not matches:
