@@ -17,11 +17,10 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.errors import Failure, OutcomeUnknown
-from holdfast.fs import calls
+from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.ledger.claims import ACQUIRED, REAPED
 from holdfast.ledger.log import Ledger
-from holdfast.store import files
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import Attempt, Outcome, error_points, interposed, kill_points
 from holdfast.testing.powercut import power_cuts
@@ -172,7 +171,7 @@ class PublishedTorn(Appending):
         super().__init__(1)
 
     def operate(self, directory: Path) -> None:
-        real = files.durable.publish_new
+        real = durable.publish_new
 
         def at_once(opened: Directory, draft: str, name: str, **options: Any) -> None:
             if not name.startswith("event-"):
@@ -183,11 +182,9 @@ class PublishedTorn(Appending):
             calls.close(fd)
             calls.replace(draft, name, src_dir_fd=opened.fd, dst_dir_fd=opened.fd)
 
-        files.durable.publish_new = at_once
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(durable, "publish_new", at_once)
             super().operate(directory)
-        finally:
-            files.durable.publish_new = real
 
 
 def test_a_torn_event_is_found() -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +312,10 @@ def test_of_many_who_claim_at_once_one_gets_it(scratch: Path, workers: Workers) 
 # --- The line -----------------------------------------------------------------------------------------------
 
 
+def _are_waiting(claims: Claims, count: int) -> bool:
+    return len(claims.waiting("1")) == count
+
+
 @pytest.mark.req("LG-19")
 def test_sixteen_who_wait_get_it_in_the_order_in_which_they_asked(scratch: Path, workers: Workers) -> None:
     def work(line: Line) -> None:
@@ -323,7 +328,7 @@ def test_sixteen_who_wait_get_it_in_the_order_in_which_they_asked(scratch: Path,
     running = workers.start_many(16, work)
     for number, worker in enumerate(running, 1):
         worker.say(f"agent-{number:02}")
-        wait_until(lambda number=number: len(claims.waiting("1")) == number)
+        wait_until(partial(_are_waiting, claims, number))
     first.release()
     sequences = [worker.hear() for worker in running]
     assert sequences == sorted(sequences)
@@ -346,7 +351,7 @@ def test_a_waiter_that_was_killed_is_passed_at_once(scratch: Path, workers: Work
     dead, living = workers.start_many(2, work)
     for number, worker in enumerate((dead, living), 1):
         worker.say(f"agent-{number}")
-        wait_until(lambda number=number: len(claims.waiting("1")) == number)
+        wait_until(partial(_are_waiting, claims, number))
     dead.kill()
     dead.wait()
     first.release()
