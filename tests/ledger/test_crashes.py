@@ -24,7 +24,7 @@ from holdfast.ledger.log import Ledger
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import Attempt, Outcome, error_points, interposed, kill_points
 from holdfast.testing.powercut import power_cuts
-from tests.ledger.ledgers import acquired, event_files, open_claims, open_ledger
+from tests.ledger.ledgers import acquired, close_all, event_files, open_claims, open_ledger
 from tests.store.commit_operations import determined
 from tests.store.commit_scenarios import break_torn_lock
 
@@ -109,6 +109,7 @@ class Claiming(Appending):
         assert kinds[:3] == [ACQUIRED, REAPED, ACQUIRED]
         said = json.loads((directory / "locks/1.lock").read_bytes())
         assert said["owner"] == "next"
+        close_all()
 
 
 class Reaping(Claiming):
@@ -125,6 +126,7 @@ class Reaping(Claiming):
         kinds = [each.event["type"] for each in claims.ledger.events()]
         assert kinds == [ACQUIRED, REAPED]
         assert not (directory / "locks/1.lock").exists()
+        close_all()
 
 
 def no_torn_events(directory: Path) -> None:

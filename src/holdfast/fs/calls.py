@@ -29,6 +29,7 @@ unlink = os.unlink
 mkdir = os.mkdir
 rmdir = os.rmdir
 scandir = os.scandir
+listdir = os.listdir
 readlink = os.readlink
 symlink = os.symlink
 
@@ -122,4 +123,4 @@ CHANGING = (
     "flock",
     "flock_interruptible",
 )
-READING = ("read", "lseek", "fstat", "stat", "scandir", "readlink")
+READING = ("read", "lseek", "fstat", "stat", "scandir", "listdir", "readlink")

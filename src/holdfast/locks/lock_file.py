@@ -190,7 +190,8 @@ def _identity(status: os.stat_result, content: bytes) -> str:
 
 def _content(record: Mapping[str, object]) -> bytes:
     """A record as it is stored: never larger than what is read again."""
-    return strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1) + b"\n"
+    text = strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1, string_keys=True)
+    return text + b"\n"
 
 
 def _record(content: bytes) -> Mapping[str, object] | None:
