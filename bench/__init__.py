@@ -10,4 +10,5 @@ SUITES = {
     "startup": "bench.startup",
     "store": "bench.store",
     "issues": "bench.issues",
+    "ledger": "bench.ledger",
 }

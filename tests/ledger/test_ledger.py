@@ -192,7 +192,7 @@ def test_an_event_is_a_synced_draft_before_it_has_its_name(
         return fd
 
     def fsync(fd: int) -> None:
-        steps.append(f"fsync {descriptors[fd]}")
+        steps.append(f"fsync {descriptors.get(fd, 'what was open before')}")
         real_fsync(fd)
 
     def link(source: str, target: str, **options: Any) -> None:

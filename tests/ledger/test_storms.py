@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import pytest
 
 from holdfast.clock import parse_instant
 from holdfast.errors import Failure, LockNotHeld
+from holdfast.ledger.claiming import Claims
 from holdfast.ledger.claims import ACQUIRED, REAPED, RELEASED
+from holdfast.ledger.desk import Rule
 from tests.ledger.ledgers import acquired, open_claims, open_ledger, raw_events
 from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 
@@ -219,20 +222,44 @@ def deal(workers: list[Worker], *orders: str) -> list[Any]:
     return [worker.hear() for worker in workers]
 
 
-@pytest.mark.req("LG-10")
-def test_of_many_reapers_one_reaps_each_expired_claim(scratch: Path, workers: Workers) -> None:
+class Careless(Claims):
+    """Planted: it decides by what it saw before it had the lock."""
+
+    def _commit(self, rule: Rule[Any]) -> Any:
+        now = self.ledger.store.now()
+        ruling = self._keeper.look(lambda book: rule(book, now))
+        if ruling.event is not None:
+            self.ledger.append(ruling.event)
+        return ruling.result
+
+
+def reap_in_rounds(root: Path, workers: Workers, open_: Callable[[Path], Claims]) -> list[list[str]]:
+    """Each round an expired claim and all reapers at once; what was reaped where it was not reaped once."""
+
     def work(line: Line) -> None:
-        claims = open_claims(scratch)
+        claims = open_(root)
         while True:
             line.wait()
             line.say([claim.node_id for claim in claims.reap()])
 
     reapers = workers.start_many(REAPERS, work)
-    ledger = open_ledger(scratch)
+    ledger = open_ledger(root)
+    wrong: list[list[str]] = []
     for number in range(1, ROUNDS + 1):
         ledger.append(acquired(f"1.{number}", "gone", expires_in=-1))
-        answers = deal(reapers, "reap")
-        assert sorted(itertools.chain(*answers)) == [f"1.{number}"]
+        reaped = sorted(itertools.chain(*deal(reapers, "reap")))
+        if reaped != [f"1.{number}"]:
+            wrong.append(reaped)
+    return wrong
+
+
+def test_a_reaper_that_decides_without_the_lock_is_found(scratch: Path, workers: Workers) -> None:
+    assert reap_in_rounds(scratch, workers, lambda root: Careless(open_ledger(root)))
+
+
+@pytest.mark.req("LG-10")
+def test_of_many_reapers_one_reaps_each_expired_claim(scratch: Path, workers: Workers) -> None:
+    assert reap_in_rounds(scratch, workers, open_claims) == []
     counted = Counter(event["node_id"] for event in raw_events(scratch) if event["type"] == REAPED)
     assert counted == dict.fromkeys((f"1.{number}" for number in range(1, ROUNDS + 1)), 1)
 
@@ -285,6 +312,10 @@ def test_of_many_who_claim_at_once_one_gets_it(scratch: Path, workers: Workers) 
 # --- The line -----------------------------------------------------------------------------------------------
 
 
+def _are_waiting(claims: Claims, count: int) -> bool:
+    return len(claims.waiting("1")) == count
+
+
 @pytest.mark.req("LG-19")
 def test_sixteen_who_wait_get_it_in_the_order_in_which_they_asked(scratch: Path, workers: Workers) -> None:
     def work(line: Line) -> None:
@@ -297,7 +328,7 @@ def test_sixteen_who_wait_get_it_in_the_order_in_which_they_asked(scratch: Path,
     running = workers.start_many(16, work)
     for number, worker in enumerate(running, 1):
         worker.say(f"agent-{number:02}")
-        wait_until(lambda number=number: len(claims.waiting("1")) == number)
+        wait_until(partial(_are_waiting, claims, number))
     first.release()
     sequences = [worker.hear() for worker in running]
     assert sequences == sorted(sequences)
@@ -320,7 +351,7 @@ def test_a_waiter_that_was_killed_is_passed_at_once(scratch: Path, workers: Work
     dead, living = workers.start_many(2, work)
     for number, worker in enumerate((dead, living), 1):
         worker.say(f"agent-{number}")
-        wait_until(lambda number=number: len(claims.waiting("1")) == number)
+        wait_until(partial(_are_waiting, claims, number))
     dead.kill()
     dead.wait()
     first.release()

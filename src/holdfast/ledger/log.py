@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from holdfast.errors import (
@@ -139,7 +139,7 @@ class Ledger:
         after: int | None = None,
         timeout: float | None = None,
         cancelled: threading.Event | None = None,
-    ) -> Iterator[Recorded]:
+    ) -> Generator[Recorded, None, None]:
         """The events behind `after` (default: the end as of now), and then each new one as it comes.
 
         Ends when nothing has come for `timeout` seconds, or soon after `cancelled` is set.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.clock import parse_instant
-from holdfast.errors import Corrupt, Failure, NotFound
+from holdfast.errors import Failure, NotFound
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.ledger.claim_files import ClaimFiles
@@ -60,7 +60,7 @@ def verify(ledger: Ledger, root: Path | None = None, files: ClaimFiles | None = 
     try:
         for each in ledger.events():
             findings += examined.take(each)
-    except Corrupt as failure:
+    except Failure as failure:  # on files, the file has been found already
         if root is None:
             findings.append(_error("unreadable", str(failure.facts.get("source")), failure.message, _LOST))
     findings += _checkpoint_findings(ledger, examined.book)

@@ -312,11 +312,10 @@ class FileStore:
             return (planned.behind(),)
         if place.kind is Kind.NUMBERED:
             draft = durable.write_draft(directory, place.numbered(planned.at), content)
-            durable.publish_new(directory, draft, place.numbered(planned.at))  # the number decided on
-            number = planned.at
+            durable.publish_new(directory, draft, place.numbered(planned.at))  # as decided, or not at all
             durable.sync_names(directory, place.file)
-            self._numbers.remember_durable(place, number)
-            return (number,)
+            self._numbers.remember_durable(place, planned.at)
+            return (planned.at,)
         if planned.operation == "remove":
             durable.remove_in(directory, place.file)
         elif planned.before:
