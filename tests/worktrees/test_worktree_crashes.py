@@ -95,7 +95,7 @@ class Case:
         for name in list(self.new):
             with repository.lease(name) as held:
                 assert held.token >= 1
-            repository.worktrees.rename(name, "next", force=True)
+            repository.worktrees.change_name(name, "next", force=True)
             repository.worktrees.remove("next", save=None, force=True)
         for name in {*self.old, *self.new}:
             repository.worktrees.create(name)
@@ -135,7 +135,7 @@ class Renaming(Case):
     event = "worktree_renamed"
 
     def operate(self, directory: Path) -> object:
-        return Repository(directory).worktrees.rename("old", "new", force=True)
+        return Repository(directory).worktrees.change_name("old", "new", force=True)
 
 
 class Removal(Case):
