@@ -56,9 +56,12 @@ TABLE: tuple[Row, ...] = (
     Row("jvs/leases/{name}",      ".jvs/locks/{name}.json",            _WORKTREE),
     Row("jvs/tokens/{name}",      ".jvs/tokens/{name}.json",           _WORKTREE),
     Row("jvs/queues/{name}",      ".jvs/queues/{name}.json",           _WORKTREE),
+    Row("jvs/operations/{name}",  ".jvs/operations/{name}.json",       _WORKTREE),
     Row("jvs/descriptors/{name}", ".jvs/descriptors/{name}.json",      ".jvs/guards/snapshots-{stripe}.lock"),
     Row("jvs/refs/{name}",        ".jvs/refs/{name}.json",             ".jvs/guards/refs.lock"),
     Row("jvs/pins/{name}",        ".jvs/pins/{name}.json",             ".jvs/guards/refs.lock"),
+    Row("jvs/retention",          ".jvs/retention.json",               ".jvs/guards/retention.lock"),
+    Row("jvs/plans/{name}",       ".jvs/plans/{name}.json",            ".jvs/guards/retention.lock"),
     # Issues: index, gates, issues by id, events.
     Row("jit/index",              ".jit/index.json",                   ".jit/.index.lock"),
     Row("jit/gates",              ".jit/gates.json",                   ".jit/.gates.lock"),

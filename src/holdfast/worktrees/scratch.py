@@ -1,0 +1,163 @@
+"""Scratch: where trees are made before anybody may see them, and how others tell whether one is in use.
+
+`.jvs/tmp/<id>/` holds `lock` (locked by the process that works there, so the kernel frees it when that
+dies), `intent.json` (what it is for and which snapshots it needs), and what is being made. Nobody
+judges by age or by pid: a scratch whose lock can be had is abandoned, and is removed.
+
+A snapshot that a scratch names in `uses` is not collected while the scratch is in use. The order of
+steps on both sides makes that certain: who begins writes its intent first and looks afterwards
+whether the snapshot is doomed; who collects dooms the snapshot first and looks at the intents after
+that. One of them sees the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.clock import format_instant
+from holdfast.errors import Corrupt, NotFound
+from holdfast.fs import durable
+from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs.names import is_safe_name
+from holdfast.leases.records import Identity
+from holdfast.locks.file_locker import FileLocker
+from holdfast.store.records import StructCodec
+from holdfast.worktrees.control import Control, Places
+
+LOCK, INTENT = "lock", "intent.json"
+
+
+class ScratchIntent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scratch is for."""
+
+    scratch_id: str
+    purpose: str
+    begun_at: str
+    holder_id: str
+    worktree_id: str | None = None
+    uses: tuple[str, ...] = ()
+    identity: Identity = Identity()
+
+
+class Scratch(NamedTuple):
+    """A scratch that this process works in."""
+
+    scratch_id: str
+    path: Path
+
+    @property
+    def tree(self) -> Path:
+        """Where to make a tree; renamed away when it is complete."""
+        return self.path / "tree"
+
+
+class Abandoned(NamedTuple):
+    """A scratch whose process is gone. `intent` is None if it was not written or cannot be read."""
+
+    scratch_id: str
+    path: Path
+    intent: ScratchIntent | None
+
+
+_CODEC: StructCodec[ScratchIntent] = StructCodec(ScratchIntent)
+
+
+@contextlib.contextmanager
+def scratch(
+    control: Control,
+    purpose: str,
+    *,
+    worktree: str | None = None,
+    uses: Sequence[str] = (),
+    scratch_id: str | None = None,
+) -> Iterator[Scratch]:
+    """A scratch of our own, under lock until the block ends; what is left in it then is removed.
+
+    A kill leaves it for whoever sweeps next. The name is never used again.
+    """
+    from holdfast.fs.trees import remove_tree
+
+    scratch_id = scratch_id or secrets.token_hex(8)
+    path = control.places.scratch / scratch_id
+    make_directories(path)
+    with FileLocker().lock_exclusive(path / LOCK):  # 1. before there is anything that could look abandoned
+        intent = ScratchIntent(
+            scratch_id=scratch_id,
+            purpose=purpose,
+            begun_at=format_instant(control.store.now()),
+            holder_id=control.holder.holder_id,
+            worktree_id=worktree,
+            uses=tuple(uses),
+            identity=Identity.of(control.holder),
+        )
+        durable.create(path / INTENT, _CODEC.encode(intent), durable=False)  # 2. counts only while we live
+        try:
+            yield Scratch(scratch_id, path)
+        finally:
+            remove_tree(path)
+
+
+def in_use(places: Places) -> Iterator[ScratchIntent]:
+    """What is being made at this moment, by processes that live."""
+    for scratch_id in _scratch_ids(places):
+        path = places.scratch / scratch_id
+        if not _is_abandoned(path):
+            intent = _intent_of(path)
+            if intent is not None:
+                yield intent
+
+
+def abandoned(places: Places) -> Iterator[Abandoned]:
+    """What dead processes have left."""
+    for scratch_id in _scratch_ids(places):
+        path = places.scratch / scratch_id
+        if _is_abandoned(path):
+            yield Abandoned(scratch_id, path, _intent_of(path))
+
+
+def sweep(places: Places, scratch_id: str) -> bool:
+    """Remove a scratch if nobody works in it; False if somebody does. Not there is fine."""
+    from holdfast.fs.trees import remove_tree
+
+    path = places.scratch / scratch_id
+    try:
+        guard = FileLocker().try_lock_exclusive(path / LOCK)
+    except NotFound:
+        return True
+    if guard is None:
+        return False
+    with guard:
+        remove_tree(path)
+    return True
+
+
+def _scratch_ids(places: Places) -> list[str]:
+    try:
+        with Directory.open(places.scratch) as directory:
+            return [name for name in directory.directories() if is_safe_name(name)]
+    except NotFound:
+        return []
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        guard = FileLocker().try_lock_shared(path / LOCK)
+    except NotFound:
+        return False  # removed by now
+    if guard is None:
+        return False
+    guard.release()
+    return True
+
+
+def _intent_of(path: Path) -> ScratchIntent | None:
+    try:
+        return _CODEC.decode(durable.read(path / INTENT, limit=1 << 20), str(path / INTENT))
+    except (NotFound, Corrupt):
+        return None
