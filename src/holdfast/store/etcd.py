@@ -50,6 +50,8 @@ _MADE, _RULED_OUT = "made", "ruled out"
 class EtcdStore(ServedStore):
     """Documents and streams below one prefix of an etcd cluster."""
 
+    skew = 1.5
+
     def __init__(
         self,
         url: str,

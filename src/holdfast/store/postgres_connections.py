@@ -165,7 +165,7 @@ class Connections:
         return connection
 
     def _session(self) -> Any:
-        """A transaction that is left alone ends, nobody waits for ever, and what is committed is on the disk."""
+        """A transaction left alone ends, nobody waits for ever, what is committed is on the disk."""
         return sql.SQL(
             "SET search_path TO {schema}; SET default_transaction_isolation TO 'read committed';"
             "SET statement_timeout TO {limit}; SET idle_in_transaction_session_timeout TO {limit};"

@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from holdfast.errors import (
     Failure,
@@ -155,6 +155,9 @@ class Engine(Protocol):
 
 class ServedStore:
     """Documents and streams on a server, behind an engine."""
+
+    skew: ClassVar[float] = 0.0
+    """How far apart two clients may be that ask for the time at the same moment."""
 
     def __init__(self, engine: Engine, *, layout: Layout | None = None, patience: float = PATIENCE) -> None:
         self.engine = engine
