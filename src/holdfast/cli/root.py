@@ -40,6 +40,7 @@ COMMANDS = {
     "repo-lock": Entry(
         "holdfast.cli.repo_lock:group", "One writer per repository: run, see and break its lock."
     ),
+    "migrate": Entry("holdfast.cli.migrate:migrate", "Move everything that is shared to another store."),
     "demo": Entry("holdfast.cli.demo:demo", "Watch locks do their work while processes are killed."),
     "completion": Entry("holdfast.cli.completion:completion", "Print the completion script of your shell."),
     "demo-worker": Entry("holdfast.cli.demo:worker", "One of the processes of the demo.", hidden=True),

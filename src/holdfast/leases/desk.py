@@ -108,7 +108,7 @@ class Desk:
         )
 
     def _grant(self, worktree: str, request: Request, *, wait: bool) -> Granted | Waiting:
-        """Ask at once; only if others are in the way, look whether they are dead, and ask again without them."""
+        """Ask at once; only if others are in the way, see whether they are dead, and ask without them."""
 
         def ask(gone: frozenset[str]) -> Granted | Waiting:
             return self._rule(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 SECRETS = ("password", "sslpassword", "keypassword")
 """Parameters that only their owner may know."""
@@ -13,12 +13,13 @@ def without_secrets(address: str) -> str:
     parts = urlsplit(address)
     user, at, hosts = parts.netloc.rpartition("@")
     kept = [each for each in parse_qsl(parts.query, keep_blank_values=True) if each[0] not in SECRETS]
-    return urlunsplit(
-        parts._replace(
-            netloc=user.partition(":")[0] + at + hosts,
-            query=urlencode(kept, quote_via=quote, safe="/"),
-        )
-    )
+    return joined(parts._replace(netloc=user.partition(":")[0] + at + hosts), kept)
+
+
+def joined(parts: SplitResult, query: list[tuple[str, str]]) -> str:
+    """An address from its parts; one without a host keeps its slashes."""
+    text = urlencode(query, quote_via=quote, safe="/")
+    return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{text}" if text else "")
 
 
 def has_secrets(address: str) -> bool:

@@ -14,6 +14,7 @@ import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, NamedTuple
@@ -104,6 +105,7 @@ class Gateway:
         random.shuffle(self._members)  # many clients spread over the members
         self._idle: list[HTTPConnection] = []
         self._pid = os.getpid()
+        weakref.finalize(self, _close_all, self._idle)
         self._token = ""
         self._lock = threading.Lock()
         self._answer_within = timeout / len(address.members)  # to ask the others in the same time
@@ -183,6 +185,7 @@ class Gateway:
     def _take(self) -> HTTPConnection:
         if self._pid != os.getpid():  # after a fork: the parent's connections are not ours
             self._pid, self._idle = os.getpid(), []
+            weakref.finalize(self, _close_all, self._idle)
         while self._idle:
             with contextlib.suppress(IndexError):
                 connection = self._idle.pop()
@@ -251,9 +254,13 @@ class Gateway:
 
     def close(self) -> None:
         """Close what is idle."""
-        while self._idle and self._pid == os.getpid():
-            with contextlib.suppress(IndexError):
-                self._idle.pop().close()
+        _close_all(self._idle)
+
+
+def _close_all(idle: list[HTTPConnection]) -> None:
+    while idle:
+        with contextlib.suppress(IndexError):
+            idle.pop().close()
 
 
 def _has_ended(connection: HTTPConnection) -> bool:

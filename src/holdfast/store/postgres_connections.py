@@ -8,9 +8,10 @@ import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import psycopg
 from psycopg import sql
@@ -18,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from holdfast.errors import Refused, SettingInvalid, StoreIncompatible, StoreUnavailable
 from holdfast.store import postgres_sql as statements
-from holdfast.store.addresses import without_secrets
+from holdfast.store.addresses import joined, without_secrets
 
 Answer = TypeVar("Answer")
 
@@ -45,9 +46,9 @@ class Address(NamedTuple):
         parts = urlsplit(url)
         query = parse_qsl(parts.query, keep_blank_values=True)
         schema = dict(query).get("schema", DEFAULT_SCHEMA)
-        rest = urlencode([each for each in query if each[0] != "schema"], quote_via=quote)
+        rest = joined(parts, [each for each in query if each[0] != "schema"])
         try:
-            parameters = conninfo_to_dict(urlunsplit(parts._replace(query=rest)))
+            parameters = conninfo_to_dict(rest)
         except psycopg.ProgrammingError as error:
             raise SettingInvalid("store", without_secrets(url), f"a PostgreSQL address: {error}") from None
         if not schema or len(schema) > 63 or not schema.replace("_", "").isalnum() or not schema.isascii():
@@ -85,6 +86,7 @@ class Connections:
         self.notifies = True
         self._idle: list[Any] = []
         self._pid = os.getpid()
+        weakref.finalize(self, _close_all, self._idle, self._pid)
         self._prepared = False
         self._preparing = threading.Lock()
 
@@ -127,6 +129,7 @@ class Connections:
     def _take(self) -> Any:
         if self._pid != os.getpid():  # after a fork: they are the parent's, even to close
             self._pid, self._idle = os.getpid(), []
+            weakref.finalize(self, _close_all, self._idle, self._pid)
         while self._idle:
             with contextlib.suppress(IndexError):
                 return self._idle.pop()
@@ -231,9 +234,14 @@ class Connections:
 
     def close(self) -> None:
         """Close what is idle."""
-        while self._idle and self._pid == os.getpid():
-            with contextlib.suppress(IndexError):
-                self._idle.pop().close()
+        _close_all(self._idle, self._pid)
+
+
+def _close_all(idle: list[Any], pid: int) -> None:
+    """Close connections; not those of a parent, to whom the server would hang up."""
+    while idle and pid == os.getpid():
+        with contextlib.suppress(IndexError):
+            idle.pop().close()
 
 
 def is_conflict(error: Any) -> bool:
