@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import importlib.util
 import itertools
+import json
 import os
 import pwd
 import shutil
@@ -23,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -36,7 +37,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 class Machine(NamedTuple):
-    """Where a server runs: an address, and the network namespace that has it (None: this one)."""
+    """Where a server runs: an address, and the file of the network namespace that has it (None: this one)."""
 
     address: str = "127.0.0.1"
     namespace: str | None = None
@@ -55,21 +56,35 @@ def free_port() -> int:
 
 def _prepare_child(namespace: str | None, user: str | None) -> Callable[[], None]:
     """What a child does before it is a server: enter its network, change the user, agree to die with us."""
-    libc = ctypes.CDLL(None, use_errno=True)
     found = None if user is None else pwd.getpwnam(user)
 
     def prepare() -> None:
         if namespace is not None:
-            descriptor = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
-            if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "setns")
+            enter(namespace)
         if found is not None:
             os.setgroups([])
             os.setgid(found.pw_gid)
             os.setuid(found.pw_uid)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which resets it
+        dies_with_us()  # after the change of user, which resets it
 
     return prepare
+
+
+def dies_with_us() -> None:
+    """In a child: be killed when the process that started it ends, however it does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def enter(namespace: str) -> None:
+    """Go into the network namespace of this file; this thread only."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(namespace, os.O_RDONLY)
+    try:
+        if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+    finally:
+        os.close(descriptor)
 
 
 class Server:
@@ -298,14 +313,24 @@ class Etcd(Server):
         ]
 
     def answers(self) -> bool:
+        return bool(self._ask("/v3/kv/range", '{"key":"YQ=="}'))
+
+    def leads(self) -> bool:
+        """Whether this member is the leader, as far as it knows."""
+        status = self._ask("/v3/maintenance/status", "{}")
+        return bool(status) and status.get("leader") == status["header"]["member_id"]
+
+    def _ask(self, path: str, request: str) -> dict[str, Any]:
         from http.client import HTTPConnection, HTTPException
 
         connection = HTTPConnection(self.machine.address, self.port, timeout=2.0)
         try:
-            connection.request("POST", "/v3/kv/range", '{"key":"YQ=="}')
-            return connection.getresponse().status == 200
+            connection.request("POST", path, request)
+            response = connection.getresponse()
+            answer: dict[str, Any] = json.loads(response.read()) if response.status == 200 else {}
+            return answer
         except (OSError, HTTPException):
-            return False
+            return {}
         finally:
             connection.close()
 

@@ -106,9 +106,9 @@ def test_a_source_that_changes_meanwhile_is_followed() -> None:
     class Busy(MemoryStore):
         changed = False
 
-        def transact(self, named: Any, *arguments: Any, **options: Any) -> Any:
-            result = super().transact(named, *arguments, **options)
-            if not self.changed and EVENTS in named:
+        def transact(self, keys: Any, *arguments: Any, **options: Any) -> Any:
+            result = super().transact(keys, *arguments, **options)
+            if not self.changed and EVENTS in keys:
                 self.changed = True
                 apply(source, Replace(INDEX_RAW, b"{}"), Delete(ISSUES.key("m0")), Append(EVENTS, Event(9)))
             return result

@@ -35,7 +35,7 @@ def migrate(
 
     \b
     Examples:
-      holdfast migrate --to 'postgresql://db.example/work?schema=holdfast' --dry-run
+      holdfast migrate --to 'postgresql://db.example/work?schema=hf' --dry-run
       holdfast migrate --to files --overwrite
     """
     from holdfast.workspace.migration import migrate as copy

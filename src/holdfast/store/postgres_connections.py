@@ -155,7 +155,8 @@ class Connections:
             "tcp_user_timeout": math.ceil(self.timeout * 1000),
             **self.address.parameters,
         }
-        connection = Connection.connect(autocommit=True, **parameters)
+        # Preparing statements would cost a round trip of its own, and keep poolers out; it saves little.
+        connection = Connection.connect(autocommit=True, prepare_threshold=None, **parameters)
         try:
             connection.answer_within = self.timeout + 1  # the server gives up first, if it can
             connection.execute(self._session())
