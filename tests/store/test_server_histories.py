@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.store import postgres_sql as statements
 from holdfast.store.etcd import EtcdEngine, EtcdStore
-from holdfast.store.served import Plan, ServedStore
+from holdfast.store.served import Engine, Plan, ServedStore
 from holdfast.testing.linearizability import Check, Operation, Verdict
 from tests.store.test_file_store import (
     RICH,
@@ -87,11 +87,11 @@ class OldReads(EtcdEngine):
 
 @pytest.mark.parametrize("broken", [ForgetfulPostgres, ForgetfulEtcd, OldReads])
 def test_a_broken_engine_is_found_out(
-    scratch: Path, broken: Callable[[str], EtcdEngine], postgres_url: str, etcd_url: str
+    scratch: Path, broken: Callable[[str], Engine], postgres_url: str, etcd_url: str
 ) -> None:
     found = []
     for attempt in range(10):
-        url = postgres_url if broken is ForgetfulPostgres else f"{etcd_url}-{attempt}"
+        url = postgres_url if broken == ForgetfulPostgres else f"{etcd_url}-{attempt}"
         place = scratch / str(attempt)
         place.mkdir()
         try:

@@ -51,11 +51,12 @@ class Line:
         self.beside = self.make(url)
         apply(self.store, Create(INDEX, Item(0)))  # connected, and the tables made
 
-    def make(self, url: str, **options: float) -> ServedStore:
-        return PostgresStore(url, **options) if self.kind == "postgresql" else EtcdStore(url, **options)
+    def make(self, url: str, timeout: float = 10.0) -> ServedStore:
+        kind = PostgresStore if self.kind == "postgresql" else EtcdStore
+        return kind(url, timeout=timeout)
 
-    def open(self, **options: float) -> ServedStore:
-        return self.make(self.url.replace(f":{self.server.port}/", f":{self.proxy.port}/"), **options)
+    def open(self, *, timeout: float) -> ServedStore:
+        return self.make(self.url.replace(f":{self.server.port}/", f":{self.proxy.port}/"), timeout)
 
     def close(self) -> None:
         self.store.close()
