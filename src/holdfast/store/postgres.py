@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -27,6 +27,7 @@ from holdfast.store.postgres_connections import (
     one_line,
 )
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
+from holdfast.store.records import Key
 from holdfast.store.served import PATIENCE, AnswerLost, Fetched, Found, IdTaken, Named, Plan, ServedStore
 
 _FORGET_EVERY = 1000
@@ -98,18 +99,22 @@ class PostgresEngine:
             if in_turn:
                 # Lock first, look then: a statement sees what there was when it began, not later.
                 connection.execute("BEGIN")
-                connection.execute(statements.LOCK, [_names(named)], binary=True)
+                connection.execute(statements.LOCK, [_names(named)])
             fetched = _fetch(connection, named)
             stack.push(inner.pop_all())
         return connection, fetched
 
     def commit(self, connection: Any, plan: Plan) -> bool:
         """Send the commit; whether what it rests on was still so."""
-        statement = statements.COMMIT_AND_NOTIFY if self.connections.notifies else statements.COMMIT
-        parameters = _parameters(plan)
+        single = _is_single(plan)
+        parameters = _single(plan) if single else _parameters(plan)
         if self.connections.notifies:
             parameters |= {"channel": self._channel, "changed": message_of(plan.id, plan.changed)}
-        made: bool = connection.execute(statement, parameters, binary=True).fetchone()[0]
+            statement = statements.COMMIT_ONE_AND_NOTIFY if single else statements.COMMIT_AND_NOTIFY
+        else:
+            statement = statements.COMMIT_ONE if single else statements.COMMIT
+        row = connection.ask(statement, parameters).fetchone()
+        made = row is not None and bool(row[0])
         if made and random.randrange(_FORGET_EVERY) == 0:
             with contextlib.suppress(StoreUnavailable):
                 self.connections.run(lambda each: each.execute(statements.FORGET))
@@ -148,12 +153,16 @@ class PostgresEngine:
         self.connections.close()
 
 
-def _names(named: Sequence[Named]) -> list[bytes]:
-    return [each.name.encode() for each in named]
+def _names(named: Sequence[Named]) -> str:
+    return _array(each.name.encode() for each in named)
 
 
 def _fetch(connection: Any, named: Sequence[Named]) -> Fetched:
-    rows = connection.execute(statements.FETCH, [_names(named)], binary=True).fetchall()
+    if len(named) == 1 and isinstance(named[0], Key):
+        name = named[0].name
+        now, version, content = connection.ask(statements.FETCH_ONE, [name.encode()]).fetchone()
+        return Fetched({} if version is None else {name: Found(version, content)}, now)
+    rows = connection.ask(statements.FETCH, [_names(named)]).fetchall()
     found = {
         name.decode(): Found(version, content, position or 0)
         for _, name, version, content, position in rows
@@ -170,9 +179,25 @@ def _roll_back(connection: Any) -> None:
         connection.execute("ROLLBACK")
 
 
+def _is_single(plan: Plan) -> bool:
+    """Whether a plan changes the one document that it names, and that has a row."""
+    (first, *more) = plan.named
+    return plan.puts.get(first.name) is not None and not more and first.name in plan.fetched.found
+
+
+def _single(plan: Plan) -> dict[str, Any]:
+    ((name, content),) = plan.puts.items()
+    version = plan.fetched.of(name).version
+    return {"id": plan.id, "name": name.encode(), "version": version, "content": content}
+
+
 def _parameters(plan: Plan) -> dict[str, Any]:
-    """The plan as arrays. What is only read is not written, unless it had no row: then it gets one without
-    content or version, for an absence that was relied on must not end unnoticed."""
+    """The plan as arrays, written as text: a statement stays prepared only if its parameters are always of
+    the same types, and an empty list has none.
+
+    What is only read is not written, unless it had no row: then it gets one without content or version, for
+    an absence that was relied on must not end unnoticed.
+    """
     there = [each.name for each in plan.named if each.name in plan.fetched.found]
     absent = [each.name for each in plan.named if each.name not in plan.fetched.found]
     ends = {each.stream: each.position for each in plan.additions}
@@ -180,14 +205,27 @@ def _parameters(plan: Plan) -> dict[str, Any]:
     put = list(dict.fromkeys([*changed, *absent]))
     return {
         "id": plan.id,
-        "count": len(there),
-        "names": [name.encode() for name in there],
-        "versions": [plan.fetched.of(name).version for name in there],
-        "put": [name.encode() for name in put],
-        "new_versions": [plan.id] * len(changed) + [""] * (len(put) - len(changed)),
-        "contents": [plan.puts.get(name) for name in put],
-        "positions": [ends.get(name) for name in put],
-        "streams": [each.stream.encode() for each in plan.additions],
-        "places": [each.position for each in plan.additions],
-        "records": [each.content for each in plan.additions],
+        "count": str(len(there)),
+        "names": _array(name.encode() for name in there),
+        "versions": _array(plan.fetched.of(name).version for name in there),
+        "put": _array(name.encode() for name in put),
+        "new_versions": _array([plan.id] * len(changed) + [""] * (len(put) - len(changed))),
+        "contents": _array(plan.puts.get(name) for name in put),
+        "positions": _array(ends.get(name) for name in put),
+        "streams": _array(each.stream.encode() for each in plan.additions),
+        "places": _array(each.position for each in plan.additions),
+        "records": _array(each.content for each in plan.additions),
     }
+
+
+def _array(values: Iterable[bytes | str | int | None]) -> str:
+    """Values as the server reads an array. Texts are names and ids, which need no more than quotes."""
+    return "{" + ",".join(map(_element, values)) + "}"
+
+
+def _element(value: bytes | str | int | None) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bytes):
+        return f'"\\\\x{value.hex()}"'
+    return f'"{value}"'

@@ -27,6 +27,7 @@ TIMEOUT = 10.0
 """How long the server may take to answer, and how long it is looked for."""
 
 MOST_IDLE = 4
+_ONLY_WHEN_ASKED = 1 << 30
 DEFAULT_SCHEMA = "holdfast"
 _TRANSIENT = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots")
 _WITHOUT_NOTIFICATIONS = ("CockroachDB", "-YB-")
@@ -60,6 +61,18 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types are the
     """A connection that does not wait for ever for a server that does not answer."""
 
     answer_within = TIMEOUT
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._asked_before: set[str] = set()
+
+    def ask(self, statement: str, parameters: Any) -> Any:
+        """Run a statement that is run often: prepared when it is first used, in the same round trip."""
+        if statement in self._asked_before:
+            return self.execute(statement, parameters, prepare=True, binary=True)
+        self._asked_before.add(statement)
+        with self.pipeline():
+            return self.execute(statement, parameters, prepare=True, binary=True)
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         if timeout is not None:
@@ -155,8 +168,7 @@ class Connections:
             "tcp_user_timeout": math.ceil(self.timeout * 1000),
             **self.address.parameters,
         }
-        # Preparing statements would cost a round trip of its own, and keep poolers out; it saves little.
-        connection = Connection.connect(autocommit=True, prepare_threshold=None, **parameters)
+        connection = Connection.connect(autocommit=True, prepare_threshold=_ONLY_WHEN_ASKED, **parameters)
         try:
             connection.answer_within = self.timeout + 1  # the server gives up first, if it can
             connection.execute(self._session())

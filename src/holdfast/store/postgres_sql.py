@@ -33,6 +33,11 @@ LEFT JOIN documents AS d ON d.name = ANY(%s::bytea[])
 LEFT JOIN entries AS e ON e.stream = d.name AND e.position = d.position"""
 """One statement sees one moment. There is always a row, so that there is always a time."""
 
+FETCH_ONE = """
+SELECT extract(epoch FROM clock_timestamp())::float8, d.version, d.content
+FROM (SELECT 1 AS one) AS always LEFT JOIN documents AS d ON d.name = %s"""
+"""The same for a single document."""
+
 LOCK = "SELECT name FROM documents WHERE name = ANY(%s::bytea[]) ORDER BY name FOR UPDATE"
 """Those who met on a document line up here, in the one order of names."""
 
@@ -43,7 +48,7 @@ WITH held AS (
         ON d.name = n.name AND d.version = n.version
     ORDER BY d.name FOR UPDATE OF d
 ), fits AS (
-    SELECT count(*) = %(count)s AS yes FROM held
+    SELECT count(*) = %(count)s::bigint AS yes FROM held
 ), put AS (
     INSERT INTO documents AS d (name, version, content, position)
     SELECT p.name, p.version, p.content, p.position
@@ -72,13 +77,30 @@ one since: its version is none that we have seen (whoever sees one document of a
 one that we have seen; but it means that there still is nothing.)
 """
 
-COMMIT_AND_NOTIFY = (
-    COMMIT.removesuffix("SELECT fits.yes FROM fits")
-    + """SELECT fits.yes, CASE
-    WHEN fits.yes AND EXISTS (SELECT 1 FROM watchers WHERE until > clock_timestamp())
-    THEN pg_notify(%(channel)s, %(changed)s) END FROM fits"""
+COMMIT_ONE = """
+WITH fits AS (
+    UPDATE documents SET version = %(id)s, content = %(content)s
+    WHERE name = %(name)s AND version = %(version)s RETURNING true AS yes
+), noted AS (
+    INSERT INTO commits (id, made, at) SELECT %(id)s, true, clock_timestamp() FROM fits
 )
-"""The same, and those who watch are told. Only if there are any: notifying commits wait for each other."""
+SELECT fits.yes FROM fits"""
+"""The same for the change of a single document that rests on nothing else: the row that is changed is the one
+that is compared. Nothing comes back if it was another one by then."""
+
+
+def notifying(commit: str) -> str:
+    """A commit that tells those who watch. Only if there are any: notifying commits wait for each other."""
+    return commit.replace(
+        "SELECT fits.yes FROM fits",
+        """SELECT fits.yes, CASE
+    WHEN fits.yes AND EXISTS (SELECT 1 FROM watchers WHERE until > clock_timestamp())
+    THEN pg_notify(%(channel)s, %(changed)s) END FROM fits""",
+    )
+
+
+COMMIT_AND_NOTIFY = notifying(COMMIT)
+COMMIT_ONE_AND_NOTIFY = notifying(COMMIT_ONE)
 
 RULE_OUT = """
 INSERT INTO commits (id, made, at) VALUES (%s, false, clock_timestamp()) ON CONFLICT (id) DO NOTHING"""
