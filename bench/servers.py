@@ -1,7 +1,7 @@
 """The stores on servers, beside what the same server does for a bare loop: read, then write if unchanged.
 
 The floor for PostgreSQL is `SELECT` and `UPDATE ... WHERE version = ...` with psycopg, each a statement of
-its own. The floor for etcd is a range and a transaction on the revision, over a bare HTTP connection; the client
+its own. The floor for etcd is a range and a transaction on the revision, over bare HTTP; the client
 library etcd3gw, if it is installed, is measured too. The servers are those of the tests, with their data on
 this disk, and they sync every commit. Neither floor notes the id of a commit, so neither could find out what
 came of one whose answer got lost.

@@ -132,13 +132,22 @@ class Gateway:
         """One request to one member: its answer, `GatewayError`, `NotSent`, or what the network raises."""
         connection = self._take()
         try:
-            answer = self._exchange(connection, path, request)
+            answer = self._exchange_as_user(connection, path, request)
         except BaseException:
             connection.close()
             self._next_member(connection)
             raise
         self._give_back(connection)
         return answer
+
+    def _exchange_as_user(self, connection: HTTPConnection, path: str, request: object) -> Any:
+        try:
+            return self._exchange(connection, path, request)
+        except GatewayError as error:
+            if not self.address.user or error.code != _UNAUTHENTICATED:
+                raise
+        self._authenticate(connection)  # the token has run out; nothing has happened, so once more
+        return self._exchange(connection, path, request)
 
     def _exchange(self, connection: HTTPConnection, path: str, request: object) -> Any:
         body = msgspec.json.encode(request)
@@ -156,8 +165,6 @@ class Gateway:
         if response.status == 200 and "error" not in answer:
             return answer
         code, message = int(answer.get("code", 0)), str(answer.get("message") or answer.get("error"))
-        if code == _UNAUTHENTICATED or "auth token" in message:
-            self._token = ""  # it has run out, perhaps: the next request gets another one
         raise GatewayError(code, message)
 
     def _headers(self) -> dict[str, str]:
@@ -217,6 +224,9 @@ class Gateway:
                 connection.close()
                 reason = f"{host}:{port}: {_reason(error)}"
                 self._next_member(connection)
+            except Failure:
+                connection.close()
+                raise
         raise NotSent(reason)
 
     def _connection(self, host: str, port: int) -> HTTPConnection:
@@ -235,6 +245,7 @@ class Gateway:
 
     def _authenticate(self, connection: HTTPConnection) -> None:
         request = {"name": self.address.user, "password": self.address.password}
+        self._token = ""
         try:
             self._token = self._exchange(connection, "/v3/auth/authenticate", request)["token"]
         except GatewayError as error:

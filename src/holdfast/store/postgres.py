@@ -57,9 +57,7 @@ class PostgresAttempt:
 
     def commit(self, plan: Plan) -> bool:
         try:
-            made = self._engine.commit(self._connection, plan)
-            if self._connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                self._connection.execute("COMMIT" if made else "ROLLBACK")
+            return self._engine.commit(self._connection, plan)
         except psycopg.errors.UniqueViolation as error:
             if error.diag.table_name == "commits":
                 raise IdTaken from error
@@ -69,7 +67,6 @@ class PostgresAttempt:
                 return False
             self._connection.close()
             raise AnswerLost(one_line(error)) from error
-        return made
 
 
 class PostgresEngine:
@@ -82,7 +79,7 @@ class PostgresEngine:
         self._channel = channel_of(address.schema)
 
     def fetch(self, named: Sequence[Named]) -> Fetched:
-        return self.connections.run(lambda connection: _fetch(connection, named))
+        return self.connections.run(lambda connection: _fetched(named, _ask_for(connection, named)))
 
     @contextlib.contextmanager
     def attempt(self, named: Sequence[Named], *, in_turn: bool) -> Iterator[PostgresAttempt]:
@@ -96,16 +93,20 @@ class PostgresEngine:
         with contextlib.ExitStack() as inner:
             connection = inner.enter_context(self.connections.borrowed())
             inner.callback(_roll_back, connection)
-            if in_turn:
+            if not in_turn:
+                found = _ask_for(connection, named)
+            else:
                 # Lock first, look then: a statement sees what there was when it began, not later.
-                connection.execute("BEGIN")
-                connection.execute(statements.LOCK, [_names(named)])
-            fetched = _fetch(connection, named)
+                with connection.pipeline():
+                    connection.execute("BEGIN")
+                    connection.execute(statements.LOCK, [_names(named)])
+                    found = _ask_for(connection, named)
+            fetched = _fetched(named, found)
             stack.push(inner.pop_all())
         return connection, fetched
 
     def commit(self, connection: Any, plan: Plan) -> bool:
-        """Send the commit; whether what it rests on was still so."""
+        """Send the commit; whether what it rests on was still so. If not, there is nothing to take back."""
         single = _is_single(plan)
         parameters = _single(plan) if single else _parameters(plan)
         if self.connections.notifies:
@@ -113,7 +114,13 @@ class PostgresEngine:
             statement = statements.COMMIT_ONE_AND_NOTIFY if single else statements.COMMIT_AND_NOTIFY
         else:
             statement = statements.COMMIT_ONE if single else statements.COMMIT
-        row = connection.ask(statement, parameters).fetchone()
+        if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
+            told = connection.ask(statement, parameters)
+        else:
+            with connection.pipeline():
+                told = connection.ask(statement, parameters)
+                connection.execute("COMMIT")
+        row = told.fetchone()
         made = row is not None and bool(row[0])
         if made and random.randrange(_FORGET_EVERY) == 0:
             with contextlib.suppress(StoreUnavailable):
@@ -157,12 +164,17 @@ def _names(named: Sequence[Named]) -> str:
     return _array(each.name.encode() for each in named)
 
 
-def _fetch(connection: Any, named: Sequence[Named]) -> Fetched:
+def _ask_for(connection: Any, named: Sequence[Named]) -> Any:
     if len(named) == 1 and isinstance(named[0], Key):
-        name = named[0].name
-        now, version, content = connection.ask(statements.FETCH_ONE, [name.encode()]).fetchone()
-        return Fetched({} if version is None else {name: Found(version, content)}, now)
-    rows = connection.ask(statements.FETCH, [_names(named)]).fetchall()
+        return connection.ask(statements.FETCH_ONE, [named[0].name.encode()])
+    return connection.ask(statements.FETCH, [_names(named)])
+
+
+def _fetched(named: Sequence[Named], answer: Any) -> Fetched:
+    if len(named) == 1 and isinstance(named[0], Key):
+        now, version, content = answer.fetchone()
+        return Fetched({} if version is None else {named[0].name: Found(version, content)}, now)
+    rows = answer.fetchall()
     found = {
         name.decode(): Found(version, content, position or 0)
         for _, name, version, content, position in rows

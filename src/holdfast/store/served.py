@@ -59,7 +59,9 @@ PATIENCE = 30.0
 
 _FIRST_PAGE, _LARGEST_PAGE = 64, 4096
 _ENOUGH_BYTES = 1 << 20
-_LONGEST_PAUSE = 0.25
+_LONGEST_PAUSE = 0.05
+_MOMENT = 1.0
+_MOST_REMEMBERED = 1000
 
 
 class Found(NamedTuple):
@@ -164,6 +166,7 @@ class ServedStore:
         self.patience = patience
         self._layout = layout or Layout()
         self._deciding = Deciding()
+        self._met: dict[str, float] = {}
 
     @property
     def place(self) -> str:
@@ -240,7 +243,8 @@ class ServedStore:
 
     def _try(self, named: list[Named], decide: Decide[Result], tries: _Tries) -> Commit[Result] | None:
         """One attempt; None if somebody was faster, or if it is known that it was not made."""
-        with self.engine.attempt(named, in_turn=tries.conflicts > 0) as attempt:  # 1.
+        in_turn = tries.conflicts > 0 or self._met_lately(named)
+        with self.engine.attempt(named, in_turn=in_turn) as attempt:  # 1.
             view = self._view(named, attempt.fetched)
             now = attempt.fetched.now
             with self._deciding:
@@ -259,8 +263,16 @@ class ServedStore:
                 made = self._resolve(tries, lost)  # 5.
         if made:
             return commit
+        self._met = {**self._met, **dict.fromkeys((each.name for each in named), time.monotonic())}
+        if len(self._met) > _MOST_REMEMBERED:
+            self._met = {}
         tries.pause()  # 4.
         return None
+
+    def _met_lately(self, named: Sequence[Named]) -> bool:
+        """Whether others were faster here a moment ago, and will be again if we do not line up at once."""
+        since = time.monotonic() - _MOMENT
+        return bool(self._met) and any(self._met.get(each.name, 0.0) > since for each in named)
 
     def _resolve(self, tries: _Tries, lost: AnswerLost) -> bool:
         try:
@@ -335,7 +347,7 @@ class _Tries:
         if time.monotonic() >= self._deadline:
             raise TooManyRetries(self.conflicts, self._last)
         if self.conflicts > 2:
-            time.sleep(random.random() * min(_LONGEST_PAUSE, 0.002 * 2 ** min(self.conflicts, 10)))
+            time.sleep(random.random() * min(_LONGEST_PAUSE, 0.001 * 2 ** min(self.conflicts, 10)))
 
 
 def _plan(
