@@ -20,7 +20,7 @@ BENCH := $(VENV)/.bench-$(IDENTITY)
 # One thing after the other, also under `make -j`: two pips in one environment disturb each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help test check format-check lint types layers unit format demo bench docs clean
+.PHONY: help test check format-check lint types layers unit format demo bench storm docs clean
 .PHONY: $(PLATFORMS:%=types-%)
 
 help: ## list the targets (this is the default)
@@ -63,6 +63,9 @@ demo: $(DEV) ## watch locks do their work
 
 bench: $(BENCH) ## compare with other lock libraries; choose with ARGS
 	@$(BIN)/python -m bench $(ARGS)
+
+storm: $(DEV) ## cut off, kill and restart the servers of the stores 60 times each; takes minutes, and root
+	@HOLDFAST_FAULTS=60 $(BIN)/python -m pytest tests/store/test_many_machines.py -rP --timeout 3600 $(ARGS)
 
 docs: $(DEV) ## write the generated reference pages anew
 	@$(BIN)/python -m tools.generate_reference

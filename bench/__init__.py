@@ -11,4 +11,5 @@ SUITES = {
     "store": "bench.store",
     "issues": "bench.issues",
     "ledger": "bench.ledger",
+    "servers": "bench.servers",
 }

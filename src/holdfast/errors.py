@@ -483,6 +483,32 @@ class GateFailed(Failure):
 
     code = "E_GATE_FAILED"
     hint = "Read what the checker said, correct it, and check again."
+class StoreUnavailable(Failure):
+    """The server that keeps the shared documents does not answer. Nothing was changed by this call."""
+
+    code = "E_STORE_UNAVAILABLE"
+    exit_status = ExitStatus.TIMED_OUT
+    retryable = True
+    hint = "Check the address of the store, and that its server runs and can be reached; then try again."
+
+    def __init__(self, place: str, reason: object, *, hint: str | None = None) -> None:
+        """`place` is the address of the store, without secrets."""
+        super().__init__(f"the store {place} cannot be reached: {reason}", hint=hint, store=place)
+        self.place = place
+
+
+class StoreIncompatible(Refused):
+    """The server keeps documents in a form that this version of Holdfast does not know."""
+
+    code = "E_STORE_INCOMPATIBLE"
+    hint = "Use the version of Holdfast that wrote this store, or a later one; nothing was changed."
+
+
+class ExtraMissing(UsageFailure):
+    """What was asked for needs a package that is not installed."""
+
+    code = "E_EXTRA_MISSING"
+    hint = "Install it with the extra that the message names, such as: pip install 'holdfast[postgres]'."
 
 
 class Interrupted(Failure):

@@ -72,6 +72,7 @@ COMMANDS = {
     "blocked": Entry("holdfast.cli.queries:blocked", "List the issues that wait for others, and why."),
     "graph": Entry("holdfast.cli.queries:graph", "Draw which issue waits for which."),
     "events": Entry("holdfast.cli.queries:events", "Show what happened to issues, also as it happens."),
+    "migrate": Entry("holdfast.cli.migrate:migrate", "Move everything that is shared to another store."),
     "demo": Entry("holdfast.cli.demo:demo", "Watch locks do their work while processes are killed."),
     "completion": Entry("holdfast.cli.completion:completion", "Print the completion script of your shell."),
     "hook": Entry("holdfast.cli.hook:hook", "Answer a program that calls at certain moments.", hidden=True),
