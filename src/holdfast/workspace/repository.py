@@ -7,6 +7,7 @@ import os
 import stat
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.audit.chain import AuditTrail
 from holdfast.errors import NotFound, Refused
@@ -18,6 +19,9 @@ from holdfast.store.base import Store
 from holdfast.workspace.stores import open_store
 from holdfast.worktrees.control import Control, Places, may_be_leased
 from holdfast.worktrees.records import FORMAT, FORMAT_VERSION, MAIN, RepositoryFormat, worktree_keys
+
+if TYPE_CHECKING:
+    from holdfast.worktrees.doctor import Finding, Repaired
 
 
 class Repository:
@@ -58,6 +62,20 @@ class Repository:
         """Acquire the lease of a worktree, to be used as a context manager, also an asynchronous one."""
         request = self.desk.request(ttl=ttl, purpose=purpose, priority=priority)
         return acquire(self.desk, worktree, request, wait=wait)
+
+    def examine(self, *, strict: bool = False) -> list[Finding]:
+        """What is wrong here; changes nothing. `strict` reads every file of every snapshot."""
+        from holdfast.workspace.checks import all_checks
+        from holdfast.worktrees.doctor import examine
+
+        return examine(self.control, all_checks(), strict=strict)
+
+    def repair(self, *, strict: bool = False) -> Repaired:
+        """Repair what can be repaired without risk. Repairing twice is the same as repairing once."""
+        from holdfast.workspace.checks import all_checks
+        from holdfast.worktrees.doctor import repair
+
+        return repair(self.control, all_checks(), strict=strict)
 
 
 def find_repository(start: str | os.PathLike[str]) -> Path:

@@ -22,16 +22,16 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import Corrupt, Failure, NotFound
-from holdfast.fs import durable
-from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.leases.records import Identity
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_locker import FileLocker, LockGuard
 from holdfast.store.records import StructCodec
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import OPERATIONS
 
-LOCK, INTENT = "lock", "intent.json"
+LOCK, INTENT, SWEPT = "lock", "intent.json", ".swept"
 
 
 class ScratchIntent(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,8 +87,7 @@ def scratch(
 
     scratch_id = scratch_id or secrets.token_hex(8)
     path = control.places.scratch / scratch_id
-    make_directories(path)
-    with FileLocker().lock_exclusive(path / LOCK):  # 1. before there is anything that could look abandoned
+    with _locked(path):  # 1. before there is anything that could look abandoned
         intent = ScratchIntent(
             scratch_id=scratch_id,
             purpose=purpose,
@@ -104,6 +103,14 @@ def scratch(
         finally:
             if worktree is None or not is_needed(control, scratch_id, worktree):
                 remove_tree(path)
+
+
+def _locked(path: Path) -> LockGuard:
+    """Make a scratch and lock it. One who sweeps may take it for abandoned before we have locked it."""
+    while True:
+        make_directories(path)
+        with contextlib.suppress(NotFound):
+            return FileLocker().lock_exclusive(path / LOCK)
 
 
 def is_needed(control: Control, scratch_id: str, worktree: str) -> bool:
@@ -134,7 +141,11 @@ def abandoned(places: Places) -> Iterator[Abandoned]:
 
 
 def sweep(places: Places, scratch_id: str) -> bool:
-    """Remove a scratch if nobody works in it; False if somebody does. Not there is fine."""
+    """Remove a scratch if nobody works in it; False if somebody does. Not there is fine.
+
+    It gets another name first: should somebody be about to begin in it, they find it gone and make it
+    anew, and nothing of theirs is removed.
+    """
     from holdfast.fs.trees import remove_tree
 
     path = places.scratch / scratch_id
@@ -145,6 +156,14 @@ def sweep(places: Places, scratch_id: str) -> bool:
     if guard is None:
         return False
     with guard:
+        if not scratch_id.endswith(SWEPT):
+            swept = path.with_name(scratch_id + SWEPT)
+            remove_tree(swept)  # what an earlier sweep that was killed has left
+            try:
+                calls.rename(path, swept)
+            except OSError as error:
+                raise io_failure("move away", path, error) from error
+            path = swept
         remove_tree(path)
     return True
 
