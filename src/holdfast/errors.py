@@ -166,6 +166,15 @@ class RepoLocked(LockConflict):
         self.info = info
 
 
+class InUse(Failure):
+    """Running processes work in the directory that was to be moved or deleted."""
+
+    code = "E_IN_USE"
+    exit_status = ExitStatus.CONFLICT
+    retryable = True
+    hint = "End these processes, or let them leave the directory; --force goes ahead in spite of them."
+
+
 class LockReentry(LockConflict):
     """The calling thread holds this lock already and would wait for itself for ever."""
 

@@ -193,7 +193,7 @@ def completions(line: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("holdfast ", ["file-lock", "repo-lock", "demo", "completion"]),
+        ("holdfast ", [name for name, entry in COMMANDS.items() if not entry.hidden]),
         ("holdfast fi", ["file-lock"]),
         ("holdfast repo-lock ", ["run", "status", "break"]),
         ("holdfast completion ", ["bash", "zsh", "fish"]),

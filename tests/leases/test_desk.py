@@ -42,19 +42,19 @@ class Office:
 
     def desk(self, name: str = "") -> Desk:
         holder = Holder("elsewhere", name, 7, "1", "boot", "machine", "namespace") if name else None
-        return Desk(self.store, self.trail, holder=holder)
+        return Desk(self.store, self.trail, holder=holder, clock=self.clock)
 
     def events(self) -> list[str]:
         return [entry.event for entry in verify(self.store.entries(self.trail.stream))]
 
     def validate(self, lock_id: str, token: int) -> None:
-        keys = LeaseKeys.of("main")
+        validate = self.desk().validator("main", lock_id, token)
 
         def decide(view: View, now: float) -> Decision[None]:
-            protocol.validate(view, now, keys, lock_id, token)
+            validate(view, now)
             return Decision([], None)
 
-        self.store.transact(keys.all(), decide)
+        self.store.transact(LeaseKeys.of("main").all(), decide)
 
 
 @pytest.fixture(params=["memory", "files"])
@@ -205,7 +205,7 @@ def test_a_waiter_that_no_longer_shows_itself_is_passed(office: Office) -> None:
 def test_a_waiter_whose_process_is_dead_is_passed_at_once(office: Office) -> None:
     here = office.desk().holder
     dead = here._replace(pid=2**22 + 7, start_time="1")
-    gone = Desk(office.store, office.trail, holder=dead)
+    gone = Desk(office.store, office.trail, holder=dead, clock=office.clock)
     desk, patient = office.desk("first"), office.desk("patient")
     held = desk.acquire("main", desk.request(ttl=TTL)).lease
     gone.line_up("main", gone.request(ttl=TTL))
@@ -281,7 +281,9 @@ def test_a_heartbeat_keeps_a_lease_alive_beyond_its_ttl(scratch: Path) -> None:
 def test_a_lease_that_was_stolen_is_lost_to_its_holder(office: Office) -> None:
     desk, thief = office.desk("first"), office.desk("thief")
     held = HeldLease(desk, desk.acquire("main", desk.request(ttl=TTL)).lease, clock=office.clock)
-    office.clock.step_wall(TTL)  # the store's clock says that it has expired, the holder's own does not
+    own = ManualClock()  # by which it has not expired yet
+    held = HeldLease(desk, held.lease, clock=own)
+    office.clock.advance(TTL)
     taken = thief.acquire("main", thief.request(ttl=TTL)).lease
     held.check()
     with pytest.raises(LockNotHeld):

@@ -89,6 +89,8 @@ class Stage:
         self.clear()
         lease = self.desk.acquire("main", self.desk.request(ttl=LONG)).lease
 
+        reading = self.desk.reading()
+
         def expire(view: View, now: float) -> Decision[Lease]:
             found = view.get(KEYS.lease)
             assert found is not None
@@ -96,6 +98,7 @@ class Stage:
                 **{
                     **{name: getattr(found, name) for name in found.__struct_fields__},
                     "lease_expires_at": format_instant(now - 1),
+                    "boot_expires_at": reading.at(now).mark(-1),
                 }
             )
             return Decision([Replace(KEYS.lease, old)], old)

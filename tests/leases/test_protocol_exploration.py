@@ -1,8 +1,9 @@
 """Every state that three holders can reach, with crashes and clock steps, by the functions of production.
 
 A holder may acquire, renew, release, steal, begin to publish (it notes its token, as a snapshot does
-before it copies) and commit; it may crash at any point and come back with nothing; the clock may
-tick between any two steps. Everything that the protocol allows is tried from everywhere.
+before it copies) and commit; it may crash at any point and come back with nothing; time may pass and
+the wall clock may be set between any two steps. Everything that the protocol allows is tried from
+everywhere. The tick is the true time, and it is what the boot clocks show.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 
 from holdfast.errors import Failure
 from holdfast.leases import protocol
+from holdfast.leases.moments import Moment
 from holdfast.leases.protocol import Granted, Request
 from holdfast.leases.records import Lease, LeaseKeys, TokenCounter
 from holdfast.locks.holders import Holder
@@ -41,17 +43,40 @@ class Mind(NamedTuple):
     checked: bool = False
 
 
+class Setting(NamedTuple):
+    """Where the holders are and what their clocks do. `steps` is where the wall clocks may be set to,
+    `ahead` how far each holder's is ahead of them, `skew` how far apart they are allowed to be."""
+
+    boots: tuple[str, ...] = ("boot",) * HOLDERS
+    steps: tuple[int, ...] = (0,)
+    ahead: tuple[int, ...] = (0,) * HOLDERS
+    skew: float = 0.0
+    last_tick: int = LAST_TICK
+    most_tokens: int = MOST_TOKENS
+    clocks_are_sane: bool = True
+    """Whether nobody's clock is further off than allowed: only then nobody is let in too early."""
+
+
 class World(NamedTuple):
     """One state. `published` are the tokens of what was committed, in order."""
 
+    setting: Setting
     tick: int
+    step: int
     lease: Lease | None
     counter: TokenCounter | None
     minds: tuple[Mind, ...]
     published: tuple[int, ...]
 
-    def now(self) -> float:
-        return START + self.tick
+    def moment(self, who: int) -> Moment:
+        wall = START + self.tick + self.step + self.setting.ahead[who]
+        return Moment(wall, self.setting.boots[who], float(self.tick), self.setting.skew)
+
+    def is_over(self) -> bool:
+        """Whether the lease has run out by the true time."""
+        assert self.lease is not None
+        assert self.lease.boot_expires_at is not None
+        return self.tick >= self.lease.boot_expires_at.at
 
     def view(self) -> View:
         return View(
@@ -87,13 +112,14 @@ def request(world: World, who: int) -> Request:
     return Request(f"{who}-{grants + 1}", holder, TTL)
 
 
+PLAIN = Setting()
 Commit = Callable[[World, int], Iterator[World]]
 
 
 def commit_in_one_step(world: World, who: int) -> Iterator[World]:
     """What production does: validate and publish in one transaction."""
     mind = world.minds[who]
-    protocol.validate(world.view(), world.now(), KEYS, mind.lock_id, mind.publishing)
+    protocol.validate(world.view(), world.moment(who), KEYS, mind.lock_id, mind.publishing)
     done = world._replace(published=(*world.published, mind.publishing))
     yield done.remembering(who, mind._replace(publishing=0))
 
@@ -102,7 +128,7 @@ def validate_then_publish(world: World, who: int) -> Iterator[World]:
     """The planted mistake: validate now, publish at some later time."""
     mind = world.minds[who]
     if not mind.checked:
-        protocol.validate(world.view(), world.now(), KEYS, mind.lock_id, mind.publishing)
+        protocol.validate(world.view(), world.moment(who), KEYS, mind.lock_id, mind.publishing)
         yield world.remembering(who, mind._replace(checked=True))
     else:
         done = world._replace(published=(*world.published, mind.publishing))
@@ -111,8 +137,10 @@ def validate_then_publish(world: World, who: int) -> Iterator[World]:
 
 def steps(world: World, commit: Commit) -> Iterator[World]:
     """Every state that is one step away."""
-    if world.tick < LAST_TICK:
+    if world.tick < world.setting.last_tick:
         yield world._replace(tick=world.tick + 1)
+    for step in world.setting.steps:
+        yield world._replace(step=step)
     for who, mind in enumerate(world.minds):
         if mind != Mind():
             yield world.remembering(who, Mind())  # a crash: it forgets, what is stored stays
@@ -127,9 +155,9 @@ def steps(world: World, commit: Commit) -> Iterator[World]:
 
 
 def _acquire(world: World, who: int) -> Iterator[World]:
-    if world.counter is not None and world.counter.fencing_token >= MOST_TOKENS:
+    if world.counter is not None and world.counter.fencing_token >= world.setting.most_tokens:
         return
-    ruling = protocol.acquire(world.view(), world.now(), KEYS, request(world, who), wait=False)
+    ruling = protocol.acquire(world.view(), world.moment(who), KEYS, request(world, who), wait=False)
     assert isinstance(ruling.result, Granted)
     lease = ruling.result.lease
     mind = world.minds[who]._replace(lock_id=lease.lock_id, token=lease.fencing_token)
@@ -137,21 +165,21 @@ def _acquire(world: World, who: int) -> Iterator[World]:
 
 
 def _steal(world: World, who: int) -> Iterator[World]:
-    if world.counter is not None and world.counter.fencing_token >= MOST_TOKENS:
+    if world.counter is not None and world.counter.fencing_token >= world.setting.most_tokens:
         return
-    ruling = protocol.steal(world.view(), world.now(), KEYS, request(world, who))
+    ruling = protocol.steal(world.view(), world.moment(who), KEYS, request(world, who))
     lease = ruling.result.lease
     mind = world.minds[who]._replace(lock_id=lease.lock_id, token=lease.fencing_token)
     yield world.after(ruling.changes).remembering(who, mind)
 
 
 def _renew(world: World, who: int) -> Iterator[World]:
-    ruling = protocol.renew(world.view(), world.now(), KEYS, world.minds[who].lock_id)
+    ruling = protocol.renew(world.view(), world.moment(who), KEYS, world.minds[who].lock_id)
     yield world.after(ruling.changes)
 
 
 def _release(world: World, who: int) -> Iterator[World]:
-    ruling = protocol.release(world.view(), world.now(), KEYS, world.minds[who].lock_id)
+    ruling = protocol.release(world.view(), world.moment(who), KEYS, world.minds[who].lock_id)
     yield world.after(ruling.changes).remembering(who, Mind())
 
 
@@ -170,19 +198,19 @@ def check(before: World, after: World) -> None:
         assert after.lease.fencing_token <= counted
     if after.lease is not None and (before.lease is None or after.lease.lock_id != before.lease.lock_id):
         assert after.lease.fencing_token > counted_before, "a grant without a greater token (LC-14)"
-        taken = before.lease is None or before.lease.is_expired(before.now())
-        assert taken, "two holders at once (LC-02)"
+        if after.setting.clocks_are_sane:
+            assert before.lease is None or before.is_over(), "two holders at once (LC-02)"
     if len(after.published) > len(before.published):
         lease = before.lease
         assert lease is not None
         assert after.published[-1] == lease.fencing_token, "published without the lease (LC-17)"
-        assert not lease.is_expired(before.now()), "published after the lease had run out (LC-18)"
+        assert not before.is_over(), "published after the lease had run out (LC-18)"
         assert list(after.published) == sorted(after.published), "a stale token published (LC-18)"
 
 
-def explore(commit: Commit) -> int:
+def explore(commit: Commit, setting: Setting = PLAIN) -> int:
     """Go everywhere; return how many distinct states there are."""
-    first = World(0, None, None, (Mind(),) * HOLDERS, ())
+    first = World(setting, 0, setting.steps[0], None, None, (Mind(),) * HOLDERS, ())
     seen, waiting = {first}, deque([first])
     while waiting:
         world = waiting.popleft()
@@ -207,3 +235,39 @@ def test_no_reachable_state_has_two_writers_or_a_stale_commit(
 def test_validating_first_and_publishing_later_is_found_out() -> None:
     with pytest.raises(AssertionError, match="LC-1"):
         explore(validate_then_publish)
+
+
+TWO_BOOTS = ("here", "here", "there")
+
+
+@pytest.mark.req("LC-30")
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param(Setting(steps=(0, -3, 4), last_tick=3, most_tokens=2), id="wall-clock-is-set"),
+        pytest.param(
+            Setting(boots=TWO_BOOTS, ahead=(0, 0, 1), skew=1.0, last_tick=4, most_tokens=3),
+            id="one-host-is-ahead",
+        ),
+        pytest.param(
+            Setting(boots=TWO_BOOTS, ahead=(0, 0, -1), skew=1.0, last_tick=4, most_tokens=3),
+            id="one-host-is-behind",
+        ),
+        pytest.param(
+            Setting(boots=TWO_BOOTS, steps=(0, 4), last_tick=3, most_tokens=2, clocks_are_sane=False),
+            id="clocks-further-apart-than-allowed",
+        ),
+    ],
+)
+def test_setting_clocks_lets_no_stale_commit_through_and_within_one_boot_nobody_in_early(
+    setting: Setting, record_property: Callable[[str, object], None]
+) -> None:
+    states = explore(commit_in_one_step, setting)
+    record_property("states", states)
+    assert states > 1_000
+
+
+@pytest.mark.req("LC-30")
+def test_clocks_that_are_further_apart_than_allowed_are_what_the_margin_is_for() -> None:
+    with pytest.raises(AssertionError, match="LC-02"):
+        explore(commit_in_one_step, Setting(boots=TWO_BOOTS, ahead=(0, 0, 1), last_tick=3, most_tokens=2))

@@ -34,6 +34,8 @@ HOLDFAST_DEBUG=1 in the environment adds a traceback to errors that should not h
 """
 
 COMMANDS = {
+    "init": Entry("holdfast.cli.init:init", "Make a repository."),
+    "lock": Entry("holdfast.cli.lock:group", "The lock of a worktree: acquire, renew, release, see it."),
     "file-lock": Entry(
         "holdfast.cli.file_lock:group", "Lock any file: run a command under a lock, see who holds it."
     ),

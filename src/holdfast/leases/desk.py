@@ -8,22 +8,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.audit.chain import AuditTrail
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import LockConflict, SettingInvalid
 from holdfast.leases import protocol
+from holdfast.leases.moments import SKEW, Moment, Reading
 from holdfast.leases.protocol import Granted, Request, Ruling, Told, Waiting
 from holdfast.leases.records import Lease, LeaseKeys, Waiter
-from holdfast.locks.holders import Holder, Liveness, current_holder, liveness
+from holdfast.locks.holders import Holder, Liveness, boot_clock_id, current_holder, liveness
 from holdfast.store.base import Store
 from holdfast.store.records import Decision, Key, Stream, View
 
 SHORTEST_TTL, LONGEST_TTL = 0.1, 24 * 3600.0
 DEFAULT_TTL = 30.0
 
-Rule = Callable[[View, float, LeaseKeys], Ruling[Told]]
+Rule = Callable[[View, Moment, LeaseKeys], Ruling[Told]]
 
 
 class LeaseState(NamedTuple):
-    """A lease that is there, as it stands now."""
+    """A lease that is there, as others see it now: `expired` means that anybody may take its place."""
 
     lease: Lease
     expired: bool
@@ -36,7 +38,8 @@ class Desk:
     """Gives, renews and takes back the leases of one store.
 
     `also_named` and `precondition` let the layer above take part in every grant: documents that the
-    transaction reads too, and a pure function that may refuse (a worktree that is not there).
+    transaction reads too, and a pure function that may refuse (a worktree that is not there). `skew` is
+    how far the clocks of those who share the store may be apart: 0 if the store has a clock of its own.
     """
 
     def __init__(
@@ -47,21 +50,49 @@ class Desk:
         also_named: Callable[[str], Sequence[Key[Any]]] = lambda worktree: (),
         precondition: Callable[[View, str], None] = lambda view, worktree: None,
         holder: Holder | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        skew: float = SKEW,
     ) -> None:
         self.store = store
         self._trail = trail
         self._also_named = also_named
         self._precondition = precondition
         self._holder = holder
+        self._clock = clock
+        self._skew = skew
 
     @property
     def holder(self) -> Holder:
         """In whose name leases are asked for: this process, unless said otherwise."""
         return self._holder or current_holder()
 
-    def request(self, *, ttl: float = DEFAULT_TTL, purpose: str = "", priority: int = 0) -> Request:
-        """A request in this holder's name, under a new id."""
-        return Request(str(uuid.uuid4()), self.holder, checked_ttl(ttl), purpose, priority)
+    def request(
+        self,
+        *,
+        ttl: float = DEFAULT_TTL,
+        purpose: str = "",
+        priority: int = 0,
+        behalf_of: Holder | None = None,
+    ) -> Request:
+        """A request in this holder's name, under a new id.
+
+        `behalf_of` is who the lease is for, if that is not this process: the agent whose every command is
+        a process of its own. Such a lease outlives its processes; only its time ends it.
+        """
+        lock_id, ttl = str(uuid.uuid4()), checked_ttl(ttl)
+        if behalf_of is None:
+            return Request(lock_id, self.holder, ttl, purpose, priority)
+        return Request(lock_id, behalf_of, ttl, purpose, priority, detached=True, waiter=self.holder)
+
+    def reading(self) -> Reading:
+        """What the boot clock shows: taken before a transaction that judges a lease."""
+        return Reading(boot_clock_id(), self._clock.boot(), self._skew)
+
+    def validator(self, worktree: str, lock_id: str, token: int) -> Callable[[View, float], Lease]:
+        """`protocol.validate` for one holder, by the clocks as of now: for the decide function of the
+        transaction that commits its work, which must name the lease's documents."""
+        reading, keys = self.reading(), LeaseKeys.of(worktree)
+        return lambda view, now: protocol.validate(view, reading.at(now), keys, lock_id, token)
 
     def acquire(self, worktree: str, request: Request) -> Granted:
         """Give the lease now, or raise `LockConflict`. An expired one is taken over: that is a steal."""
@@ -75,22 +106,24 @@ class Desk:
 
     def leave(self, worktree: str, ticket: str) -> None:
         """Leave the line."""
-        self._rule(worktree, lambda view, now, keys: protocol.leave(view, now, keys, ticket))
+        self._rule(worktree, lambda view, moment, keys: protocol.leave(view, moment, keys, ticket))
 
     def steal(self, worktree: str, request: Request) -> Granted:
         """Take over a lease that has expired; `LockConflict` if it has not."""
         return self._rule(
-            worktree, lambda view, now, keys: protocol.steal(view, now, keys, request), granting=True
+            worktree, lambda view, moment, keys: protocol.steal(view, moment, keys, request), granting=True
         )
 
     def renew(self, worktree: str, lock_id: str, ttl: float | None = None) -> Lease:
         """Let the lease run on. `LockNotHeld` or `LockExpired`: stop writing."""
         ttl = None if ttl is None else checked_ttl(ttl)
-        return self._rule(worktree, lambda view, now, keys: protocol.renew(view, now, keys, lock_id, ttl))
+        return self._rule(
+            worktree, lambda view, moment, keys: protocol.renew(view, moment, keys, lock_id, ttl)
+        )
 
     def release(self, worktree: str, lock_id: str) -> Lease:
         """Give the lease back; `LockNotHeld` if it is not this one any more, and then nothing is touched."""
-        return self._rule(worktree, lambda view, now, keys: protocol.release(view, now, keys, lock_id))
+        return self._rule(worktree, lambda view, moment, keys: protocol.release(view, moment, keys, lock_id))
 
     def state(self, worktree: str) -> LeaseState | None:
         """Who holds the lease and who waits; None if it is free. Takes no lock."""
@@ -98,11 +131,11 @@ class Desk:
         document, line = self.store.read(keys.lease), self.store.read(keys.line)
         if document is None:
             return None
-        lease, now = document.record, self.store.now()
+        lease, moment = document.record, self.reading().at(self.store.now())
         return LeaseState(
             lease=lease,
-            expired=lease.is_expired(now),
-            time_left=lease.expires_at() - now,
+            expired=lease.may_be_taken(moment),
+            time_left=lease.time_left(moment, for_others=True),
             liveness=liveness_of(lease),
             waiters=line.record.waiters if line else (),
         )
@@ -111,7 +144,7 @@ class Desk:
         gone = self._dead_waiters(worktree)
         return self._rule(
             worktree,
-            lambda view, now, keys: protocol.acquire(view, now, keys, request, wait=wait, gone=gone),
+            lambda view, moment, keys: protocol.acquire(view, moment, keys, request, wait=wait, gone=gone),
             granting=True,
         )
 
@@ -121,10 +154,12 @@ class Desk:
         if granting:
             named += self._also_named(worktree)
 
+        reading = self.reading()
+
         def decide(view: View, now: float) -> Decision[Told]:
             if granting:
                 self._precondition(view, worktree)
-            ruling = rule(view, now, keys)
+            ruling = rule(view, reading.at(now), keys)
             changes = list(ruling.changes)
             if ruling.event is not None:
                 name, facts = ruling.event
@@ -159,9 +194,13 @@ class Desk:
 
 
 def liveness_of(lease: Lease) -> Liveness:
-    """Whether the holder of a lease still exists."""
+    """Whether the holder of a lease still exists.
+
+    A detached lease belongs to more than one process: that its process has ended does not make it dead.
+    """
     holder = lease.identity.holder(lease.holder_id)
-    return Liveness.UNKNOWN if holder is None else liveness(holder)
+    found = Liveness.UNKNOWN if holder is None else liveness(holder)
+    return Liveness.UNKNOWN if lease.detached and found is Liveness.DEAD else found
 
 
 def checked_ttl(ttl: float) -> float:

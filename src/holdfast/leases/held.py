@@ -26,7 +26,10 @@ BEATS = 3
 class HeldLease:
     """A lease on a worktree. Used as a context manager, also an asynchronous one, it ends with its block."""
 
-    def __init__(self, desk: Desk, lease: Lease, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, desk: Desk, lease: Lease, *, clock: Clock = SYSTEM_CLOCK, began: float | None = None
+    ) -> None:
+        """`began` is what the boot clock showed before the lease was asked for."""
         self.lost = threading.Event()
         self.lease = lease
         self._desk = desk
@@ -34,7 +37,7 @@ class HeldLease:
         self._pid = os.getpid()
         self._ended = threading.Event()
         self._reason: Failure | None = None
-        self._valid_until = clock.boot() + lease.ttl
+        self._valid_until = (clock.boot() if began is None else began) + lease.ttl
         self._heart: threading.Thread | None = None
 
     @property
@@ -136,30 +139,32 @@ def acquire(
 
     `LockConflict` names the holder if there is no time to wait, `LockTimeout` if it was not enough.
     """
+    began = clock.boot()
     if wait == 0.0:
-        return HeldLease(desk, desk.acquire(worktree, request).lease, clock=clock)
+        return HeldLease(desk, desk.acquire(worktree, request).lease, clock=clock, began=began)
     deadline = None if wait is None else clock.monotonic() + wait
     try:
         while True:
             with desk.store.watch(LeaseKeys.of(worktree).lease) as watch:
+                began = clock.boot()
                 answer = desk.line_up(worktree, request)
                 if isinstance(answer, Granted):
-                    return HeldLease(desk, answer.lease, clock=clock)
+                    return HeldLease(desk, answer.lease, clock=clock, began=began)
                 left = None if deadline is None else deadline - clock.monotonic()
                 if (left is not None and left <= 0) or (cancelled is not None and cancelled.is_set()):
                     raise _timed_out(desk, worktree, wait or 0.0, answer)
-                watch.wait(_pause(desk, answer, left))
+                watch.wait(_pause(answer, left))
     except BaseException:
         with contextlib.suppress(Failure):
             desk.leave(worktree, request.lock_id)
         raise
 
 
-def _pause(desk: Desk, answer: Waiting, left: float | None) -> float:
+def _pause(answer: Waiting, left: float | None) -> float:
     """Until the lease may expire, the waiter must show itself, or the time is up; a little at least."""
     pauses = [SHOW_EVERY] if left is None else [SHOW_EVERY, left]
     if answer.lease is not None:
-        pauses.append(answer.lease.expires_at() - desk.store.now())
+        pauses.append(answer.time_left)
     elif answer.place > 1:
         pauses.append(0.05)  # free, but others come first: they are about to take it, or have died
     return max(0.002, min(pauses))

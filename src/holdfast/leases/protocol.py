@@ -1,8 +1,9 @@
 """The lease protocol, as pure functions from what is stored and the time to what shall change.
 
 Nothing here does I/O, asks a clock or rolls dice: what production runs is what the tests explore,
-state by state. Time decides only when a steal is *allowed*. What makes a holder that has been stolen
-from harmless is `validate`, which every commit of protected work runs inside its own transaction.
+state by state. The time comes as a `Moment`, which knows two clocks. It decides only when a steal is
+*allowed*. What makes a holder that has been stolen from harmless is `validate`, which every commit of
+protected work runs inside its own transaction.
 
 1. A lease is created only where there is none, and replaced only when it has expired (a steal).
 2. Every grant takes the counter's next token. The counter is never lowered and never deleted.
@@ -18,6 +19,7 @@ import msgspec
 
 from holdfast.clock import format_duration, format_instant, parse_instant
 from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotHeld
+from holdfast.leases.moments import Moment
 from holdfast.leases.records import Identity, Lease, LeaseKeys, TokenCounter, Waiter, WaitingLine
 from holdfast.locks.holders import Holder
 from holdfast.store.records import Change, Create, Delete, Replace, View
@@ -37,6 +39,9 @@ class Request(NamedTuple):
     ttl: float
     purpose: str = ""
     priority: int = 0
+    detached: bool = False
+    waiter: Holder | None = None
+    """Who stands in line for it, if that is not the holder itself."""
 
 
 class Granted(NamedTuple):
@@ -47,10 +52,11 @@ class Granted(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Not yet: `place` in the line, from 1; `lease` is the one that is held, if one is."""
+    """Not yet: `place` in the line, from 1; `lease` is the one that is held, if one is, and for how long."""
 
     place: int
     lease: Lease | None
+    time_left: float = 0.0
 
 
 class Event(NamedTuple):
@@ -73,7 +79,7 @@ class Ruling(NamedTuple, Generic[Told]):
 
 def acquire(
     view: View,
-    now: float,
+    moment: Moment,
     keys: LeaseKeys,
     request: Request,
     *,
@@ -85,63 +91,73 @@ def acquire(
     `gone` are the tickets of waiters that are known to be dead.
     """
     lease = view.get(keys.lease)
-    line = _waiters(view, now, keys, gone)
+    line = _waiters(view, moment, keys, gone)
     ahead = [
         each
         for each in line
-        if each.ticket != request.lock_id and _order(each) < _order_of(request, line, now)
+        if each.ticket != request.lock_id and _order(each) < _order_of(request, line, moment)
     ]
-    if (lease is None or lease.is_expired(now)) and not ahead:
-        return _grant(view, now, keys, request, lease, line)
+    if (lease is None or lease.may_be_taken(moment)) and not ahead:
+        return _grant(view, moment, keys, request, lease, line)
     if not wait:
-        raise _conflict(now, keys, lease, ahead)
+        raise _conflict(moment, keys, lease, ahead)
     line = sorted(
-        (_shown(request, line, now), *(each for each in line if each.ticket != request.lock_id)), key=_order
+        (_shown(request, line, moment), *(each for each in line if each.ticket != request.lock_id)),
+        key=_order,
     )
     place = next(number for number, each in enumerate(line, 1) if each.ticket == request.lock_id)
-    active = None if lease is None or lease.is_expired(now) else lease
-    return Ruling(_line_changes(view, keys, line), Waiting(place, active))
+    changes = _line_changes(view, keys, line)
+    if lease is None or lease.may_be_taken(moment):
+        return Ruling(changes, Waiting(place, None))
+    return Ruling(changes, Waiting(place, lease, lease.time_left(moment, for_others=True)))
 
 
-def steal(view: View, now: float, keys: LeaseKeys, request: Request) -> Ruling[Granted]:
+def steal(view: View, moment: Moment, keys: LeaseKeys, request: Request) -> Ruling[Granted]:
     """Take the place of a lease that has expired; one that has not is left alone."""
     lease = view.get(keys.lease)
     if lease is None:
         raise LockNotHeld(f"{keys.worktree} is not locked: there is nothing to steal", worktree=keys.worktree)
-    if not lease.is_expired(now):
-        raise _conflict(now, keys, lease, [])
-    return _grant(view, now, keys, request, lease, _waiters(view, now, keys, frozenset()))
+    if not lease.may_be_taken(moment):
+        raise _conflict(moment, keys, lease, [])
+    return _grant(view, moment, keys, request, lease, _waiters(view, moment, keys, frozenset()))
 
 
-def renew(view: View, now: float, keys: LeaseKeys, lock_id: str, ttl: float | None = None) -> Ruling[Lease]:
+def renew(
+    view: View, moment: Moment, keys: LeaseKeys, lock_id: str, ttl: float | None = None
+) -> Ruling[Lease]:
     """Let the lease run for another `ttl` from now (its own, unless said otherwise)."""
     lease = _own(view, keys, lock_id)
-    if lease.is_expired(now):
+    left = lease.time_left(moment, for_others=False)
+    if left <= 0:
         raise LockExpired(
-            f"the lease on {keys.worktree} ran out {format_duration(now - lease.expires_at())} ago",
+            f"the lease on {keys.worktree} ran out {format_duration(-left)} ago",
             worktree=keys.worktree,
             lock_id=lock_id,
         )
     ttl = lease.ttl if ttl is None else ttl
     renewed = msgspec.structs.replace(
-        lease, ttl=ttl, last_renewed_at=format_instant(now), lease_expires_at=format_instant(now + ttl)
+        lease,
+        ttl=ttl,
+        last_renewed_at=format_instant(moment.now),
+        lease_expires_at=format_instant(moment.now + ttl),
+        boot_expires_at=moment.mark(ttl),
     )
     return Ruling([Replace(keys.lease, renewed)], renewed)
 
 
-def release(view: View, now: float, keys: LeaseKeys, lock_id: str) -> Ruling[Lease]:
+def release(view: View, moment: Moment, keys: LeaseKeys, lock_id: str) -> Ruling[Lease]:
     """Give the lease back. An expired one may be given back too, as long as nobody has taken it."""
     lease = _own(view, keys, lock_id)
     return Ruling([Delete(keys.lease)], lease, Event("lock_released", _facts(lease)))
 
 
-def leave(view: View, now: float, keys: LeaseKeys, ticket: str) -> Ruling[None]:
+def leave(view: View, moment: Moment, keys: LeaseKeys, ticket: str) -> Ruling[None]:
     """Leave the line."""
-    line = [each for each in _waiters(view, now, keys, frozenset()) if each.ticket != ticket]
+    line = [each for each in _waiters(view, moment, keys, frozenset()) if each.ticket != ticket]
     return Ruling(_line_changes(view, keys, line), None)
 
 
-def validate(view: View, now: float, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
+def validate(view: View, moment: Moment, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
     """The lease, if this holder may commit now. Run inside the transaction that commits its work."""
     lease = view.get(keys.lease)
     if lease is None or lease.lock_id != lock_id or lease.fencing_token != token:
@@ -153,7 +169,7 @@ def validate(view: View, now: float, keys: LeaseKeys, lock_id: str, token: int) 
             token=token,
             current_token=counter.fencing_token if counter else None,
         )
-    if lease.is_expired(now):
+    if lease.is_expired(moment):
         raise LockExpired(
             f"the lease on {keys.worktree} has run out; nothing was published",
             worktree=keys.worktree,
@@ -168,20 +184,22 @@ def next_token(counter: TokenCounter | None) -> int:
 
 
 def _grant(
-    view: View, now: float, keys: LeaseKeys, request: Request, expired: Lease | None, line: list[Waiter]
+    view: View, moment: Moment, keys: LeaseKeys, request: Request, expired: Lease | None, line: list[Waiter]
 ) -> Ruling[Granted]:
     counter = view.get(keys.counter)
     lease = Lease(
         lock_id=request.lock_id,
         worktree_id=keys.worktree,
         holder_id=request.holder.holder_id,
-        created_at=format_instant(now),
-        last_renewed_at=format_instant(now),
-        lease_expires_at=format_instant(now + request.ttl),
+        created_at=format_instant(moment.now),
+        last_renewed_at=format_instant(moment.now),
+        lease_expires_at=format_instant(moment.now + request.ttl),
         fencing_token=next_token(counter),
         ttl=request.ttl,
         purpose=request.purpose,
         identity=Identity.of(request.holder),
+        detached=request.detached,
+        boot_expires_at=moment.mark(request.ttl),
     )
     count = TokenCounter(keys.worktree, lease.fencing_token)
     changes: list[Change] = [
@@ -212,8 +230,8 @@ def _own(view: View, keys: LeaseKeys, lock_id: str) -> Lease:
     return lease
 
 
-def _conflict(now: float, keys: LeaseKeys, lease: Lease | None, ahead: list[Waiter]) -> LockConflict:
-    if lease is None or lease.is_expired(now):
+def _conflict(moment: Moment, keys: LeaseKeys, lease: Lease | None, ahead: list[Waiter]) -> LockConflict:
+    if lease is None or lease.may_be_taken(moment):
         first = ahead[0]
         return LockConflict(
             f"{keys.worktree} is free, but {first.holder_id} waits for it and comes first",
@@ -221,7 +239,7 @@ def _conflict(now: float, keys: LeaseKeys, lease: Lease | None, ahead: list[Wait
             holder_id=first.holder_id,
             waiting=len(ahead),
         )
-    left = lease.expires_at() - now
+    left = lease.time_left(moment, for_others=True)
     purpose = f", for: {lease.purpose}" if lease.purpose else ""
     return LockConflict(
         f"{keys.worktree} is locked by {lease.holder_id} since {lease.created_at}{purpose}; "
@@ -249,13 +267,11 @@ def _facts(lease: Lease) -> dict[str, object]:
 # --- The line ---------------------------------------------------------------------------------------
 
 
-def _waiters(view: View, now: float, keys: LeaseKeys, gone: frozenset[str]) -> list[Waiter]:
+def _waiters(view: View, moment: Moment, keys: LeaseKeys, gone: frozenset[str]) -> list[Waiter]:
     """Those who still wait, in order."""
     line = view.get(keys.line)
     waiters = line.waiters if line else ()
-    alive = (
-        each for each in waiters if each.ticket not in gone and now - parse_instant(each.seen_at) < WAITER_TTL
-    )
+    alive = (each for each in waiters if each.ticket not in gone and each.unseen_for(moment) < WAITER_TTL)
     return sorted(alive, key=_order)
 
 
@@ -263,25 +279,28 @@ def _order(waiter: Waiter) -> tuple[int, str, str]:
     return -waiter.priority, waiter.since, waiter.ticket
 
 
-def _order_of(request: Request, line: list[Waiter], now: float) -> tuple[int, str, str]:
-    return _order(_shown(request, line, now))
+def _order_of(request: Request, line: list[Waiter], moment: Moment) -> tuple[int, str, str]:
+    return _order(_shown(request, line, moment))
 
 
-def _shown(request: Request, line: list[Waiter], now: float) -> Waiter:
+def _shown(request: Request, line: list[Waiter], moment: Moment) -> Waiter:
     """The requester's own entry, seen now: the one that it has in the line, or a new one at the end."""
     own = next((each for each in line if each.ticket == request.lock_id), None)
     if own is not None:
-        fresh = now - parse_instant(own.seen_at) < SHOW_EVERY
-        return own if fresh else msgspec.structs.replace(own, seen_at=format_instant(now))
+        if own.unseen_for(moment) < SHOW_EVERY:
+            return own
+        return msgspec.structs.replace(own, seen_at=format_instant(moment.now), boot_seen_at=moment.mark())
+    waiter = request.waiter or request.holder
     behind = max((parse_instant(each.since) for each in line), default=0.0) + 1e-6
     return Waiter(
         ticket=request.lock_id,
-        holder_id=request.holder.holder_id,
+        holder_id=waiter.holder_id,
         priority=request.priority,
-        since=format_instant(max(now, behind)),  # a clock that was set back does not pass the line
-        seen_at=format_instant(now),
+        since=format_instant(max(moment.now, behind)),  # a clock that was set back does not pass the line
+        seen_at=format_instant(moment.now),
         purpose=request.purpose,
-        identity=Identity.of(request.holder),
+        identity=Identity.of(waiter),
+        boot_seen_at=moment.mark(),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import parse_instant
+from holdfast.leases.moments import BootMark, Moment
 from holdfast.locks.holders import Holder
 from holdfast.store.records import Key, Stream, StructCodec
 
@@ -28,7 +29,8 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A timed right to write. It counts until `lease_expires_at`, by the store's clock."""
+    """A timed right to write. It counts until `lease_expires_at`, by the store's clock; within one boot of
+    one machine until `boot_expires_at`, which nobody can move by setting a clock."""
 
     lock_id: str
     worktree_id: str
@@ -40,12 +42,24 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     ttl: float
     purpose: str = ""
     identity: Identity = Identity()
+    detached: bool = False
+    """Taken for others than the process that asked: the end of the holder's process says nothing."""
+    boot_expires_at: BootMark | None = None
 
     def expires_at(self) -> float:
         return parse_instant(self.lease_expires_at)
 
-    def is_expired(self, now: float) -> bool:
-        return now >= self.expires_at()
+    def time_left(self, moment: Moment, *, for_others: bool) -> float:
+        """How long the lease still counts: for its holder, or (with a margin) until others may take it."""
+        return moment.until(self.expires_at(), self.boot_expires_at, margin=for_others)
+
+    def is_expired(self, moment: Moment) -> bool:
+        """Whether its holder must not use it any more."""
+        return self.time_left(moment, for_others=False) <= 0
+
+    def may_be_taken(self, moment: Moment) -> bool:
+        """Whether others may take its place: never before it has expired for its holder."""
+        return self.time_left(moment, for_others=True) <= 0
 
 
 class TokenCounter(msgspec.Struct, frozen=True):
@@ -65,6 +79,10 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: str
     purpose: str = ""
     identity: Identity = Identity()
+    boot_seen_at: BootMark | None = None
+
+    def unseen_for(self, moment: Moment) -> float:
+        return -moment.until(parse_instant(self.seen_at), self.boot_seen_at, margin=False)
 
 
 class WaitingLine(msgspec.Struct, frozen=True):

@@ -76,6 +76,24 @@ def current_holder() -> Holder:
     return _holder_of(os.getpid())
 
 
+def holder_with_pid(pid: int) -> Holder | None:
+    """Another process of this machine and namespace as a holder; None if there is none to be seen."""
+    found = processes.find_process(pid)
+    if found is None or found.is_zombie:
+        return None
+    return current_holder()._replace(pid=pid, start_time=found.start_time)
+
+
+@functools.lru_cache(maxsize=1)
+def boot_clock_id() -> str:
+    """Names the boot clock that this process reads: whoever has the same id reads the same clock.
+
+    Empty where there is no way to tell (anywhere but on Linux): then there is none to be relied on.
+    """
+    boot_id = processes.read_small("/proc/sys/kernel/random/boot_id") if sys.platform == "linux" else ""
+    return boot_id + _time_namespace() if boot_id else ""
+
+
 @functools.lru_cache(maxsize=1)
 def _holder_of(pid: int) -> Holder:  # by pid, so that a forked child does not take itself for its parent
     itself = processes.find_process(pid)
@@ -161,12 +179,18 @@ def _pid_namespace() -> str:
         pids = str(calls.stat("/proc/self/ns/pid").st_ino)
     except OSError:
         return ""
+    return pids + _time_namespace()
+
+
+def _time_namespace() -> str:
+    """What tells the time namespace of this process from the one that the machine started with."""
     try:
         times = calls.stat("/proc/self/ns/time").st_ino
     except OSError:
-        return pids
-    return pids if times == _FIRST_TIME_NAMESPACE else f"{pids}+{times}"
+        return ""
+    return "" if times == _FIRST_TIME_NAMESPACE else f"+{times}"
 
 
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=_holder_of.cache_clear)  # a child may get the number of an ancestor
+    os.register_at_fork(after_in_child=boot_clock_id.cache_clear)  # or be born into another time namespace

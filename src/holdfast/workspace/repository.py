@@ -5,23 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.audit.chain import AuditTrail
-from holdfast.errors import NotFound, Refused
+from holdfast.errors import LockConflict, NotFound, Refused
 from holdfast.fs import calls
 from holdfast.leases.desk import DEFAULT_TTL, Desk
 from holdfast.leases.held import HeldLease, acquire
+from holdfast.leases.protocol import Granted
 from holdfast.locks.holders import Holder
 from holdfast.store.base import Store
 from holdfast.workspace.stores import open_store
 from holdfast.worktrees.control import Control, Places, may_be_leased
+from holdfast.worktrees.finishing import settle
+from holdfast.worktrees.payloads import directory_of, worktree_name
 from holdfast.worktrees.records import FORMAT, FORMAT_VERSION, MAIN, RepositoryFormat, worktree_keys
 
 if TYPE_CHECKING:
     from holdfast.worktrees.doctor import Finding, Repaired
+    from holdfast.worktrees.lifecycle import Worktrees
+
+_LOOK_AGAIN = 0.05
+"""How often one who waits looks whether an operation on the worktree is over."""
 
 
 class Repository:
@@ -30,7 +38,7 @@ class Repository:
     def __init__(self, root: str | os.PathLike[str], *, holder: Holder | None = None) -> None:
         places = Places(Path(os.path.abspath(root)))
         store = open_store(places.root)
-        self.format = _checked_format(store, places.root)
+        self.format = checked_format(store, places.root)
         trail = AuditTrail()
         desk = Desk(
             store,
@@ -58,10 +66,78 @@ class Repository:
         wait: float | None = 0.0,
         purpose: str = "",
         priority: int = 0,
+        behalf_of: Holder | None = None,
     ) -> HeldLease:
-        """Acquire the lease of a worktree, to be used as a context manager, also an asynchronous one."""
-        request = self.desk.request(ttl=ttl, purpose=purpose, priority=priority)
-        return acquire(self.desk, worktree, request, wait=wait)
+        """Acquire the lease of a worktree, to be used as a context manager, also an asynchronous one.
+
+        `wait` is how many seconds to wait in line, None without limit. With `behalf_of` the lease is
+        somebody else's, and is not released by the end of this process: see `Desk.request`.
+        """
+        name = worktree_name(worktree)
+        request = self.desk.request(ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of)
+        deadline = None if wait is None else time.monotonic() + wait
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                settle(self.control, name)
+                return acquire(self.desk, name, request, wait=left)
+            except LockConflict as conflict:
+                if "operation" not in conflict.facts or left == 0.0:
+                    raise
+            time.sleep(_LOOK_AGAIN)  # somebody is renaming or restoring it, which is soon over
+
+    async def lease_async(
+        self,
+        worktree: str = MAIN,
+        *,
+        ttl: float = DEFAULT_TTL,
+        wait: float | None = 0.0,
+        purpose: str = "",
+        priority: int = 0,
+    ) -> HeldLease:
+        """The same for coroutines: waiting does not hold up the others. `async with await …`."""
+        import asyncio
+
+        return await asyncio.to_thread(
+            self.lease, worktree, ttl=ttl, wait=wait, purpose=purpose, priority=priority
+        )
+
+    def steal(
+        self,
+        worktree: str = MAIN,
+        *,
+        ttl: float = DEFAULT_TTL,
+        purpose: str = "",
+        behalf_of: Holder | None = None,
+    ) -> Granted:
+        """Take over a lease that has expired, and only such a one."""
+        name = worktree_name(worktree)
+        settle(self.control, name)
+        return self.desk.steal(name, self.desk.request(ttl=ttl, purpose=purpose, behalf_of=behalf_of))
+
+    def worktree_around(self, path: Path) -> str:
+        """The worktree whose directory `path` is in; `main` if it is in none."""
+        root = _identity(self.root)
+        for above in path.parents:
+            if _identity(above) == root:
+                parts = path.relative_to(above).parts
+                if parts[0] == "worktrees" and len(parts) > 1:
+                    return worktree_name(parts[1])
+        return MAIN
+
+    def path(self, worktree: str = MAIN) -> Path:
+        """The directory to work in. It is there, and it is no link to some other place."""
+        name = worktree_name(worktree)
+        settle(self.control, name)
+        self.control.config(name)
+        return directory_of(self.control, name)
+
+    @cached_property
+    def worktrees(self) -> Worktrees:
+        """Creating, listing, renaming and removing worktrees."""
+        from holdfast.worktrees.lifecycle import Worktrees
+
+        return Worktrees(self.control)
 
     def examine(self, *, strict: bool = False) -> list[Finding]:
         """What is wrong here; changes nothing. `strict` reads every file of every snapshot."""
@@ -92,7 +168,8 @@ def find_repository(start: str | os.PathLike[str]) -> Path:
     )
 
 
-def _checked_format(store: Store, root: Path) -> RepositoryFormat:
+def checked_format(store: Store, root: Path) -> RepositoryFormat:
+    """The format of the repository at `root`; one that is newer than this program is refused."""
     document = store.read(FORMAT)
     if document is None:
         raise NotFound(
@@ -102,10 +179,19 @@ def _checked_format(store: Store, root: Path) -> RepositoryFormat:
         )
     if document.record.version > FORMAT_VERSION:
         raise Refused(
-            f"{root} has the format {document.record.version}, but this program knows {FORMAT_VERSION} at most",
+            f"{root} has the format {document.record.version}, "
+            f"but this program knows {FORMAT_VERSION} at most",
             hint="Use the newer version of Holdfast that wrote it: an older one could do harm.",
             path=str(root),
             version=document.record.version,
             known=FORMAT_VERSION,
         )
     return document.record
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = calls.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

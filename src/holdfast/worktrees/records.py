@@ -89,7 +89,7 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
 class OperationKind(StrEnum):
     """What is being done to a worktree's directory, and how it ends if its process dies."""
 
-    CREATE = "create"  # undone
+    CREATE = "create"  # undone, or finished if the directory is in its place
     RENAME = "rename"  # finished
     REMOVE = "remove"  # finished
     RESTORE = "restore"  # finished
@@ -114,6 +114,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether this is the record under the new name of a rename."""
     inode: str | None = None
     """Which directory is created, renamed or removed: whatever else stands at its path is not touched."""
+    isolation: Isolation | None = None
+    label: str | None = None
+    """What the worktree that is created will be like."""
     snapshot_id: str | None = None
     """What is created from, or restored."""
     path: str | None = None

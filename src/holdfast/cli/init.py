@@ -1,0 +1,53 @@
+"""`holdfast init`: make a repository."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.cli.options import json_option
+from holdfast.cli.output import Output
+
+
+@click.command(short_help="Make a repository.")
+@click.argument("directory", default=".", type=click.Path(file_okay=False))
+@click.option(
+    "--import",
+    "source",
+    metavar="PATH",
+    type=click.Path(file_okay=False),
+    help="Copy this directory into the new repository's main/. It stays as it is.",
+)
+@json_option
+@click.pass_obj
+def init(output: Output, *, directory: str, source: str | None) -> None:
+    """Make a repository in DIRECTORY, which is made if it is missing and must be empty.
+
+    A directory that is a repository already is left as it is. Work in DIRECTORY/main, or in further
+    worktrees: 'holdfast worktree create'. What the filesystem does is tried out first; one that does not
+    keep processes apart is refused.
+
+    \b
+    Examples:
+      holdfast init my-repo
+      holdfast init my-repo --import ~/my-project
+    """
+    from holdfast.workspace.initialising import initialise
+
+    made = initialise(directory, source=source)
+    main = made.root / "main"
+    record: dict[str, object] = {
+        "root": str(made.root),
+        "created": made.created,
+        "format": made.format.version,
+        "repository_id": made.format.repository_id,
+        "main": str(main),
+        "filesystem": made.filesystem.kind if made.filesystem else None,
+        "imported_files": made.imported,
+    }
+    if not made.created:
+        output.result(record, [f"{made.root} is a repository already."])
+        return
+    lines = [f"Made a repository in {made.root}."]
+    if made.imported is not None:
+        lines.append(f"Copied {made.imported} files from {source}.")
+    output.result(record, [*lines, f"Work in {main}."])

@@ -1,0 +1,84 @@
+"""How commands find the repository and the worktree that they are about, and open them.
+
+A flag, over the environment, over the current directory: `--repo` or `HOLDFAST_REPO`, else the nearest
+directory upwards that has `.jvs/`; `--worktree` or `HOLDFAST_WORKTREE`, else the worktree that the
+current directory is in, else `main`. The lock is named by `--lock-id` or `HOLDFAST_LOCK_ID`, because
+an agent's every command is a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from holdfast.errors import LockNotHeld
+
+if TYPE_CHECKING:
+    from holdfast.workspace.repository import Repository
+
+REPO, WORKTREE = "HOLDFAST_REPO", "HOLDFAST_WORKTREE"
+LOCK_ID, TOKEN = "HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN"
+
+repo_option = click.option(
+    "--repo",
+    metavar="DIRECTORY",
+    type=click.Path(file_okay=False),
+    help=f"The repository.  [default: {REPO}, else the one that the current directory is in]",
+)
+worktree_option = click.option(
+    "--worktree",
+    metavar="NAME",
+    help=f"The worktree.  [default: {WORKTREE}, else the one that the current directory is in, else main]",
+)
+lock_id_option = click.option(
+    "--lock-id", metavar="ID", help=f"The lock that you hold.  [default: {LOCK_ID}]"
+)
+
+
+class Opened(NamedTuple):
+    """A repository and the worktree in it that a command is about."""
+
+    repository: Repository
+    worktree: str
+
+
+def open_repository(flag: str | None, environment: Mapping[str, str] = os.environ) -> Repository:
+    """The repository that a command is about."""
+    from holdfast.workspace.repository import Repository, find_repository
+
+    chosen = flag or environment.get(REPO)
+    return Repository(chosen or find_repository(os.getcwd()))
+
+
+def open_worktree(
+    repo: str | None, worktree: str | None, environment: Mapping[str, str] = os.environ
+) -> Opened:
+    """The repository and the worktree that a command is about; it need not be there."""
+    from holdfast.worktrees.payloads import worktree_name
+
+    repository = open_repository(repo, environment)
+    chosen = worktree or environment.get(WORKTREE)
+    if chosen:
+        return Opened(repository, worktree_name(chosen))
+    return Opened(repository, repository.worktree_around(Path(os.getcwd())))
+
+
+def held_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """The id of the lock that the caller holds; `LockNotHeld` if it names none."""
+    lock_id = known_lock_id(flag, environment)
+    if lock_id is None:
+        raise LockNotHeld(
+            "no lock was named",
+            hint=f"Name the one that you hold with --lock-id, or in {LOCK_ID}: "
+            f"export {LOCK_ID}=$(holdfast lock acquire --field lock_id)",
+        )
+    return lock_id
+
+
+def known_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The id of the lock that the caller holds, if it names one."""
+    return flag or environment.get(LOCK_ID) or None

@@ -1,0 +1,187 @@
+"""`holdfast worktree`: directories to work in, each with a lock and a history of its own."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.cli.group import Group
+from holdfast.cli.options import json_option
+from holdfast.cli.output import Output
+from holdfast.cli.repository import known_lock_id, lock_id_option, open_repository, open_worktree, repo_option
+
+group = Group(
+    "worktree",
+    help="""\
+Worktrees: directories to work in, each with a lock and a history of its own. Every repository has
+'main'; the others are in its directory worktrees/. They hold nothing but your files.
+
+\b
+Example:
+  holdfast worktree create experiment --from head
+  cd "$(holdfast worktree path experiment)"
+""",
+)
+
+
+@group.command(short_help="Make a worktree.")
+@click.argument("name")
+@click.option("--from", "snapshot", metavar="SNAPSHOT", help="The snapshot to begin with.  [default: empty]")
+@click.option("--shared", is_flag=True, help="Without a lock. High-risk: nothing keeps writers apart.")
+@click.option("--label", metavar="TEXT", help="A description, for people.")
+@repo_option
+@json_option
+@click.pass_obj
+def create(
+    output: Output, *, name: str, snapshot: str | None, shared: bool, label: str | None, repo: str | None
+) -> None:
+    """Make a worktree called NAME: empty, or with the content of a snapshot.
+
+    \b
+    Examples:
+      holdfast worktree create experiment --from head
+      holdfast worktree create scratchpad --shared --label "anybody may write here"
+    """
+    from holdfast.cli.worktree_view import one_line, record
+    from holdfast.worktrees.records import Isolation
+
+    repository = open_repository(repo)
+    isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE
+    snapshot_id = None if snapshot is None else repository.snapshot_named(snapshot)
+    repository.worktrees.create(name, snapshot_id=snapshot_id, isolation=isolation, label=label)
+    state = repository.worktrees.state(name)
+    output.result(record(state), [f"Made {state.path}", one_line(state)])
+
+
+@group.command("list", short_help="Show all worktrees.")
+@repo_option
+@json_option
+@click.pass_obj
+def list_(output: Output, *, repo: str | None) -> None:
+    """Show all worktrees: their heads, and who has locked them. Changes nothing.
+
+    \b
+    Example:
+      holdfast worktree list --json
+    """
+    from holdfast.cli.worktree_view import one_line, record
+
+    repository = open_repository(repo)
+    states = list(repository.worktrees.states())
+    output.result(
+        {"root": str(repository.root), "worktrees": [record(each) for each in states]},
+        [one_line(each) for each in states],
+    )
+
+
+@group.command(short_help="Show one worktree, and who works in it.")
+@click.argument("name", required=False)
+@repo_option
+@json_option
+@click.pass_obj
+def show(output: Output, *, name: str | None, repo: str | None) -> None:
+    """Show the worktree NAME (the one you are in, if none is named) and which processes work in it.
+
+    \b
+    Example:
+      holdfast worktree show experiment
+    """
+    from holdfast.cli.worktree_view import lines, record, usage_record
+    from holdfast.worktrees.usage import Usage
+
+    repository, worktree = open_worktree(repo, name)
+    state = repository.worktrees.state(worktree)
+    usage = repository.worktrees.usage(worktree) if state.is_there else Usage((), 0)
+    output.result({**record(state), **usage_record(usage)}, lines(state, usage))
+
+
+@group.command(short_help="Print the directory of a worktree.")
+@click.argument("name", required=False)
+@repo_option
+@json_option
+@click.pass_obj
+def path(output: Output, *, name: str | None, repo: str | None) -> None:
+    """Print the directory of the worktree NAME (the one you are in, if none is named).
+
+    \b
+    Example:
+      cd "$(holdfast worktree path experiment)"
+      holdfast worktree path experiment
+    """
+    repository, worktree = open_worktree(repo, name)
+    found = repository.path(worktree)
+    output.result({"worktree_id": worktree, "path": str(found)}, [str(found)])
+
+
+@group.command(short_help="Give a worktree another name.")
+@click.argument("old")
+@click.argument("new")
+@click.option("--force", is_flag=True, help="In spite of running processes in it. Never of a lock.")
+@repo_option
+@json_option
+@click.pass_obj
+def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None) -> None:
+    """Give the worktree OLD the name NEW. Refused while it is locked, or processes work in it.
+
+    \b
+    Example:
+      holdfast worktree rename experiment parser
+    """
+    from holdfast.cli.worktree_view import record
+
+    repository = open_repository(repo)
+    config = repository.worktrees.rename(old, new, force=force)
+    state = repository.worktrees.state(config.worktree_id)
+    output.result({**record(state), "renamed_from": old}, [f"{old} is now {config.worktree_id}: {state.path}"])
+
+
+@group.command(short_help="Remove a worktree; its snapshots stay.")
+@click.argument("name")
+@click.option("--force", is_flag=True, help="In spite of running processes in it. Never of another's lock.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed, and what stands against it.")
+@click.option("--no-snapshot", is_flag=True, help="Do not save what is unsaved: it is lost.")
+@lock_id_option
+@repo_option
+@json_option
+@click.pass_obj
+def remove(
+    output: Output,
+    *,
+    name: str,
+    force: bool,
+    dry_run: bool,
+    no_snapshot: bool,
+    lock_id: str | None,
+    repo: str | None,
+) -> None:
+    """Remove the worktree NAME. What is unsaved in it is saved as a snapshot first. Snapshots stay.
+
+    Refused while somebody else has it locked, or while processes work in it; they are named.
+
+    \b
+    Examples:
+      holdfast worktree remove experiment --dry-run
+      holdfast worktree remove experiment
+    """
+    from holdfast.cli.worktree_view import lines, record, usage_record
+
+    repository = open_repository(repo)
+    if dry_run:
+        state, usage = repository.worktrees.state(name), repository.worktrees.usage(name)
+        output.result(
+            {"dry_run": True, "would_remove": {**record(state), **usage_record(usage)}},
+            ["Would remove:", *lines(state, usage)],
+        )
+        return
+    removed = repository.remove_worktree(
+        name, keep_unsaved=not no_snapshot, force=force, lock_id=known_lock_id(lock_id)
+    )
+    saved = [f"What was unsaved is in the snapshot {removed.saved}."] if removed.saved else []
+    output.result(
+        {
+            "dry_run": False,
+            "worktree_id": removed.worktree,
+            "head_snapshot_id": removed.head_snapshot_id,
+            "saved_snapshot_id": removed.saved,
+        },
+        [f"Removed {removed.worktree}.", *saved],
+    )

@@ -1,0 +1,77 @@
+"""Worktrees as they are shown: as records for programs, as lines for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from holdfast.cli.lock_view import HIGH_RISK, state_lines, state_record, summary
+
+if TYPE_CHECKING:
+    from holdfast.worktrees.lifecycle import WorktreeState
+    from holdfast.worktrees.usage import Usage
+
+
+def record(state: WorktreeState) -> dict[str, object]:
+    """Everything that is known, as plain values."""
+    config = state.config
+    return {
+        "worktree_id": config.worktree_id,
+        "path": str(state.path),
+        "is_there": state.is_there,
+        "isolation": config.isolation.value,
+        "high_risk": state.is_shared,
+        "label": config.label,
+        "created_at": config.created_at,
+        "base_snapshot_id": config.base_snapshot_id,
+        "head_snapshot_id": config.head_snapshot_id,
+        "lock": state_record(config, state.lease),
+        "operation": None
+        if state.operation is None
+        else {
+            "kind": state.operation.kind.value,
+            "holder_id": state.operation.holder_id,
+            "since": state.operation.begun_at,
+        },
+    }
+
+
+def usage_record(usage: Usage) -> dict[str, object]:
+    """The processes that work in a worktree, and how many could not be looked into."""
+    return {"processes": [each.as_record() for each in usage.users], "hidden_processes": usage.hidden}
+
+
+def one_line(state: WorktreeState) -> str:
+    """A worktree in a list."""
+    config = state.config
+    marks = [config.head_snapshot_id or "no snapshot"]
+    if state.is_shared:
+        marks.append(HIGH_RISK)
+    elif state.lease is not None:
+        marks.append(summary(state.lease))
+    if state.operation is not None:
+        marks.append(f"being changed: {state.operation.kind.value}")
+    if not state.is_there:
+        marks.append("its directory is missing")
+    if config.label:
+        marks.append(config.label)
+    return f"{config.worktree_id}: {'; '.join(marks)}"
+
+
+def lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
+    """One worktree with all that is known."""
+    config = state.config
+    yield from state_lines(config, state.lease)
+    yield f"  path      {state.path}{'' if state.is_there else ' (missing)'}"
+    yield f"  created   {config.created_at}"
+    yield f"  base      {config.base_snapshot_id or 'none'}"
+    yield f"  head      {config.head_snapshot_id or 'none'}"
+    if config.label:
+        yield f"  label     {config.label}"
+    if state.operation is not None:
+        operation = state.operation
+        yield f"  pending   {operation.kind.value}, begun by {operation.holder_id} at {operation.begun_at}"
+    for each in usage.users:
+        yield f"  in use    {each}"
+    if usage.hidden:
+        yield f"  in use    {usage.hidden} processes of other users could not be looked into"

@@ -1,0 +1,210 @@
+"""Making a repository: `.jvs/` and `main/` in a directory that is empty, or that is a repository already.
+
+1. The directory is made, and what its filesystem does is tried out: an unsafe one is refused.
+2. One process at a time from here on: a kernel lock on `.jvs/guards/init.lock`.
+3. `main/` and `worktrees/` are made; what is imported is copied into a scratch and renamed to `main/`.
+4. One transaction makes the format, the record of `main` and the first entry of the audit trail.
+   Commit point: before it there is no repository, whatever lies around.
+
+Killed anywhere before the fourth step, the same command goes on from what it finds.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.audit.chain import AuditTrail
+from holdfast.clock import format_instant
+from holdfast.errors import AlreadyExists, NotFound, UsageFailure
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory, io_failure, make_directories
+from holdfast.fs.probe import Capabilities, require_safe
+from holdfast.leases.desk import Desk
+from holdfast.locks.file_locker import FileLocker
+from holdfast.store.base import Store
+from holdfast.store.records import Create, Decision, View
+from holdfast.workspace.repository import checked_format
+from holdfast.workspace.stores import open_store
+from holdfast.worktrees.control import Control, Places
+from holdfast.worktrees.records import (
+    FORMAT,
+    FORMAT_VERSION,
+    MAIN,
+    WORKTREES,
+    Isolation,
+    RepositoryFormat,
+    WorktreeConfig,
+)
+
+CONTROL = ".jvs"
+_OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, "worktrees"])
+_OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snapshots"])
+
+
+class Initialised(NamedTuple):
+    """What came of it. `filesystem` is None if nothing had to be done."""
+
+    root: Path
+    format: RepositoryFormat
+    created: bool
+    filesystem: Capabilities | None
+    imported: int | None = None
+    """How many files were taken in, if a directory was imported."""
+
+
+def initialise(root: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None) -> Initialised:
+    """Make a repository in the directory `root`, with the content of `source` in `main/`, if it is given.
+
+    The source is copied and stays as it is. A directory that is a repository already is left alone.
+    """
+    places = Places(Path(os.path.abspath(root)))
+    imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), places.root)
+    known = _known_format(places.root)
+    if known is None:
+        _check_that_it_is_free(places.root)
+        make_directories(places.root)
+        capabilities = require_safe(places.root)
+        make_directories(places.guards)
+        with FileLocker().lock_exclusive(places.guards / "init.lock"):
+            known = _known_format(places.root)
+            if known is None:
+                return _initialise(places, imported_from, capabilities)
+    if source is not None:
+        raise AlreadyExists(
+            f"{places.root} is a repository already: a directory is imported when it is made",
+            hint="Copy the files into a worktree of it, or import into a new repository.",
+            path=str(places.root),
+        )
+    return Initialised(places.root, known, False, None)
+
+
+def _initialise(places: Places, source: Path | None, capabilities: Capabilities) -> Initialised:
+    store = open_store(places.root)
+    trail = AuditTrail()
+    control = Control(places, store, trail, Desk(store, trail))
+    make_directories(places.worktrees)
+    make_directories(places.snapshots)
+    files = None
+    if source is None:
+        make_directories(places.payload(MAIN))
+    else:
+        files = _import(control, source)
+    record = _commit(control, source)
+    return Initialised(places.root, record, True, capabilities, files)
+
+
+def _commit(control: Control, source: Path | None) -> RepositoryFormat:
+    """Make it a repository, all at once."""
+    repository_id = str(uuid.uuid4())
+
+    def decide(view: View, now: float) -> Decision[RepositoryFormat]:
+        at = format_instant(now)
+        record = RepositoryFormat(version=FORMAT_VERSION, repository_id=repository_id, created_at=at)
+        config = WorktreeConfig(
+            worktree_id=MAIN,
+            isolation=Isolation.EXCLUSIVE,
+            created_at=at,
+            base_snapshot_id=None,
+            head_snapshot_id=None,
+        )
+        facts = {"repository_id": repository_id, "imported_from": str(source) if source else None}
+        entry = control.audit(view, now, "repository_created", **facts)
+        return Decision([Create(FORMAT, record), Create(WORKTREES.key(MAIN), config), entry], record)
+
+    return control.store.transact([FORMAT, WORKTREES.key(MAIN), control.trail.stream], decide).result
+
+
+# --- What is there already ----------------------------------------------------------------------------
+
+
+def _known_format(root: Path) -> RepositoryFormat | None:
+    """The format of the repository at `root`, None if there is none; a newer one is refused."""
+    if not _is_directory(root / CONTROL):
+        return None
+    store: Store = open_store(root)
+    document = store.read(FORMAT)
+    return None if document is None else checked_format(store, root)
+
+
+def _check_that_it_is_free(root: Path) -> None:
+    """Refuse a directory that has content other than what an interrupted `initialise` leaves."""
+    try:
+        with Directory.open(root) as directory:
+            foreign = sorted(set(directory.names()) - _OURS)
+            inside: set[str] = set()
+            if directory.status(CONTROL) is not None:
+                with directory.enter(CONTROL) as control:
+                    inside = set(control.names()) - _OURS_INSIDE
+            elif directory.status(MAIN) is not None:
+                foreign.append(MAIN)
+    except NotFound:
+        return
+    if inside:
+        raise AlreadyExists(
+            f"{root / CONTROL} was made by something else: it has {_shown(sorted(inside))}",
+            hint="Choose another directory.",
+            path=str(root),
+        )
+    if foreign:
+        raise AlreadyExists(
+            f"{root} is not empty: it has {_shown(foreign)}",
+            hint="Make the repository in a new directory, and take this one in: "
+            "'holdfast init NEW --import DIR'. It is copied, and stays as it is.",
+            path=str(root),
+        )
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(ascii(name)[1:-1] for name in names[:3]) + more
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(calls.stat(path, follow_symlinks=False).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise io_failure("look at", path, error) from error
+
+
+# --- Importing ----------------------------------------------------------------------------------------
+
+
+def _checked_source(source: Path, root: Path) -> Path:
+    """The directory to import, if it is one and neither holds the repository nor is in it."""
+    try:
+        status = calls.stat(source)
+    except FileNotFoundError:
+        raise NotFound(f"there is no directory {source}", path=str(source)) from None
+    except OSError as error:
+        raise io_failure("look at", source, error) from error
+    if not stat.S_ISDIR(status.st_mode):
+        raise UsageFailure(f"{source} is not a directory", path=str(source))
+    if _is_inside(root, status) or (_is_directory(root) and _is_inside(source, calls.stat(root))):
+        raise UsageFailure(
+            f"{root} and {source} contain each other: the copy would be part of itself",
+            hint="Make the repository beside the directory that it takes in.",
+            path=str(source),
+        )
+    return source
+
+
+def _is_inside(path: Path, above: os.stat_result) -> bool:
+    """Whether a directory (that need not exist) is this one, or is below it."""
+    for each in (path, *path.parents):
+        try:
+            found = calls.stat(each)
+        except OSError:
+            continue
+        if (found.st_dev, found.st_ino) == (above.st_dev, above.st_ino):
+            return True
+    return False
+
+
+def _import(control: Control, source: Path) -> int:
+    raise NotImplementedError

@@ -1,0 +1,210 @@
+"""Creating a worktree: its directory appears complete, and then its record, or neither does.
+
+1. The payload lock of the name, and a scratch that names the snapshot it needs (so that it stays).
+2. The payload is made in the scratch, and brought to the disk.
+3. T1: the name is free, the snapshot is not about to be collected; an `Operation` says which directory
+   is on its way.
+4. The directory is renamed into its place, never over something that stands there.
+5. T2: the record of the worktree, the audit entry; the `Operation` goes. Commit point.
+
+Killed before 4, nothing was visible: `finish` undoes it. Killed after 4, the directory is there and
+somebody may have put work into it: `finish` goes on with 5.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast.clock import format_instant
+from holdfast.errors import AlreadyExists, NotFound, PartialSnapshot, Refused
+from holdfast.fs import calls
+from holdfast.fs.directory import make_directories
+from holdfast.leases.records import Identity
+from holdfast.store.records import Change, Create, Decision, Delete, Key, Stream, View
+from holdfast.worktrees import payloads
+from holdfast.worktrees.control import Control, being_changed
+from holdfast.worktrees.payload_lock import payload_locked
+from holdfast.worktrees.records import (
+    DESCRIPTORS,
+    OPERATIONS,
+    WORKTREES,
+    Descriptor,
+    Isolation,
+    Operation,
+    OperationKind,
+    WorktreeConfig,
+    worktree_keys,
+)
+from holdfast.worktrees.scratch import Scratch, scratch
+
+PAYLOAD = "payload"
+
+
+class Wanted(NamedTuple):
+    """What the new worktree shall be like."""
+
+    name: str
+    snapshot_id: str | None = None
+    isolation: Isolation = Isolation.EXCLUSIVE
+    label: str | None = None
+
+
+def create(control: Control, wanted: Wanted) -> WorktreeConfig:
+    """Make a worktree, empty or with the content of a snapshot. Nothing is pending on its name."""
+    uses = [] if wanted.snapshot_id is None else [wanted.snapshot_id]
+    with (
+        payload_locked(control, wanted.name),  # 1
+        scratch(control, "create", worktree=wanted.name, uses=uses) as made_in,
+    ):
+        _check_early(control, wanted)
+        _make_payload(control, wanted, made_in.path / PAYLOAD)  # 2
+        operation = _decide(control, wanted, made_in)  # 3
+        try:
+            _move_into_place(control, wanted.name, made_in.path / PAYLOAD)  # 4
+        except AlreadyExists:
+            _undo(control, operation)
+            raise
+        return _make_visible(control, operation)  # 5
+
+
+def finish(control: Control, operation: Operation) -> WorktreeConfig | None:
+    """Bring a creation to its end: None if it had not come far enough and was undone."""
+    status = payloads.status_of(control.places, operation.worktree_id)
+    if operation.inode is not None and payloads.inode_of(status) == operation.inode:
+        payloads.sync_names(control.places, operation.worktree_id)
+        return _make_visible(control, operation)
+    _undo(control, operation)
+    return None
+
+
+def visible_descriptor(control: Control, snapshot_id: str) -> Descriptor:
+    """The record of a snapshot that can be used: it is complete, and nobody is about to collect it."""
+    document = control.store.read(DESCRIPTORS.key(snapshot_id))
+    descriptor = _usable(None if document is None else document.record, snapshot_id)
+    try:
+        calls.stat(control.places.tree(snapshot_id) / ".READY", follow_symlinks=False)
+    except FileNotFoundError:
+        raise PartialSnapshot(
+            f"the snapshot {snapshot_id} is not complete", snapshot_id=snapshot_id
+        ) from None
+    return descriptor
+
+
+def _check_early(control: Control, wanted: Wanted) -> None:
+    """What would be refused in the end is refused before the work is done."""
+    if control.store.read(WORKTREES.key(wanted.name)) is not None:
+        raise payloads.already_there(wanted.name)
+    _check_path(control, wanted.name)
+    if wanted.snapshot_id is not None:
+        visible_descriptor(control, wanted.snapshot_id)
+
+
+def _check_path(control: Control, name: str) -> None:
+    make_directories(control.places.worktrees)
+    if payloads.status_of(control.places, name) is not None:
+        raise payloads.stranger(control.places.payload(name))
+
+
+def _make_payload(control: Control, wanted: Wanted, payload: Path) -> None:
+    from holdfast.fs.trees import materialise, sync_tree
+
+    if wanted.snapshot_id is None:
+        make_directories(payload)
+        return
+    tree = control.places.tree(wanted.snapshot_id)
+    make_directories(control.places.caches)
+    materialise(tree, payload, cache=control.places.stat_cache(wanted.name))
+    sync_tree(payload)
+
+
+def _decide(control: Control, wanted: Wanted, made_in: Scratch) -> Operation:
+    inode = payloads.inode_of(calls.stat(made_in.path / PAYLOAD, follow_symlinks=False))
+    keys: list[Key[Any] | Stream[Any]] = [*worktree_keys(wanted.name)]
+    if wanted.snapshot_id is not None:
+        keys.append(DESCRIPTORS.key(wanted.snapshot_id))
+
+    def decide(view: View, now: float) -> Decision[Operation]:
+        pending = view.get(OPERATIONS.key(wanted.name))
+        if pending is not None:
+            raise being_changed(pending)
+        if view.get(WORKTREES.key(wanted.name)) is not None:
+            raise payloads.already_there(wanted.name)
+        if wanted.snapshot_id is not None:
+            _usable(view.get(DESCRIPTORS.key(wanted.snapshot_id)), wanted.snapshot_id)
+        operation = Operation(
+            operation_id=made_in.scratch_id,
+            kind=OperationKind.CREATE,
+            worktree_id=wanted.name,
+            begun_at=format_instant(now),
+            holder_id=control.holder.holder_id,
+            identity=Identity.of(control.holder),
+            inode=inode,
+            isolation=wanted.isolation,
+            label=wanted.label,
+            snapshot_id=wanted.snapshot_id,
+        )
+        return Decision([Create(OPERATIONS.key(wanted.name), operation)], operation)
+
+    return control.store.transact(keys, decide).result
+
+
+def _move_into_place(control: Control, name: str, payload: Path) -> None:
+    target = control.places.payload(name)
+    try:
+        payloads.move(payload, target)
+    except FileExistsError:
+        raise payloads.stranger(target) from None
+    payloads.sync_names(control.places, name)
+
+
+def _make_visible(control: Control, operation: Operation) -> WorktreeConfig:
+    name = operation.worktree_id
+
+    def decide(view: View, now: float) -> Decision[WorktreeConfig]:
+        config = WorktreeConfig(
+            worktree_id=name,
+            isolation=operation.isolation or Isolation.EXCLUSIVE,
+            created_at=format_instant(now),
+            base_snapshot_id=operation.snapshot_id,
+            head_snapshot_id=operation.snapshot_id,
+            label=operation.label,
+        )
+        entry = control.audit(
+            view,
+            now,
+            "worktree_created",
+            worktree_id=name,
+            isolation=config.isolation.value,
+            base_snapshot_id=operation.snapshot_id,
+        )
+        changes: list[Change] = [
+            Create(WORKTREES.key(name), config),
+            Delete(OPERATIONS.key(name)),
+            entry,
+        ]
+        return Decision(changes, config)
+
+    return control.store.transact([*worktree_keys(name), control.trail.stream], decide).result
+
+
+def _undo(control: Control, operation: Operation) -> None:
+    key = OPERATIONS.key(operation.worktree_id)
+    control.store.transact([key], lambda view, now: Decision([Delete(key)], None))
+
+
+def _usable(descriptor: Descriptor | None, snapshot_id: str) -> Descriptor:
+    if descriptor is None:
+        raise NotFound(
+            f"there is no snapshot {snapshot_id}",
+            hint="See 'holdfast history --all' for those that are there.",
+            snapshot_id=snapshot_id,
+        )
+    if descriptor.doomed_by is not None:
+        raise Refused(
+            f"the snapshot {snapshot_id} is about to be collected by the plan {descriptor.doomed_by}",
+            hint="Choose another snapshot; this one will be gone in a moment.",
+            snapshot_id=snapshot_id,
+            plan=descriptor.doomed_by,
+        )
+    return descriptor

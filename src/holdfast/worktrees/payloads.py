@@ -1,0 +1,117 @@
+"""The directories of worktrees: found without being led astray, and told apart by their inodes.
+
+A name is checked before it becomes a path, and the path is walked without following a link: `main` or
+`worktrees/<name>` that is a symbolic link would lead work, or its removal, to some other place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from pathlib import Path
+
+from holdfast.errors import AlreadyExists, NotDurable, NotFound, Refused
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory
+from holdfast.fs.names import safe_name
+from holdfast.worktrees.control import Control, Places
+from holdfast.worktrees.records import MAIN
+
+_NO_SUCH_RENAME = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+
+
+def worktree_name(text: str) -> str:
+    """The text as the name of a worktree, or `NameInvalid`: it is checked before anything is looked up."""
+    return safe_name(text, what="name of a worktree")
+
+
+def other_than_main(name: str, doing: str) -> str:
+    """The name, unless it is that of `main`, to which this is never done."""
+    if name == MAIN:
+        raise Refused(
+            f"{MAIN} cannot be {doing}: every repository has it",
+            hint="Work in another worktree if you want one that comes and goes: 'holdfast worktree create'.",
+            worktree=MAIN,
+        )
+    return name
+
+
+def parent_of(places: Places, worktree: str) -> Directory:
+    """The open directory in which the worktree's directory has its name; a link is refused."""
+    with Directory.open(places.root) as root:
+        if worktree != MAIN:
+            return root.enter("worktrees")
+    return Directory.open(places.root)
+
+
+def status_of(places: Places, worktree: str) -> os.stat_result | None:
+    """The status of what stands at a worktree's path (a link is not followed), or None if nothing does."""
+    with parent_of(places, worktree) as parent:
+        return parent.status(places.payload(worktree).name)
+
+
+def directory_of(control: Control, worktree: str) -> Path:
+    """The path of a worktree's directory, which is there and is no link."""
+    with parent_of(control.places, worktree) as parent:
+        try:
+            parent.enter(control.places.payload(worktree).name).close()
+        except NotFound:
+            raise NotFound(
+                f"the worktree {worktree} has lost its directory {control.places.payload(worktree)}",
+                hint="Somebody moved or deleted it by hand. Put it back, or restore a snapshot in place.",
+                worktree=worktree,
+                path=str(control.places.payload(worktree)),
+            ) from None
+    return control.places.payload(worktree)
+
+
+def inode_of(status: os.stat_result | None) -> str | None:
+    """What tells a directory from every other one that exists at the same time; None for other things."""
+    if status is None or not stat.S_ISDIR(status.st_mode):
+        return None
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a directory to a path at which nothing stands; `FileExistsError` if something does."""
+    try:
+        calls.rename_noreplace(str(source), str(target))
+    except OSError as error:
+        if error.errno not in _NO_SUCH_RENAME:
+            raise
+        # This filesystem cannot refuse by itself. What is replaced in the worst case is an empty directory.
+        with contextlib.suppress(FileNotFoundError):
+            calls.stat(target, follow_symlinks=False)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        calls.rename(source, target)
+
+
+def sync_names(places: Places, worktree: str) -> None:
+    """Make the name of a worktree's directory, or its absence, survive a power cut."""
+    with parent_of(places, worktree) as parent:
+        try:
+            parent.sync()
+        except OSError as error:
+            raise NotDurable("sync the directory", parent.shown, error) from error
+
+
+def drop_cache(places: Places, worktree: str) -> None:
+    """Forget what is cached about a worktree's files, which costs only time."""
+    with contextlib.suppress(NotFound):
+        durable.remove(places.stat_cache(worktree))
+
+
+def already_there(name: str) -> AlreadyExists:
+    """What to say of a worktree's name that is taken."""
+    return AlreadyExists(f"there is a worktree {name} already", worktree=name)
+
+
+def stranger(path: Path) -> AlreadyExists:
+    """What to say of something at a worktree's path that belongs to no worktree."""
+    return AlreadyExists(
+        f"something stands at {path} that belongs to no worktree",
+        hint="Move it away, or choose another name. Holdfast does not touch what it did not make.",
+        path=str(path),
+    )
