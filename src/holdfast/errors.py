@@ -318,6 +318,10 @@ class Unhealthy(Corrupt):
     code = "E_UNHEALTHY"
     hint = "'holdfast doctor --fix' repairs what can be repaired without risk; the findings say the rest."
 
+    def __init__(self, message: str, findings: Mapping[str, object]) -> None:
+        super().__init__(message)
+        self.facts = {"healthy": False, **findings}
+
 
 class Refused(Failure):
     """Something that could be done, but that would put work at risk."""

@@ -68,7 +68,7 @@ def _tell(
         output.result({}, told)
     counts = Counter(each.severity.value for each in findings)
     summary = ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items())
-    raise CommandFailed(Unhealthy(f"the repository is not healthy: {summary}", healthy=False, **record))
+    raise CommandFailed(Unhealthy(f"the repository is not healthy: {summary}", record))
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:

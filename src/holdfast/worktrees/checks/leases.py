@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 
-from holdfast.clock import format_duration, parse_instant
+from holdfast.clock import format_duration
 from holdfast.errors import LockNotHeld
+from holdfast.leases.moments import Moment
 from holdfast.leases.protocol import WAITER_TTL
 from holdfast.leases.records import Lease, LeaseKeys, Waiter, WaitingLine
 from holdfast.locks.holders import Liveness, liveness
@@ -81,7 +82,8 @@ def waiters(examination: Examination) -> Iterator[Finding]:
     """Places in line whose processes are gone."""
     control = examination.control
     for worktree, document in control.store.scan(LINES):
-        dead = [each for each in document.record.waiters if _is_gone(each, examination.now)]
+        moment = control.desk.reading().at(examination.now)
+        dead = [each for each in document.record.waiters if _is_gone(each, moment)]
         if dead:
             yield Finding(
                 "waiter-dead",
@@ -94,10 +96,11 @@ def waiters(examination: Examination) -> Iterator[Finding]:
             )
 
 
-def _is_gone(waiter: Waiter, now: float) -> bool:
+def _is_gone(waiter: Waiter, moment: Moment) -> bool:
     holder = waiter.identity.holder(waiter.holder_id)
-    unseen = now - parse_instant(waiter.seen_at) >= WAITER_TTL
-    return unseen or (holder is not None and liveness(holder) is Liveness.DEAD)
+    return waiter.unseen_for(moment) >= WAITER_TTL or (
+        holder is not None and liveness(holder) is Liveness.DEAD
+    )
 
 
 def _take_out(control: Control, worktree: str, dead: list[Waiter]) -> None:
