@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,9 +114,7 @@ def test_what_is_young_is_kept_whether_a_head_leads_to_it_or_not() -> None:
 
 
 def test_a_snapshot_from_the_future_is_young_and_one_without_a_time_is_kept() -> None:
-    strange = Descriptor(
-        **{**{name: getattr(descriptor("x"), name) for name in Descriptor.__struct_fields__}, "created_at": "?"}
-    )
+    strange = msgspec.structs.replace(descriptor("x"), created_at="?")
     standing = Standing({"x": strange, "y": descriptor("y", age=-HOUR)}, {})
     verdict = judge(standing, Policy(keep_for=60.0), NOW)
     assert rules(verdict, "x") == {Protection.CLOCK}
@@ -144,7 +143,8 @@ def test_references_pins_uses_and_operations_keep_what_nothing_else_does() -> No
 
 def test_a_pin_that_has_run_out_keeps_nothing_and_one_that_cannot_be_read_keeps() -> None:
     unreadable = Pin(pin_id="p", snapshot_id="b", created_at="", until="some day")
-    standing = Standing({"a": descriptor("a"), "b": descriptor("b")}, {}, pins=[pin("a", left=0.0), unreadable])
+    descriptors = {"a": descriptor("a"), "b": descriptor("b")}
+    standing = Standing(descriptors, {}, pins=[pin("a", left=0.0), unreadable])
     assert collectable(judge(standing, Policy(), NOW)) == ["a"]
 
 
@@ -170,7 +170,7 @@ def test_as_many_go_as_it_takes_to_fit_into_the_budget(budget: int | None, count
 
 def test_if_all_are_not_enough_for_the_budget_all_go() -> None:
     candidates = [Collectable("a", ""), Collectable("b", "")]
-    assert within_budget(candidates, Policy(max_bytes=5), 100, lambda ids: len(ids)) == 2
+    assert within_budget(candidates, Policy(max_bytes=5), 100, len) == 2
 
 
 def test_with_a_budget_alone_all_but_heads_may_go() -> None:
@@ -182,6 +182,7 @@ def test_with_a_budget_alone_all_but_heads_may_go() -> None:
 
 IDS = [f"s{number}" for number in range(12)]
 anything = st.sampled_from(IDS)
+lefts = st.sampled_from([-1.0, 1.0])
 
 
 @st.composite
@@ -201,7 +202,7 @@ def standings(draw: st.DrawFn) -> Standing:
         descriptors,
         draw(st.dictionaries(st.sampled_from(["main", "dev", "old"]), anything)),
         references=[reference(each) for each in draw(st.lists(anything, max_size=2))],
-        pins=[pin(each, left=draw(st.sampled_from([-1.0, 1.0]))) for each in draw(st.lists(anything, max_size=2))],
+        pins=[pin(each, left=left) for each, left in draw(st.lists(st.tuples(anything, lefts), max_size=2))],
         uses=[Use(each, "snapshot") for each in draw(st.lists(anything, max_size=2))],
         operations=[operation(each) for each in draw(st.lists(anything, max_size=1))],
     )
