@@ -345,6 +345,20 @@ class FilesystemUnsafe(Refused):
     hint = "Use a local filesystem (ext4, xfs, btrfs, APFS, NTFS), or one of the server-backed stores."
 
 
+class EngineUnavailable(Refused):
+    """The way of taking snapshots that was asked for does not work on this filesystem."""
+
+    code = "E_ENGINE_UNAVAILABLE"
+    hint = "Leave the choice of the engine to Holdfast, or take 'copy', which works everywhere."
+
+
+class ExchangeUnavailable(Refused):
+    """This filesystem cannot swap two directories in one step; nothing was changed."""
+
+    code = "E_EXCHANGE_UNAVAILABLE"
+    hint = "Use a filesystem with an atomic exchange (ext4, xfs, btrfs, APFS), or swap by two renames."
+
+
 class IoFailure(Failure):
     """The operating system could not read or write. What was there before is still there."""
 
@@ -363,6 +377,13 @@ class NotWritable(IoFailure):
 
     code = "E_NOT_WRITABLE"
     hint = "Check the owner and mode of the directory, and whether it is mounted read-only."
+
+
+class NotReadable(IoFailure):
+    """A file or directory cannot be read by this user."""
+
+    code = "E_NOT_READABLE"
+    hint = "Check its owner and mode, or run as a user who may read it."
 
 
 class NotDurable(IoFailure):

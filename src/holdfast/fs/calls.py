@@ -31,6 +31,8 @@ rmdir = os.rmdir
 scandir = os.scandir
 readlink = os.readlink
 symlink = os.symlink
+chmod = os.chmod
+utime = os.utime
 
 if sys.platform == "win32":
 
@@ -45,10 +47,22 @@ if sys.platform == "win32":
         """Share the source's blocks with the target."""
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
+    def chown(
+        path: str | int, uid: int, gid: int, *, dir_fd: int | None = None, follow_symlinks: bool = True
+    ) -> None:
+        """Give it to an owner and a group."""
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    def mknod(path: str | bytes, mode: int = 0o600, device: int = 0, *, dir_fd: int | None = None) -> None:
+        """Make a fifo, a socket or a device."""
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
 else:
     import fcntl
 
     flock = fcntl.flock
+    chown = os.chown
+    mknod = os.mknod
 
     if sys.platform == "darwin":
 
@@ -71,6 +85,39 @@ else:
     def sync_directory(descriptor: int) -> None:
         """Bring the directory's entries to the disk."""
         fsync(descriptor)
+
+
+if sys.platform == "linux":
+    listxattr = os.listxattr
+    getxattr = os.getxattr
+    setxattr = os.setxattr
+    _SNAPSHOT_CREATE = 0x50009417  # BTRFS_IOC_SNAP_CREATE_V2
+    _SNAPSHOT_NAME = 4040
+
+    def snapshot_subvolume(parent: int, name: bytes, source: int) -> None:
+        """Make `name` in the directory `parent` a snapshot of the btrfs subvolume `source`, which is open."""
+        if len(name) >= _SNAPSHOT_NAME:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        fields = bytearray(source.to_bytes(8, sys.byteorder) + bytes(48) + name.ljust(_SNAPSHOT_NAME, b"\0"))
+        fcntl.ioctl(parent, _SNAPSHOT_CREATE, fields)
+
+else:
+
+    def listxattr(path: str | int, *, follow_symlinks: bool = True) -> list[str]:
+        """The names of the extended attributes."""
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    def getxattr(path: str | int, attribute: str, *, follow_symlinks: bool = True) -> bytes:
+        """The value of an extended attribute."""
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    def setxattr(path: str | int, attribute: str, value: bytes, *, follow_symlinks: bool = True) -> None:
+        """Set an extended attribute."""
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    def snapshot_subvolume(parent: int, name: bytes, source: int) -> None:
+        """Make `name` in the directory `parent` a snapshot of a btrfs subvolume."""
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
 def sync_filesystem(descriptor: int) -> None:
@@ -118,8 +165,14 @@ CHANGING = (
     "mkdir",
     "rmdir",
     "symlink",
+    "mknod",
     "clone",
+    "snapshot_subvolume",
+    "chmod",
+    "chown",
+    "utime",
+    "setxattr",
     "flock",
     "flock_interruptible",
 )
-READING = ("read", "lseek", "fstat", "stat", "scandir", "readlink")
+READING = ("read", "lseek", "fstat", "stat", "scandir", "readlink", "listxattr", "getxattr")

@@ -78,3 +78,16 @@ def _deepest(mounted: list[tuple[str, str]], path: str) -> str:
 
 def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def mounts_beneath(directory: int) -> frozenset[str]:
+    """Where below an open directory something is mounted, as paths relative to it; Linux alone tells."""
+    if sys.platform != "linux":
+        return frozenset()
+    try:
+        text = durable.read(Path("/proc/self/mountinfo")).decode("utf-8", "surrogateescape")
+        top = calls.readlink(f"/proc/self/fd/{directory}").rstrip("/") + "/"
+    except (Failure, OSError):
+        return frozenset()
+    points = (_unescaped(line.split()[4]) for line in text.splitlines() if " - " in line)
+    return frozenset(point[len(top) :] for point in points if point.startswith(top))

@@ -19,7 +19,7 @@ from holdfast.fs import calls
 
 _NEEDING_THE_DISK = (
     *("write", "fsync", "sync_directory", "sync_filesystem"),
-    *("link", "mkdir", "symlink", "clone"),
+    *("link", "mkdir", "symlink", "mknod", "clone", "snapshot_subvolume", "setxattr"),
 )
 
 

@@ -170,6 +170,21 @@ class Recorder:
             replacing = attempt.name != "rename_noreplace"
             self._name(Cell(*source, node, None), Cell(*target, other, node, replacing))
 
+    def _remoded(self, attempt: Attempt, _: None) -> None:
+        """Modes count as of the end: no promise is about the mode that a power cut leaves."""
+        path, options = attempt.arguments[0], attempt.options
+        follow = options.get("follow_symlinks", True)
+        status = os.stat(path, dir_fd=options.get("dir_fd"), follow_symlinks=follow)
+        number = self._number(status)
+        if number is not None:
+            self._nodes[number] = self._nodes[number]._replace(mode=stat.S_IMODE(status.st_mode))
+
+    def _not_modelled(self, attempt: Attempt, _: None) -> None:
+        """Owners, times and extended attributes are no part of what is rebuilt."""
+
+    def _refused(self, attempt: Attempt, _: None) -> None:
+        raise ValueError(f"only files, directories and symbolic links can be recorded, no {attempt.name}")
+
     _NOTES: ClassVar[Mapping[str, Callable[[Recorder, Attempt, Any], None]]] = {
         "open": _opened,
         "write": _written,
@@ -187,6 +202,12 @@ class Recorder:
         "rmdir": _removed,
         "mkdir": _made,
         "symlink": _symlinked,
+        "mknod": _made,  # which refuses
+        "snapshot_subvolume": _refused,
+        "chmod": _remoded,
+        "chown": _remoded,
+        "utime": _not_modelled,
+        "setxattr": _not_modelled,
     }
 
 

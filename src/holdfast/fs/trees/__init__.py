@@ -1,0 +1,83 @@
+"""Trees of files as snapshots: captured, restored, compared, verified, removed; a library on directories.
+
+| | |
+|---|---|
+| `engines` | `Engine`, `choose_engine`: the ways to capture, and which of them work at a place |
+| `capturing` | `capture`, `sync_tree`, `Captured`: a directory becomes a snapshot's tree |
+| `restore` | `materialise`, `Materialised`: a snapshot's tree becomes a directory |
+| `linking` | `link_tree`: a second tree with the same content |
+| `comparing` | `changes`, `compare`, `Change`: what is different |
+| `verification` | `verify`, `Problem`: whether a tree is still what it was |
+| `manifest` | `read_manifest`, `ManifestEntry`: what is in a tree |
+| `removal` | `remove_tree`, `tree_bytes`: getting rid of a tree, and what that frees |
+| `swap` | `exchange`: two directories swap their places in one step |
+| `layout` | the names in a tree's directory: `PAYLOAD`, `MANIFEST`, `READY` |
+
+A tree is a directory with `payload/`, `manifest` and, when it is complete, `.READY`. It knows nothing of
+stores, leases and repositories. The protocol is in docs/protocols/snapshot-trees.md. The public names can be
+imported from here; each is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # what checkers take for true
+
+if TYPE_CHECKING:
+    from holdfast.fs.trees.capturing import Captured as Captured
+    from holdfast.fs.trees.capturing import capture as capture
+    from holdfast.fs.trees.capturing import sync_tree as sync_tree
+    from holdfast.fs.trees.comparing import Change as Change
+    from holdfast.fs.trees.comparing import changes as changes
+    from holdfast.fs.trees.comparing import compare as compare
+    from holdfast.fs.trees.engines import Engine as Engine
+    from holdfast.fs.trees.engines import choose_engine as choose_engine
+    from holdfast.fs.trees.layout import MANIFEST as MANIFEST
+    from holdfast.fs.trees.layout import PAYLOAD as PAYLOAD
+    from holdfast.fs.trees.layout import READY as READY
+    from holdfast.fs.trees.linking import link_tree as link_tree
+    from holdfast.fs.trees.manifest import ManifestEntry as ManifestEntry
+    from holdfast.fs.trees.manifest import read_manifest as read_manifest
+    from holdfast.fs.trees.removal import remove_tree as remove_tree
+    from holdfast.fs.trees.removal import tree_bytes as tree_bytes
+    from holdfast.fs.trees.restore import Materialised as Materialised
+    from holdfast.fs.trees.restore import materialise as materialise
+    from holdfast.fs.trees.swap import exchange as exchange
+    from holdfast.fs.trees.verification import Problem as Problem
+    from holdfast.fs.trees.verification import verify as verify
+
+_HOMES = {
+    "Captured": "capturing",
+    "capture": "capturing",
+    "sync_tree": "capturing",
+    "Change": "comparing",
+    "changes": "comparing",
+    "compare": "comparing",
+    "Engine": "engines",
+    "choose_engine": "engines",
+    "exchange": "swap",
+    "MANIFEST": "layout",
+    "PAYLOAD": "layout",
+    "READY": "layout",
+    "link_tree": "linking",
+    "ManifestEntry": "manifest",
+    "read_manifest": "manifest",
+    "remove_tree": "removal",
+    "tree_bytes": "removal",
+    "Materialised": "restore",
+    "materialise": "restore",
+    "Problem": "verification",
+    "verify": "verification",
+}
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value

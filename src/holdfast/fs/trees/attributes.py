@@ -1,0 +1,131 @@
+"""Giving new entries what they had where they come from: owner, extended attributes, mode, times."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from holdfast.fs import calls
+from holdfast.fs.directory import close_quietly
+from holdfast.fs.trees.content import (
+    READ,
+    clone_file,
+    copy_file,
+    create_file,
+    link_path,
+    write_xattrs,
+)
+from holdfast.fs.trees.manifest import ManifestEntry, Meta, Xattrs
+
+_PERMISSIONS = 0o777
+_NO_OWNERS = (errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class Attributes:
+    """What new entries below one directory get by themselves, and so what has to be set.
+
+    In the payload of a snapshot (`kept`) a mode is only what reading takes: its owner can read it all, and
+    nothing in it runs with other rights. The manifest has the mode as it was.
+    """
+
+    def __init__(self, directory: os.stat_result | None, *, kept: bool) -> None:
+        """`directory` was just made, with all permissions that it was let have; None if that is not known."""
+        self._kept = kept
+        effective = os.geteuid() if hasattr(os, "geteuid") else 0
+        self._may_give = effective == 0
+        self._uid, self._gid = (effective, -1) if directory is None else (directory.st_uid, directory.st_gid)
+        self._denied = _PERMISSIONS if directory is None else _PERMISSIONS & ~directory.st_mode
+
+    def file_mode(self, mode: int) -> int:
+        """The mode of a file here that has `mode` in the manifest."""
+        return mode & _PERMISSIONS | stat.S_IRUSR if self._kept else mode
+
+    def directory_mode(self, mode: int) -> int:
+        """The mode of a directory here that has `mode` in the manifest."""
+        return mode & _PERMISSIONS | stat.S_IRWXU if self._kept else mode
+
+    def create(self, directory: int, name: str, mode: int) -> int:
+        """Make a new file that is to have `mode` in the manifest."""
+        return create_file(directory, name, self.file_mode(mode) & _PERMISSIONS)
+
+    def finish_file(self, descriptor: int, meta: Meta, xattrs: Xattrs) -> list[str]:
+        """Complete a new file; return what could not be given to it."""
+        _, mode, uid, gid, mtime = meta
+        lost = [] if uid == self._uid and gid == self._gid else self._give(descriptor, uid, gid)
+        if xattrs:
+            lost += write_xattrs(descriptor, xattrs)
+        wanted = self.file_mode(mode)
+        if xattrs or wanted & self._denied or wanted & ~_PERMISSIONS:
+            calls.chmod(descriptor, wanted)
+        calls.utime(descriptor, ns=(mtime, mtime))
+        return lost
+
+    def finish_directory(self, descriptor: int, meta: Meta, xattrs: Xattrs) -> list[str]:
+        """Complete a directory into which nothing more will be put."""
+        _, mode, uid, gid, mtime = meta
+        lost = [] if uid == self._uid and gid == self._gid else self._give(descriptor, uid, gid)
+        if xattrs:
+            lost += write_xattrs(descriptor, xattrs)
+        wanted = self.directory_mode(mode)
+        if xattrs or wanted != _PERMISSIONS & ~self._denied:
+            calls.chmod(descriptor, wanted)
+        calls.utime(descriptor, ns=(mtime, mtime))
+        return lost
+
+    def finish_other(self, directory: int, name: str, meta: Meta, xattrs: Xattrs = ()) -> list[str]:
+        """Complete a symbolic link or something special, without following or opening it."""
+        kind, mode, uid, gid, mtime = meta
+        lost = []
+        if uid != self._uid or gid != self._gid:
+            lost = self._give(name, uid, gid, directory)
+        if xattrs:
+            lost += write_xattrs(link_path(directory, name), xattrs)
+        if kind != b"l":
+            calls.chmod(name, mode, dir_fd=directory)
+        calls.utime(name, ns=(mtime, mtime), dir_fd=directory, follow_symlinks=False)
+        return lost
+
+    def _give(self, target: int | str, uid: int, gid: int, directory: int | None = None) -> list[str]:
+        if not self._may_give and uid != self._uid:
+            return [f"owner {uid}:{gid}"]
+        try:
+            if directory is None:
+                calls.chown(target, uid, gid)
+            else:
+                calls.chown(target, uid, gid, dir_fd=directory, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_OWNERS:
+                raise
+            return [f"owner {uid}:{gid}"]
+        return []
+
+
+def place_file(
+    source: int, entry: ManifestEntry, target: int, name: str, attributes: Attributes
+) -> tuple[int, list[str]]:
+    """Make `name` in the directory `target` an independent file like the entry, which lies in `source`.
+
+    Returns its size as found, and what could not be given to it.
+    """
+    reading = calls.open(os.fsdecode(entry.name), READ, dir_fd=source)
+    try:
+        status = calls.fstat(reading)
+        if not stat.S_ISREG(status.st_mode):
+            raise IsADirectoryError(name)
+        writing = attributes.create(target, name, entry.mode)
+        try:
+            size = status.st_size
+            if not clone_file(reading, writing, size):
+                size = copy_file(reading, status, writing, hashed=False).size
+            lost = attributes.finish_file(writing, meta_of_entry(entry), entry.xattrs)
+        finally:
+            calls.close(writing)
+    finally:
+        close_quietly(reading)
+    return size, lost
+
+
+def meta_of_entry(entry: ManifestEntry) -> Meta:
+    """What an entry of any kind has."""
+    return Meta(entry.kind.encode(), entry.mode, entry.uid, entry.gid, entry.mtime_ns)

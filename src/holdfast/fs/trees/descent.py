@@ -1,0 +1,133 @@
+"""The way to the directories below one root, step by step, never through a symbolic link.
+
+Paths inside of a tree are relative, with `/` between their parts, and as text: what a name's bytes
+cannot say in the file system's encoding is kept by surrogates, as Python does everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Self
+
+from holdfast.errors import IoFailure, NotFound, NotReadable
+from holdfast.fs import calls
+from holdfast.fs.directory import close_quietly, io_failure
+
+NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+DIRECTORY: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NOFOLLOW
+
+_KEPT = 64
+_INTERVAL = 1024
+_CLOSED = -1
+
+
+class Descent:
+    """Opens directories below a root; each stays open while the way leads through it.
+
+    Each step refuses a symbolic link, whatever happens to the tree meanwhile. Only some descriptors of
+    a very long way are kept, so that the depth is not limited by their number, nor by that of a path.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.fspath(root)
+        self._names: list[str] = []
+        self._open = [open_directory(self.root)]
+
+    def enter(self, path: str) -> int:
+        """The descriptor of the directory at `path` ("" is the root), good until the next call.
+
+        Raises the system's own error if there is no such directory.
+        """
+        names = path.split("/") if path else []
+        common = _common(self._names, names)
+        self._leave(common)
+        level = common
+        while self._open[level] == _CLOSED:
+            level -= 1
+        for depth in range(level, len(names)):
+            self._step(depth, names[depth])
+        return self._open[-1]
+
+    def _step(self, depth: int, name: str) -> None:
+        found = calls.open(name, DIRECTORY, dir_fd=self._open[depth])
+        if depth + 1 < len(self._open):
+            self._open[depth + 1] = found
+        else:
+            self._open.append(found)
+            self._names.append(name)
+        if depth >= _KEPT and depth % _INTERVAL:
+            close_quietly(self._open[depth])
+            self._open[depth] = _CLOSED
+
+    def _leave(self, level: int) -> None:
+        for each in self._open[level + 1 :]:
+            if each != _CLOSED:
+                close_quietly(each)
+        del self._open[level + 1 :], self._names[level:]
+
+    def where(self, path: str, name: str = "") -> str:
+        """A path in the tree, for messages."""
+        return "/".join(filter(None, (self.root, path, name)))
+
+    def close(self) -> None:
+        """Let go of all descriptors."""
+        self._leave(0)
+        if self._open[0] != _CLOSED:
+            close_quietly(self._open[0])
+            self._open[0] = _CLOSED
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_directory(path: str) -> int:
+    """Open the directory that a caller named; links on the way are the caller's own choice."""
+    try:
+        return calls.open(path, DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0))
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"there is no directory {path}", path=path) from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str, error: OSError) -> IoFailure:
+    """The failure for something that must be read and cannot be."""
+    if isinstance(error, PermissionError):
+        return NotReadable("read", shown(path), error)
+    return io_failure("read", shown(path), error)
+
+
+def unwritable(path: str, error: OSError) -> IoFailure:
+    """The failure for something that must be written and cannot be."""
+    return io_failure("write", shown(path), error)
+
+
+def joined(path: str, name: str) -> str:
+    """The path of `name` in the directory `path` of a tree."""
+    return f"{path}/{name}" if path else name
+
+
+def split(path: str) -> tuple[str, str]:
+    """The directory and the name in it."""
+    directory, _, name = path.rpartition("/")
+    return directory, name
+
+
+def shown(path: str) -> str:
+    """A path for people and for JSON: bytes that are no text are written as `\\xNN`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _common(one: list[str], other: list[str]) -> int:
+    count = 0
+    for mine, yours in zip(one, other, strict=False):
+        if mine != yours:
+            break
+        count += 1
+    return count

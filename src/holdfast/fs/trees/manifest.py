@@ -1,0 +1,352 @@
+"""The manifest of a tree: what every entry is, in a form that is the same for the same tree, to the byte.
+
+One record per directory, in the order of the names' bytes, each directory before what is below it. A record
+is its path and its *body*; the body does not contain the path, so that a directory that has not changed
+has the same body wherever it is and whoever wrote it. The hash over the whole file is the payload's hash.
+
+    file    = "holdfast manifest 1\\n" record* end
+    record  = u32 length of path, u32 length of body, path, body
+    body    = kind (d, or m: a mount point, not entered), 0, u16 mode, u32 uid, u32 gid, s64 mtime in ns,
+              u32 length of extras, u32 number of entries, extras, entry*
+    entry   = kind, 0, u16 mode, u32 uid, u32 gid, s64 mtime in ns, u64 size, u16 length of name,
+              u32 length of extras, name, for files the 32 bytes of their SHA-256, extras
+    extras  = (tag, u32 length, value)*, the tags in this order:
+              H path of the first name of the same inode; L target of a symbolic link; R u64 device number;
+              X (u16 length of name, u32 length of value, name, value)* extended attributes, in order of names
+    end     = u32 0xffffffff, u32 number of records
+
+All numbers are little-endian. Kinds of entries: f file, l symbolic link, p fifo, s socket, c and b devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from holdfast.errors import Corrupt
+from holdfast.fs import calls
+from holdfast.fs.directory import close_quietly
+from holdfast.fs.trees.descent import NOFOLLOW, unreadable, unwritable
+from holdfast.fs.trees.layout import MANIFEST
+
+MAGIC = b"holdfast manifest 1\n"
+_MAGIC_WORDS = b"holdfast manifest "
+RECORD = struct.Struct("<II")
+BODY = struct.Struct("<cxHIIqII")
+ENTRY = struct.Struct("<cxHIIqQHI")
+_EXTRA = struct.Struct("<cI")
+_XATTR = struct.Struct("<HI")
+_DEVICE = struct.Struct("<Q")
+_END = 0xFFFFFFFF
+_CHUNK = 4 << 20
+DIGEST = 32
+
+Xattrs = tuple[tuple[bytes, bytes], ...]
+
+
+class Meta(NamedTuple):
+    """What an entry of any kind has."""
+
+    kind: bytes
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+
+
+class ManifestEntry(NamedTuple):
+    """One entry of a tree. `kind` is a letter: d, f, l, p, s, c, b, or m for a mount point."""
+
+    path: bytes
+    kind: str
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    size: int = 0
+    sha256: str = ""
+    target: bytes = b""
+    first_link: bytes = b""
+    device: int = 0
+    xattrs: Xattrs = ()
+
+    @property
+    def name(self) -> bytes:
+        """The last part of the path."""
+        return self.path.rpartition(b"/")[2]
+
+    def as_record(self) -> dict[str, object]:
+        """As plain values for JSON. Bytes that are no UTF-8, and backslashes, are written as `\\xNN`."""
+        fields: dict[str, object] = {
+            "path": escaped(self.path),
+            "kind": self.kind,
+            "mode": f"{self.mode:04o}",
+            "uid": self.uid,
+            "gid": self.gid,
+            "mtime_ns": self.mtime_ns,
+        }
+        if self.kind == "f":
+            fields |= {"size": self.size, "sha256": self.sha256}
+        if self.kind in ("c", "b"):
+            fields["device"] = self.device
+        for name, value in (("target", self.target), ("first_link", self.first_link)):
+            if value:
+                fields[name] = escaped(value)
+        if self.xattrs:
+            fields["xattrs"] = {escaped(name): value.hex() for name, value in self.xattrs}
+        return fields
+
+
+def escaped(name: bytes) -> str:
+    """Any bytes as text, different for different bytes."""
+    return name.replace(b"\\", rb"\x5c").decode("utf-8", "backslashreplace")
+
+
+# --- Writing ----------------------------------------------------------------------------------------
+
+
+def encode_extras(
+    *, first_link: bytes = b"", target: bytes | None = None, device: int | None = None, xattrs: bytes = b""
+) -> bytes:
+    """The extras of an entry; `xattrs` as `encode_xattrs` makes them."""
+    parts = []
+    if first_link:
+        parts.append(_EXTRA.pack(b"H", len(first_link)) + first_link)
+    if target is not None:
+        parts.append(_EXTRA.pack(b"L", len(target)) + target)
+    if device is not None:
+        parts.append(_EXTRA.pack(b"R", _DEVICE.size) + _DEVICE.pack(device))
+    if xattrs:
+        parts.append(_EXTRA.pack(b"X", len(xattrs)) + xattrs)
+    return b"".join(parts)
+
+
+def encode_xattrs(xattrs: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Extended attributes, whatever order they come in."""
+    return b"".join(_XATTR.pack(len(name), len(value)) + name + value for name, value in sorted(xattrs))
+
+
+def encode_entry(meta: Meta, name: bytes, size: int = 0, digest: bytes = b"", extras: bytes = b"") -> bytes:
+    """One entry of a directory."""
+    return ENTRY.pack(*meta, size, len(name), len(extras)) + name + digest + extras
+
+
+def encode_body(meta: Meta, extras: bytes, entries: list[bytes]) -> bytes:
+    """The body of a directory's record."""
+    return BODY.pack(*meta, len(extras), len(entries)) + extras + b"".join(entries)
+
+
+def write_manifest(directory: int, records: Iterable[tuple[bytes, bytes]], *, where: str) -> str:
+    """Write the manifest into an open directory and return its hash, which is the payload's."""
+    digest = hashlib.sha256()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW
+    try:
+        descriptor = calls.open(MANIFEST, flags, 0o444, dir_fd=directory)
+        try:
+            for chunk in _chunks(records):
+                digest.update(chunk)
+                write_all(descriptor, chunk)
+        finally:
+            calls.close(descriptor)
+    except OSError as error:
+        raise unwritable(f"{where}/{MANIFEST}", error) from error
+    return digest.hexdigest()
+
+
+def _chunks(records: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    parts, size, count = [MAGIC], 0, 0
+    for path, body in records:
+        parts += (RECORD.pack(len(path), len(body)), path, body)
+        size += len(path) + len(body)
+        count += 1
+        if size > _CHUNK:
+            yield b"".join(parts)
+            parts, size = [], 0
+    parts.append(RECORD.pack(_END, count))
+    yield b"".join(parts)
+
+
+def write_all(descriptor: int, content: bytes | memoryview) -> None:
+    """Write all of it, however little the system takes at a time."""
+    written = calls.write(descriptor, content)
+    while written < len(content):
+        written += calls.write(descriptor, memoryview(content)[written:])
+
+
+# --- Reading ----------------------------------------------------------------------------------------
+
+
+class Manifest:
+    """A manifest that has been read: the body of each directory's record, by path."""
+
+    def __init__(self, content: bytes, *, where: str) -> None:
+        self.where = where
+        self._content = content
+        self._bodies: dict[bytes, tuple[int, int]] = {}
+        self._index()
+
+    @classmethod
+    def read(cls, tree: str | os.PathLike[str]) -> Manifest:
+        """The manifest of a snapshot's tree."""
+        where = f"{os.fspath(tree)}/{MANIFEST}"
+        try:
+            content = read_whole(where)
+        except OSError as error:
+            raise unreadable(where, error) from error
+        return cls(content, where=where)
+
+    @property
+    def payload_hash(self) -> str:
+        """The hash over all of it."""
+        return hashlib.sha256(self._content).hexdigest()
+
+    def body(self, path: bytes) -> bytes | None:
+        """The body of a directory's record; None if there is no such directory."""
+        found = self._bodies.get(path)
+        return None if found is None else self._content[found[0] : found[1]]
+
+    def paths(self) -> Iterator[bytes]:
+        """The directories, each before what is below it."""
+        return iter(self._bodies)
+
+    def records(self) -> Iterator[tuple[bytes, bytes]]:
+        """The path and the body of each directory."""
+        for path, (start, end) in self._bodies.items():
+            yield path, self._content[start:end]
+
+    def _index(self) -> None:
+        content, at = self._content, len(MAGIC)
+        if content[:at] != MAGIC:
+            raise self._unknown()
+        try:
+            while True:
+                length, size = RECORD.unpack_from(content, at)
+                at += RECORD.size
+                if length == _END:
+                    break
+                start = at + length
+                self._bodies[content[at:start]] = (start, start + size)
+                at = start + size
+        except struct.error:
+            raise self._broken("it is cut off") from None
+        if size != len(self._bodies) or at != len(content) or b"" not in self._bodies:
+            raise self._broken("its end does not fit")
+
+    def _unknown(self) -> Corrupt:
+        if self._content.startswith(_MAGIC_WORDS):
+            version = self._content[len(_MAGIC_WORDS) :].partition(b"\n")[0][:20].decode("ascii", "replace")
+            return Corrupt(
+                f"{self.where} has the format version {version}; this Holdfast knows version 1",
+                hint="Use the newer Holdfast that made this snapshot.",
+                path=self.where,
+            )
+        return self._broken("it does not begin like one")
+
+    def _broken(self, why: str) -> Corrupt:
+        return Corrupt(f"{self.where} is not a manifest: {why}", path=self.where)
+
+
+def read_manifest(tree: str | os.PathLike[str]) -> Iterator[ManifestEntry]:
+    """Every entry of a snapshot's tree: each directory, what is in it, then the directories below it."""
+    manifest = Manifest.read(tree)
+    for path, body in manifest.records():
+        try:
+            yield from decoded(path, body)
+        except (struct.error, ValueError):
+            raise Corrupt(f"{manifest.where} has a broken record", path=manifest.where) from None
+
+
+def decoded(path: bytes, body: bytes) -> Iterator[ManifestEntry]:
+    """The directory itself and the entries in it."""
+    yield directory_of(path, body)
+    for raw in raw_entries(body).values():
+        yield decode_entry(path, raw)
+
+
+def directory_of(path: bytes, body: bytes) -> ManifestEntry:
+    """The directory that a body is of."""
+    kind, mode, uid, gid, mtime, extras, _ = BODY.unpack_from(body)
+    found = decode_extras(body[BODY.size : BODY.size + extras])
+    return ManifestEntry(
+        path, kind.decode(), mode, uid, gid, mtime, xattrs=decode_xattrs(found.get(b"X", b""))
+    )
+
+
+def raw_entries(body: bytes) -> dict[bytes, bytes]:
+    """The entries of a body, as bytes, by name, in order."""
+    extras, count = BODY.unpack_from(body)[-2:]
+    at, found = BODY.size + extras, {}
+    for _ in range(count):
+        kind, _, _, _, _, _, length, extras = ENTRY.unpack_from(body, at)
+        start = at + ENTRY.size
+        end = start + length + (DIGEST if kind == b"f" else 0) + extras
+        found[body[start : start + length]] = body[at:end]
+        at = end
+    if at != len(body):
+        raise ValueError("the body does not end where its entries do")
+    return found
+
+
+def decode_entry(directory: bytes, raw: bytes) -> ManifestEntry:
+    """One entry, from its bytes."""
+    kind, mode, uid, gid, mtime, size, length, extras = ENTRY.unpack_from(raw)
+    end = ENTRY.size + length
+    name = raw[ENTRY.size : end]
+    found = decode_extras(raw[len(raw) - extras :]) if extras else {}
+    return ManifestEntry(
+        directory + b"/" + name if directory else name,
+        kind.decode(),
+        mode,
+        uid,
+        gid,
+        mtime,
+        size,
+        raw[end : end + DIGEST].hex() if kind == b"f" else "",
+        found.get(b"L", b""),
+        found.get(b"H", b""),
+        _DEVICE.unpack(found[b"R"])[0] if b"R" in found else 0,
+        decode_xattrs(found.get(b"X", b"")),
+    )
+
+
+def decode_extras(extras: bytes) -> dict[bytes, bytes]:
+    """The extras by their tags."""
+    found, at = {}, 0
+    while at < len(extras):
+        tag, size = _EXTRA.unpack_from(extras, at)
+        at += _EXTRA.size
+        found[tag] = extras[at : at + size]
+        at += size
+    return found
+
+
+def decode_xattrs(value: bytes) -> Xattrs:
+    """The extended attributes that `encode_xattrs` wrote."""
+    found, at = [], 0
+    while at < len(value):
+        length, size = _XATTR.unpack_from(value, at)
+        start = at + _XATTR.size
+        found.append((value[start : start + length], value[start + length : start + length + size]))
+        at = start + length + size
+    return tuple(found)
+
+
+def digest_of(raw: bytes) -> bytes:
+    """The SHA-256 of the file that an entry is of."""
+    end = ENTRY.size + int.from_bytes(raw[ENTRY.size - 6 : ENTRY.size - 4], "little")
+    return raw[end : end + DIGEST]
+
+
+def read_whole(path: str) -> bytes:
+    """All of a file, for which the memory is there."""
+    descriptor = calls.open(path, os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0))
+    try:
+        parts = []
+        while chunk := calls.read(descriptor, max(1 << 16, calls.fstat(descriptor).st_size + 1)):
+            parts.append(chunk)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    finally:
+        close_quietly(descriptor)

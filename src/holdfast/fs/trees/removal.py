@@ -1,0 +1,201 @@
+"""Removing whole trees, whatever is in them, and knowing beforehand how much that frees."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from holdfast.errors import Refused
+from holdfast.fs import calls
+from holdfast.fs.directory import close_quietly, io_failure
+from holdfast.fs.mounts import mounts_beneath
+from holdfast.fs.trees.descent import DIRECTORY, Descent, joined, shown
+from holdfast.fs.trees.scan import allocated
+
+_LEVELS = 256
+
+
+def remove_tree(path: Path) -> bool:
+    """Remove what is at `path`, with all that is in it; False if nothing was there.
+
+    Never follows a symbolic link, and refuses a tree in which something is mounted. What is read-only is made
+    writable first, as far as it is ours. A removal that was interrupted is finished by the next one.
+    """
+    where = os.fspath(path)
+    try:
+        status = calls.stat(where, follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode):
+            calls.unlink(where)
+            return True
+        _empty(where)
+        calls.rmdir(where)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise io_failure("remove", shown(where), error) from error
+    return True
+
+
+def _empty(where: str) -> None:
+    top = _open_writable(where, None)
+    try:
+        mounted = mounts_beneath(top)
+        if mounted:
+            one = min(mounted)
+            raise Refused(
+                f"{shown(where)} is not removed: something is mounted at {shown(one)} in it", path=where
+            )
+        _empty_directory(top)
+    finally:
+        close_quietly(top)
+
+
+def _empty_directory(top: int) -> None:
+    """Remove all that is below an open directory, without going deeper than a number of levels at once.
+
+    What lies deeper is moved up to the top first, so neither descriptors nor the stack grow with the depth.
+    """
+    moved = 0
+    pending = True
+    while pending:
+        pending = False
+        stack: list[tuple[int, list[str], str]] = [(top, _unlink_files(top), "")]
+        while stack:
+            here, below, name = stack[-1]
+            if below:
+                child = below.pop()
+                if len(stack) > _LEVELS:
+                    moved = _move_up(here, child, top, moved)
+                    pending = True
+                    continue
+                inner = _enter(here, child)
+                if inner is not None:
+                    stack.append((inner, _unlink_files(inner), child))
+                continue
+            stack.pop()
+            if stack:
+                close_quietly(here)
+                _remove_directory(name, stack[-1][0])
+
+
+def _unlink_files(here: int) -> list[str]:
+    """Remove all that is no directory, and return the names of what is."""
+    below: list[str] = []
+    unlink = calls.unlink
+    with calls.scandir(here) as entries:
+        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in names:
+        if is_directory:
+            below.append(name)
+        else:
+            try:
+                unlink(name, dir_fd=here)
+            except FileNotFoundError:
+                continue
+    return below
+
+
+def _enter(here: int, name: str) -> int | None:
+    try:
+        return _open_writable(name, here)
+    except FileNotFoundError:
+        return None
+
+
+def _open_writable(name: str, here: int | None) -> int:
+    """Open a directory in order to empty it."""
+    try:
+        descriptor = calls.open(name, DIRECTORY, dir_fd=here)
+    except PermissionError:
+        _make_writable(name, here)
+        descriptor = calls.open(name, DIRECTORY, dir_fd=here)
+    mode = calls.fstat(descriptor).st_mode
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        with contextlib.suppress(PermissionError):  # not ours; removing may be allowed all the same
+            calls.chmod(descriptor, stat.S_IMODE(mode) | stat.S_IRWXU)
+    return descriptor
+
+
+def _make_writable(name: str, here: int | None) -> None:
+    """Of a directory that cannot even be opened; what is no directory, or a link, is left alone."""
+    status = calls.stat(name, dir_fd=here, follow_symlinks=False)
+    if stat.S_ISDIR(status.st_mode):
+        calls.chmod(name, stat.S_IMODE(status.st_mode) | stat.S_IRWXU, dir_fd=here)
+
+
+def _move_up(here: int, name: str, top: int, moved: int) -> int:
+    while True:
+        moved += 1
+        try:
+            _make_movable(here, name)
+            calls.rename(name, f".removed-{moved}", src_dir_fd=here, dst_dir_fd=top)
+        except FileNotFoundError:
+            return moved
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+            continue
+        return moved
+
+
+def _make_movable(here: int, name: str) -> None:
+    """A directory that changes its parent is itself written to."""
+    status = calls.stat(name, dir_fd=here, follow_symlinks=False)
+    if stat.S_ISDIR(status.st_mode) and not status.st_mode & stat.S_IWUSR:
+        calls.chmod(name, stat.S_IMODE(status.st_mode) | stat.S_IRWXU, dir_fd=here)
+
+
+def _remove_directory(name: str, parent: int) -> None:
+    try:
+        calls.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        return
+
+
+def tree_bytes(trees: Iterable[Path]) -> int:
+    """How many bytes on the disk become free when all of these trees are removed.
+
+    An inode counts when all of its names are in them. Blocks that clones share count for each of them.
+    """
+    found: dict[tuple[int, int], list[int]] = {}
+    total = 0
+    for tree in trees:
+        total += _count(tree, found)
+    return total + sum(size for names, links, size in found.values() if names >= links)
+
+
+def _count(tree: Path, found: dict[tuple[int, int], list[int]]) -> int:
+    """Add up what has one name; note the names of what has several."""
+    total, waiting = 0, [""]
+    with Descent(tree) as way:
+        while waiting:
+            path = waiting.pop()
+            try:
+                total += _count_directory(way.enter(path), path, waiting, found)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise io_failure("look at", way.where(shown(path)), error) from error
+    return total
+
+
+def _count_directory(
+    here: int, path: str, waiting: list[str], found: dict[tuple[int, int], list[int]]
+) -> int:
+    total = allocated(calls.fstat(here))
+    with calls.scandir(here) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(joined(path, entry.name))
+                continue
+            status = entry.stat(follow_symlinks=False)
+            if status.st_nlink == 1:
+                total += allocated(status)
+            else:
+                key = (status.st_dev, status.st_ino)
+                found.setdefault(key, [0, status.st_nlink, allocated(status)])[0] += 1
+    return total

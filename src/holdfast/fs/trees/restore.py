@@ -1,0 +1,288 @@
+"""Making a new directory from a snapshot's tree: an independent one, which may be written to."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import AlreadyExists, Corrupt, NotFound, PartialSnapshot
+from holdfast.fs import calls
+from holdfast.fs.trees.attributes import Attributes, meta_of_entry, place_file
+from holdfast.fs.trees.content import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, head_of_body, head_of_entry
+from holdfast.fs.trees.descent import Descent, joined, shown, split, unreadable, unwritable
+from holdfast.fs.trees.intake import Progress
+from holdfast.fs.trees.layout import PAYLOAD, READY
+from holdfast.fs.trees.manifest import Manifest, ManifestEntry, decode_entry, directory_of, raw_entries
+from holdfast.fs.trees.scan import Listing, look, without_recent
+from holdfast.fs.trees.stat_cache import Known, write_cache
+
+_A_TICK = 0.03
+_KINDS = {"p": 0o010000, "s": 0o140000, "c": 0o020000, "b": 0o060000}
+
+
+class Materialised(NamedTuple):
+    """What was made."""
+
+    files: int
+    directories: int
+    bytes: int
+    not_preserved: tuple[str, ...]
+
+
+def materialise(
+    tree: Path,
+    destination: Path,
+    *,
+    only: bytes | None = None,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+) -> Materialised:
+    """Make `destination`, where nothing is yet, hold what the tree holds, or the one path `only` of it.
+
+    Nothing is shared with the snapshot but blocks that the file system copies when they are written.
+    `cache` is written for the new directory, so that its first capture need not read it. Not synced.
+    """
+    _require_ready(tree)
+    making = _Making(Manifest.read(tree), tree, destination, progress)
+    if only is None or only == b"":
+        making.directory(b"")
+        if cache is not None and not making.not_preserved:
+            making.write_cache(cache)
+    elif making.manifest.body(only) is not None:
+        making.directory(only)
+    else:
+        making.single(only)
+    return Materialised(making.files, making.directories, making.bytes, tuple(making.not_preserved))
+
+
+def _require_ready(tree: Path) -> None:
+    try:
+        calls.stat(tree / READY, follow_symlinks=False)
+    except FileNotFoundError:
+        raise PartialSnapshot(f"{tree} is not a complete snapshot", path=str(tree)) from None
+    except OSError as error:
+        raise unreadable(os.fspath(tree / READY), error) from error
+
+
+class _Making:
+    def __init__(self, manifest: Manifest, tree: Path, destination: Path, progress: Progress | None) -> None:
+        self.manifest, self.payload, self.destination = manifest, tree / PAYLOAD, destination
+        self.progress = progress
+        self.files = self.directories = self.bytes = 0
+        self.not_preserved: list[str] = []
+
+    # --- A directory with all that is below it ---------------------------------------------------------
+
+    def directory(self, top: bytes) -> None:
+        """Make the directory `top` of the tree at the destination."""
+        try:
+            calls.mkdir(self.destination)
+        except FileExistsError:
+            raise AlreadyExists(f"{self.destination} is there already", path=str(self.destination)) from None
+        except OSError as error:
+            raise unwritable(os.fspath(self.destination), error) from error
+        with Descent(self.payload) as source, Descent(self.destination) as target:
+            attributes = Attributes(calls.fstat(target.enter("")), kept=False)
+            for path in self._below(top):  # 1. all directories
+                parent, name = split(_relative(path, top))
+                if name:
+                    _make_directory(target, parent, name)
+                self.directories += 1
+            firsts: dict[bytes, str] = {}
+            for path in self._below(top):  # 2. what is in them
+                self._fill(source, os.fsdecode(path), target, _relative(path, top), attributes, firsts)
+            for path in reversed(list(self._below(top))):  # 3. their own modes and times, the deepest first
+                self._complete(target, path, _relative(path, top), attributes)
+
+    def _below(self, top: bytes) -> Iterator[bytes]:
+        if not top:
+            return self.manifest.paths()
+        inside = top + b"/"
+        return (path for path in self.manifest.paths() if path == top or path.startswith(inside))
+
+    def _body(self, path: bytes) -> bytes:
+        body = self.manifest.body(path)
+        if body is None:
+            raise Corrupt(f"{self.manifest.where} has lost a record", path=self.manifest.where)
+        return body
+
+    def _fill(
+        self,
+        source: Descent,
+        path: str,
+        target: Descent,
+        new_path: str,
+        attributes: Attributes,
+        firsts: dict[bytes, str],
+    ) -> None:
+        encoded = os.fsencode(path)
+        raws = raw_entries(self._body(encoded))
+        if not raws:
+            return
+        try:
+            into = target.enter(new_path)
+        except OSError as error:
+            raise unwritable(target.where(new_path), error) from error
+        try:
+            here = source.enter(path)
+        except OSError as error:
+            raise unreadable(source.where(path), error) from error
+        for raw in raws.values():
+            entry = decode_entry(encoded, raw)
+            self._make(here, source, entry, into, target, new_path, attributes, firsts)
+        if self.progress is not None:
+            self.progress(self.files, self.bytes)
+
+    def _make(
+        self,
+        here: int,
+        source: Descent,
+        entry: ManifestEntry,
+        into: int,
+        target: Descent,
+        new_path: str,
+        attributes: Attributes,
+        firsts: dict[bytes, str],
+    ) -> None:
+        name = os.fsdecode(entry.name)
+        first = firsts.get(entry.first_link) if entry.first_link else None
+        try:
+            if first is not None and _link(target.root, first, into, name):
+                lost = []
+            elif entry.kind == "f":
+                self.bytes += entry.size
+                lost = self._file(here, source, entry, into, name, attributes)
+            else:
+                lost = _other(entry, into, name, attributes)
+        except OSError as error:
+            raise unwritable(target.where(new_path, name), error) from error
+        if entry.kind == "f" and first is None:
+            firsts[entry.first_link or entry.path] = joined(new_path, name)
+        self.files += 1
+        self.not_preserved += [f"{shown(os.fsdecode(entry.path))}: {each}" for each in lost]
+
+    def _file(
+        self, here: int, source: Descent, entry: ManifestEntry, into: int, name: str, attributes: Attributes
+    ) -> list[str]:
+        try:
+            size, lost = place_file(here, entry, into, name, attributes)
+        except (FileNotFoundError, IsADirectoryError):
+            raise Corrupt(
+                f"{source.where(shown(os.fsdecode(entry.path)))} is missing in the snapshot"
+            ) from None
+        if size != entry.size:
+            where = source.where(shown(os.fsdecode(entry.path)))
+            raise Corrupt(f"{where} has {size} bytes, but the manifest says {entry.size}", path=where)
+        return lost
+
+    def _complete(self, target: Descent, path: bytes, new_path: str, attributes: Attributes) -> None:
+        entry = directory_of(path, self._body(path))
+        if entry.kind == "m":
+            self.not_preserved.append(f"{shown(os.fsdecode(path))}: what is mounted there was not captured")
+        try:
+            here = target.enter(new_path)
+            lost = attributes.finish_directory(here, meta_of_entry(entry), entry.xattrs)
+        except OSError as error:
+            raise unwritable(target.where(new_path), error) from error
+        self.not_preserved += [f"{shown(os.fsdecode(path)) or '.'}: {each}" for each in lost]
+
+    # --- One file --------------------------------------------------------------------------------------
+
+    def single(self, path: bytes) -> None:
+        """Make one file of the tree the destination."""
+        directory, name = split(os.fsdecode(path))
+        body = self.manifest.body(os.fsencode(directory))
+        raw = raw_entries(body).get(os.fsencode(name)) if body is not None else None
+        if raw is None:
+            raise NotFound(
+                f"there is no {shown(os.fsdecode(path))} in the snapshot", path=shown(os.fsdecode(path))
+            )
+        entry = decode_entry(os.fsencode(directory), raw)
+        with Descent(self.payload) as source, Descent(self.destination.parent) as target:
+            into = target.enter("")
+            attributes = Attributes(None, kept=False)
+            try:
+                here = source.enter(directory)
+            except OSError as error:
+                raise unreadable(source.where(directory), error) from error
+            try:
+                new_name = self.destination.name
+                if entry.kind == "f":
+                    lost = self._file(here, source, entry, into, new_name, attributes)
+                else:
+                    lost = _other(entry, into, new_name, attributes)
+            except FileExistsError:
+                raise AlreadyExists(
+                    f"{self.destination} is there already", path=str(self.destination)
+                ) from None
+            except OSError as error:
+                raise unwritable(os.fspath(self.destination), error) from error
+        self.files, self.bytes = 1, entry.size
+        self.not_preserved += [f"{shown(os.fsdecode(path))}: {each}" for each in lost]
+
+    # --- What the first capture of the new directory need not read -------------------------------------
+
+    def write_cache(self, cache: Path) -> None:
+        """Note what has just been made, once its times are old enough to be trusted."""
+        time.sleep(_A_TICK)
+        with Descent(self.destination) as way:
+            here = way.enter("")
+            status = calls.fstat(here)
+            calls.utime(here, ns=(status.st_atime_ns, status.st_mtime_ns))  # so that its ctime is now
+            status = calls.fstat(here)
+            write_cache(cache, status.st_dev, self._known(way, status.st_ctime_ns))
+
+    def _known(self, way: Descent, now: int) -> Iterator[Known]:
+        for path, body in self.manifest.records():
+            listing = look(way.enter(os.fsdecode(path)))
+            if _is_true(body, listing):
+                yield Known(path, without_recent(listing.identity, listing, now), body)
+
+
+def _is_true(body: bytes, listing: Listing) -> bool:
+    """Whether a directory has become what its record says: not if the file system cannot keep all of it."""
+    entries = raw_entries(body)
+    if len(entries) != len(listing.names) or body[:HEAD_OF_BODY] != head_of_body(listing.own):
+        return False
+    return all(
+        raw[:HEAD_OF_ENTRY] == head_of_entry(status) and name == os.fsencode(found)
+        for (name, raw), found, status in zip(entries.items(), listing.names, listing.statuses, strict=True)
+    )
+
+
+def _relative(path: bytes, top: bytes) -> str:
+    return os.fsdecode(path[len(top) :].lstrip(b"/") if top else path)
+
+
+def _make_directory(target: Descent, parent: str, name: str) -> None:
+    try:
+        calls.mkdir(name, dir_fd=target.enter(parent))
+    except OSError as error:
+        raise unwritable(target.where(parent, name), error) from error
+
+
+def _link(root: str, first: str, into: int, name: str) -> bool:
+    directory, first_name = split(first)
+    with Descent(root) as way:
+        try:
+            calls.link(
+                first_name, name, src_dir_fd=way.enter(directory), dst_dir_fd=into, follow_symlinks=False
+            )
+        except OSError:
+            return False
+    return True
+
+
+def _other(entry: ManifestEntry, into: int, name: str, attributes: Attributes) -> list[str]:
+    """Make a symbolic link or something special; return what could not be."""
+    if entry.kind == "l":
+        calls.symlink(os.fsdecode(entry.target), name, dir_fd=into)
+    else:
+        try:
+            calls.mknod(name, _KINDS[entry.kind] | 0o600, entry.device, dir_fd=into)
+        except (PermissionError, KeyError):
+            return [KIND_WORDS.get(entry.kind.encode(), "an entry of an unknown kind") + " could not be made"]
+    return attributes.finish_other(into, name, meta_of_entry(entry), entry.xattrs)

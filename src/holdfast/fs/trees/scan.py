@@ -1,0 +1,150 @@
+"""One look at a directory: what is in it, and by which marks one can tell later that it is still the same.
+
+The *identity* of a directory is one string of bytes: its own status, the names of all that is in it, and
+of each that is no directory its inode, mode, size and the times when content and status changed last. Two
+looks with equal identities saw the same content, unless a file was changed so shortly before the first that
+a second change would have left the same time: such a file is *recent*.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from typing import NamedTuple
+
+from holdfast.fs import calls
+
+HEAD = struct.Struct("<QIIIqqIII")
+MARK = struct.Struct("<QIQqq")
+NO_MARK = bytes(MARK.size)
+
+_TICK = 20_000_000  # the longest that file systems with fine timestamps keep the same one, doubled
+_COARSE_TICK = 2_000_000_000
+_SECOND = 1_000_000_000
+_BLOCK = 512
+
+
+class Listing(NamedTuple):
+    """What one look at a directory found; `names` and `statuses` are of what is no directory, in order."""
+
+    own: os.stat_result
+    directories: list[str]
+    names: list[str]
+    statuses: list[os.stat_result]
+    identity: bytes
+    newest: int
+    linked: bool
+
+    def marks(self) -> list[bytes]:
+        """By what each of `names` can be told apart from what it may become."""
+        size = MARK.size
+        start = len(self.identity) - size * len(self.names)
+        return [self.identity[at : at + size] for at in range(start, len(self.identity), size)]
+
+
+def look(descriptor: int) -> Listing:
+    """Look at an open directory. The order of names is that of their bytes."""
+    own = calls.fstat(descriptor)
+    directories: list[str] = []
+    found: list[tuple[str, os.stat_result]] = []
+    with calls.scandir(descriptor) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                directories.append(entry.name)
+            else:
+                found.append((entry.name, entry.stat(follow_symlinks=False)))
+    found.sort()
+    directories.sort()
+    blob = "\0".join([name for name, _ in found])
+    if not blob.isascii():
+        found.sort(key=_bytes_of_name)
+        blob = "\0".join([name for name, _ in found])
+    if not all(map(str.isascii, directories)):
+        directories.sort(key=os.fsencode)
+    return _listing(own, directories, found, os.fsencode(blob))
+
+
+def _listing(
+    own: os.stat_result, directories: list[str], found: list[tuple[str, os.stat_result]], blob: bytes
+) -> Listing:
+    pack = MARK.pack
+    newest, linked = 0, False
+    below = os.fsencode("\0".join(directories))
+    parts = [own_mark(own, len(found), len(blob), len(below)), blob, below]
+    for _, status in found:
+        changed = status.st_ctime_ns
+        parts.append(pack(status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, changed))
+        if changed > newest:
+            newest = changed
+        if status.st_nlink > 1:
+            linked = True
+    names, statuses = [name for name, _ in found], [status for _, status in found]
+    return Listing(own, directories, names, statuses, b"".join(parts), newest, linked)
+
+
+def _bytes_of_name(found: tuple[str, os.stat_result]) -> bytes:
+    return os.fsencode(found[0])
+
+
+def own_mark(own: os.stat_result, count: int, names: int, directories: int) -> bytes:
+    """What an identity begins with: the directory itself, and how long what follows is."""
+    status = (own.st_ino, own.st_mode, own.st_uid, own.st_gid, own.st_mtime_ns, own.st_ctime_ns)
+    return HEAD.pack(*status, count, names, directories)
+
+
+def mark_of(status: os.stat_result) -> bytes:
+    """By what one file can be told apart from what it may become."""
+    return MARK.pack(status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def marks_by_name(identity: bytes) -> dict[bytes, bytes]:
+    """Take an identity apart: the mark of each name."""
+    *_, count, length, directories = HEAD.unpack_from(identity)
+    start = HEAD.size + length + directories
+    names = identity[HEAD.size : HEAD.size + length].split(b"\0") if count else []
+    return {
+        name: identity[at : at + MARK.size] for name, at in zip(names, _offsets(start, count), strict=True)
+    }
+
+
+def _offsets(start: int, count: int) -> range:
+    return range(start, start + count * MARK.size, MARK.size)
+
+
+def inode_of(identity: bytes) -> int:
+    """The inode of the directory that an identity is of."""
+    return int.from_bytes(identity[:8], "little")
+
+
+def is_recent(changed: int, now: int) -> bool:
+    """Whether a file changed at `changed` could be changed again at `now` and keep that time (both in ns)."""
+    if changed < now - _COARSE_TICK:
+        return False
+    return changed >= now - (_TICK if changed % _SECOND else _COARSE_TICK)
+
+
+def without_recent(identity: bytes, listing: Listing, now: int) -> bytes:
+    """The identity with the marks of recent files blotted out: they match nothing, so they are read again."""
+    if listing.newest < now - _COARSE_TICK:
+        return identity
+    kept = bytearray(identity)
+    start = len(identity) - MARK.size * len(listing.names)
+    for at, status in zip(_offsets(start, len(listing.names)), listing.statuses, strict=True):
+        if is_recent(status.st_ctime_ns, now):
+            kept[at : at + MARK.size] = NO_MARK
+    return bytes(kept)
+
+
+def allocated(status: os.stat_result) -> int:
+    """How many bytes something takes on the disk."""
+    if sys.platform == "win32":
+        return status.st_size
+    return status.st_blocks * _BLOCK
+
+
+def device_number(status: os.stat_result) -> int:
+    """Which device a device file stands for."""
+    if sys.platform == "win32":
+        return 0
+    return status.st_rdev

@@ -1,0 +1,148 @@
+"""Whether a snapshot's tree is still what it was when it was taken."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import Failure
+from holdfast.fs import calls, strictjson
+from holdfast.fs.directory import close_quietly
+from holdfast.fs.trees.content import READ, hash_file
+from holdfast.fs.trees.descent import Descent, shown
+from holdfast.fs.trees.layout import PAYLOAD, READY
+from holdfast.fs.trees.manifest import (
+    Manifest,
+    ManifestEntry,
+    decode_entry,
+    directory_of,
+    raw_entries,
+    read_whole,
+)
+
+_PERMISSIONS = 0o777
+
+
+class Problem(NamedTuple):
+    """Something that is wrong with a tree. `what` is one word, `detail` a sentence for people."""
+
+    path: str
+    what: str
+    detail: str
+
+
+def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
+    """Read everything and yield what is wrong: nothing, for a sound tree.
+
+    `what` is `ready` (the mark of completeness), `manifest`, `missing`, `extra`, `unreadable`, `kind`,
+    `content`, `target`, `mode` or `mtime`.
+    """
+    yield from _check_ready(tree, payload_hash)
+    try:
+        manifest = Manifest.read(tree)
+        bodies = {path: raw_entries(body) for path, body in manifest.records()}
+    except Failure as failure:
+        yield Problem("manifest", "manifest", failure.message)
+        return
+    except Exception as error:
+        yield Problem("manifest", "manifest", f"the manifest has a broken record: {error}")
+        return
+    found = manifest.payload_hash
+    if payload_hash is not None and found != payload_hash:
+        yield Problem("manifest", "manifest", f"its hash is {found}, but must be {payload_hash}")
+    yield from _check_payload(tree, manifest, bodies)
+
+
+def _check_ready(tree: Path, payload_hash: str | None) -> Iterator[Problem]:
+    where = os.fspath(tree / READY)
+    try:
+        fields = strictjson.decode(read_whole(where), source=where)
+        said = fields.get("payload_hash") if isinstance(fields, dict) else None
+    except FileNotFoundError:
+        yield Problem(READY, "ready", "the tree is not marked as complete")
+    except (OSError, Failure) as error:
+        yield Problem(READY, "ready", f"the mark of completeness cannot be read: {error}")
+    else:
+        if payload_hash is not None and said != payload_hash:
+            yield Problem(READY, "ready", f"it names the hash {said}, but that must be {payload_hash}")
+
+
+def _check_payload(
+    tree: Path, manifest: Manifest, bodies: dict[bytes, dict[bytes, bytes]]
+) -> Iterator[Problem]:
+    try:
+        way = Descent(tree / PAYLOAD)
+    except Failure as failure:
+        yield Problem(PAYLOAD, "missing", failure.message)
+        return
+    below: dict[bytes, set[bytes]] = {path: set() for path in bodies}
+    for path in bodies:
+        if path:
+            parent, _, name = path.rpartition(b"/")
+            below.setdefault(parent, set()).add(name)
+    with way:
+        for path, entries in bodies.items():
+            body = manifest.body(path) or b""
+            if directory_of(path, body).kind != "m":
+                yield from _check_directory(way, path, entries, below[path])
+
+
+def _check_directory(
+    way: Descent, path: bytes, entries: dict[bytes, bytes], below: set[bytes]
+) -> Iterator[Problem]:
+    try:
+        here = way.enter(os.fsdecode(path))
+        with calls.scandir(here) as listed:
+            present = {os.fsencode(each.name) for each in listed}
+    except OSError as error:
+        yield _problem(path, "missing", f"the directory cannot be read: {error.strerror}")
+        return
+    for name in sorted(present - entries.keys() - below):
+        yield _problem(path + b"/" + name if path else name, "extra", "it is not in the manifest")
+    for name, raw in entries.items():
+        entry = decode_entry(path, raw)
+        if name in present or entry.kind in "fl":
+            yield from _check_entry(here, entry)
+
+
+def _check_entry(here: int, entry: ManifestEntry) -> Iterator[Problem]:
+    name = os.fsdecode(entry.name)
+    try:
+        status = calls.stat(name, dir_fd=here, follow_symlinks=False)
+        if entry.kind == "l":
+            if not stat.S_ISLNK(status.st_mode):
+                yield _problem(entry.path, "kind", "it is not a symbolic link")
+            elif os.fsencode(calls.readlink(name, dir_fd=here)) != entry.target:
+                yield _problem(entry.path, "target", "the symbolic link leads elsewhere")
+        elif entry.kind == "f":
+            if not stat.S_ISREG(status.st_mode):
+                yield _problem(entry.path, "kind", "it is not a file")
+            else:
+                yield from _check_file(here, name, entry, status)
+    except FileNotFoundError:
+        yield _problem(entry.path, "missing", "it is in the manifest, but not there")
+    except OSError as error:
+        yield _problem(entry.path, "unreadable", f"it cannot be read: {error.strerror}")
+
+
+def _check_file(here: int, name: str, entry: ManifestEntry, status: os.stat_result) -> Iterator[Problem]:
+    if status.st_size != entry.size:
+        yield _problem(entry.path, "content", f"it has {status.st_size} bytes, but must have {entry.size}")
+        return
+    reading = calls.open(name, READ, dir_fd=here)
+    try:
+        if hash_file(reading, status.st_size).digest.hex() != entry.sha256:
+            yield _problem(entry.path, "content", "its content is not what was captured")
+    finally:
+        close_quietly(reading)
+    if status.st_mode & _PERMISSIONS | 0o400 != entry.mode & _PERMISSIONS | 0o400:
+        yield _problem(entry.path, "mode", f"its mode is {stat.S_IMODE(status.st_mode):04o}")
+    if status.st_mtime_ns != entry.mtime_ns:
+        yield _problem(entry.path, "mtime", "its time of modification was changed")
+
+
+def _problem(path: bytes, what: str, detail: str) -> Problem:
+    return Problem(shown(os.fsdecode(path)) or ".", what, detail)
