@@ -1,4 +1,4 @@
-"""The doctor: nothing is wrong with what is well; every kind of damage is found, and repaired if it can be."""
+"""The doctor: what is well has no findings; every kind of damage is found, and repaired if it can be."""
 
 from __future__ import annotations
 
