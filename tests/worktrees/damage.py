@@ -127,7 +127,7 @@ def expired_plan(control: Control) -> None:
 
 
 def abandoned_scratch(control: Control) -> None:
-    place = control.places.scratch / "dead"
+    place = control.places.scratch / "left"
     (place / "tree" / "payload").mkdir(parents=True)
     (place / "tree" / "payload" / "file").write_text("half")
 
