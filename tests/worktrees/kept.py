@@ -28,6 +28,7 @@ def keep(
     snapshot_id: str | None = None,
     head: bool = True,
     age: float = 0.0,
+    note: str = "",
 ) -> str:
     """Make a worktree hold this, and take a snapshot of it on top of its head."""
     snapshot_id = snapshot_id or new_snapshot_id()
@@ -59,6 +60,7 @@ def keep(
             payload_hash=captured.payload_hash,
             files=captured.files,
             bytes=captured.bytes,
+            note=note,
         )
         moved = msgspec.structs.replace(config, head_snapshot_id=snapshot_id)
         entry = control.audit(view, now, "snapshot_published", snapshot_id=snapshot_id)

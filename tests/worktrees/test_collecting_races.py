@@ -1,0 +1,202 @@
+"""Collecting while others begin to need snapshots: what somebody uses never vanishes under them.
+
+One process takes snapshots all the time, one collects all that may be collected, and others refer to,
+pin, read and restore from whatever they find. Their file systems take their time now and then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from holdfast.audit.reading import check_chain
+from holdfast.errors import Failure, LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
+from holdfast.fs.trees import materialise, verify
+from holdfast.workspace.repository import Repository
+from holdfast.worktrees import collecting, creating, planning, references, removing, scratch
+from holdfast.worktrees.control import Control
+from holdfast.worktrees.naming import is_ready, usable, visible
+from holdfast.worktrees.records import DESCRIPTORS, MAIN, Isolation
+from holdfast.worktrees.retention import Policy
+from tests.locks.race_rounds import delay_calls
+from tests.locks.workers import Line, Workers
+from tests.worktrees.kept import keep, parents_of, require_whole, snapshots_of
+from tests.worktrees.repositories import make_repository
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+
+SUCCESSES = 60
+"""How often each of the users must have had its way."""
+
+TOO_LATE = (NotFound, Refused, PartialSnapshot, LockConflict)
+"""What one is told who comes when a snapshot is going, or gone."""
+
+
+class Tally(NamedTuple):
+    """What one worker has seen."""
+
+    succeeded: int
+    refused: int
+    violations: tuple[str, ...] = ()
+
+
+def take_any(control: Control) -> str | None:
+    """The id of some snapshot, more often an old one."""
+    found = list(control.store.scan(DESCRIPTORS))
+    return random.choice(found)[0] if found else None
+
+
+def require_there(control: Control, snapshot_id: str) -> None:
+    document = control.store.read(DESCRIPTORS.key(snapshot_id))
+    assert document is not None, f"{snapshot_id} has no descriptor any more"
+    assert document.record.doomed_by is None or is_ready(control.places, snapshot_id), "its tree is gone"
+    problems = list(verify(control.places.tree(snapshot_id), document.record.payload_hash))
+    assert problems == [], f"{snapshot_id}: {problems}"
+
+
+def refer(control: Control, snapshot_id: str, round_: int) -> None:
+    name = f"ref-{round_}"
+    references.create_reference(control, name, snapshot_id)
+    require_there(control, snapshot_id)
+    references.delete_reference(control, name)
+
+
+def pin(control: Control, snapshot_id: str, round_: int) -> None:
+    made = references.add_pin(control, snapshot_id)
+    require_there(control, snapshot_id)
+    references.remove_pin(control, made.pin_id)
+
+
+def use(control: Control, snapshot_id: str, round_: int) -> None:
+    """As a snapshot does with its parent, and a restore with what it restores: intent, look, work."""
+    with scratch.scratch(control, "restore", uses=[snapshot_id]) as room:
+        found = usable(visible(control, snapshot_id))
+        materialise(control.places.tree(snapshot_id), room.path / "payload")
+        assert (room.path / "payload" / "id").read_text() == found.note, "restored something else"
+        require_there(control, snapshot_id)
+
+
+def create(control: Control, snapshot_id: str, round_: int) -> None:
+    name = f"made-{round_}"
+    creating.create(control, creating.Wanted(name, snapshot_id, Isolation.SHARED))
+    require_there(control, snapshot_id)
+    assert control.config(name).head_snapshot_id == snapshot_id
+    removing.remove(control, name, save=None, force=True)
+
+
+USERS: dict[str, Callable[[Control, str, int], None]] = {
+    "refer": refer,
+    "pin": pin,
+    "use": use,
+    "create": create,
+}
+
+
+def user(root: Path, act: Callable[[Control, str, int], None]) -> Callable[[Line], None]:
+    def task(line: Line) -> None:
+        delay_calls(most=0.001)
+        control, succeeded, refused, violations = Repository(root).control, 0, 0, list[str]()
+        round_ = 0
+        while succeeded < SUCCESSES and not violations and not line.has_news():
+            round_ += 1
+            snapshot_id = take_any(control)
+            if snapshot_id is None:
+                continue
+            try:
+                act(control, snapshot_id, round_)
+                succeeded += 1
+            except TOO_LATE:
+                refused += 1
+            except (AssertionError, Failure) as problem:
+                violations.append(repr(problem))
+        line.say(tuple(Tally(succeeded, refused, tuple(violations))))
+
+    return task
+
+
+def writer(root: Path) -> Callable[[Line], None]:
+    """Takes snapshots, so that there is always something to collect."""
+
+    def task(line: Line) -> None:
+        control, count = Repository(root).control, 0
+        while not line.has_news():
+            if len(snapshots_of(control)) < 12:
+                count += 1
+                keep(control, {"id": f"{count}", "file": "x" * count}, note=f"{count}")
+        line.say(tuple(Tally(count, 0)))
+
+    return task
+
+
+def collector(root: Path) -> Callable[[Line], None]:
+    def task(line: Line) -> None:
+        delay_calls(most=0.001)
+        control, deleted, refused = Repository(root).control, 0, 0
+        while not line.has_news():
+            try:
+                plan = planning.propose(control).plan
+                if plan.snapshots:
+                    deleted += len(collecting.run(control, plan.plan_id).snapshots)
+            except (PlanMismatch, LockConflict):
+                refused += 1
+        line.say(tuple(Tally(deleted, refused)))
+
+    return task
+
+
+def test_a_snapshot_that_somebody_uses_never_vanishes(scratch: Path) -> None:
+    root = scratch / "repository"
+    control = make_repository(root, isolation=Isolation.SHARED).control
+    planning.set_policy(control, Policy(keep_last=1))
+    keep(control, {"id": "0"}, note="0")
+    with Workers() as workers:
+        users = [workers.start(user(root, act)) for act in USERS.values()]
+        others = [workers.start(writer(root)), workers.start(collector(root))]
+        seen = {name: Tally(*worker.hear()) for name, worker in zip(USERS, users, strict=True)}
+        written, collected = (Tally(*worker.ask("enough")) for worker in others)
+    print(f"{seen}; {written.succeeded} taken; {collected.succeeded} collected, {collected.refused} refused")
+    assert not any(each.violations for each in seen.values()), seen
+    assert all(each.succeeded == SUCCESSES for each in seen.values())
+    assert collected.succeeded >= 20
+    assert sum(each.refused for each in seen.values()) + collected.refused > 0  # they did meet
+    require_whole(control)
+    parents_of(control, control.config(MAIN).head_snapshot_id)
+    check_chain(control.store, control.trail)
+    with contextlib.suppress(AssertionError):
+        assert Counter(each.code for each in Repository(root).examine()) == {}
+
+
+def test_the_race_is_found_if_a_collector_does_not_look_again(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted fault: it looks once, before it dooms."""
+    looked: list[str] = []
+    still_right = collecting._still_right
+
+    def once(control: Control, plan: planning.Plan) -> None:
+        if plan.plan_id not in looked:
+            looked.append(plan.plan_id)
+            still_right(control, plan)
+
+    monkeypatch.setattr(collecting, "_still_right", once)
+    doom = collecting._doom
+
+    def slowly(control: Control, plan: planning.Plan) -> None:
+        references.create_reference(control, "meanwhile", plan.snapshots[0])
+        doom(control, plan)
+
+    monkeypatch.setattr(collecting, "_doom", slowly)
+    control = make_repository(scratch / "repository").control
+    first = keep(control, {"id": "0"})
+    keep(control, {"id": "1"})
+    planning.set_policy(control, Policy(keep_last=1))
+    collecting.run(control, planning.propose(control).plan.plan_id)
+    with pytest.raises(AssertionError, match="no descriptor"):
+        require_there(control, first)
