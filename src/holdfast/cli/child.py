@@ -12,7 +12,8 @@ import errno
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.cli import signals
@@ -46,13 +47,19 @@ class Ended(NamedTuple):
             return f"SIG{self.signal_number}"
 
 
-def run(command: Sequence[str], *, duty: signals.Duty | None = None) -> Ended:
+def run(
+    command: Sequence[str],
+    *,
+    duty: signals.Duty | None = None,
+    environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Ended:
     """Run a command to its end; raise `CommandNotFound` if there is no such command.
 
-    If `duty` raises, the command is ended first: asked to, and forced after `GRACE` seconds.
+    It gets our environment and current directory unless others are given. If `duty` raises, the command is ended first: asked to, and forced after `GRACE` seconds.
     """
     with signals.kept_back() as mask:
-        child = _start(command, mask)
+        child = _start(command, mask, environment, directory)
         try:
             code = signals.attend(child, duty)
         except BaseException:
@@ -80,11 +87,18 @@ def end_like(ended: Ended) -> int:
     return 128 + number  # still here: the first process of a container does not die of its own signals
 
 
-def _start(command: Sequence[str], mask: frozenset[int]) -> signals.Child:
+def _start(
+    command: Sequence[str],
+    mask: frozenset[int],
+    environment: Mapping[str, str] | None,
+    directory: Path | None,
+) -> signals.Child:
     try:
         return subprocess.Popen(
             command,
             close_fds=False,  # what is open to be inherited was opened by whoever started us, for the command
+            env=environment,
+            cwd=directory,
             preexec_fn=signals.before_exec(mask),  # noqa: PLW1509 (needs no lock of a thread)
         )
     except OSError as error:

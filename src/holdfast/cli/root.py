@@ -35,6 +35,11 @@ HOLDFAST_DEBUG=1 in the environment adds a traceback to errors that should not h
 
 COMMANDS = {
     "init": Entry("holdfast.cli.init:init", "Make a repository."),
+    "info": Entry("holdfast.cli.info:info", "Show what is in a repository, and who works in it."),
+    "run": Entry("holdfast.cli.run:run", "Run a command while you hold the lock of a worktree."),
+    "worktree": Entry(
+        "holdfast.cli.worktree:group", "Directories to work in: create, list, rename, remove them."
+    ),
     "lock": Entry("holdfast.cli.lock:group", "The lock of a worktree: acquire, renew, release, see it."),
     "file-lock": Entry(
         "holdfast.cli.file_lock:group", "Lock any file: run a command under a lock, see who holds it."

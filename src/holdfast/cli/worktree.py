@@ -44,10 +44,9 @@ def create(
     from holdfast.cli.worktree_view import one_line, record
     from holdfast.worktrees.records import Isolation
 
-    repository = open_repository(repo)
+    repository, here = open_worktree(repo, None)
     isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE
-    snapshot_id = None if snapshot is None else repository.snapshot_named(snapshot)
-    repository.worktrees.create(name, snapshot_id=snapshot_id, isolation=isolation, label=label)
+    repository.worktrees.create(name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label)
     state = repository.worktrees.state(name)
     output.result(record(state), [f"Made {state.path}", one_line(state)])
 
@@ -131,7 +130,8 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
     repository = open_repository(repo)
     config = repository.worktrees.rename(old, new, force=force)
     state = repository.worktrees.state(config.worktree_id)
-    output.result({**record(state), "renamed_from": old}, [f"{old} is now {config.worktree_id}: {state.path}"])
+    line = f"{old} is now {config.worktree_id}: {state.path}"
+    output.result({**record(state), "renamed_from": old}, [line])
 
 
 @group.command(short_help="Remove a worktree; its snapshots stay.")

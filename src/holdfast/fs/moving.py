@@ -34,17 +34,6 @@ def move(source: Path, target: Path) -> None:
     sync_parents(source, target)
 
 
-def swap(one: Path, other: Path) -> bool:
-    """Exchange two names in one step; False, and nothing done, where the system cannot. Not yet durable."""
-    try:
-        calls.rename_exchange(os.fspath(one), os.fspath(other))
-    except OSError as error:
-        if error.errno in _NOT_OFFERED:
-            return False
-        raise io_failure("exchange with", other, error) from error
-    return True
-
-
 def sync_parents(*paths: Path) -> None:
     """Make the names of these paths survive a power cut."""
     for parent in dict.fromkeys(path.parent for path in paths):

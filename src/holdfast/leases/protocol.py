@@ -157,8 +157,12 @@ def leave(view: View, moment: Moment, keys: LeaseKeys, ticket: str) -> Ruling[No
     return Ruling(_line_changes(view, keys, line), None)
 
 
-def validate(view: View, moment: Moment, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
-    """The lease, if this holder may commit now. Run inside the transaction that commits its work."""
+def validate(view: View, moment: Moment | float, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
+    """The lease, if this holder may commit now. Run inside the transaction that commits its work.
+
+    A bare number is the store's time alone, which a step of the wall clock moves: see `Desk.validator`.
+    """
+    moment = Moment(moment) if isinstance(moment, float | int) else moment
     lease = view.get(keys.lease)
     if lease is None or lease.lock_id != lock_id or lease.fencing_token != token:
         counter = view.get(keys.counter)

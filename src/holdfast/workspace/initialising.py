@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import stat
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,10 +57,16 @@ class Initialised(NamedTuple):
     """How many files were taken in, if a directory was imported."""
 
 
-def initialise(root: str | os.PathLike[str], *, source: str | os.PathLike[str] | None = None) -> Initialised:
+def initialise(
+    root: str | os.PathLike[str],
+    *,
+    source: str | os.PathLike[str] | None = None,
+    probe: Callable[[Path], Capabilities] = require_safe,
+) -> Initialised:
     """Make a repository in the directory `root`, with the content of `source` in `main/`, if it is given.
 
     The source is copied and stays as it is. A directory that is a repository already is left alone.
+    `probe` finds out what the filesystem does, and refuses one that is not safe.
     """
     places = Places(Path(os.path.abspath(root)))
     imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), places.root)
@@ -67,7 +74,7 @@ def initialise(root: str | os.PathLike[str], *, source: str | os.PathLike[str] |
     if known is None:
         _check_that_it_is_free(places.root)
         make_directories(places.root)
-        capabilities = require_safe(places.root)
+        capabilities = probe(places.root)
         make_directories(places.guards)
         with FileLocker().lock_exclusive(places.guards / "init.lock"):
             known = _known_format(places.root)

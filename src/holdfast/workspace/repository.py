@@ -22,11 +22,18 @@ from holdfast.workspace.stores import open_store
 from holdfast.worktrees.control import Control, Places, may_be_leased
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.payloads import directory_of, worktree_name
+from holdfast.worktrees.proof import Proof
 from holdfast.worktrees.records import FORMAT, FORMAT_VERSION, MAIN, RepositoryFormat, worktree_keys
 
 if TYPE_CHECKING:
+    from holdfast.fs.trees import Engine
+    from holdfast.fs.trees.intake import Progress
     from holdfast.worktrees.doctor import Finding, Repaired
+    from holdfast.worktrees.guarding import Right
+    from holdfast.worktrees.keeping import Snapshots
     from holdfast.worktrees.lifecycle import Worktrees
+    from holdfast.worktrees.records import Consistency, Descriptor
+    from holdfast.worktrees.removing import Removed
 
 _LOOK_AGAIN = 0.05
 """How often one who waits looks whether an operation on the worktree is over."""
@@ -139,6 +146,52 @@ class Repository:
 
         return Worktrees(self.control)
 
+    @cached_property
+    def snapshots(self) -> Snapshots:
+        """Taking, naming, comparing, verifying and restoring snapshots."""
+        from holdfast.worktrees.keeping import Snapshots
+
+        return Snapshots(self.control)
+
+    def snapshot(
+        self,
+        worktree: str = MAIN,
+        lease: HeldLease | None = None,
+        *,
+        note: str = "",
+        tag: str | None = None,
+        consistency: Consistency | None = None,
+        engine: Engine | None = None,
+        progress: Progress | None = None,
+    ) -> Descriptor:
+        """Keep what is in a worktree. In an exclusive one it takes its lease, as `lease` gives it.
+
+        Raises `FencingMismatch` or `LockExpired` if that is lost, and `ConsistencyUnavailable` if
+        something wrote meanwhile; nothing of the snapshot is visible then.
+        """
+        from holdfast.worktrees.snapshots import Wanted
+
+        wanted = Wanted(note=note, tag=tag, consistency=consistency, engine=engine, progress=progress)
+        return self.snapshots.take(worktree_name(worktree), _proof(lease), wanted)
+
+    def save(self, worktree: str, lease: HeldLease | None, *, note: str) -> str:
+        """Keep what is in a worktree; the id of the snapshot."""
+        return self.snapshot(worktree, lease, note=note).snapshot_id
+
+    def remove_worktree(
+        self, name: str, *, keep_unsaved: bool = True, force: bool = False, lock_id: str | None = None
+    ) -> Removed:
+        """Remove a worktree; what is unsaved in it becomes a snapshot first, unless it is not to be kept."""
+        from holdfast.worktrees.snapshots import Wanted
+
+        def save(right: Right) -> str | None:
+            wanted = Wanted(note=f"before {name} was removed")
+            made = self.snapshots.take_if_changed(name, _proof(right.lease), wanted)
+            return None if made is None else made.snapshot_id
+
+        kept = save if keep_unsaved else None
+        return self.worktrees.remove(name, save=kept, force=force, lock_id=lock_id)
+
     def examine(self, *, strict: bool = False) -> list[Finding]:
         """What is wrong here; changes nothing. `strict` reads every file of every snapshot."""
         from holdfast.workspace.checks import all_checks
@@ -152,6 +205,14 @@ class Repository:
         from holdfast.worktrees.doctor import repair
 
         return repair(self.control, all_checks(), strict=strict)
+
+
+def _proof(lease: HeldLease | None) -> Proof | None:
+    """What shows that a lease is held; one that is known to be lost is refused at once."""
+    if lease is None:
+        return None
+    lease.check()
+    return Proof(lease.lock_id, lease.token)
 
 
 def find_repository(start: str | os.PathLike[str]) -> Path:

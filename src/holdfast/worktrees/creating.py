@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists, NotFound, PartialSnapshot, Refused
+from holdfast.errors import AlreadyExists
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
+from holdfast.fs.moving import move
 from holdfast.leases.records import Identity
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Stream, View
-from holdfast.worktrees import payloads
+from holdfast.worktrees import naming, payloads
 from holdfast.worktrees.control import Control, being_changed
 from holdfast.worktrees.payload_lock import payload_locked
 from holdfast.worktrees.records import (
     DESCRIPTORS,
     OPERATIONS,
     WORKTREES,
-    Descriptor,
     Isolation,
     Operation,
     OperationKind,
@@ -78,26 +78,13 @@ def finish(control: Control, operation: Operation) -> WorktreeConfig | None:
     return None
 
 
-def visible_descriptor(control: Control, snapshot_id: str) -> Descriptor:
-    """The record of a snapshot that can be used: it is complete, and nobody is about to collect it."""
-    document = control.store.read(DESCRIPTORS.key(snapshot_id))
-    descriptor = _usable(None if document is None else document.record, snapshot_id)
-    try:
-        calls.stat(control.places.tree(snapshot_id) / ".READY", follow_symlinks=False)
-    except FileNotFoundError:
-        raise PartialSnapshot(
-            f"the snapshot {snapshot_id} is not complete", snapshot_id=snapshot_id
-        ) from None
-    return descriptor
-
-
 def _check_early(control: Control, wanted: Wanted) -> None:
     """What would be refused in the end is refused before the work is done."""
     if control.store.read(WORKTREES.key(wanted.name)) is not None:
         raise payloads.already_there(wanted.name)
     _check_path(control, wanted.name)
     if wanted.snapshot_id is not None:
-        visible_descriptor(control, wanted.snapshot_id)
+        naming.usable(naming.visible(control, wanted.snapshot_id))
 
 
 def _check_path(control: Control, name: str) -> None:
@@ -131,7 +118,10 @@ def _decide(control: Control, wanted: Wanted, made_in: Scratch) -> Operation:
         if view.get(WORKTREES.key(wanted.name)) is not None:
             raise payloads.already_there(wanted.name)
         if wanted.snapshot_id is not None:
-            _usable(view.get(DESCRIPTORS.key(wanted.snapshot_id)), wanted.snapshot_id)
+            descriptor = view.get(DESCRIPTORS.key(wanted.snapshot_id))
+            if descriptor is None:
+                raise naming.no_snapshot(wanted.snapshot_id)
+            naming.usable(descriptor)
         operation = Operation(
             operation_id=made_in.scratch_id,
             kind=OperationKind.CREATE,
@@ -152,10 +142,9 @@ def _decide(control: Control, wanted: Wanted, made_in: Scratch) -> Operation:
 def _move_into_place(control: Control, name: str, payload: Path) -> None:
     target = control.places.payload(name)
     try:
-        payloads.move(payload, target)
-    except FileExistsError:
+        move(payload, target)
+    except AlreadyExists:
         raise payloads.stranger(target) from None
-    payloads.sync_names(control.places, name)
 
 
 def _make_visible(control: Control, operation: Operation) -> WorktreeConfig:
@@ -191,20 +180,3 @@ def _make_visible(control: Control, operation: Operation) -> WorktreeConfig:
 def _undo(control: Control, operation: Operation) -> None:
     key = OPERATIONS.key(operation.worktree_id)
     control.store.transact([key], lambda view, now: Decision([Delete(key)], None))
-
-
-def _usable(descriptor: Descriptor | None, snapshot_id: str) -> Descriptor:
-    if descriptor is None:
-        raise NotFound(
-            f"there is no snapshot {snapshot_id}",
-            hint="See 'holdfast history --all' for those that are there.",
-            snapshot_id=snapshot_id,
-        )
-    if descriptor.doomed_by is not None:
-        raise Refused(
-            f"the snapshot {snapshot_id} is about to be collected by the plan {descriptor.doomed_by}",
-            hint="Choose another snapshot; this one will be gone in a moment.",
-            snapshot_id=snapshot_id,
-            plan=descriptor.doomed_by,
-        )
-    return descriptor

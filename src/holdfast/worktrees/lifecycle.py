@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.leases.desk import LeaseState
-from holdfast.worktrees import creating, payloads, removing, renaming
+from holdfast.worktrees import creating, naming, payloads, removing, renaming
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.payloads import other_than_main, worktree_name
@@ -62,14 +62,21 @@ class Worktrees:
         self,
         name: str,
         *,
-        snapshot_id: str | None = None,
+        snapshot: str | None = None,
+        seen_from: str = MAIN,
         isolation: Isolation = Isolation.EXCLUSIVE,
         label: str | None = None,
     ) -> WorktreeConfig:
-        """Make a worktree: empty, or with the content of a snapshot, which becomes its base and head."""
+        """Make a worktree: empty, or with the content of a snapshot, which becomes its base and head.
+
+        The snapshot may be named in all ways that there are; `seen_from` is whose head `head` is.
+        """
         name = worktree_name(name)
         if name == MAIN:
             raise payloads.already_there(MAIN)
+        snapshot_id = None
+        if snapshot is not None:
+            snapshot_id = naming.resolve_usable(self._control, snapshot, worktree=seen_from).snapshot_id
         settle(self._control, name)
         return creating.create(self._control, creating.Wanted(name, snapshot_id, isolation, label))
 

@@ -7,19 +7,16 @@ A name is checked before it becomes a path, and the path is walked without follo
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from pathlib import Path
 
 from holdfast.errors import AlreadyExists, NotDurable, NotFound, Refused
-from holdfast.fs import calls, durable
+from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.fs.names import safe_name
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import MAIN
-
-_NO_SUCH_RENAME = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 def worktree_name(text: str) -> str:
@@ -72,20 +69,6 @@ def inode_of(status: os.stat_result | None) -> str | None:
     if status is None or not stat.S_ISDIR(status.st_mode):
         return None
     return f"{status.st_dev}:{status.st_ino}"
-
-
-def move(source: Path, target: Path) -> None:
-    """Rename a directory to a path at which nothing stands; `FileExistsError` if something does."""
-    try:
-        calls.rename_noreplace(str(source), str(target))
-    except OSError as error:
-        if error.errno not in _NO_SUCH_RENAME:
-            raise
-        # This filesystem cannot refuse by itself. What is replaced in the worst case is an empty directory.
-        with contextlib.suppress(FileNotFoundError):
-            calls.stat(target, follow_symlinks=False)
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
-        calls.rename(source, target)
 
 
 def sync_names(places: Places, worktree: str) -> None:

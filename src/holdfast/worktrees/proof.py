@@ -6,10 +6,10 @@ may be a thief's, and a stale holder that picked it up would not be stale any mo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from holdfast.errors import FencingMismatch, LockNotHeld
-from holdfast.leases import protocol
 from holdfast.leases.records import LeaseKeys
 from holdfast.store.records import Key, View
 from holdfast.worktrees.control import Control, settled_config
@@ -21,6 +21,10 @@ class Proof(NamedTuple):
 
     lock_id: str
     token: int
+
+
+Permission = Callable[[View, float], WorktreeConfig]
+"""The worktree's record, if it may be published into at this moment; else raises. Pure."""
 
 
 def proof_of(control: Control, worktree: str, lock_id: str, token: int | None = None) -> Proof:
@@ -40,29 +44,34 @@ def proof_of(control: Control, worktree: str, lock_id: str, token: int | None = 
 
 
 def publishing_keys(worktree: str) -> list[Key[Any]]:
-    """What a transaction names so that `may_publish` can judge in it."""
+    """What a transaction names that asks for a permission."""
     keys = LeaseKeys.of(worktree)
     return [WORKTREES.key(worktree), OPERATIONS.key(worktree), keys.lease, keys.counter]
 
 
-def may_publish(view: View, now: float, worktree: str, proof: Proof | None) -> WorktreeConfig:
-    """The worktree's record, if what comes with this proof may be published at this moment. Pure.
+def permission(control: Control, worktree: str, proof: Proof | None) -> Permission:
+    """Whether what comes with this proof may be published, to be asked inside the transaction that does.
 
-    It runs inside the transaction that publishes, so no steal can come between the check and that.
+    So no steal can come between the question and the publishing. The clock is read now; if it is old
+    by then it may let in a holder whose time is up, but never one whose place somebody has taken.
     """
-    config = settled_config(view, worktree)
-    if config.isolation is Isolation.SHARED:
+    validate = None if proof is None else control.desk.validator(worktree, proof.lock_id, proof.token)
+
+    def ask(view: View, now: float) -> WorktreeConfig:
+        config = settled_config(view, worktree)
+        if config.isolation is Isolation.EXCLUSIVE:
+            if validate is None:
+                raise not_held(worktree)
+            validate(view, now)
         return config
-    if proof is None:
-        raise not_held(worktree)
-    protocol.validate(view, now, LeaseKeys.of(worktree), proof.lock_id, proof.token)
-    return config
+
+    return ask
 
 
 def check_early(control: Control, worktree: str, proof: Proof | None) -> WorktreeConfig:
     """The same as of now, so that what is bound to be refused costs no work. It proves nothing."""
     view = View({key: control.store.read(key) for key in publishing_keys(worktree)})
-    return may_publish(view, control.store.now(), worktree, proof)
+    return permission(control, worktree, proof)(view, control.store.now())
 
 
 def not_held(worktree: str) -> LockNotHeld:

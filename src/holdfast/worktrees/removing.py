@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from holdfast.clock import format_instant
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
+from holdfast.fs.moving import move
 from holdfast.leases.records import Identity, LeaseKeys
 from holdfast.store.records import Create, Decision, Delete, Key, Stream, View
 from holdfast.worktrees import payloads
@@ -109,8 +110,7 @@ def _move_away(control: Control, operation: Operation, into: Path) -> None:
     name = operation.worktree_id
     if operation.inode is not None and not _is_there(into / MOVED):
         if payloads.inode_of(payloads.status_of(control.places, name)) == operation.inode:
-            payloads.move(control.places.payload(name), into / REMOVED)
-        payloads.sync_names(control.places, name)
+            move(control.places.payload(name), into / REMOVED)
         make_directories(into / MOVED)
 
 

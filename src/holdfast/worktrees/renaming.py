@@ -22,6 +22,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists
+from holdfast.fs.moving import move
 from holdfast.leases.records import Identity, LeaseKeys, TokenCounter
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace, Stream, View
 from holdfast.worktrees import payloads
@@ -65,11 +66,12 @@ def finish(control: Control, operation: Operation) -> None:
 def _carry_out(control: Control, operation: Operation, old: str, new: str) -> WorktreeConfig:
     if payloads.inode_of(payloads.status_of(control.places, old)) == operation.inode:
         try:
-            payloads.move(control.places.payload(old), control.places.payload(new))  # 4
-        except FileExistsError:
+            move(control.places.payload(old), control.places.payload(new))  # 4
+        except AlreadyExists:
             _undo(control, old, new)
             raise payloads.stranger(control.places.payload(new)) from None
-    payloads.sync_names(control.places, new)
+    else:
+        payloads.sync_names(control.places, new)
     payloads.drop_cache(control.places, old)
     return _make_visible(control, operation, old, new)  # 5
 

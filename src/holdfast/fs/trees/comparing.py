@@ -36,15 +36,15 @@ def compare(tree_a: Path, tree_b: Path) -> Iterator[Change]:
     yield from _compare(Manifest.read(tree_a).records(), Manifest.read(tree_b).records())
 
 
-def changes(source: Path, tree: Path, *, cache: Path | None = None) -> Iterator[Change]:
-    """What is different in a directory from what the snapshot holds.
+def changes(source: Path, tree: Path | None, *, cache: Path | None = None) -> Iterator[Change]:
+    """What is different in a directory from what the snapshot holds; without one, all of it is added.
 
     Files that the cache of the directory's last capture knows are not read.
     """
-    manifest = Manifest.read(tree)
+    records: Records = iter(()) if tree is None else Manifest.read(tree).records()
     with ExitStack() as stack:
         way = stack.enter_context(Descent(source))
-        yield from _compare(manifest.records(), _scan(way, cache))
+        yield from _compare(records, _scan(way, cache))
 
 
 def _scan(way: Descent, cache: Path | None) -> Records:

@@ -1,0 +1,128 @@
+"""Running a command under the lease of a worktree: what `holdfast run` does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from holdfast.cli import child, signals
+from holdfast.cli.output import CommandFailed, Output, printable
+from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE
+from holdfast.errors import Failure, LockExpired, LockNotHeld
+from holdfast.leases.held import HeldLease
+from holdfast.workspace.repository import Repository
+from holdfast.worktrees.records import Isolation
+
+LOST = """\
+The command was ended: the lock was lost, so somebody else may be writing.
+Look at what it left half done before you run it again."""
+NOT_SAVED = """\
+The command has succeeded, but no snapshot was taken. What it wrote is still in the worktree."""
+LONGEST_PURPOSE = 200
+LOOK_EVERY = 1.0
+
+
+class Wish(NamedTuple):
+    """How a command is to be run."""
+
+    ttl: float
+    wait: float | None
+    purpose: str | None
+    priority: int
+    snapshot: bool
+    note: str
+    chdir: bool
+
+
+def run_leased(
+    repository: Repository, worktree: str, command: tuple[str, ...], output: Output, wish: Wish
+) -> int:
+    """Run the command under the lease; end as it ends, or end it if the lease is lost."""
+    began = time.monotonic()
+    directory = repository.path(worktree)
+    with _leased(repository, worktree, command, output, wish) as lease:
+        locked = time.monotonic()
+        ended = _run(command, lease, _environment(repository, worktree, lease), wish, directory)
+        saved = None
+        if wish.snapshot and ended.exit_status == 0:
+            saved = _save(repository, worktree, lease, wish.note)
+        duration = time.monotonic() - locked
+    output.result(
+        {
+            **ended.as_record(),
+            "waited": round(locked - began, 6),
+            "held": round(duration, 6),
+            "worktree_id": worktree,
+            "lock_id": lease.lock_id if lease else None,
+            "fencing_token": lease.token if lease else None,
+            "snapshot_id": saved,
+        }
+    )
+    return child.end_like(ended)
+
+
+@contextlib.contextmanager
+def _leased(
+    repository: Repository, worktree: str, command: tuple[str, ...], output: Output, wish: Wish
+) -> Iterator[HeldLease | None]:
+    """The lease, renewed in the background; None for a shared worktree, which has none."""
+    if repository.control.config(worktree).isolation is Isolation.SHARED:
+        output.diagnostic(f"{worktree} is shared (high-risk): others may write while the command runs.")
+        yield None
+        return
+    purpose = _purpose(command) if wish.purpose is None else wish.purpose
+    held = repository.lease(
+        worktree, ttl=wish.ttl, wait=wish.wait, purpose=purpose, priority=wish.priority
+    )
+    try:
+        with signals.kept_back():  # the thread that renews inherits it: no signal is to reach that one
+            held.beat()
+        yield held
+    finally:
+        held.release()
+
+
+def _run(
+    command: tuple[str, ...],
+    lease: HeldLease | None,
+    environment: dict[str, str],
+    wish: Wish,
+    directory: os.PathLike[str],
+) -> child.Ended:
+    duty = None if lease is None else signals.Duty(min(LOOK_EVERY, wish.ttl / 10), lease.check)
+    where = directory if wish.chdir else None
+    try:
+        ended = child.run(command, duty=duty, environment=environment, directory=where)
+        if lease is not None:
+            lease.check()  # it may have been lost at the very end
+    except (LockNotHeld, LockExpired) as failure:
+        raise CommandFailed(failure, advice=LOST) from failure
+    return ended
+
+
+def _environment(repository: Repository, worktree: str, lease: HeldLease | None) -> dict[str, str]:
+    """What the command is told: which repository and worktree, and by which right."""
+    known = {**os.environ, REPO: str(repository.root), WORKTREE: worktree}
+    for name in (LOCK_ID, TOKEN):
+        known.pop(name, None)  # of some other lock
+    if lease is not None:
+        known |= {LOCK_ID: lease.lock_id, TOKEN: str(lease.token)}
+    return known
+
+
+def _save(repository: Repository, worktree: str, lease: HeldLease | None, note: str) -> str:
+    try:
+        return repository.save(worktree, lease, note=note)
+    except Failure as failure:
+        raise CommandFailed(failure, advice=f"{NOT_SAVED}\n{printable(failure.hint)}") from failure
+
+
+def _purpose(command: tuple[str, ...]) -> str:
+    """The command as those see it who ask what the lock is held for."""
+    from shlex import join
+
+    text = printable(join(command))
+    return text if len(text) <= LONGEST_PURPOSE else text[: LONGEST_PURPOSE - 3] + "..."

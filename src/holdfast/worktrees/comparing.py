@@ -1,0 +1,176 @@
+"""What is different: a worktree from its head, or from any snapshot, or two snapshots. Takes no lock."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.errors import Failure, NotFound, TooLarge
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import io_failure
+from holdfast.worktrees.control import Control
+from holdfast.worktrees.naming import resolve, visible
+from holdfast.worktrees.records import Descriptor
+
+if TYPE_CHECKING:
+    from holdfast.fs.trees import Change
+
+MOST_TEXT = 4 << 20
+"""The largest file whose lines are compared."""
+_LOOKED_AT = 8192
+"""How much of a file is looked at to tell whether it is text."""
+
+
+class Side(NamedTuple):
+    """One of the two that are compared: a snapshot, or a worktree as it is now, or nothing at all."""
+
+    label: str
+    files: Path | None
+    descriptor: Descriptor | None
+
+
+class Comparison(NamedTuple):
+    """Two sides, and what is different in the second one."""
+
+    old: Side
+    new: Side
+    changes: tuple[Change, ...]
+
+
+def status(control: Control, worktree: str) -> Comparison:
+    """What has changed in a worktree since its head; all that is in it, if it has none."""
+    config = control.config(worktree)
+    tip = config.head_snapshot_id or config.base_snapshot_id
+    head = Side("nothing", None, None) if tip is None else _snapshot(control, visible(control, tip))
+    return _with_worktree(control, head, worktree)
+
+
+def compare(control: Control, worktree: str, old: str | None, new: str | None) -> Comparison:
+    """What is different from the snapshot `old` (else the head) in `new`, else in the worktree as it is."""
+    if old is None:
+        return status(control, worktree)
+    one = _snapshot(control, resolve(control, old, worktree=worktree))
+    if new is None:
+        return _with_worktree(control, one, worktree)
+    from holdfast.fs.trees import compare as compare_trees
+
+    other = _snapshot(control, resolve(control, new, worktree=worktree))
+    trees = [control.places.tree(each.descriptor.snapshot_id) for each in (one, other) if each.descriptor]
+    return Comparison(one, other, tuple(filter(is_work, compare_trees(*trees))))
+
+
+def unsaved(control: Control, payload: Path, tip: str | None, worktree: str) -> Iterator[Change]:
+    """What is in a directory and not in the snapshot `tip` as it is there, or the other way round."""
+    from holdfast.fs.trees import changes
+
+    tree = None if tip is None else control.places.tree(tip)
+    found = changes(payload, tree, cache=control.places.stat_cache(worktree))
+    return (each for each in found if each.path and is_work(each)) if tip is None else filter(is_work, found)
+
+
+def is_work(change: Change) -> bool:
+    """Whether a difference is worth anything: not the mere time at which a directory was changed."""
+    return not (change.kind == "d" and change.aspects == ("mtime",))
+
+
+def _with_worktree(control: Control, old: Side, worktree: str) -> Comparison:
+    payload = control.places.payload(worktree)
+    tip = None if old.descriptor is None else old.descriptor.snapshot_id
+    found = tuple(unsaved(control, payload, tip, worktree))
+    return Comparison(old, Side(worktree, payload, None), found)
+
+
+def _snapshot(control: Control, descriptor: Descriptor) -> Side:
+    files = control.places.tree(descriptor.snapshot_id) / "payload"
+    return Side(descriptor.snapshot_id, files, descriptor)
+
+
+# --- Lines ------------------------------------------------------------------------------------------
+
+
+class Patch(NamedTuple):
+    """How the lines of one file differ; `lines` is None if it is not text, or too long."""
+
+    change: Change
+    lines: tuple[str, ...] | None
+
+    @property
+    def added(self) -> int:
+        return self._count("+")
+
+    @property
+    def removed(self) -> int:
+        return self._count("-")
+
+    def _count(self, sign: str) -> int:
+        return sum(each.startswith(sign) for each in (self.lines or ())[2:])
+
+
+def patches(comparison: Comparison) -> Iterator[Patch]:
+    """The differing lines of every file and symbolic link whose content differs, in the usual form."""
+    from holdfast.fs.trees.manifest import escaped
+
+    for change in comparison.changes:
+        if not _has_lines(change):
+            continue
+        old = _lines(comparison.old, change) if change.what != "added" else []
+        new = _lines(comparison.new, change) if change.what != "removed" else []
+        if old is None or new is None:
+            yield Patch(change, None)
+            continue
+        name = escaped(change.path)
+        before = "/dev/null" if change.what == "added" else f"a/{name}"
+        after = "/dev/null" if change.what == "removed" else f"b/{name}"
+        yield Patch(change, tuple(_marked(difflib.unified_diff(old, new, before, after, lineterm=""))))
+
+
+def _has_lines(change: Change) -> bool:
+    if change.kind not in ("f", "l"):
+        return False
+    return change.what != "modified" or bool({"content", "target", "kind"} & set(change.aspects))
+
+
+def _lines(side: Side, change: Change) -> list[str] | None:
+    """The lines of a file, each without its line break but for a last one that has none; None if no text."""
+    if side.files is None:
+        return []
+    path = side.files / _text(change.path)
+    try:
+        content = _content(path)
+    except (TooLarge, NotFound):
+        return None
+    if b"\0" in content[:_LOOKED_AT]:
+        return None
+    lines = content.decode("utf-8", "backslashreplace").split("\n")
+    if lines[-1] == "":
+        return lines[:-1]
+    return [*lines[:-1], lines[-1] + _NO_END]
+
+
+_NO_END = "\n\\ No newline at end of file"
+
+
+def _marked(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield from line.split("\n")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return calls.readlink(path).encode("utf-8", "surrogateescape")
+    except OSError:
+        pass  # no symbolic link
+    try:
+        return durable.read(path, limit=MOST_TEXT)
+    except Failure:
+        raise
+    except OSError as error:
+        raise io_failure("read", path, error) from error
+
+
+def _text(path: bytes) -> str:
+    import os
+
+    return os.fsdecode(path)

@@ -1,0 +1,283 @@
+"""Taking a snapshot: the content of a worktree, kept under an id, whole or not at all.
+
+`docs/protocols/snapshots.md` has the same numbers.
+
+1. Scratch: an intent that names the parent, so that nobody collects it meanwhile; then a look
+   whether somebody is about to.
+2. Capture the payload into the scratch's tree: files, manifest with hashes, `.READY` last.
+3. Sync, once.
+4. Rename the tree to `.jvs/snapshots/<id>`. Nobody sees it: there is no descriptor.
+5. One transaction: nothing is being done to the worktree, the lease is held with this very token,
+   and then the descriptor, whose parent is the head of this moment; the head; the reference; the
+   audit entry. **Commit point.**
+
+A refusal at 5 takes the tree back. So does an error; what a kill leaves is a tree that nobody sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from holdfast.clock import format_instant
+from holdfast.errors import (
+    AlreadyExists,
+    ConsistencyUnavailable,
+    Failure,
+    NotDurable,
+    NotFound,
+    OutcomeUnknown,
+)
+from holdfast.fs import calls
+from holdfast.fs.directory import io_failure, make_directories
+from holdfast.fs.moving import move
+from holdfast.store.records import Change, Create, Decision, Key, Replace, Stream, View
+from holdfast.worktrees.control import Control, new_snapshot_id
+from holdfast.worktrees.naming import is_ready, reference_name
+from holdfast.worktrees.proof import Proof, check_early, permission, publishing_keys
+from holdfast.worktrees.records import (
+    DESCRIPTORS,
+    REFERENCES,
+    WORKTREES,
+    Consistency,
+    Descriptor,
+    Isolation,
+    Reference,
+    WorktreeConfig,
+)
+from holdfast.worktrees.scratch import Scratch, scratch
+
+if TYPE_CHECKING:
+    from holdfast.fs.trees import Captured, Engine
+    from holdfast.fs.trees.intake import Progress
+
+
+class Wanted(NamedTuple):
+    """How a snapshot shall be taken. What is None is as the worktree and the filesystem have it."""
+
+    note: str = ""
+    consistency: Consistency | None = None
+    tag: str | None = None
+    engine: Engine | None = None
+    progress: Progress | None = None
+
+
+AS_USUAL = Wanted()
+
+
+def snapshot(control: Control, worktree: str, proof: Proof | None, wanted: Wanted = AS_USUAL) -> Descriptor:
+    """Keep what is in a worktree. In an exclusive one it takes the proof that its lease is held.
+
+    Raises `FencingMismatch` or `LockExpired` if it is not any more when it comes to publishing, and
+    `ConsistencyUnavailable` if something changed while a quiesced snapshot was captured; then nothing
+    of it is visible.
+    """
+    config = check_early(control, worktree, proof)
+    _check_tag(control, wanted.tag)
+    level = consistency_of(config, wanted.consistency)
+    snapshot_id = new_snapshot_id()
+    tip = config.head_snapshot_id or config.base_snapshot_id
+    uses = [tip] if tip else []
+    # 1. The scratch has the id of the snapshot: whoever finds the tree can tell that it is in the making.
+    with scratch(control, "snapshot", worktree=worktree, uses=uses, scratch_id=snapshot_id) as room:
+        captured = _capture(control, worktree, room, tip, level, wanted)  # 2, 3
+        descriptor = _describe(control, config, snapshot_id, captured, level, proof, wanted.note)
+        with published_tree(control, room, snapshot_id):  # 4
+            return _publish(control, config, descriptor, proof, wanted.tag)  # 5
+
+
+def consistency_of(config: WorktreeConfig, wanted: Consistency | None) -> Consistency:
+    """What a snapshot promises: as asked for, else by the worktree's policy, else by its isolation."""
+    defaults = config.snapshot_defaults
+    if wanted is not None:
+        return wanted
+    if defaults is not None and defaults.consistency_level is not None:
+        return defaults.consistency_level
+    return Consistency.BEST_EFFORT if config.isolation is Isolation.SHARED else Consistency.QUIESCED
+
+
+@contextlib.contextmanager
+def published_tree(control: Control, room: Scratch, snapshot_id: str) -> Iterator[None]:
+    """Put the tree of a scratch among the snapshots; take it back if the block fails to publish it."""
+    make_directories(control.places.snapshots)
+    tree = control.places.tree(snapshot_id)
+    try:
+        move(room.tree, tree)
+    except NotDurable:
+        _take_back(control, room, snapshot_id)
+        raise
+    try:
+        yield
+    except OutcomeUnknown:
+        raise  # perhaps it was published: the tree stays; if it was not, nobody sees it
+    except BaseException:
+        _take_back(control, room, snapshot_id)
+        raise
+
+
+def _take_back(control: Control, room: Scratch, snapshot_id: str) -> None:
+    """Our transaction has ended: whether there is a descriptor is final. What cannot be undone is litter."""
+    with contextlib.suppress(Failure):
+        if control.store.read(DESCRIPTORS.key(snapshot_id)) is None:
+            move(control.places.tree(snapshot_id), room.path / "refused")
+
+
+def _capture(
+    control: Control, worktree: str, room: Scratch, tip: str | None, level: Consistency, wanted: Wanted
+) -> Captured:
+    from holdfast.fs.trees import capture, choose_engine, sync_tree
+
+    payload = control.places.payload(worktree)
+    make_directories(control.places.caches)
+    engine = choose_engine(payload, room.path, wanted.engine)
+    with same_directory(payload, worktree):
+        captured = capture(
+            payload,
+            room.tree,
+            engine=engine,
+            base=control.places.tree(tip) if tip and _can_be_base(control, tip) else None,
+            cache=control.places.stat_cache(worktree),
+            quiesced=level is Consistency.QUIESCED,
+            progress=wanted.progress,
+        )
+    sync_tree(room.tree)
+    return captured
+
+
+@contextlib.contextmanager
+def same_directory(payload: os.PathLike[str], worktree: str) -> Iterator[None]:
+    """Raise unless the payload is the same directory before and after the block."""
+    before = _identity(payload, worktree)
+    yield
+    if _identity(payload, worktree) != before:
+        raise ConsistencyUnavailable(
+            f"the directory of {worktree} was replaced while it was being captured", worktree=worktree
+        )
+
+
+def _identity(payload: os.PathLike[str], worktree: str) -> tuple[int, int]:
+    try:
+        status = calls.stat(payload, follow_symlinks=False)
+    except FileNotFoundError:
+        raise NotFound(
+            f"the directory of {worktree} is not there: {os.fspath(payload)}",
+            hint="Bring it back, or restore a snapshot into a new worktree: 'holdfast restore ID'.",
+            worktree=worktree,
+        ) from None
+    except OSError as error:
+        raise io_failure("look at", payload, error) from error
+    return status.st_dev, status.st_ino
+
+
+def _can_be_base(control: Control, snapshot_id: str) -> bool:
+    """Whether unchanged files may be taken from this one; looked at after our intent names it."""
+    document = control.store.read(DESCRIPTORS.key(snapshot_id))
+    return (
+        document is not None and document.record.doomed_by is None and is_ready(control.places, snapshot_id)
+    )
+
+
+def _describe(
+    control: Control,
+    config: WorktreeConfig,
+    snapshot_id: str,
+    captured: Captured,
+    level: Consistency,
+    proof: Proof | None,
+    note: str,
+) -> Descriptor:
+    exclusive = config.isolation is Isolation.EXCLUSIVE
+    return Descriptor(
+        snapshot_id=snapshot_id,
+        worktree_id=config.worktree_id,
+        parent_id=None,  # known when it is published
+        created_at=format_instant(control.store.now()),
+        consistency_level=level,
+        engine=str(captured.engine),
+        payload_hash=captured.payload_hash,
+        files=captured.files,
+        bytes=captured.bytes,
+        note=note,
+        holder_id=control.holder.holder_id,
+        lock_id=proof.lock_id if proof and exclusive else None,
+        fencing_token=proof.token if proof and exclusive else None,
+        not_preserved=tuple(captured.not_preserved),
+        special=tuple(captured.special),
+    )
+
+
+def _publish(
+    control: Control,
+    config: WorktreeConfig,
+    descriptor: Descriptor,
+    proof: Proof | None,
+    tag: str | None,
+) -> Descriptor:
+    worktree, key = descriptor.worktree_id, DESCRIPTORS.key(descriptor.snapshot_id)
+    may_publish = permission(control, worktree, proof)
+    named: list[Key[Any] | Stream[Any]] = [*publishing_keys(worktree), key, control.trail.stream]
+    reference = REFERENCES.key(tag) if tag is not None else None
+    if reference is not None:
+        named.append(reference)
+
+    def decide(view: View, now: float) -> Decision[Descriptor]:
+        current = same_worktree(config, may_publish(view, now))
+        changes, published = publishing(current, descriptor)
+        if reference is not None and tag is not None:
+            made = Reference(name=tag, snapshot_id=published.snapshot_id, created_at=format_instant(now))
+            changes.append(Create(reference, made))
+        facts = {
+            "worktree_id": worktree,
+            "snapshot_id": published.snapshot_id,
+            **_told(published),
+            "tag": tag,
+        }
+        return Decision([*changes, control.audit(view, now, "snapshot_published", **facts)], published)
+
+    return control.store.transact(named, decide).result
+
+
+def publishing(config: WorktreeConfig, descriptor: Descriptor) -> tuple[list[Change], Descriptor]:
+    """The changes that put a snapshot on top of its worktree's line as it is at this moment. Pure."""
+    parent = config.head_snapshot_id or config.base_snapshot_id
+    published = msgspec.structs.replace(descriptor, parent_id=parent)
+    moved = msgspec.structs.replace(config, head_snapshot_id=published.snapshot_id)
+    changes: list[Change] = [
+        Create(DESCRIPTORS.key(published.snapshot_id), published),
+        Replace(WORKTREES.key(config.worktree_id), moved),
+    ]
+    return changes, published
+
+
+def same_worktree(before: WorktreeConfig, now: WorktreeConfig) -> WorktreeConfig:
+    """The record as it is now, unless the name was given to another worktree meanwhile. Pure."""
+    if now.created_at != before.created_at:
+        raise ConsistencyUnavailable(
+            f"{now.worktree_id} is another worktree by now; nothing was published", worktree=now.worktree_id
+        )
+    return now
+
+
+def _told(descriptor: Descriptor) -> dict[str, object]:
+    return {
+        "parent_id": descriptor.parent_id,
+        "consistency_level": descriptor.consistency_level.value,
+        "payload_hash": descriptor.payload_hash,
+        "lock_id": descriptor.lock_id,
+        "fencing_token": descriptor.fencing_token,
+        "note": descriptor.note,
+    }
+
+
+def _check_tag(control: Control, tag: str | None) -> None:
+    """Refuse early what the transaction would refuse: a reference that is there, or a name that is none."""
+    if tag is not None and control.store.read(REFERENCES.key(reference_name(tag))) is not None:
+        raise AlreadyExists(
+            f"there is a reference {tag} already",
+            hint="Choose another name, or delete it first: 'holdfast ref delete'.",
+            name=tag,
+        )

@@ -1,0 +1,245 @@
+"""What happens to leases when clocks are set, or differ: by a clock that tests move, and in real processes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.audit.chain import AuditTrail
+from holdfast.clock import ManualClock
+from holdfast.errors import LockConflict, LockExpired
+from holdfast.leases.desk import Desk
+from holdfast.leases.moments import SKEW, Reading
+from holdfast.leases.protocol import SHOW_EVERY, Granted, Waiting
+from holdfast.leases.records import LeaseKeys
+from holdfast.locks.holders import boot_clock_id
+from holdfast.store.memory import MemoryStore
+from holdfast.store.records import Decision, View
+from tests.cli.commands import data, error, holdfast
+
+TTL = 30.0
+HOUR = 3600.0
+on_linux = pytest.mark.skipif(not boot_clock_id(), reason="this system does not name its boot clock")
+
+
+class Elsewhere(Desk):
+    """The desk of another machine, or of this one after a restart: its boot clock is another one."""
+
+    def reading(self) -> Reading:
+        return super().reading()._replace(clock_id="another boot", boot=self._clock.boot() + 5000)
+
+
+class Machines:
+    """A store without a clock of its own, used from two machines whose clocks agree to begin with."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(clock=self.clock)
+        self.here = Desk(self.store, AuditTrail(), clock=self.clock)
+        self.there = Elsewhere(self.store, AuditTrail(), clock=self.clock)
+
+    def commit(self, desk: Desk, lock_id: str, token: int) -> None:
+        validate = desk.validator("main", lock_id, token)
+
+        def decide(view: View, now: float) -> Decision[None]:
+            validate(view, now)
+            return Decision([], None)
+
+        self.store.transact(LeaseKeys.of("main").all(), decide)
+
+
+@pytest.fixture
+def machines() -> Machines:
+    return Machines()
+
+
+@on_linux
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_setting_the_wall_clock_neither_ends_nor_prolongs_a_lease_on_the_same_machine(
+    machines: Machines, step: float
+) -> None:
+    desk, clock = machines.here, machines.clock
+    lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+    clock.step_wall(step)
+    clock.advance(TTL - 1)
+    machines.commit(desk, lease.lock_id, lease.fencing_token)
+    with pytest.raises(LockConflict, match="for another 1s"):
+        desk.acquire("main", desk.request())
+    clock.advance(1)
+    with pytest.raises(LockExpired):
+        machines.commit(desk, lease.lock_id, lease.fencing_token)
+    assert desk.acquire("main", desk.request()).stolen_from == lease
+
+
+@on_linux
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_a_lease_is_renewed_as_if_the_wall_clock_had_not_been_set(machines: Machines, step: float) -> None:
+    desk, clock = machines.here, machines.clock
+    lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+    for _ in range(3):
+        clock.advance(TTL - 1)
+        clock.step_wall(step)
+        desk.renew("main", lease.lock_id)
+    clock.advance(TTL - 1)
+    with pytest.raises(LockConflict):
+        desk.steal("main", desk.request())
+
+
+def test_from_elsewhere_a_lease_is_judged_by_the_store_with_a_margin(machines: Machines) -> None:
+    desk, thief, clock = machines.here, machines.there, machines.clock
+    lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+    clock.advance(TTL)
+    with pytest.raises(LockExpired):  # its holder stops at once
+        desk.renew("main", lease.lock_id)
+    with pytest.raises(LockConflict):  # others wait as long as their clocks may be wrong
+        thief.acquire("main", thief.request())
+    state = thief.state("main")
+    assert state is not None
+    assert not state.expired
+    assert state.time_left == pytest.approx(SKEW)
+    clock.advance(SKEW)
+    assert thief.acquire("main", thief.request()).stolen_from == lease
+
+
+def test_a_holder_that_moves_to_another_machine_is_judged_strictly(machines: Machines) -> None:
+    desk, moved = machines.here, machines.there
+    lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+    moved.renew("main", lease.lock_id)
+    machines.clock.advance(TTL)
+    with pytest.raises(LockExpired):
+        moved.renew("main", lease.lock_id)
+    with pytest.raises(LockExpired):
+        desk.renew("main", lease.lock_id)
+
+
+@on_linux
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_who_waits_keeps_its_place_when_the_wall_clock_is_set(machines: Machines, step: float) -> None:
+    desk, clock = machines.here, machines.clock
+    held = desk.acquire("main", desk.request(ttl=TTL)).lease
+    first, second = desk.request(ttl=TTL), desk.request(ttl=TTL)
+    assert isinstance(desk.line_up("main", first), Waiting)
+    clock.step_wall(step)
+    clock.advance(SHOW_EVERY / 2)
+    assert isinstance(desk.line_up("main", second), Waiting)
+    desk.release("main", held.lock_id)
+    answer = desk.line_up("main", second)
+    assert isinstance(answer, Waiting)
+    assert answer.place == 2
+    assert isinstance(desk.line_up("main", first), Granted)
+
+
+# --- Real processes whose wall clock is set ------------------------------------------------------------
+
+SHIM = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* The wall clock of this process is off by as many seconds as the file WALL_CLOCK_STEP says. */
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*original)(clockid_t, struct timespec *);
+    if (!original) original = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = original(clock, now);
+    const char *path = getenv("WALL_CLOCK_STEP");
+    if (clock == CLOCK_REALTIME && result == 0 && path) {
+        long step = 0;
+        FILE *file = fopen(path, "r");
+        if (file) {
+            if (fscanf(file, "%ld", &step) != 1) step = 0;
+            fclose(file);
+        }
+        now->tv_sec += step;
+    }
+    return result;
+}
+"""
+
+
+class WallClock:
+    """The wall clock of processes that are started with its environment: tests set it."""
+
+    def __init__(self, library: Path, file: Path) -> None:
+        self._file = file
+        self.environment = {"LD_PRELOAD": str(library), "WALL_CLOCK_STEP": str(file)}
+        self.set(0)
+
+    def set(self, step: float) -> None:
+        draft = self._file.with_suffix(".draft")
+        draft.write_text(f"{step:.0f}\n")
+        draft.rename(self._file)
+
+
+@pytest.fixture
+def wall_clock(tmp_path: Path) -> WallClock:
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if not sys.platform.startswith("linux") or compiler is None:
+        pytest.skip("needs Linux and a C compiler to set the clock of a process")
+    source, library = tmp_path / "shim.c", tmp_path / "shim.so"
+    source.write_text(SHIM)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return WallClock(library, tmp_path / "step")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    assert holdfast("init", tmp_path / "repo").returncode == 0
+    return tmp_path / "repo"
+
+
+def test_the_shim_sets_the_wall_clock_of_a_process(wall_clock: WallClock) -> None:
+    wall_clock.set(HOUR)
+    program = [sys.executable, "-c", "import time; print(time.time())"]
+    told = subprocess.run(program, env=wall_clock.environment, capture_output=True, text=True, check=True)
+    assert HOUR / 2 < float(told.stdout) - time.time() < HOUR * 2
+
+
+def test_a_process_whose_wall_clock_is_an_hour_ahead_cannot_take_a_lock_that_is_held(
+    repo: Path, wall_clock: WallClock
+) -> None:
+    lease = data(holdfast("lock", "acquire", "--repo", repo, "--ttl", "10m", "--json"))
+    wall_clock.set(HOUR)
+    for how in ("acquire", "steal"):
+        refused = holdfast("lock", how, "--repo", repo, "--json", env=wall_clock.environment)
+        assert error(refused)["code"] == "E_LOCK_CONFLICT"
+        assert 0 < error(refused)["time_left"] <= 600
+    again = holdfast(
+        "lock", "renew", "--repo", repo, "--lock-id", lease["lock_id"], env=wall_clock.environment
+    )
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_process_whose_wall_clock_is_an_hour_behind_takes_over_what_has_expired(
+    repo: Path, wall_clock: WallClock
+) -> None:
+    old = data(holdfast("lock", "acquire", "--repo", repo, "--ttl", "200ms", "--json"))
+    wall_clock.set(-HOUR)
+    new = holdfast("lock", "acquire", "--repo", repo, "--wait", "20s", "--json", env=wall_clock.environment)
+    assert data(new)["fencing_token"] == old["fencing_token"] + 1
+
+
+def test_a_command_under_a_lease_lives_through_a_step_of_the_wall_clock(
+    repo: Path, wall_clock: WallClock, tmp_path: Path
+) -> None:
+    step = f"""
+import os, pathlib, time
+renewed = lambda: pathlib.Path({str(repo / ".jvs/locks/main.json")!r}).read_text()
+for step in (3600, -3600):
+    before = renewed()
+    pathlib.Path({str(tmp_path / "step.new")!r}).write_text(str(step))
+    os.replace({str(tmp_path / "step.new")!r}, os.environ["WALL_CLOCK_STEP"])
+    for _ in range(2):
+        while renewed() == before:
+            time.sleep(0.01)
+        before = renewed()
+"""
+    command = (sys.executable, "-c", step)
+    result = holdfast("run", "--repo", repo, "--ttl", "1s", "--", *command, env=wall_clock.environment)
+    assert result.returncode == 0, result.stderr

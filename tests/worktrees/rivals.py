@@ -1,0 +1,199 @@
+"""A holder that publishes and one that takes its lease over: two processes, and clocks that tests set.
+
+The thief's clock is ahead, so that it may steal what by the publisher's clock is still good: nothing
+but the token stands between a stale holder and the head. Who was right is judged by the audit trail
+alone, whose entries are written in the very transactions that they tell about.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast.audit.chain import AuditTrail, verify
+from holdfast.clock import ManualClock
+from holdfast.errors import Failure
+from holdfast.fs import calls
+from holdfast.leases.desk import Desk
+from holdfast.store.files import FileStore
+from holdfast.testing.interpose import Attempt, interposed
+from holdfast.worktrees import snapshots
+from holdfast.worktrees.control import Control, Places, may_be_leased
+from holdfast.worktrees.history import line
+from holdfast.worktrees.naming import is_ready
+from holdfast.worktrees.proof import Proof
+from holdfast.worktrees.records import DESCRIPTORS, MAIN, worktree_keys
+from holdfast.worktrees.restoring import InPlace, restore_in_place
+from tests.locks.workers import Line, stop_myself
+
+BEGIN = 1_700_000_000.0
+TTL = 30.0
+PUBLISHING = ("snapshot_published", "restore_begun")
+
+
+class Answer(NamedTuple):
+    """What came of an attempt to publish: a code of failure, or the snapshot."""
+
+    what: str
+    snapshot_id: str = ""
+
+
+def control_at(root: Path, clock: ManualClock, *, timeout: float = 60.0) -> Control:
+    """The repository at `root` with a clock of its own."""
+    store, trail = FileStore(root, clock=clock, timeout=timeout), AuditTrail()
+    desk = Desk(store, trail, also_named=worktree_keys, precondition=may_be_leased, clock=clock)
+    return Control(Places(root), store, trail, desk)
+
+
+class Rival:
+    """One of the two, in a process of its own."""
+
+    def __init__(self, root: Path, *, timeout: float = 60.0) -> None:
+        self.clock = ManualClock(wall=BEGIN)
+        self.control = control_at(root, self.clock, timeout=timeout)
+        self.proof: Proof | None = None
+
+    def acquire(self, at: float) -> Answer:
+        """Get the lease at this time, from whoever had it before."""
+        self.clock.advance(BEGIN + at - self.clock.wall())
+        try:
+            lease = self.control.desk.acquire(MAIN, self.control.desk.request(ttl=TTL)).lease
+        except Failure as failure:
+            return Answer(failure.code)
+        self.proof = Proof(lease.lock_id, lease.fencing_token)
+        return Answer("acquired")
+
+    def snapshot(self) -> Answer:
+        return self._published(lambda: snapshots.snapshot(self.control, MAIN, self.proof).snapshot_id)
+
+    def restore(self, snapshot_id: str) -> Answer:
+        how = InPlace(reason="tested")
+
+        def restore() -> str:
+            restored = restore_in_place(self.control, MAIN, snapshot_id, self.proof, how)
+            assert restored.published is not None
+            return restored.published.snapshot_id
+
+        return self._published(restore)
+
+    def _published(self, publish: Callable[[], str]) -> Answer:
+        try:
+            return Answer("published", publish())
+        except Failure as failure:
+            return Answer(failure.code)
+
+
+# --- Judging ----------------------------------------------------------------------------------------
+
+
+def stale_commits(control: Control) -> list[int]:
+    """The audit entries of what was published with a token that was not the current one any more."""
+    current, stale = 0, []
+    for entry in verify(control.store.entries(control.trail.stream)):
+        if entry.event == "lock_acquired":
+            current = _number(entry.facts["fencing_token"])
+        elif entry.event == "lock_stolen":
+            new = entry.facts["new"]
+            assert isinstance(new, dict)
+            current = _number(new["fencing_token"])
+        elif entry.event in PUBLISHING and entry.facts["fencing_token"] != current:
+            stale.append(entry.number)
+    return stale
+
+
+def published(control: Control) -> list[str]:
+    """The snapshots that were published, in the order of the audit trail."""
+    names = {"snapshot_published": "snapshot_id", "restore_begun": "operation_id"}
+    entries = verify(control.store.entries(control.trail.stream))
+    return [str(each.facts[names[each.event]]) for each in entries if each.event in PUBLISHING]
+
+
+def require_one_line(control: Control, *, hidden: Sequence[str] = ()) -> None:
+    """All that was published is one line in that order, and there is nothing else, visible or not."""
+    expected = published(control)
+    assert [each.descriptor.snapshot_id for each in line(control, MAIN).entries] == expected[::-1]
+    assert {name for name, _ in control.store.scan(DESCRIPTORS)} == set(expected)
+    trees = {path.name for path in control.places.snapshots.iterdir()}
+    assert trees == set(expected) | set(hidden)
+    assert all(is_ready(control.places, each) for each in expected)
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+# --- Disturbing -------------------------------------------------------------------------------------
+
+
+class Steps:
+    """Counts the file system calls of a publisher, and stops its process before one of them."""
+
+    def __init__(self, stop_at: int) -> None:
+        self.stop_at = stop_at
+        self.count = 0
+
+    def __call__(self, attempt: Attempt) -> Any:
+        self.count += 1
+        if self.count == self.stop_at:
+            stop_myself()
+        return attempt.perform()
+
+
+_UNSEEN = ("close", "fsync", "sync_directory", "sync_filesystem")
+STEPS = tuple(name for name in calls.CHANGING if name not in _UNSEEN)
+"""The calls between which something can be seen from outside, or somebody else can come in."""
+
+
+class Delay:
+    """Is slow once, before a call that is chosen at random among those that others can come in at."""
+
+    KINDS = ("flock", "flock_interruptible", "link", "rename", "rename_noreplace", "replace")
+
+    def __init__(self, among: int) -> None:
+        self._left = random.randint(1, among)
+        self.count = 0
+
+    def __call__(self, attempt: Attempt) -> Any:
+        self.count += 1
+        self._left -= 1
+        if not self._left:
+            time.sleep(random.uniform(0.001, LONGEST_DELAY))
+        return attempt.perform()
+
+
+LONGEST_DELAY = 0.008
+
+
+def delayed_publisher(root: Path) -> Callable[[Line], None]:
+    """A worker that acquires at the time it is told, says so, and publishes, with a delay at some call."""
+
+    def work(telephone: Line) -> None:
+        rival, calls_made = Rival(root), 30
+        while True:
+            at = telephone.wait()
+            telephone.say(rival.acquire(at))
+            assert telephone.wait() == "publish"
+            delay = Delay(calls_made)
+            with interposed(delay, Delay.KINDS):
+                telephone.say(rival.snapshot())
+            calls_made = max(calls_made, delay.count)
+
+    return work
+
+
+def thief(root: Path) -> Callable[[Line], None]:
+    """A worker that comes at some moment, acquires at the time it is told, and publishes at once."""
+
+    def work(telephone: Line) -> None:
+        rival = Rival(root)
+        while True:
+            at = telephone.wait()
+            time.sleep(random.uniform(0, 2 * LONGEST_DELAY))
+            stolen = rival.acquire(at)
+            telephone.say(rival.snapshot() if stolen.what == "acquired" else stolen)
+
+    return work

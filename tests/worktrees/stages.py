@@ -1,0 +1,72 @@
+"""Repositories for tests, and what has to be arranged in them by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.audit.chain import AuditEntry, verify
+from holdfast.clock import format_instant
+from holdfast.fs.probe import Capabilities
+from holdfast.leases.records import Lease, LeaseKeys
+from holdfast.store.records import Decision, Replace, View
+from holdfast.workspace.initialising import initialise
+from holdfast.workspace.repository import Repository
+from holdfast.worktrees.records import MAIN
+
+SAFE = Capabilities("tmpfs", False, True, True, True, True, False, True, True, True)
+
+
+def unprobed(directory: Path) -> Capabilities:
+    """Stands for trying out the filesystem, which takes processes of its own."""
+    return SAFE
+
+
+def make_repository(root: Path) -> Repository:
+    """A new repository, on a filesystem that is known to be safe."""
+    initialise(root, probe=unprobed)
+    return Repository(root)
+
+
+def expire(repository: Repository, worktree: str = MAIN) -> Lease:
+    """Let the lease of a worktree have run out, as if its holder had died long ago."""
+    keys, reading = LeaseKeys.of(worktree), repository.desk.reading()
+
+    def decide(view: View, now: float) -> Decision[Lease]:
+        lease = view.get(keys.lease)
+        assert lease is not None
+        past = msgspec.structs.replace(
+            lease, lease_expires_at=format_instant(now - 60), boot_expires_at=reading.at(now).mark(-60)
+        )
+        return Decision([Replace(keys.lease, past)], past)
+
+    return repository.control.store.transact(keys.all(), decide).result
+
+
+def events(repository: Repository) -> list[AuditEntry]:
+    """What the audit trail says; reading it checks its chain."""
+    return list(verify(repository.control.store.entries(repository.control.trail.stream)))
+
+
+def put_files(directory: Path, files: dict[str, str]) -> None:
+    """Write files, with the directories that they need."""
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def files_in(directory: Path) -> dict[str, str]:
+    """The files below a directory with their content."""
+    return {
+        str(path.relative_to(directory)): path.read_text()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def json_at(path: Path) -> Any:
+    """What a file says."""
+    return msgspec.json.decode(path.read_bytes())
