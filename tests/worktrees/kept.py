@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.fs.trees import Engine, capture, verify
-from holdfast.store.records import Create, Decision, Replace, View
+from holdfast.store.records import Change, Create, Decision, Replace, View
 from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, WORKTREES, Consistency, Descriptor
@@ -64,8 +64,10 @@ def keep(
         )
         moved = msgspec.structs.replace(config, head_snapshot_id=snapshot_id)
         entry = control.audit(view, now, "snapshot_published", snapshot_id=snapshot_id)
-        changes = [Create(key, descriptor), entry]
-        return Decision([*changes, Replace(config_key, moved)] if head else changes, None)
+        changes: list[Change] = [Create(key, descriptor), entry]
+        if head:
+            changes.append(Replace(config_key, moved))
+        return Decision(changes, None)
 
     control.store.transact([key, config_key, control.trail.stream], publish)
     return snapshot_id

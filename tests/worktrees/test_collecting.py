@@ -31,7 +31,7 @@ from holdfast.worktrees.references import (
     references,
     remove_pin,
 )
-from holdfast.worktrees.retention import PLANS, RETENTION, PlanState, Policy, Protection
+from holdfast.worktrees.retention import PLANS, RETENTION, Plan, PlanState, Policy, Protection
 from tests.worktrees.kept import (
     fingerprint,
     keep,
@@ -272,7 +272,7 @@ def test_what_is_protected_between_the_two_looks_is_let_go_again(
     plan = planning.propose(control).plan
     doom_all = collecting._doom
 
-    def late(control: Control, plan: planning.Plan) -> None:
+    def late(control: Control, plan: Plan) -> None:
         doom_all(control, plan)
         assert snapshots_of(control)[ids[0]].doomed_by == plan.plan_id
         add_worktree(control, "late", head=ids[0])

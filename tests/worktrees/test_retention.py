@@ -224,7 +224,9 @@ def untouchable(standing: Standing) -> set[str]:
     live_pins = [each for each in standing.pins if each.until is None or each.until > format_instant(NOW)]
     named: Sequence[str] = [
         *standing.heads.values(),
-        *(each.snapshot_id for each in (*standing.references, *live_pins, *standing.uses)),
+        *(each.snapshot_id for each in standing.references),
+        *(each.snapshot_id for each in live_pins),
+        *(each.snapshot_id for each in standing.uses),
         *(each.snapshot_id for each in standing.operations if each.snapshot_id),
         *(each.snapshot_id for each in standing.descriptors.values() if each.doomed_by),
     ]

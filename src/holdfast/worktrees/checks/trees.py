@@ -16,7 +16,8 @@ from holdfast.worktrees.control import Control
 from holdfast.worktrees.doctor import Examination, Finding, Severity
 from holdfast.worktrees.naming import is_ready
 
-COLLECTED = "snapshots_collected"
+_GONE = frozenset({"snapshots_collected", "tree_removed"})
+"""The events after which a snapshot is rightly not there."""
 
 _ONE_TREE = frozenset({"snapshot", "collection", "repair"})
 """Those who make no tree, or one that has the id of their scratch; others may make several."""
@@ -45,7 +46,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
     if orphaned and not examination.operations() and _ONE_TREE.issuperset(each.purpose for each in working):
         known = _history_of(examination, orphaned)
         for each in orphaned:
-            yield _lost(each) if known.get(each, COLLECTED) != COLLECTED else _never_published(control, each)
+            yield _lost(each) if known.get(each) not in _GONE | {None} else _not_missed(control, each)
     for name in trees:
         if not is_safe_name(name) or not _is_directory(control, name):
             yield Finding(
@@ -58,7 +59,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
             )
 
 
-def _never_published(control: Control, snapshot_id: str) -> Finding:
+def _not_missed(control: Control, snapshot_id: str) -> Finding:
     return Finding(
         "tree-orphaned",
         Severity.WARNING,
@@ -83,16 +84,21 @@ def _lost(snapshot_id: str) -> Finding:
 
 
 def _history_of(examination: Examination, snapshot_ids: Sequence[str]) -> dict[str, str]:
-    """The last event that the audit trail has of each of these snapshots, if it has any."""
+    """The last event in the audit trail that mentions each of these snapshots, if one does."""
     wanted, last = set(snapshot_ids), dict[str, str]()
     control = examination.control
     for entry in control.store.entries(control.trail.stream):
-        facts = entry.record.facts
-        told = facts.get("snapshot_ids")
-        for each in [facts.get("snapshot_id"), *(told if isinstance(told, list) else [])]:
-            if isinstance(each, str) and each in wanted:
-                last[each] = entry.record.event
+        for each in wanted.intersection(_texts(entry.record.facts)):
+            last[each] = entry.record.event
     return last
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
 
 
 def _remove(control: Control, snapshot_id: str) -> None:
