@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -33,8 +35,9 @@ from tests.worktrees.repositories import add_worktree, make_repository
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
 TARGET = "target"
-SUCCESSES = 50
-"""How often each of the users must have had its way."""
+SUCCESSES = 25
+ROUNDS = 200
+"""How often each of the users of the storm must have had its way; how many rounds there are."""
 
 TOO_LATE = (NotFound, Refused, PartialSnapshot, LockConflict)
 """What one is told who comes when a snapshot is going, or gone."""
@@ -188,6 +191,93 @@ def test_a_snapshot_that_somebody_uses_never_vanishes(scratch: Path) -> None:
     require_whole(control)
     parents_of(control, control.config(MAIN).head_snapshot_id)
     check_chain(control.store, control.trail)
+    assert Repository(root).examine(strict=True) == []
+
+
+# --- Round by round ---------------------------------------------------------------------------------
+
+
+def hold_reference(control: Control, snapshot_id: str) -> None:
+    references.create_reference(control, "held", snapshot_id)
+
+
+def hold_pin(control: Control, snapshot_id: str) -> None:
+    references.add_pin(control, snapshot_id)
+
+
+def hold_worktree(control: Control, snapshot_id: str) -> None:
+    creating.create(control, creating.Wanted("held", snapshot_id, Isolation.SHARED))
+
+
+def read_only(control: Control, snapshot_id: str) -> None:
+    use(control, snapshot_id, 0)
+
+
+HOLDERS = [hold_reference, hold_pin, hold_worktree]
+
+
+def in_turn(root: Path, act: Callable[[Control, str], object]) -> Callable[[Line], None]:
+    """A worker that does what it is told, and answers with the code of the failure that it met, or ""."""
+
+    def task(line: Line) -> None:
+        delay_calls(most=0.001)
+        control = Repository(root).control
+        while True:
+            wanted, delay = line.wait()
+            time.sleep(delay)
+            try:
+                act(control, wanted)
+                line.say("")
+            except Failure as failure:
+                line.say(failure.code)
+
+    return task
+
+
+def let_go(control: Control) -> None:
+    for reference in references.references(control):
+        references.delete_reference(control, reference.name)
+    for each in references.pins(control):
+        references.remove_pin(control, each.pin_id)
+    if control.store.read(WORKTREES.key("held")) is not None:
+        removing.remove(control, "held", save=None, force=True)
+
+
+def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_way(scratch: Path) -> None:
+    """Each round: one snapshot that may go, all told at once, all answer, the answers are judged."""
+    root = scratch / "repository"
+    control = make_repository(root, isolation=Isolation.SHARED).control
+    keep(control, {"id": "0"})
+    outcomes: Counter[str] = Counter()
+    with Workers() as workers:
+        collecting_ = workers.start(in_turn(root, collecting.run))
+        holders = [workers.start(in_turn(root, act)) for act in HOLDERS]
+        reader = workers.start(in_turn(root, read_only))
+        for round_ in range(ROUNDS):
+            snapshot_id = keep(control, {"id": f"{round_}"}, head=False)
+            plan = planning.propose(control).plan
+            assert plan.snapshots == (snapshot_id,)
+            taking_part = random.sample(holders, k=random.choice([0, 1, 1, 1, 2, 3]))
+            collecting_.say((plan.plan_id, 0.0))
+            for worker in [*taking_part, reader]:
+                worker.say((snapshot_id, random.uniform(0.0, 0.04)))  # before, amidst, or behind the doom
+            answers = [worker.hear() for worker in taking_part]
+            read, collected = reader.hear(), collecting_.hear()
+            assert set(answers) | {read} <= {"", "E_NOT_FOUND", "E_REFUSED", "E_PARTIAL_SNAPSHOT"}, answers
+            if "" in answers:
+                assert collected == "E_GC_PLAN_MISMATCH"
+                require_there(control, snapshot_id)
+                assert snapshots_of(control)[snapshot_id].doomed_by is None
+                outcomes["held"] += 1
+            else:
+                assert collected in ("", "E_GC_PLAN_MISMATCH")  # both may see each other, and both step back
+                outcomes["collected" if collected == "" else "neither"] += 1
+            outcomes["refused"] += sum(each != "" for each in (*answers, read))
+            require_whole(control)
+            let_go(control)
+            collecting.run(control, planning.propose(control).plan.plan_id)
+            assert snapshot_id not in snapshots_of(control)
+    assert all(outcomes[each] >= 3 for each in ("held", "collected", "refused")), outcomes
     assert Repository(root).examine(strict=True) == []
 
 
