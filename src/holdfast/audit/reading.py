@@ -57,8 +57,8 @@ class Reader:
 
     def _noted(self, entries: Iterator[Entry[AuditEntry]]) -> Iterator[Entry[AuditEntry]]:
         for entry in entries:
-            yield entry
             self._position = entry.position
+            yield entry
 
 
 def check_chain(store: Store, trail: AuditTrail) -> ChainEnd:

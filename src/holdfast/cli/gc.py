@@ -61,13 +61,14 @@ def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> Non
     If one of them is needed by now, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. After an
     interruption, run the same plan again; it goes on where it was.
     """
+    from holdfast.cli.gc_view import counted
     from holdfast.cli.sizes import format_size
     from holdfast.worktrees import collecting
 
     control = open_repository(repo).control
     if dry_run:
         found = collecting.check(control, plan_id)
-        deleted, text = 0, f"The plan {plan_id} fits: {len(found.snapshots)} snapshots would be deleted."
+        deleted, text = 0, f"The plan {plan_id} fits: it would delete {counted(len(found.snapshots))}."
     else:
         done = collecting.run(control, plan_id)
         found, deleted = done.plan, len(done.snapshots)

@@ -24,7 +24,7 @@ def proposal_record(proposal: Proposal) -> dict[str, object]:
         "policy": msgspec.structs.asdict(plan.policy),
         "bytes": plan.bytes,
         "over_budget": proposal.over_budget,
-        "delete": [{"snapshot_id": each.snapshot_id, "why": each.why} for each in proposal.candidates],
+        "delete": [each._asdict() for each in proposal.candidates],
         "protected": [
             {
                 "snapshot_id": snapshot_id,
@@ -39,20 +39,20 @@ def proposal_lines(proposal: Proposal) -> Iterator[str]:
     """The same for people."""
     plan = proposal.plan
     if proposal.candidates:
-        yield f"{len(proposal.candidates)} snapshots may be deleted, which frees {format_size(plan.bytes)}:"
+        yield f"{counted(len(proposal.candidates))} may be deleted, which frees {format_size(plan.bytes)}:"
         for each in proposal.candidates[:MOST_SHOWN]:
-            yield f"  {each.snapshot_id}  {each.why}"
+            yield f"  {each.snapshot_id}  {each.created_at}  {each.why}"
         yield from _more(len(proposal.candidates))
     else:
         yield "There is nothing to delete."
-    yield f"{len(proposal.protected)} snapshots are kept:"
+    yield f"Kept: {counted(len(proposal.protected))}" + (":" if proposal.protected else ".")
     for snapshot_id, reasons in list(proposal.protected.items())[:MOST_SHOWN]:
         yield f"  {snapshot_id}  {'; '.join(reason.text for reason in reasons)}"
     yield from _more(len(proposal.protected))
     if proposal.over_budget:
         yield f"That is {format_size(proposal.over_budget)} over the budget: what is kept takes more than it."
     if proposal.stored and proposal.candidates:
-        yield f"To delete them, before {plan.expires_at}: holdfast gc run --plan {plan.plan_id}"
+        yield f"To go ahead, before {plan.expires_at}: holdfast gc run --plan {plan.plan_id}"
 
 
 def policy_lines(policy: Policy) -> Iterator[str]:
@@ -69,6 +69,11 @@ def policy_lines(policy: Policy) -> Iterator[str]:
             f"max_bytes  {format_size(policy.max_bytes)}: the rest is kept too, "
             "as long as all snapshots together take no more"
         )
+
+
+def counted(number: int) -> str:
+    """So many snapshots, in words."""
+    return "1 snapshot" if number == 1 else f"{number} snapshots"
 
 
 def _more(count: int) -> Iterator[str]:

@@ -93,7 +93,7 @@ def check_policy(policy: Policy) -> None:
 
 
 def propose(control: Control, *, store: bool = True) -> Proposal:
-    """Find out what may be deleted. With `store`, write the plan down so that it can be run."""
+    """Find out what may be deleted. With `store`, a plan to delete something is written down to be run."""
     policy, standing, now = policy_of(control), survey(control), control.store.now()
     verdict = judge(standing, policy, now)
     total = _bytes(control, list(standing.descriptors)) if policy.max_bytes is not None else 0
@@ -110,10 +110,11 @@ def propose(control: Control, *, store: bool = True) -> Proposal:
         snapshots=tuple(ids),
         bytes=_bytes(control, ids),
     )
-    if store:
+    stored = store and bool(ids)
+    if stored:
         _store(control, plan)
     protected = {**verdict.protected, **{each.snapshot_id: (fits,) for each in spared}}
-    return Proposal(plan, chosen, protected, total, store)
+    return Proposal(plan, chosen, protected, total, stored)
 
 
 def plan_of(control: Control, plan_id: str) -> Plan:

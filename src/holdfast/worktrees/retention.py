@@ -118,6 +118,7 @@ class Collectable(NamedTuple):
 
     snapshot_id: str
     why: str
+    created_at: str = ""
 
 
 class Verdict(NamedTuple):
@@ -254,10 +255,11 @@ def _by_history(reached: Mapping[str, tuple[_Reached, ...]], policy: Policy) -> 
 
 def _collectable(each: Descriptor, reached: Mapping[str, object], policy: Policy) -> Collectable:
     if each.snapshot_id not in reached:
-        return Collectable(each.snapshot_id, "no head leads to it")
+        return Collectable(each.snapshot_id, "no head leads to it", each.created_at)
     kept: list[str] = []
     if policy.keep_last is not None:
         kept.append(f"the newest {policy.keep_last}")
     if policy.keep_for is not None:
         kept.append(f"what is younger than {format_duration(policy.keep_for)}")
-    return Collectable(each.snapshot_id, f"beyond {' and '.join(kept)}" if kept else "an ancestor of a head")
+    why = f"beyond {' and '.join(kept)}" if kept else "an ancestor of a head"
+    return Collectable(each.snapshot_id, why, each.created_at)
