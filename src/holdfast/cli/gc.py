@@ -41,6 +41,11 @@ def plan(output: Output, *, dry_run: bool, repo: str | None) -> None:
     """Show what may be deleted, what is kept and why, and how many bytes become free. Deletes nothing.
 
     The plan is written down under an id, by which it can be run within a day.
+
+    \b
+    Examples:
+      holdfast gc plan
+      holdfast gc plan --dry-run --json
     """
     from holdfast.cli.gc_view import proposal_lines, proposal_record
     from holdfast.worktrees.planning import propose
@@ -60,6 +65,11 @@ def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> Non
 
     If one of them is needed by now, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. After an
     interruption, run the same plan again; it goes on where it was.
+
+    \b
+    Examples:
+      holdfast gc run --plan 4f1c9a0b --dry-run
+      holdfast gc run --plan 4f1c9a0b
     """
     from holdfast.cli.gc_view import counted
     from holdfast.cli.sizes import format_size
@@ -72,9 +82,7 @@ def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> Non
     else:
         done = collecting.run(control, plan_id)
         found, deleted = done.plan, len(done.snapshots)
-        text = (
-            f"Deleted {deleted} snapshots; the plan {plan_id} is done. {format_size(found.bytes)} are free."
-        )
+        text = f"Deleted {counted(deleted)}; {format_size(found.bytes)} are free. The plan {plan_id} is done."
     output.result(
         {
             "dry_run": dry_run,

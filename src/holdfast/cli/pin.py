@@ -41,7 +41,13 @@ def add(
     repo: str | None,
     worktree: str | None,
 ) -> None:
-    """Keep the snapshot SNAPSHOT: an id or the beginning of one, a reference, head, or head~2."""
+    """Keep the snapshot SNAPSHOT: an id or the beginning of one, a reference, head, or head~2.
+
+    \b
+    Examples:
+      holdfast pin add head --reason "the customer looks at it" --until 30d
+      holdfast pin add 4f1c
+    """
     import msgspec
 
     from holdfast.worktrees.naming import resolve_usable
@@ -66,7 +72,12 @@ def add(
 @json_option
 @click.pass_obj
 def list_(output: Output, *, repo: str | None) -> None:
-    """Show all pins, also those that have run out. Changes nothing."""
+    """Show all pins, also those that have run out. Changes nothing.
+
+    \b
+    Example:
+      holdfast pin list --json
+    """
     import msgspec
 
     from holdfast.worktrees.references import pins
@@ -90,7 +101,12 @@ def list_(output: Output, *, repo: str | None) -> None:
 @json_option
 @click.pass_obj
 def remove(output: Output, *, pin_id: str, repo: str | None) -> None:
-    """Take the pin PIN away, named by its id as 'pin list' shows it."""
+    """Take the pin PIN away, named by its id as 'pin list' shows it.
+
+    \b
+    Example:
+      holdfast pin remove 9b8c4353
+    """
     import msgspec
 
     from holdfast.worktrees.references import remove_pin

@@ -35,7 +35,7 @@ def create(
 ) -> None:
     """Give the snapshot SNAPSHOT the name NAME, which no other one has.
 
-    SNAPSHOT is an id or the beginning of one, another reference, head, or head~2.
+    SNAPSHOT is an id or the beginning of one, another reference, head, head~2.
 
     \b
     Examples:
@@ -59,7 +59,12 @@ def create(
 @json_option
 @click.pass_obj
 def list_(output: Output, *, repo: str | None) -> None:
-    """Show all references by name. Changes nothing."""
+    """Show all references by name. Changes nothing.
+
+    \b
+    Example:
+      holdfast ref list --json
+    """
     import msgspec
 
     from holdfast.worktrees.references import references
@@ -78,7 +83,12 @@ def list_(output: Output, *, repo: str | None) -> None:
 @json_option
 @click.pass_obj
 def delete(output: Output, *, name: str, repo: str | None) -> None:
-    """Take the name NAME away. Its snapshot stays until it is collected, if nothing else keeps it."""
+    """Take the name NAME away. Its snapshot stays until it is collected, if nothing else keeps it.
+
+    \b
+    Example:
+      holdfast ref delete v1
+    """
     import msgspec
 
     from holdfast.worktrees.references import delete_reference
