@@ -19,10 +19,10 @@ from holdfast.errors import (
     SettingInvalid,
     UsageFailure,
 )
-from holdfast.store.records import Create, Decision, Delete, Replace, View
-from holdfast.worktrees import collecting, planning, scratch
+from holdfast.store.records import Create, Decision, Replace, View
+from holdfast.worktrees import collecting, planning, removing, scratch
 from holdfast.worktrees.control import Control
-from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES, Operation, OperationKind
+from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, Operation, OperationKind
 from holdfast.worktrees.references import (
     add_pin,
     create_reference,
@@ -51,15 +51,6 @@ def control(scratch: Path) -> Control:
 
 def head_of(control: Control, worktree: str = MAIN) -> str | None:
     return control.config(worktree).head_snapshot_id
-
-
-def remove_worktree(control: Control, worktree: str) -> None:
-    """Its record goes; its snapshots stay."""
-    key = WORKTREES.key(worktree)
-    control.store.transact(
-        [key, control.trail.stream],
-        lambda view, now: Decision([Delete(key), control.audit(view, now, "worktree_removed")], None),
-    )
 
 
 def doom(control: Control, snapshot_id: str, plan_id: str | None) -> None:
@@ -111,7 +102,7 @@ def test_the_snapshots_of_a_removed_worktree_stay_until_they_are_collected(contr
     add_pin(control, pinned)
     create_reference(control, "named", named)
     assert planning.propose(control).plan.snapshots == ()
-    remove_worktree(control, "dev")
+    removing.remove(control, "dev", save=None, force=True)
     assert {root, pinned, named, loose} == snapshots_of(control).keys()
     plan = planning.propose(control).plan
     assert plan.snapshots == (loose,)
