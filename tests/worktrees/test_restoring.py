@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from holdfast.errors import (
     AlreadyExists,
-    Corrupt,
+    Failure,
     FencingMismatch,
     LockConflict,
     LockNotHeld,
@@ -28,6 +29,7 @@ from holdfast.store.records import Decision, Replace
 from holdfast.testing.crash import Kill, cut_short, fresh
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.testing.interpose import Attempt, interposed
+from holdfast.workspace.repository import Repository
 from holdfast.worktrees import restoring
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.history import line
@@ -244,11 +246,17 @@ def test_the_first_content_of_a_worktree_is_kept_as_well(site: Site) -> None:
     assert new.restored_from == site.first
 
 
+def test_a_worktree_that_has_lost_its_directory_gets_it_back(site: Site) -> None:
+    site.payload.rename(site.control.places.root / "away")
+    site.restore()
+    assert content_of(site.payload) == OLD
+
+
 def test_what_is_on_record_can_be_finished_by_anybody_and_only_once(site: Site) -> None:
     def fail(attempt: Attempt) -> Any:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with interposed(fail, ("rename_exchange",)), pytest.raises(Exception, match="Input/output"):
+    with interposed(fail, ("rename_exchange",)), pytest.raises(Failure, match="Input/output"):
         site.restore()
     assert content_of(site.payload) == NEW
     with pytest.raises(LockConflict, match="restored in place"):
@@ -263,18 +271,34 @@ def test_what_is_on_record_can_be_finished_by_anybody_and_only_once(site: Site) 
     assert len(site.history()) == 3
 
 
-def test_what_cannot_be_finished_is_said_and_nothing_is_touched(site: Site) -> None:
+@pytest.mark.parametrize("exchanged", [False, True])
+@pytest.mark.parametrize("lost", ["nothing", "scratch"])
+def test_a_copy_of_the_repository_can_finish_what_was_on_record(
+    site: Site, tmp_path: Path, exchanged: bool, lost: str
+) -> None:
+    """In a copy inodes tell nothing, and a backup may well leave out what is temporary."""
+
     def fail(attempt: Attempt) -> Any:
+        if exchanged:
+            attempt.perform()
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with interposed(fail, ("rename_exchange",)), pytest.raises(Exception, match="Input/output"):
+    with interposed(fail, ("rename_exchange",)), pytest.raises(Failure, match="Input/output"):
         site.restore()
-    (room,) = site.control.places.scratch.iterdir()
-    (room / "payload").rename(room / "somewhere else")
-    with pytest.raises(Corrupt, match="cannot be finished"):
-        settle(site.control, MAIN)
-    assert content_of(site.payload) == NEW
-    assert (room / "somewhere else").is_dir()
+    copy = tmp_path / "copy"
+    shutil.copytree(site.control.places.root, copy, copy_function=shutil.copyfile)
+    if lost == "scratch":
+        shutil.rmtree(copy / ".jvs" / "tmp")
+    control = Repository(copy).control
+    settle(control, MAIN)
+    assert content_of(control.places.payload(MAIN)) == OLD
+    assert control.store.read(OPERATIONS.key(MAIN)) is None
+    kept = [
+        content_of(control.places.tree(each.descriptor.snapshot_id) / "payload")
+        for each in line(control, MAIN).entries
+    ]
+    assert kept[0] == kept[-1] == OLD
+    assert NEW in kept
 
 
 # --- In part ----------------------------------------------------------------------------------------

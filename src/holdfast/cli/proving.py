@@ -13,7 +13,7 @@ from holdfast.errors import LockConflict, SettingInvalid
 if TYPE_CHECKING:
     from holdfast.worktrees.proof import Proof
 
-TTL = 60.0
+TTL = 20.0
 """How long the lock lasts that a command takes for itself; it is renewed until the command ends."""
 
 
