@@ -122,8 +122,9 @@ def decided_collection(control: Control) -> None:
 
 
 def expired_plan(control: Control) -> None:
-    plan = planning.propose(control).plan
-    change(control, PLANS.key(plan.plan_id), expires_at=format_instant(control.store.now() - 1))
+    plan = planning.propose(control, store=False).plan
+    old = msgspec.structs.replace(plan, expires_at=format_instant(control.store.now() - 1))
+    commit(control, Create(PLANS.key(plan.plan_id), old))
 
 
 def abandoned_scratch(control: Control) -> None:

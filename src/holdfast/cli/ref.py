@@ -40,7 +40,7 @@ def create(
     \b
     Examples:
       holdfast ref create v1 head
-      holdfast ref create before-upgrade 4f1c -m "the last one with the old schema"
+      holdfast ref create before-upgrade 4f1c -m "the last one that works"
     """
     import msgspec
 

@@ -244,13 +244,19 @@ def _by_age(each: Descriptor, policy: Policy, now: float) -> Iterator[tuple[str,
 
 def _by_history(reached: Mapping[str, tuple[_Reached, ...]], policy: Policy) -> Iterator[tuple[str, Reason]]:
     for snapshot_id, by in reached.items():
-        for worktree, rank in by:
-            if policy.keeps_all_history:
-                text = f"in the history of {worktree}; no policy lets it go"
-                yield snapshot_id, Reason(Protection.HISTORY, text)
-            elif policy.keep_last is not None and rank <= policy.keep_last:
-                text = f"one of the newest {policy.keep_last} of {worktree}"
+        if policy.keeps_all_history:
+            text = f"in the history of {_of(by)}; no policy lets it go"
+            yield snapshot_id, Reason(Protection.HISTORY, text)
+        elif policy.keep_last is not None:
+            near = [each for each in by if each.rank <= policy.keep_last]
+            if near:
+                text = f"one of the newest {policy.keep_last} of {_of(near)}"
                 yield snapshot_id, Reason(Protection.KEEP_LAST, text)
+
+
+def _of(lines: Sequence[_Reached]) -> str:
+    """Whose lines, in a few words: most of the worktrees may share most of the history."""
+    return lines[0].worktree + (f" and {len(lines) - 1} more" if len(lines) > 1 else "")
 
 
 def _collectable(each: Descriptor, reached: Mapping[str, object], policy: Policy) -> Collectable:

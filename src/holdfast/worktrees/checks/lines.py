@@ -25,7 +25,6 @@ from holdfast.worktrees.records import (
     WorktreeConfig,
     worktree_keys,
 )
-from holdfast.worktrees.retention import line
 
 
 def heads(examination: Examination) -> Iterator[Finding]:
@@ -63,23 +62,29 @@ def _tips_ahead(
 ) -> list[str]:
     """The ends of lines that go on behind the head, by snapshots that this very worktree has published."""
     own = {
-        each.snapshot_id: each
-        for each in descriptors.values()
+        each.snapshot_id
+        for each in _behind(descriptors, start)
         if each.worktree_id == config.worktree_id
         and each.created_at >= config.created_at  # not those of an earlier worktree of this name
         and each.doomed_by is None
         and is_ready(examination.control.places, each.snapshot_id)
     }
-    ahead = {each for each in own if _leads_to(descriptors, each, start)}
-    parents = {own[each].parent_id for each in ahead}
-    return sorted(ahead - parents)
+    parents = {descriptors[each].parent_id for each in own}
+    return sorted(own - parents)
 
 
-def _leads_to(descriptors: dict[str, Descriptor], snapshot_id: str, start: str | None) -> bool:
-    ancestors = list(line(descriptors, snapshot_id))
-    if start is None:
-        return descriptors[ancestors[-1]].parent_id is None
-    return start in ancestors[1:]
+def _behind(descriptors: dict[str, Descriptor], start: str | None) -> Iterator[Descriptor]:
+    """All snapshots whose line leads to this one; without one, all whose line has a beginning."""
+    children: dict[str | None, list[Descriptor]] = {}
+    for each in descriptors.values():
+        children.setdefault(each.parent_id, []).append(each)
+    seen, waiting = {start}, [start]
+    while waiting:
+        for each in children.get(waiting.pop(), ()):
+            if each.snapshot_id not in seen:
+                seen.add(each.snapshot_id)
+                waiting.append(each.snapshot_id)
+                yield each
 
 
 def _head_behind(control: Control, config: WorktreeConfig, start: str | None, tips: list[str]) -> Finding:
