@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -21,9 +22,11 @@ from holdfast.fs import calls
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import Kill, Outcome, Report, Scenario, fresh, judge, run_killed
 from holdfast.testing.crash import scratch as swept_directory
+from holdfast.testing.powercut import power_cuts
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import collecting, planning
 from holdfast.worktrees.control import Control
+from holdfast.worktrees.naming import is_ready
 from holdfast.worktrees.records import MAIN
 from holdfast.worktrees.references import create_reference
 from holdfast.worktrees.retention import PlanState, Policy
@@ -251,3 +254,44 @@ def test_the_sweep_finds_a_collection_that_deletes_descriptors_before_their_chil
         outcome = run_killed(scenario, directory, Kill.BEFORE, 10_000, names=SEEN)
         report.add(outcome, judge(scenario, directory, outcome), "")
     assert len(report.violations) == 1
+
+
+# --- Power cuts -------------------------------------------------------------------------------------
+
+
+class CollectionWithoutPower(CollectionKilled):
+    """A run of one snapshot; what is rebuilt has no times, so contents are compared, not manifests."""
+
+    def require_sound(self, control: Control) -> None:
+        found = snapshots_of(control)
+        for each in self.world.staying:
+            assert found[each].doomed_by is None
+            assert (control.places.tree(each) / "payload" / "file-0").read_text() == f"{MAIN} 0"
+        parents_of(control, control.config(MAIN).head_snapshot_id)
+        for each, descriptor in found.items():
+            assert descriptor.doomed_by or is_ready(control.places, each)
+
+
+def without_power(repository: Repository) -> Report:
+    control = repository.control
+    line_of(control, 2)
+    planning.set_policy(control, Policy(keep_last=1))
+    plan = planning.propose(control).plan
+    going = frozenset(plan.snapshots)
+    world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
+    return power_cuts(CollectionWithoutPower(world), limit=2)
+
+
+def test_a_collection_that_is_cut_off_from_power_loses_nothing_and_goes_on(
+    make_world: Callable[[str], Repository],
+) -> None:
+    report = without_power(make_world("power"))
+    assert report.violations == [], str(report)
+    assert report.points >= 50
+
+
+def test_the_sweep_finds_a_collection_that_does_not_sync_what_it_moved(
+    make_world: Callable[[str], Repository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "durable", SimpleNamespace(sync_names=lambda directory: None))
+    assert without_power(make_world("planted power")).violations
