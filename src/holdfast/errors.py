@@ -259,6 +259,12 @@ class VersionMismatch(Failure):
     code = "E_VERSION_MISMATCH"
     exit_status = ExitStatus.CONFLICT
     hint = "Look at it again: somebody has changed it meanwhile."
+class PlanMismatch(Failure):
+    """A plan of garbage collection does not fit what is there by now; nothing of it was deleted."""
+
+    code = "E_GC_PLAN_MISMATCH"
+    exit_status = ExitStatus.CONFLICT
+    hint = "Make a new plan and look at it: 'holdfast gc plan'."
 
 
 class ConsistencyUnavailable(Failure):
@@ -372,6 +378,17 @@ class AuditChainBroken(Corrupt):
 
     code = "E_AUDIT_CHAIN_BROKEN"
     hint = "Somebody changed the trail by hand, or the disk did. Compare it with a copy from before."
+
+
+class Unhealthy(Corrupt):
+    """The examination of a repository found something wrong."""
+
+    code = "E_UNHEALTHY"
+    hint = "'holdfast doctor --fix' repairs what can be repaired without risk; the findings say the rest."
+
+    def __init__(self, message: str, findings: Mapping[str, object]) -> None:
+        super().__init__(message)
+        self.facts = {"healthy": False, **findings}
 
 
 class Refused(Failure):

@@ -41,6 +41,10 @@ class Guards:
         """What was locked and waited for so far."""
         return self._locker.statistics()
 
+    def without_waiting(self) -> Guards:
+        """The same guards, but `LockTimeout` at once if one is held."""
+        return Guards(self._root, 0.0, self._agent_id)
+
     def close(self) -> None:
         """Close the lock files that are kept open for speed."""
         self._locker.close()

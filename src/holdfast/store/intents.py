@@ -85,6 +85,10 @@ class Intents:
         wanted = set(names)
         return [each for each in found if any(step.name in wanted for step in each.steps)]
 
+    def left(self) -> list[Intent]:
+        """All that are there, also those of which only the mark is left."""
+        return self._listed(_PENDING, _DONE)
+
     def publish(self, intent: Intent) -> None:
         """Step 1: make the commit. From here on it will be carried out, by us or by another."""
         content = _CODEC.encode(intent)
