@@ -78,10 +78,11 @@ COMMANDS = {
     "gc": Entry("holdfast.cli.gc:group", "Delete snapshots that nothing keeps, by a plan to be read first."),
     "audit": Entry("holdfast.cli.audit:audit", "Show what was done, by whom; check that nobody changed it."),
     "doctor": Entry("holdfast.cli.doctor:doctor", "Find out what is wrong with a repository, and repair it."),
-    "demo": Entry("holdfast.cli.demo:demo", "Watch locks do their work while processes are killed."),
+    "demo": Entry("holdfast.cli.demo:demo", "Watch agents work while some are killed, and a verdict."),
     "completion": Entry("holdfast.cli.completion:completion", "Print the completion script of your shell."),
     "hook": Entry("holdfast.cli.hook:hook", "Answer a program that calls at certain moments.", hidden=True),
-    "demo-worker": Entry("holdfast.cli.demo:worker", "One of the processes of the demo.", hidden=True),
+    "demo-task": Entry("holdfast.cli.demo:task", "What an agent of the demo does.", hidden=True),
+    "demo-faulty-agent": Entry("holdfast.cli.demo:faulty_agent", "One that no token stops.", hidden=True),
 }
 
 root = Group(
