@@ -31,7 +31,8 @@ class Ended(NamedTuple):
 
 def _die_with_us() -> None:
     """Even if we are killed, and cannot end anybody any more."""
-    native.die_with_parent(signal.SIGKILL)
+    if sys.platform == "linux":
+        native.die_with_parent(signal.SIGKILL)
 
 
 class Agent:
@@ -51,7 +52,7 @@ class Agent:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # a Ctrl-C is for us, and we end them
-                preexec_fn=_die_with_us if sys.platform == "linux" else None,  # noqa: PLW1509
+                preexec_fn=None if sys.platform == "win32" else _die_with_us,  # noqa: PLW1509
             )
         finally:
             calls.close(output)
