@@ -209,6 +209,7 @@ def line_taken_back_for_now(plant: pytest.MonkeyPatch) -> None:
 def failure_after_the_commit_point_is_a_failure(plant: pytest.MonkeyPatch) -> None:
     class Blind:
         perhaps_made = property(lambda self: False, lambda self, value: None)
+        overtaken = False
 
     plant.setattr(files, "_Progress", Blind)
 

@@ -18,6 +18,8 @@ from holdfast.fs import calls
 from holdfast.fs.directory import Directory, close_quietly, io_failure
 
 _FLAGS = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+KEPT_FROM = 2
+"""From which use on a file is kept: who takes the lock only once needs none."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -43,7 +45,7 @@ class KeptDraft:
             return None
         try:
             self._uses += 1
-            if self._uses < 2:
+            if self._uses < KEPT_FROM:
                 return None
             if not self._is_private(directory):
                 self._make(directory, name)
