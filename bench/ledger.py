@@ -214,8 +214,8 @@ def appends(filled: dict[int, dict[str, Contender]], size: Size, report: Report)
     for count in filled:
         table.columns += [Column(f"at {count:,} µs", number(".0f")), Column("/ floor")]
         for name in filled[count]:
-            values = found.series[f"{name} {count}"]
-            cells: list[Value] = [median(values) * MICRO, ratio(values, found.series[f"{Floor.name} {count}"])]
+            values, floor = found.series[f"{name} {count}"], found.series[f"{Floor.name} {count}"]
+            cells: list[Value] = [median(values) * MICRO, ratio(values, floor)]
             table.rows.setdefault(name, []).extend(cells)
     report.tables.append(table)
     first, last = found.series[f"{Ours.name} {least}"], found.series[f"{Ours.name} {most}"]
@@ -318,7 +318,8 @@ def _write_files(directory: Path, count: int) -> None:
         fd = os.open(os.path.join(directory, f"event-{each:06d}.json"), os.O_WRONLY | os.O_CREAT)
         os.write(fd, content)
         os.close(fd)
-    os.sync()
+    if sys.platform != "win32":
+        os.sync()
 
 
 def _sampled(act: Callable[[], None], seconds: float) -> Callable[[], float]:

@@ -382,6 +382,27 @@ def test_a_decision_is_made_with_what_came_while_it_waited_for_the_lock(claims: 
     assert len([*store.entries(EVENTS)]) == 1
 
 
+def test_threads_that_share_one_object_do_not_get_in_each_others_way(store: Store) -> None:
+    claims = claims_on(store)
+    done: list[str] = []
+
+    def work(number: int) -> None:
+        for turn in range(25):
+            held = claims.claim(f"1.{number}", f"agent-{number}")
+            claims.active()
+            held.append({"type": "work", "turn": turn})
+            held.release()
+        done.append(f"agent-{number}")
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(1, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+    assert len(done) == 6
+    assert claims.ledger.sequence == 6 * 25 * 3
+
+
 # --- The heartbeat ------------------------------------------------------------------------------------------
 
 

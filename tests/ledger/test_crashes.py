@@ -21,6 +21,7 @@ from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.ledger.claims import ACQUIRED, REAPED
 from holdfast.ledger.log import Ledger
+from holdfast.locks import kept_draft
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import Attempt, Outcome, error_points, interposed, kill_points
 from holdfast.testing.powercut import power_cuts
@@ -78,6 +79,18 @@ class Appending:
         assert not (was_made and _is_refusal(outcome.error)), "it was refused and made all the same"
         names = [path.name for path in event_files(directory)]
         assert names == [f"event-{number:06d}.json" for number in range(1, len(found) + 1)]
+
+
+class AppendingOften(Appending):
+    """By one who has appended before, and keeps a private file for the lock."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def _append(self, ledger: Ledger) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kept_draft, "KEPT_FROM", 0)
+            super()._append(ledger)
 
 
 class Claiming(Appending):
@@ -140,9 +153,11 @@ def _is_refusal(error: Exception | None) -> bool:
 
 
 @pytest.mark.req("LG-05", "LG-16")
-@pytest.mark.parametrize("count", [1, 3], ids=["one", "several"])
-def test_a_kill_at_any_call_of_appending_leaves_all_or_nothing(count: int) -> None:
-    kill_points(Appending(count)).require_clean(at_least=60)
+@pytest.mark.parametrize(
+    "scenario", [Appending(1), Appending(3), AppendingOften()], ids=["one", "several", "often"]
+)
+def test_a_kill_at_any_call_of_appending_leaves_all_or_nothing(scenario: Appending) -> None:
+    kill_points(scenario).require_clean(at_least=60)
 
 
 @pytest.mark.req("LG-16", "LG-17")
@@ -161,9 +176,11 @@ def test_an_error_at_any_call_of_appending_is_told_and_leaves_all_or_nothing(cou
 
 
 @pytest.mark.req("LG-16")
-@pytest.mark.parametrize("count", [1, 3], ids=["one", "several"])
-def test_a_power_cut_at_any_call_of_appending_leaves_all_or_nothing(count: int) -> None:
-    power_cuts(Appending(count)).require_clean(at_least=20)
+@pytest.mark.parametrize(
+    "scenario", [Appending(1), Appending(3), AppendingOften()], ids=["one", "several", "often"]
+)
+def test_a_power_cut_at_any_call_of_appending_leaves_all_or_nothing(scenario: Appending) -> None:
+    power_cuts(scenario).require_clean(at_least=20)
 
 
 class PublishedTorn(Appending):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import signal
 import sys
 import time
 from collections import Counter
@@ -106,7 +105,7 @@ class Storm:
             self.running.remove(victim)
             self.running.append(self._workers.start(self._task))
             other = chance.choice(self.running)
-            os.kill(other.pid, signal.SIGSTOP)
+            other.stop()
             time.sleep(pause)
             other.resume()
 

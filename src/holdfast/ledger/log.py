@@ -99,6 +99,8 @@ class Ledger:
     def sequence(self) -> int:
         """The sequence of the last event, 0 if there is none. A few looks, however many there are."""
         known, leap = self._known, 1
+        if known and not self.has_after(known - 1):
+            known = 0  # events were taken away
         while self.has_after(known + leap - 1):
             known += leap
             leap *= 2

@@ -24,7 +24,7 @@ from holdfast.ledger.log import Ledger
 
 DIRECTORY = "ledger"
 _EVENT = re.compile(r"event-([0-9]+)\.json", re.ASCII)
-_OWN = frozenset(("ledger.lock", ".ledger.lock.guard", ".meta.lock"))
+_OWN = frozenset(("ledger.lock", ".meta.lock"))
 MOST_GAPS = 20
 """How many gaps are listed one by one."""
 
@@ -104,7 +104,7 @@ def _file_findings(path: Path) -> Iterator[Finding]:
 
 def _other_file(directory: Directory, name: str) -> Iterator[Finding]:
     where = directory.where(name)
-    if name in _OWN or name.startswith(".ledger.lock.turnstile"):
+    if name in _OWN or name.startswith(".ledger.lock"):  # with its guard, turnstile and drafts
         return
     if name.startswith(".") and name.endswith(".tmp"):
         yield _note(

@@ -46,8 +46,10 @@ class Guards:
         return Guards(self._root, 0.0, self._agent_id)
 
     def close(self) -> None:
-        """Close the lock files that are kept open for speed."""
+        """Close the lock files that are kept open for speed, and remove those that are kept for it."""
         self._locker.close()
+        for lock in self._ledger_locks.values():
+            lock.close()
 
     def _lock(self, guard: str, *, shared: bool) -> AbstractContextManager[object]:
         try:
