@@ -169,7 +169,7 @@ def test_two_at_once_come_to_what_one_after_the_other_comes_to(first: str) -> No
 
 
 def test_a_missing_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Walk, "check", lambda self, draft, walked, *, found: None)
+    monkeypatch.setattr(Walk, "check", lambda self, draft, walked: None)
 
     with pytest.raises(AssertionError, match="circle"):
         violations("A -> D", "C -> D") or violations("A -> D", "D -> A")
