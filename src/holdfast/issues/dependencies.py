@@ -74,6 +74,20 @@ class Walk:
         if count > len(graph.recent) or leads_on:
             raise Changed("dependencies were added while this one was being looked at")
 
+    def check_way(self, draft: Draft, way: Sequence[str]) -> None:
+        """Raise `Changed` unless the way that was found is still there: the issues on it are named.
+
+        One that is too long for that was there when the walk began, if nothing was added since.
+        """
+        if len(way) > MOST_NAMED:
+            if (draft.get(GRAPH) or Graph()).epoch != self.epoch:
+                raise Changed("dependencies were added while this one was being looked at")
+            return
+        for here, there in pairwise(way):
+            issue = draft.lookup(here)
+            if issue is None or there not in issue.dependencies:
+                raise Changed("a dependency was removed while this one was being looked at")
+
 
 class Dependencies:
     """The edges between issues."""
@@ -100,7 +114,7 @@ class Dependencies:
             issue, target = draft.issue(issue_id), draft.issue(on)
             if on in issue.dependencies:
                 return Added(issue, False, (issue_id, on))
-            check_way(draft, way)
+            walk.check_way(draft, way)
             if back:
                 raise cycle([issue_id, *back])
             if there:
@@ -112,7 +126,7 @@ class Dependencies:
             draft.record("dependency_added", issue_id, depends_on=on)
             return Added(issue, True)
 
-        named = [issue_id, on, *way]
+        named = [issue_id, on, *way[:MOST_NAMED]]
         return self._transactions.change(body, issues=named, also=[GRAPH, DEPENDENTS.key(on)])
 
     def _remove(self, issue_id: str, on: str) -> Issue | None:
@@ -129,14 +143,6 @@ class Dependencies:
 
         named = list(seen)[:MOST_NAMED]
         return self._transactions.change(body, issues=named, seen=seen, also=[DEPENDENTS.key(on)])
-
-
-def check_way(draft: Draft, way: Sequence[str]) -> None:
-    """Raise `Changed` unless the way that was found is still there. The issues on it must be named."""
-    for here, there in pairwise(way):
-        issue = draft.lookup(here)
-        if issue is None or there not in issue.dependencies:
-            raise Changed("a dependency was removed while this one was being looked at")
 
 
 def cycle(way: list[str]) -> DependencyCycle:
