@@ -360,6 +360,22 @@ def test_work_is_done_under_a_claim_that_is_kept_alive(do: Do) -> None:
     assert do("issue", "work", "--next", "--", "true").returncode == 3
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a Unix shell")
+def test_work_is_ended_when_its_claim_is_lost(do: Do, scratch: Path) -> None:
+    issue = create(do, "a")
+    script = "echo begun; exec sleep 1000"
+    repo = ["--repo", str(scratch), "--json"]
+    with Running("issue", "work", issue, "--ttl", "1s", *repo, "--", "sh", "-c", script) as working:
+        assert working.hear() == "begun"
+        claim = do("issue", "show", issue, "--field", "claim.claim_id").stdout.strip()
+        assert do("issue", "release", issue, "--claim", claim).returncode == 0
+        ended = working.finish()
+
+    assert ended.returncode == 5
+    assert json.loads(ended.stderr)["error"]["code"] == "E_FENCING_MISMATCH"
+    assert do("issue", "show", issue, "--field", "state").stdout == "ready\n"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_a_person_at_a_terminal_gets_a_drawn_table(do: Do, scratch: Path) -> None:
     if sys.platform == "win32":

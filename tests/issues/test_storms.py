@@ -287,7 +287,7 @@ def test_a_lost_update_is_found(tracker: Tracker, scratch: Path) -> None:
 def test_a_missing_check_for_circles_is_found(
     tracker: Tracker, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Walk, "check", lambda self, draft, walked, *, found: None)
+    monkeypatch.setattr(Walk, "check", lambda self, draft, walked: None)
     a, b = made(tracker, "a", "b")
 
     def act(here: Tracker, told: tuple[str, str]) -> bool | str:

@@ -124,7 +124,7 @@ class Creating:
                 if draft.lookup(on) is None:
                     raise _no_dependency(on)
             if imported:
-                walk.check(draft, walk.known(), found=False)
+                walk.check(draft, walk.known())
             check_defined(draft, (gate for each in issues for gate in each.gates_required))
             made = [self._draft(draft, each, *needed[each.id]) for each in issues]
             if imported:
