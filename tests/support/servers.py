@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -52,11 +53,13 @@ def is_root() -> bool:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody uses at the moment."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
+    """A port that nobody uses at the moment, and that the system gives to nobody who does not ask for it: so
+    it is still free when its server is started again."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as listening:
+            listening.bind(("127.0.0.1", port))
+            return port
 
 
 def _prepare_child(namespace: str | None, user: str | None) -> Callable[[], None]:
