@@ -1,4 +1,4 @@
-"""The time of a store on etcd: never ahead of the servers, and close to them, whatever clients' clocks say."""
+"""The time of a store on etcd: never ahead of the servers and close to them, whatever clients' clocks say."""
 
 from __future__ import annotations
 

@@ -142,9 +142,9 @@ def _strange(store: ServedStore) -> list[Callable[[], Any]]:
 
 
 @pytest.fixture
-def small_etcd(scratch: Path) -> Iterator[EtcdStore]:
+def small_etcd(server_scratch: Path) -> Iterator[EtcdStore]:
     """etcd as it comes: at most 128 operations and 1.5 MiB in a transaction."""
-    directory = scratch / "etcd"
+    directory = server_scratch / "etcd"
     directory.mkdir()
     server = Etcd(directory)
     server.start()
@@ -171,9 +171,8 @@ def test_etcd_as_it_comes_takes_what_is_usual_and_says_what_it_does_not_take(sma
     assert small_etcd.read(INDEX) is None
 
 
-def test_it_runs_on_the_latest_postgres_too(scratch: Path) -> None:
-    scratch.chmod(0o755)
-    directory = scratch / "postgres"
+def test_it_runs_on_the_latest_postgres_too(server_scratch: Path) -> None:
+    directory = server_scratch / "postgres"
     directory.mkdir()
     server = Postgres(directory, version="18")
     server.start()

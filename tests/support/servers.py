@@ -33,6 +33,7 @@ PATIENCE = 60.0
 """How long a server may take to start; nothing depends on its value."""
 
 _MEMORY = Path("/dev/shm")
+_ROOM = 2 << 30
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET = 0x40000000
 
@@ -348,14 +349,28 @@ LARGE_REQUESTS = ("--max-request-bytes", "33554432", "--max-txn-ops", "8192")
 """What etcd must be told for the largest commits of the contract (see docs/how-to/many-machines.md)."""
 
 
-@pytest.fixture(scope="session")
-def server_directory() -> Iterator[Path]:
-    """A directory in memory, where there is such, for the data of the servers."""
-    parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else None
-    directory = Path(tempfile.mkdtemp(prefix="holdfast-servers-", dir=parent))
+@contextlib.contextmanager
+def _directory_with_room() -> Iterator[Path]:
+    """A directory in memory, if there is enough of it, that every user may enter."""
+    fits = os.access(_MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(_MEMORY).free > _ROOM
+    directory = Path(tempfile.mkdtemp(prefix="holdfast-servers-", dir=_MEMORY if fits else None))
     directory.chmod(0o755)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def server_directory() -> Iterator[Path]:
+    """For the data of the servers that serve the whole run."""
+    with _directory_with_room() as directory:
+        yield directory
+
+
+@pytest.fixture
+def server_scratch() -> Iterator[Path]:
+    """For the data of the servers of one test."""
+    with _directory_with_room() as directory:
+        yield directory
 
 
 @pytest.fixture(scope="session")
@@ -371,7 +386,7 @@ def postgres_server(server_directory: Path) -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def etcd_server(server_directory: Path) -> Iterator[Etcd]:
     """One etcd for the whole run."""
-    server = Etcd(_made(server_directory / "etcd"), options=LARGE_REQUESTS)
+    server = Etcd(_made(server_directory / "etcd"), options=(*LARGE_REQUESTS, "--unsafe-no-fsync"))
     server.start()
     yield server
     server.kill()
