@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +56,7 @@ def test_a_server_ends_with_the_process_that_started_it(server_scratch: Path, ki
         pid, answers = worker.hear()
         assert answers
         assert _runs(pid)
-        os.kill(worker.pid, signal.SIGKILL)
+        worker.kill()
         worker.wait()
         wait_until(lambda: not _runs(pid))
 
