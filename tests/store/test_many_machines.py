@@ -81,17 +81,18 @@ class Site:
 
 
 @pytest.fixture(params=["postgresql", "etcd"])
-def site(request: pytest.FixtureRequest, network: Network, tmp_path: Path, scratch: Path) -> Iterator[Site]:
-    scratch.chmod(0o755)
+def site(
+    request: pytest.FixtureRequest, network: Network, tmp_path: Path, server_scratch: Path
+) -> Iterator[Site]:
     servers: list[Server] = []
     if request.param == "postgresql":
-        directory = scratch / "postgres"
+        directory = server_scratch / "postgres"
         directory.mkdir()
         postgres = Postgres(directory, network.machine(), durable=True)
         servers.append(postgres)
         url = f"{postgres.url}?schema=storm"
     else:
-        members = [_member(scratch, network.machine(), number) for number in range(3)]
+        members = [_member(server_scratch, network.machine(), number) for number in range(3)]
         for member in members:
             member.peers = members
         servers += members
@@ -105,8 +106,8 @@ def site(request: pytest.FixtureRequest, network: Network, tmp_path: Path, scrat
         server.kill()
 
 
-def _member(scratch: Path, machine: Machine, number: int) -> Etcd:
-    directory = scratch / f"etcd-{number}"
+def _member(server_scratch: Path, machine: Machine, number: int) -> Etcd:
+    directory = server_scratch / f"etcd-{number}"
     directory.mkdir()
     quick = ("--heartbeat-interval", "50", "--election-timeout", "500")
     return Etcd(directory, machine, name=f"m{number}", options=quick)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,18 +32,18 @@ def _become(name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("user", ["this one", "nobody"])
-def test_a_server_ends_with_the_process_that_started_it(scratch: Path, kind: str, user: str) -> None:
+def test_a_server_ends_with_the_process_that_started_it(server_scratch: Path, kind: str, user: str) -> None:
     if user == "nobody" and not is_root():
         pytest.skip("needs root to become another user")
     if user == "nobody" and not servers._may_enter(Path(servers.__file__).parent):
         pytest.skip("this directory cannot be entered by another user")
-    scratch.chmod(0o777)
+    server_scratch.chmod(0o777)
     "".encode("idna")  # loaded now: the other user may not be able to
 
     def work(line: Line) -> None:
         if user == "nobody":
             _become(user)
-        directory = scratch / "server"
+        directory = server_scratch / "server"
         directory.mkdir()
         server = KINDS[kind](directory)
         server.start()
@@ -57,23 +56,22 @@ def test_a_server_ends_with_the_process_that_started_it(scratch: Path, kind: str
         pid, answers = worker.hear()
         assert answers
         assert _runs(pid)
-        os.kill(worker.pid, signal.SIGKILL)
+        worker.kill()
         worker.wait()
         wait_until(lambda: not _runs(pid))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_that_was_killed_starts_again_with_its_data(scratch: Path, kind: str) -> None:
+def test_a_server_that_was_killed_starts_again_with_its_data(server_scratch: Path, kind: str) -> None:
     from holdfast.store.records import Create
     from holdfast.testing.contract_clients import INDEX, Item, apply, number_of
     from holdfast.workspace.stores import close_store, open_address
 
-    scratch.chmod(0o755)
-    directory = scratch / "server"
+    directory = server_scratch / "server"
     directory.mkdir()
     server = KINDS[kind](directory)
     server.start()
-    store = open_address(scratch, server.url)  # type: ignore[attr-defined]
+    store = open_address(server_scratch, server.url)  # type: ignore[attr-defined]
     apply(store, Create(INDEX, Item(7)))
     server.restart()
     assert number_of(store, INDEX) == 7
@@ -81,11 +79,10 @@ def test_a_server_that_was_killed_starts_again_with_its_data(scratch: Path, kind
     server.kill()
 
 
-def test_programs_that_a_user_cannot_reach_are_copied(scratch: Path) -> None:
+def test_programs_that_a_user_cannot_reach_are_copied(server_scratch: Path) -> None:
     if not is_root():
         pytest.skip("needs root: only then PostgreSQL runs as another user")
-    scratch.chmod(0o755)
-    directory = scratch / "server"
+    directory = server_scratch / "server"
     directory.mkdir()
     with mock.patch.object(servers, "_may_enter", return_value=False):
         server = Postgres(directory)

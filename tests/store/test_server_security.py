@@ -26,9 +26,8 @@ QUOTED = "s3cret%3A%40%2F"
 
 
 @pytest.fixture
-def directory(scratch: Path) -> Path:
-    scratch.chmod(0o755)
-    made = scratch / "server"
+def directory(server_scratch: Path) -> Path:
+    made = server_scratch / "server"
     made.mkdir()
     return made
 

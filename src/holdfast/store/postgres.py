@@ -43,8 +43,11 @@ class PostgresStore(ServedStore):
         layout: Layout | None = None,
         timeout: float = TIMEOUT,
         patience: float = PATIENCE,
+        create: bool = True,
     ) -> None:
-        super().__init__(PostgresEngine(url, timeout=timeout), layout=layout, patience=patience)
+        """`create` makes the tables if they are not there; without it, that is `NotFound`."""
+        engine = PostgresEngine(url, timeout=timeout, create=create)
+        super().__init__(engine, layout=layout, patience=patience)
 
 
 class PostgresAttempt:
@@ -72,10 +75,10 @@ class PostgresAttempt:
 class PostgresEngine:
     """How a PostgreSQL server is asked."""
 
-    def __init__(self, url: str, *, timeout: float = TIMEOUT) -> None:
+    def __init__(self, url: str, *, timeout: float = TIMEOUT, create: bool = True) -> None:
         address = Address.parse(url)
         self.place = address.place
-        self.connections = Connections(address, timeout=timeout)
+        self.connections = Connections(address, timeout=timeout, create=create)
         self._channel = channel_of(address.schema)
 
     def fetch(self, named: Sequence[Named]) -> Fetched:

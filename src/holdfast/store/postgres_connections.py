@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast.errors import Refused, SettingInvalid, StoreIncompatible, StoreUnavailable
+from holdfast.errors import NotFound, Refused, SettingInvalid, StoreIncompatible, StoreUnavailable
 from holdfast.store import postgres_sql as statements
 from holdfast.store.addresses import joined, without_secrets
 
@@ -93,13 +93,16 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types are the
 class Connections:
     """The connections of one process to one store."""
 
-    def __init__(self, address: Address, *, timeout: float = TIMEOUT) -> None:
+    def __init__(self, address: Address, *, timeout: float = TIMEOUT, create: bool = True) -> None:
         self.address = address
+        self.create = create
         self.timeout = timeout
         self.notifies = True
         self._idle: list[Any] = []
         self._pid = os.getpid()
-        weakref.finalize(self, _close_all, self._idle, self._pid)
+        self._listeners: list[Any] = []
+        for kept in (self._idle, self._listeners):
+            weakref.finalize(self, _close_all, kept, self._pid)
         self._prepared = False
         self._preparing = threading.Lock()
 
@@ -147,6 +150,22 @@ class Connections:
             with contextlib.suppress(IndexError):
                 return self._idle.pop()
         return self.connect()
+
+    def take_listener(self) -> Any:
+        """A listener that a watch has left behind, if there is one."""
+        while self._listeners:
+            with contextlib.suppress(IndexError):
+                listener = self._listeners.pop()
+                if listener.pid == os.getpid():
+                    return listener
+        return None
+
+    def keep_listener(self, listener: Any) -> None:
+        """Keep a listener for the next watch, if it can be used."""
+        if self._listeners or listener.connection.closed or not listener.pause():
+            listener.close()
+        else:
+            self._listeners.append(listener)
 
     def _give_back(self, connection: Any) -> None:
         if connection.closed:
@@ -198,6 +217,8 @@ class Connections:
         self.notifies = not any(each in server for each in _WITHOUT_NOTIFICATIONS)
         found = self._found_version(connection)
         if found is None:
+            if not self.create:
+                raise NotFound(f"there is no store at {self.address.place} yet", store=self.address.place)
             self._create(connection)
             found = self._found_version(connection)
         if found != str(statements.SCHEMA_VERSION):
@@ -247,7 +268,8 @@ class Connections:
 
     def close(self) -> None:
         """Close what is idle."""
-        _close_all(self._idle, self._pid)
+        for kept in (self._idle, self._listeners):
+            _close_all(kept, self._pid)
 
 
 def _close_all(idle: list[Any], pid: int) -> None:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
+import os
 import time
 import uuid
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Self
 
 import psycopg
 from psycopg import sql
 
+from holdfast.errors import UsageFailure
 from holdfast.store import postgres_sql as statements
 from holdfast.store.base import Watched
 from holdfast.store.postgres_connections import Connections, is_away
@@ -43,21 +46,61 @@ def message_of(version: str, names: Iterable[str]) -> str:
     return message if len(message.encode()) <= _LONGEST_MESSAGE else _MANY
 
 
+class Listener:
+    """A connection that is told of changes. It outlives its watch, for the next one: who waits for a lease
+    watches again and again. In between it does not listen, for nobody would take what it is told."""
+
+    def __init__(self, connections: Connections, channel: str) -> None:
+        self.connection = connections.connect()
+        self.pid = os.getpid()
+        self._id = str(uuid.uuid4())
+        self._notifies = connections.notifies
+        self._registered_at = -math.inf
+        self._channel = sql.Identifier(channel)
+
+    def register(self) -> None:
+        """Say that somebody watches, if that was said too long ago."""
+        if self._notifies and time.monotonic() - self._registered_at >= LOOK_SELDOM:
+            self.connection.execute(statements.REGISTER, [self._id])
+            self._registered_at = time.monotonic()
+
+    def listen(self) -> None:
+        """Be told from now on, and of nothing that was before."""
+        if self._notifies:
+            self.register()
+            self.connection.execute(sql.SQL("LISTEN {}").format(self._channel))
+            for _ in self.connection.notifies(timeout=0):
+                pass
+
+    def pause(self) -> bool:
+        """Be told nothing for a while; False if the line is dead."""
+        try:
+            if self._notifies:
+                self.connection.execute("UNLISTEN *")
+        except psycopg.Error:
+            return False
+        return True
+
+    def close(self) -> None:
+        if self._notifies and self.pid == os.getpid():
+            with contextlib.suppress(psycopg.Error):
+                self.connection.execute(statements.UNREGISTER, [self._id])
+        self.connection.close()
+
+
 class PostgresWatch:
-    """A watch of one document, family or stream, on a connection of its own."""
+    """A watch of one document, family or stream."""
 
     def __init__(self, connections: Connections, channel: str, what: Watched) -> None:
         self._connections = connections
         self._channel = channel
         self._what = what
-        self._id = str(uuid.uuid4())
-        self._connection: Any = None
+        self._listener: Listener | None = None
         self._looks: dict[str, str] = {}
         self._look_at = 0.0
         self._pending: set[str] = set()
         self._first = True
-        self._listen()
-        self._looks = self._look()
+        self._looks = connections.persist(self._begin)
 
     def wait(self, timeout: float | None = None) -> frozenset[str]:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -71,11 +114,9 @@ class PostgresWatch:
 
     def close(self) -> None:
         """Stop watching."""
-        if self._connection is not None:
-            with contextlib.suppress(psycopg.Error):
-                self._connection.execute(statements.UNREGISTER, [self._id])
-            self._connection.close()
-            self._connection = None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            self._connections.keep_listener(listener)
 
     def __enter__(self) -> Self:
         return self
@@ -92,9 +133,7 @@ class PostgresWatch:
         except psycopg.Error as error:
             if not is_away(error):
                 raise self._connections.failure(error) from error
-            self._connection.close()
-            self._listen()
-            self._look_at = 0.0
+            self._pending |= self._connections.persist(self._resume)
         told, self._pending = self._pending, set()
         return told
 
@@ -103,7 +142,7 @@ class PostgresWatch:
             time.sleep(left)
             return set()
         told: set[str] = set()
-        for message in self._connection.notifies(timeout=left, stop_after=1):
+        for message in self._listening.connection.notifies(timeout=left, stop_after=1):
             version, *names = message.payload.split(" ")
             if version == _MANY:
                 self._look_at = 0.0
@@ -114,20 +153,19 @@ class PostgresWatch:
 
     def _compare(self) -> set[str]:
         before, self._looks = self._looks, self._look()
-        names = before.keys() | self._looks.keys()
-        return {name for name in names if before.get(name) != self._looks.get(name)}
+        return _differences(before, self._looks)
 
     def _look(self) -> dict[str, str]:
         """The version of everything that is watched."""
-        if self._connections.notifies:
-            self._connection.execute(statements.REGISTER, [self._id])
+        self._listening.register()
+        connection = self._listening.connection
         name = self._what.name
         if isinstance(self._what, Family):
-            rows = self._connection.execute(
+            rows = connection.execute(
                 statements.LOOK_AT_FAMILY, [f"{name}/".encode(), f"{name}0".encode()], binary=True
             )
         else:
-            rows = self._connection.execute(statements.LOOK, [name.encode()], binary=True)
+            rows = connection.execute(statements.LOOK, [name.encode()], binary=True)
         found = {each.decode(): version for each, version in rows.fetchall()}
         seldom = self._connections.notifies and not self._first
         self._look_at = time.monotonic() + (LOOK_SELDOM if seldom else LOOK_EVERY)
@@ -139,15 +177,34 @@ class PostgresWatch:
             return name.startswith(self._what.name + "/")
         return name == self._what.name
 
-    def _listen(self) -> None:
-        """Open the connection, and be told from now on."""
+    @property
+    def _listening(self) -> Listener:
+        if self._listener is None:
+            raise UsageFailure("the watch was closed")
+        return self._listener
 
-        def listen() -> Any:
-            connection = self._connections.connect()
-            if self._connections.notifies:
-                connection.execute(statements.REGISTER, [self._id])
-                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
-            return connection
-
-        self._connection = self._connections.persist(listen)
+    def _begin(self) -> dict[str, str]:
+        """Be told from now on, by a listener that is there or by a new one; and see how things look."""
         self._first = True
+        self._listener = self._connections.take_listener() or Listener(self._connections, self._channel)
+        try:
+            self._listener.listen()
+            return self._look()
+        except psycopg.Error:
+            self._drop()
+            raise
+
+    def _resume(self) -> set[str]:
+        """The line was cut: begin again, and find out what has changed meanwhile."""
+        self._drop()
+        before, self._looks = self._looks, self._begin()
+        return _differences(before, self._looks)
+
+    def _drop(self) -> None:
+        if self._listener is not None:
+            self._listener.connection.close()
+            self._listener = None
+
+
+def _differences(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}

@@ -18,7 +18,7 @@ import msgspec
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ExtraMissing, NotFound, SettingInvalid, UsageFailure
 from holdfast.fs import durable
-from holdfast.fs.directory import make_directories
+from holdfast.fs.directory import Directory, make_directories
 from holdfast.locks.file_locker import DEFAULT_TIMEOUT
 from holdfast.store.addresses import without_secrets
 from holdfast.store.base import Store
@@ -85,24 +85,32 @@ def open_store(
 
 
 def open_address(
-    root: str | os.PathLike[str], address: str, *, timeout: float | None = DEFAULT_TIMEOUT
+    root: str | os.PathLike[str],
+    address: str,
+    *,
+    create: bool = True,
+    timeout: float | None = DEFAULT_TIMEOUT,
 ) -> Store:
-    """The store at an address; `root` is the directory whose files `files` means."""
+    """The store at an address; `root` is the directory whose files `files` means.
+
+    Without `create` nothing is made: a store that is not there is `NotFound`, now or when it is first used.
+    """
     scheme = address.partition(":")[0].lower()
-    if address == FILES:
-        return FileStore(root, timeout=timeout)
-    if scheme == "file":
-        return FileStore(_path_of(address), timeout=timeout)
+    if address == FILES or scheme == "file":
+        path = Path(root) if address == FILES else _path_of(address)
+        if not create:
+            Directory.open(path).close()
+        return FileStore(path, timeout=timeout)
     if scheme in ("postgresql", "postgres"):
-        return _open_postgres(address)
+        return _open_postgres(address, create=create)
     if scheme == "etcd":
         from holdfast.store.etcd import EtcdStore
 
-        return EtcdStore(address)
+        return EtcdStore(address, create=create)
     raise SettingInvalid("store", without_secrets(address), EXPECTED)
 
 
-def _open_postgres(address: str) -> Store:
+def _open_postgres(address: str, *, create: bool) -> Store:
     try:
         from holdfast.store.postgres import PostgresStore
     except ImportError as error:
@@ -111,7 +119,7 @@ def _open_postgres(address: str) -> Store:
             hint="Install it: pip install 'holdfast[postgres]'.",
             extra="postgres",
         ) from error
-    return PostgresStore(address)
+    return PostgresStore(address, create=create)
 
 
 def _path_of(address: str) -> Path:
@@ -119,6 +127,18 @@ def _path_of(address: str) -> Path:
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise SettingInvalid("store", address, EXPECTED)
     return Path(unquote(parts.path))
+
+
+def open_to_look(root: str | os.PathLike[str], address: str) -> Store:
+    """The store at an address, only to be looked at: one that is not there yet is an empty one in memory."""
+    try:
+        store = open_address(root, address, create=False)
+        store.now()
+    except NotFound:
+        from holdfast.store.memory import MemoryStore
+
+        return MemoryStore()
+    return store
 
 
 def address_of(root: str | os.PathLike[str], address: str | None = None) -> str:
