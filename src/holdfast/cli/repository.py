@@ -46,6 +46,17 @@ class Opened(NamedTuple):
     worktree: str
 
 
+def current_directory() -> Path:
+    """Where the command was started; a directory that was removed or exchanged since is named as such."""
+    try:
+        return Path(os.getcwd())
+    except FileNotFoundError:
+        raise NotFound(
+            "the current directory is gone: it was removed, or exchanged by a restore in place",
+            hint='Enter it again: cd "$PWD". Or name the repository with --repo.',
+        ) from None
+
+
 def open_repository(flag: str | None, environment: Mapping[str, str] = os.environ) -> Repository:
     """The repository that a command is about."""
     from holdfast.workspace.repository import Repository, find_repository
@@ -65,17 +76,6 @@ def open_worktree(
     if chosen:
         return Opened(repository, worktree_name(chosen))
     return Opened(repository, repository.worktree_around(current_directory()))
-
-
-def current_directory() -> Path:
-    """Where this process is; somebody may have deleted that."""
-    try:
-        return Path(os.getcwd())
-    except FileNotFoundError:
-        raise NotFound(
-            "the current directory does not exist any more",
-            hint="Go to one that does, or name the repository and the worktree.",
-        ) from None
 
 
 def held_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str:

@@ -41,6 +41,15 @@ COMMANDS = {
         "holdfast.cli.worktree:group", "Directories to work in: create, list, rename, remove them."
     ),
     "lock": Entry("holdfast.cli.lock:group", "The lock of a worktree: acquire, renew, release, see it."),
+    "snapshot": Entry("holdfast.cli.snapshot:snapshot", "Keep what is in a worktree."),
+    "history": Entry("holdfast.cli.history:history", "Show the snapshots that led to where a worktree is."),
+    "show": Entry("holdfast.cli.history:show", "Show one snapshot."),
+    "status": Entry("holdfast.cli.compare:status", "Show what has changed since the last snapshot."),
+    "diff": Entry("holdfast.cli.compare:diff", "Show what is different between snapshots, or in a worktree."),
+    "verify": Entry("holdfast.cli.compare:verify", "Check that snapshots are still what they were."),
+    "restore": Entry(
+        "holdfast.cli.restore:restore", "Bring a snapshot back: into a new worktree, or in place."
+    ),
     "file-lock": Entry(
         "holdfast.cli.file_lock:group", "Lock any file: run a command under a lock, see who holds it."
     ),
