@@ -54,7 +54,7 @@ from holdfast.worktrees.snapshots import Wanted, published_tree, publishing, sam
 
 if TYPE_CHECKING:
     from holdfast.fs.trees import Change as Difference
-    from holdfast.fs.trees.intake import Progress
+    from holdfast.fs.trees.tally import Progress
 
 NEW, REPLACED, LATE, CACHE = "payload", "replaced", "late", "stat"
 
