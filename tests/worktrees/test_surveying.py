@@ -14,7 +14,7 @@ from holdfast.store.records import Create, Decision, Delete, Replace, View
 from holdfast.worktrees import surveying
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.records import DESCRIPTORS, WORKTREES
-from holdfast.worktrees.retention import Policy, judge
+from holdfast.worktrees.retention import Policy, Standing, judge
 from tests.worktrees.kept import line_of, snapshots_of
 from tests.worktrees.repositories import add_snapshot, add_worktree, make_repository
 
@@ -103,7 +103,7 @@ def test_a_line_that_is_linked_anew_while_it_is_read_stays_whole(control: Contro
     del descriptors["c"]  # the child as it was, the parent as it is
     found = surveying.completed(control, descriptors)
     assert found["a"].parent_id == "b"
-    verdict = judge(surveying.Standing(found, {"main": "a"}), Policy(), 0.0)
+    verdict = judge(Standing(found, {"main": "a"}), Policy(), 0.0)
     assert verdict.collectable == ()
 
 
