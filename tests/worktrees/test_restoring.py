@@ -393,12 +393,15 @@ def test_without_an_exchange_two_renames_do_it(site: Site) -> None:
     assert content_of(site.payload) == {**NEW, "file": "old"}
 
 
+RENAMES = ("rename", "rename_noreplace")
+
+
 def test_killed_between_two_renames_the_worktree_is_missing_which_the_sweep_finds_and_settling_mends() -> (
     None
 ):
     """What the exchange is for; and that the sweep would see it if it were not made in one step."""
     with world() as made, interposed(without_exchange, ("rename_exchange",)):
-        report = killed_everywhere(cases(made)["restore in place, nothing kept"])
+        report = killed_everywhere(cases(made)["restore in place, nothing kept"], RENAMES)
         assert [each.problem for each in report.violations] == [
             "AssertionError: the worktree is neither old nor new"
         ]

@@ -6,6 +6,7 @@ nothing, no byte of a payload is lost that was not to be removed, and the next o
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from holdfast.fs.trees import remove_tree
 from holdfast.leases.records import LeaseKeys
 from holdfast.store.records import Change, Decision, Delete
-from holdfast.testing.crash import Outcome, kill_points
+from holdfast.testing.crash import Kill, Outcome, cut_short, error_points, kill_points
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import finishing, renaming
 from holdfast.worktrees.control import Control
@@ -45,6 +46,8 @@ class Case:
     old: ClassVar[State] = {}
     new: ClassVar[State] = {}
     event = ""
+    moves = 1
+    """Which of its calls to `rename_noreplace` moves the directory."""
 
     def prepare(self, directory: Path) -> None:
         repository = make_repository(directory)
@@ -95,7 +98,7 @@ class Case:
         for name in list(self.new):
             with repository.lease(name) as held:
                 assert held.token >= 1
-            repository.worktrees.rename(name, "next", force=True)
+            repository.worktrees.change_name(name, "next", force=True)
             repository.worktrees.remove("next", save=None, force=True)
         for name in {*self.old, *self.new}:
             repository.worktrees.create(name)
@@ -135,7 +138,7 @@ class Renaming(Case):
     event = "worktree_renamed"
 
     def operate(self, directory: Path) -> object:
-        return Repository(directory).worktrees.rename("old", "new", force=True)
+        return Repository(directory).worktrees.change_name("old", "new", force=True)
 
 
 class Removal(Case):
@@ -178,6 +181,42 @@ def test_killed_anywhere_the_worktree_is_exactly_old_or_new(
 ) -> None:
     report = kill_points(case(), names=LASTING)
     record_property("points", report.points)
+    report.require_clean(at_least=40)
+
+
+# --- Killed again while it is being finished ----------------------------------------------------------
+
+
+class Settling(Case):
+    """An operation was killed before or after its directory was moved; who finishes it is killed too."""
+
+    def __init__(self, case: Case, when: Kill) -> None:
+        self.case, self.when = case, when
+        self.old, self.new, self.event = case.old, case.new, case.event  # type: ignore[misc]
+
+    def prepare(self, directory: Path) -> None:
+        self.case.prepare(directory)
+        killed = cut_short(
+            lambda: self.case.operate(directory), self.when, self.case.moves, names=("rename_noreplace",)
+        )
+        assert killed is not None
+
+    def operate(self, directory: Path) -> object:
+        repository = Repository(directory)
+        for name in sorted({*self.old, *self.new}):
+            settle(repository.control, name)
+        return names(repository) == [*self.new] or self.case.operate(directory)
+
+
+@pytest.mark.parametrize("when", [Kill.BEFORE, Kill.AFTER])
+@pytest.mark.parametrize("case", [Creation, Renaming, Removal])
+def test_whoever_finishes_it_can_be_killed_as_well(case: type[Case], when: Kill) -> None:
+    kill_points(Settling(case(), when), names=LASTING).require_clean(at_least=10)
+
+
+@pytest.mark.parametrize("case", [Creation, Renaming, Removal])
+def test_a_disk_that_is_full_or_broken_leaves_the_old_or_the_new(case: type[Case]) -> None:
+    report = error_points(case(), [errno.ENOSPC], lasting=[errno.EIO], names=LASTING, descriptors=False)
     report.require_clean(at_least=40)
 
 

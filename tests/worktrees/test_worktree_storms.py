@@ -54,7 +54,7 @@ def act(repository: Repository, action: str, name: str) -> Answer:
             lease = repository.steal(name, ttl=600).lease
             return Answer("acquired", name, lease.fencing_token, lease.lock_id)
         if action == "rename":
-            repository.worktrees.rename(name, "b" if name == "a" else "a", force=True)
+            repository.worktrees.change_name(name, "b" if name == "a" else "a", force=True)
             return Answer("renamed", name)
         if action == "remove":
             repository.worktrees.remove(name, save=None, force=True)
@@ -225,7 +225,7 @@ def test_a_planted_mistake_is_found(
 ) -> None:
     monkeypatch.setattr(f"{module}.{name}", planted)
     orders = [("remove", "a"), ("acquire", "a"), ("rename", "a"), ("acquire", "b")]
-    with Workers() as workers, pytest.raises(AssertionError, match="lock|record|work"):  # noqa: PT012
+    with Workers() as workers, pytest.raises(AssertionError, match=r"lock|record|work"):  # noqa: PT012
         stage = Stage(scratch / "repo", workers)
         for _ in range(10 * ROUNDS):
             stage.set_up()

@@ -86,11 +86,15 @@ class HeldLease:
         """Give the lease back; twice is fine, and so is one that has been lost."""
         if self._ended.is_set() or self._pid != os.getpid():
             return
+        self.hand_on()
+        with contextlib.suppress(LockNotHeld):
+            self._desk.release(self.worktree, self.lock_id)
+
+    def hand_on(self) -> None:
+        """Stop renewing without giving the lease back: it goes on as that of whoever has its id."""
         self._ended.set()
         if self._heart is not None and self._heart is not threading.current_thread():
             self._heart.join()
-        with contextlib.suppress(LockNotHeld):
-            self._desk.release(self.worktree, self.lock_id)
 
     def _keep_alive(self) -> None:
         pause = self.lease.ttl / BEATS

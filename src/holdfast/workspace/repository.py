@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import threading
 import time
 from functools import cached_property
 from pathlib import Path
@@ -74,11 +75,13 @@ class Repository:
         purpose: str = "",
         priority: int = 0,
         behalf_of: Holder | None = None,
+        cancelled: threading.Event | None = None,
     ) -> HeldLease:
         """Acquire the lease of a worktree, to be used as a context manager, also an asynchronous one.
 
         `wait` is how many seconds to wait in line, None without limit. With `behalf_of` the lease is
-        somebody else's, and is not released by the end of this process: see `Desk.request`.
+        somebody else's, and is not released by the end of this process: see `Desk.request`. Who sets
+        `cancelled` ends the waiting within a few seconds, as if the time were up.
         """
         name = worktree_name(worktree)
         request = self.desk.request(ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of)
@@ -87,7 +90,7 @@ class Repository:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 settle(self.control, name)
-                return acquire(self.desk, name, request, wait=left)
+                return acquire(self.desk, name, request, wait=left, cancelled=cancelled)
             except LockConflict as conflict:
                 if "operation" not in conflict.facts or left == 0.0:
                     raise
@@ -102,12 +105,18 @@ class Repository:
         purpose: str = "",
         priority: int = 0,
     ) -> HeldLease:
-        """The same for coroutines: waiting does not hold up the others. `async with await …`."""
-        import asyncio
+        """The same for coroutines: waiting holds up nobody else. `async with await repository.lease_async()`.
 
-        return await asyncio.to_thread(
-            self.lease, worktree, ttl=ttl, wait=wait, purpose=purpose, priority=priority
-        )
+        What a cancelled coroutine is given all the same, because it came too late, is given back.
+        """
+        from holdfast.workspace.waiting import in_a_thread
+
+        def wait_for_it(cancelled: threading.Event) -> HeldLease:
+            return self.lease(
+                worktree, ttl=ttl, wait=wait, purpose=purpose, priority=priority, cancelled=cancelled
+            )
+
+        return await in_a_thread(wait_for_it, HeldLease.release)
 
     def steal(
         self,

@@ -36,7 +36,7 @@ from holdfast.worktrees.records import (
     WorktreeConfig,
     worktree_keys,
 )
-from holdfast.worktrees.scratch import Scratch, scratch
+from holdfast.worktrees.scratch import Scratch, scratch, sweep
 
 PAYLOAD = "payload"
 
@@ -75,6 +75,7 @@ def finish(control: Control, operation: Operation) -> WorktreeConfig | None:
         payloads.sync_names(control.places, operation.worktree_id)
         return _make_visible(control, operation)
     _undo(control, operation)
+    sweep(control.places, operation.operation_id)
     return None
 
 
