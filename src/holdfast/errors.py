@@ -191,6 +191,14 @@ class LockChanged(LockConflict):
     hint = "Look at the lock again: it has moved on, and what you judged is gone."
 
 
+class PlanMismatch(Failure):
+    """A plan of garbage collection does not fit what is there by now; nothing of it was deleted."""
+
+    code = "E_GC_PLAN_MISMATCH"
+    exit_status = ExitStatus.CONFLICT
+    hint = "Make a new plan and look at it: 'holdfast gc plan'."
+
+
 class ConsistencyUnavailable(Failure):
     """The payload changed while it was being captured; nothing was published."""
 
@@ -302,6 +310,17 @@ class AuditChainBroken(Corrupt):
 
     code = "E_AUDIT_CHAIN_BROKEN"
     hint = "Somebody changed the trail by hand, or the disk did. Compare it with a copy from before."
+
+
+class Unhealthy(Corrupt):
+    """The examination of a repository found something wrong."""
+
+    code = "E_UNHEALTHY"
+    hint = "'holdfast doctor --fix' repairs what can be repaired without risk; the findings say the rest."
+
+    def __init__(self, message: str, findings: Mapping[str, object]) -> None:
+        super().__init__(message)
+        self.facts = {"healthy": False, **findings}
 
 
 class Refused(Failure):

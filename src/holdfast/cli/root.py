@@ -56,6 +56,11 @@ COMMANDS = {
     "repo-lock": Entry(
         "holdfast.cli.repo_lock:group", "One writer per repository: run, see and break its lock."
     ),
+    "ref": Entry("holdfast.cli.ref:group", "Names for snapshots, which keep them."),
+    "pin": Entry("holdfast.cli.pin:group", "Keep a snapshot, for a reason, for some time."),
+    "gc": Entry("holdfast.cli.gc:group", "Delete snapshots that nothing keeps, by a plan to be read first."),
+    "audit": Entry("holdfast.cli.audit:audit", "Show what was done, by whom; check that nobody changed it."),
+    "doctor": Entry("holdfast.cli.doctor:doctor", "Find out what is wrong with a repository, and repair it."),
     "demo": Entry("holdfast.cli.demo:demo", "Watch locks do their work while processes are killed."),
     "completion": Entry("holdfast.cli.completion:completion", "Print the completion script of your shell."),
     "demo-worker": Entry("holdfast.cli.demo:worker", "One of the processes of the demo.", hidden=True),

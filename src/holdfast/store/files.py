@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import Failure, NotDurable, NotFound, OutcomeUnknown, UsageFailure
+from holdfast.errors import Failure, LockTimeout, NotDurable, NotFound, OutcomeUnknown, UsageFailure
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
@@ -302,6 +302,30 @@ class FileStore:
         for intent in intents:
             with self._guards.locked([self._layout.place(step.name) for step in intent.steps]):
                 self._intents.finish(intent)
+
+    # --- After a death ------------------------------------------------------------------------------
+
+    def abandoned_commits(self) -> list[Intent]:
+        """Commits that are decided but not carried out, and whose authors are gone. Changes nothing.
+
+        An author holds the guards of all that it changes; so who gets them at once and finds the intent
+        still there has found one that nobody is at.
+        """
+        guards = self._guards.without_waiting()
+        found: list[Intent] = []
+        try:
+            for intent in self._intents.left():
+                places = [self._layout.place(step.name) for step in intent.steps]
+                with contextlib.suppress(LockTimeout), guards.locked(places):
+                    if intent in self._intents.left():
+                        found.append(intent)
+        finally:
+            guards.close()
+        return found
+
+    def finish_commits(self, intents: Sequence[Intent]) -> None:
+        """Carry out what is left of these commits; one that was carried out meanwhile is left alone."""
+        self._finish(intents)
 
     # --- Where things are --------------------------------------------------------------------------
 

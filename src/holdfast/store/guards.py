@@ -35,6 +35,10 @@ class Guards:
                 held.enter_context(self._lock(guard, shared=shared))
             yield
 
+    def without_waiting(self) -> Guards:
+        """The same guards, but `LockTimeout` at once if one is held."""
+        return Guards(self._root, 0.0, self._agent_id)
+
     def close(self) -> None:
         """Close the lock files that are kept open for speed."""
         self._locker.close()

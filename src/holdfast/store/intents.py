@@ -83,6 +83,10 @@ class Intents:
         """The same for one who is about to change them: also those of which only the mark is left."""
         return _that_touch(self._listed(_PENDING, _DONE), names)
 
+    def left(self) -> list[Intent]:
+        """All that are there, also those of which only the mark is left."""
+        return self._listed(_PENDING, _DONE)
+
     def publish(self, intent: Intent) -> None:
         """Step 1: make the commit. From here on it will be carried out, by us or by another."""
         content = _CODEC.encode(intent)

@@ -28,7 +28,8 @@ from holdfast.worktrees.records import FORMAT, FORMAT_VERSION, MAIN, RepositoryF
 
 if TYPE_CHECKING:
     from holdfast.fs.trees import Engine
-    from holdfast.fs.trees.intake import Progress
+    from holdfast.fs.trees.tally import Progress
+    from holdfast.worktrees.doctor import Finding, Repaired
     from holdfast.worktrees.guarding import Right
     from holdfast.worktrees.keeping import Snapshots
     from holdfast.worktrees.lifecycle import Worktrees
@@ -199,6 +200,20 @@ class Repository:
 
         kept = save if keep_unsaved else None
         return self.worktrees.remove(name, save=kept, force=force, lock_id=lock_id)
+
+    def examine(self, *, strict: bool = False) -> list[Finding]:
+        """What is wrong here; changes nothing. `strict` reads every file of every snapshot."""
+        from holdfast.workspace.checks import all_checks
+        from holdfast.worktrees.doctor import examine
+
+        return examine(self.control, all_checks(), strict=strict)
+
+    def repair(self, *, strict: bool = False) -> Repaired:
+        """Repair what can be repaired without risk. Repairing twice is the same as repairing once."""
+        from holdfast.workspace.checks import all_checks
+        from holdfast.worktrees.doctor import repair
+
+        return repair(self.control, all_checks(), strict=strict)
 
 
 def _proof(lease: HeldLease | None) -> Proof | None:

@@ -136,12 +136,17 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """Keeps a snapshot from being collected, for a reason, perhaps until a moment."""
+    """Keeps a snapshot from being collected, for a reason, perhaps until a moment.
 
+    A snapshot may have several, each somebody's own: taking one away leaves the others.
+    """
+
+    pin_id: str
     snapshot_id: str
     created_at: str
     reason: str = ""
     until: str | None = None
+    holder_id: str = ""
 
 
 FORMAT: Key[RepositoryFormat] = Key("jvs/format", StructCodec(RepositoryFormat))

@@ -1,0 +1,181 @@
+"""The trees of snapshots: those that nothing describes, those that are not there, those that changed."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from holdfast.errors import NotFound
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.names import is_safe_name
+from holdfast.store.records import Decision, View
+from holdfast.worktrees import scratch
+from holdfast.worktrees.control import Control
+from holdfast.worktrees.doctor import Examination, Finding, Severity
+from holdfast.worktrees.naming import is_ready
+
+_GONE = frozenset({"snapshots_collected", "tree_removed"})
+"""The events after which a snapshot is rightly not there."""
+
+_ONE_TREE = frozenset({"snapshot", "collection", "repair"})
+"""Those who make no tree, or one that has the id of their scratch; others may make several."""
+
+
+def orphans(examination: Examination) -> Iterator[Finding]:
+    """Trees without a descriptor.
+
+    A publisher keeps its scratch from before its tree appears until its descriptor is there. So: first
+    the trees, then who works now, then the descriptors; what is not in the making then, and has no
+    descriptor, will never get one. What the audit trail knows tells a snapshot that never was from one
+    that is lost.
+    """
+    control = examination.control
+    trees = _names(control)
+    working = list(scratch.in_use(control.places))
+    making = {each.scratch_id for each in working}
+    orphaned = [
+        each
+        for each in trees
+        if is_safe_name(each)
+        and each not in making
+        and examination.descriptor(each) is None
+        and _is_there(control, each)
+    ]
+    if orphaned and not examination.operations() and _ONE_TREE.issuperset(each.purpose for each in working):
+        known = _history_of(examination, orphaned)
+        for each in orphaned:
+            yield _lost(each) if known.get(each) not in _GONE | {None} else _not_missed(control, each)
+    for name in trees:
+        if not is_safe_name(name) or not _is_directory(control, name):
+            yield Finding(
+                "snapshot-directory-strange",
+                Severity.WARNING,
+                name,
+                f"{control.places.snapshots / name!s:.300} is not the tree of a snapshot",
+                "Somebody put it there; Holdfast does not use it.",
+                "nothing: it is not ours to remove",
+            )
+
+
+def _not_missed(control: Control, snapshot_id: str) -> Finding:
+    return Finding(
+        "tree-orphaned",
+        Severity.WARNING,
+        snapshot_id,
+        f"{control.places.tree(snapshot_id)} belongs to no snapshot: its process died before it was "
+        "published, or it was deleted",
+        "It takes space. It is not visible, and the audit trail shows that it is not missed.",
+        "remove it",
+        fix=partial(_remove, control, snapshot_id),
+    )
+
+
+def _lost(snapshot_id: str) -> Finding:
+    return Finding(
+        "descriptor-missing",
+        Severity.ERROR,
+        snapshot_id,
+        f"the snapshot {snapshot_id} was published and never deleted, but its descriptor is gone",
+        "Its files are still there, but it cannot be seen or restored.",
+        "nothing: bring the descriptor back from a copy; its tree is kept as it is",
+    )
+
+
+def _history_of(examination: Examination, snapshot_ids: Sequence[str]) -> dict[str, str]:
+    """The last event in the audit trail that mentions each of these snapshots, if one does."""
+    wanted, last = set(snapshot_ids), dict[str, str]()
+    control = examination.control
+    for entry in control.store.entries(control.trail.stream):
+        for each in wanted.intersection(_texts(entry.record.facts)):
+            last[each] = entry.record.event
+    return last
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
+
+
+def _remove(control: Control, snapshot_id: str) -> None:
+    """Move it out of sight in one step, then remove it; the trail says so."""
+    with scratch.scratch(control, "repair") as room:
+        try:
+            calls.rename(control.places.tree(snapshot_id), room.path / snapshot_id)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise io_failure("move away", control.places.tree(snapshot_id), error) from error
+
+        def decide(view: View, now: float) -> Decision[None]:
+            return Decision([control.audit(view, now, "tree_removed", tree=snapshot_id)], None)
+
+        control.store.transact([control.trail.stream], decide)
+
+
+def incomplete(examination: Examination) -> Iterator[Finding]:
+    """Snapshots whose tree is not there, or was never completed."""
+    for snapshot_id, descriptor in examination.descriptors.items():
+        if descriptor.doomed_by is None and not is_ready(examination.control.places, snapshot_id):
+            now = examination.descriptor(snapshot_id)  # a collection dooms before it takes a tree away
+            if now is not None and now.doomed_by is None:
+                yield Finding(
+                    "snapshot-incomplete",
+                    Severity.ERROR,
+                    snapshot_id,
+                    f"the tree of the snapshot {snapshot_id} is not there, or has no .READY",
+                    "It cannot be restored, and is not shown. It was whole when it was published.",
+                    "nothing: bring its directory back from a copy",
+                )
+
+
+def damaged(examination: Examination) -> Iterator[Finding]:
+    """Snapshots whose content is not what it was: always the list of files, with `strict` every file."""
+    from holdfast.fs.trees import verify, verify_manifest
+
+    control = examination.control
+    look = verify if examination.strict else verify_manifest
+    for snapshot_id, descriptor in examination.descriptors.items():
+        if descriptor.doomed_by is not None or not is_ready(control.places, snapshot_id):
+            continue
+        problems = list(look(control.places.tree(snapshot_id), descriptor.payload_hash))
+        if not problems:
+            continue
+        now = examination.descriptor(snapshot_id)
+        if now is not None and now.doomed_by is None:
+            yield Finding(
+                "snapshot-damaged",
+                Severity.ERROR,
+                snapshot_id,
+                f"the snapshot {snapshot_id} is not what it was: {problems[0]}"
+                + (f", and {len(problems) - 1} more" if len(problems) > 1 else ""),
+                "The disk or somebody has changed it. What is restored from it would be wrong.",
+                "nothing: bring its directory back from a copy",
+                facts={"problems": [str(each) for each in problems[:20]], "count": len(problems)},
+            )
+
+
+def _names(control: Control) -> list[str]:
+    try:
+        with Directory.open(control.places.snapshots) as directory:
+            return sorted(directory.names())
+    except NotFound:
+        return []
+
+
+def _is_there(control: Control, name: str) -> bool:
+    try:
+        with Directory.open(control.places.snapshots) as directory:
+            return directory.status(name) is not None
+    except NotFound:
+        return False
+
+
+def _is_directory(control: Control, name: str) -> bool:
+    with Directory.open(control.places.snapshots) as directory:
+        status = directory.status(name)
+        return status is None or stat.S_ISDIR(status.st_mode)
