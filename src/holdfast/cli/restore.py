@@ -67,8 +67,8 @@ def restore(
     \b
     Examples:
       holdfast restore v1
-      holdfast restore head~1 --inplace --reason "the migration went wrong" --dry-run
-      holdfast restore v1 --inplace --reason "lost by mistake" --path docs/plan.md
+      holdfast restore head~1 --inplace --reason "went wrong" --dry-run
+      holdfast restore v1 --inplace --reason "was lost" --path docs/plan.md
     """
     from holdfast.worktrees.restoring import InPlace
 

@@ -28,7 +28,7 @@ from holdfast.worktrees.records import FORMAT, FORMAT_VERSION, MAIN, RepositoryF
 
 if TYPE_CHECKING:
     from holdfast.fs.trees import Engine
-    from holdfast.fs.trees.intake import Progress
+    from holdfast.fs.trees.tally import Progress
     from holdfast.worktrees.doctor import Finding, Repaired
     from holdfast.worktrees.guarding import Right
     from holdfast.worktrees.keeping import Snapshots

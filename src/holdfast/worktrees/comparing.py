@@ -11,7 +11,7 @@ from holdfast.errors import Failure, NotFound, TooLarge
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import io_failure
 from holdfast.worktrees.control import Control
-from holdfast.worktrees.naming import resolve, visible
+from holdfast.worktrees.naming import is_ready, resolve, visible
 from holdfast.worktrees.records import Descriptor
 
 if TYPE_CHECKING:
@@ -68,6 +68,13 @@ def unsaved(control: Control, payload: Path, tip: str | None, worktree: str) -> 
     tree = None if tip is None else control.places.tree(tip)
     found = changes(payload, tree, cache=control.places.stat_cache(worktree))
     return (each for each in found if each.path and is_work(each)) if tip is None else filter(is_work, found)
+
+
+def differs(control: Control, payload: Path, tip: str | None, worktree: str) -> bool:
+    """Whether a directory is not what the snapshot `tip` holds; one that is not complete is like nothing."""
+    if tip is not None and not is_ready(control.places, tip):
+        return True
+    return next(unsaved(control, payload, tip, worktree), None) is not None
 
 
 def is_work(change: Change) -> bool:

@@ -53,7 +53,7 @@ from holdfast.worktrees.scratch import Scratch, scratch
 
 if TYPE_CHECKING:
     from holdfast.fs.trees import Captured, Engine
-    from holdfast.fs.trees.intake import Progress
+    from holdfast.fs.trees.tally import Progress
 
 
 class Wanted(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.clock import format_duration
 from holdfast.errors import LockConflict, NotFound
-from holdfast.fs import durable
+from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.worktrees import scratch
 from holdfast.worktrees.control import Control
@@ -32,7 +32,7 @@ def scratches(examination: Examination) -> Iterator[Finding]:
     left = list(scratch.abandoned(control.places))
     needed = {each.operation_id for each in examination.operations().values()}  # after that: it may end
     for each in left:
-        if each.scratch_id in needed:
+        if each.scratch_id in needed or _is_young_and_empty(each.path, examination.now):
             continue
         purpose = f"a {each.intent.purpose} by {each.intent.holder_id}" if each.intent else "something"
         yield Finding(
@@ -44,6 +44,17 @@ def scratches(examination: Examination) -> Iterator[Finding]:
             "remove it",
             fix=partial(_sweep, control, each.scratch_id),
         )
+
+
+def _is_young_and_empty(path: Path, now: float) -> bool:
+    """Whether somebody may have made it just now, and be about to lock it; if not, it takes no space."""
+    if path.name.endswith(scratch.SWEPT):
+        return False
+    try:
+        with Directory.open(path) as directory:
+            return not directory.names() and now - calls.stat(path).st_mtime < DRAFT_AGE
+    except (NotFound, FileNotFoundError):
+        return True
 
 
 def _sweep(control: Control, scratch_id: str) -> None:
