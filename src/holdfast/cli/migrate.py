@@ -8,8 +8,7 @@ import click
 
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
-
-STORE_VARIABLE = "HOLDFAST_STORE"
+from holdfast.cli.places import store_address
 
 
 @click.command(short_help="Move everything that is shared to another store.")
@@ -49,7 +48,7 @@ def migrate(
         require_other_store,
     )
 
-    source = source or os.environ.get(STORE_VARIABLE)
+    source = source or store_address(os.environ)
     old = address_of(directory, source)
     require_other_store(directory, old, target)
     from_store = open_store(directory, source)

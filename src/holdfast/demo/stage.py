@@ -15,7 +15,6 @@ from holdfast.issues.tracker import Tracker
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.ledgers import OpenLedger, init_ledger, open_ledger
 from holdfast.workspace.repository import Repository
-from holdfast.workspace.stores import configure_store
 from holdfast.workspace.trackers import open_tracker
 
 ACTOR = "auto:demo"
@@ -57,10 +56,7 @@ class Stage(NamedTuple):
 def set_up(stage: Stage, *, issues: int, seed: int, store: str | None) -> Sequence[str]:
     """Make the repository, the queue and the ledger; the ids of the issues."""
     make_directories(stage.notes)
-    make_directories(stage.root)
-    if store is not None:
-        configure_store(stage.root, store)
-    initialise(stage.root)
+    initialise(stage.root, store=store)
     init_ledger(stage.root)
     tracker = stage.tracker()
     tracker.initialise()

@@ -48,12 +48,13 @@ def init_ledger(
     *,
     lock_timeout: float = meta.DEFAULT_LOCK_TIMEOUT,
     claim_files: bool = False,
+    address: str | None = None,
 ) -> OpenLedger:
     """Begin a ledger in a directory; `AlreadyExists` if there is one.
 
     Commit point: `meta.json`. A directory of events that another program began is taken as it is.
     """
-    store = open_store(root)
+    store = open_store(root, address)
     try:
         meta.create_meta(store, lock_timeout=lock_timeout, claim_files=claim_files)
     except AlreadyExists:
@@ -67,12 +68,15 @@ def init_ledger(
     return _wired(Path(os.path.abspath(root)), store)
 
 
-def open_ledger(root: str | os.PathLike[str]) -> OpenLedger:
-    """Open the ledger of a directory; `NotFound` if there is none. Makes nothing."""
+def open_ledger(root: str | os.PathLike[str], *, address: str | None = None) -> OpenLedger:
+    """Open the ledger of a directory, kept at this address if one is given; `NotFound` if there is none.
+
+    Makes nothing.
+    """
     path = Path(os.path.abspath(root))
     if not _is_there(path):
         raise _no_ledger(path)
-    store = open_store(path)
+    store = open_store(path, address)
     files_there = isinstance(store, FileStore) and _is_there(path / DIRECTORY)
     if not files_there and meta.read_meta(store) is None:
         raise _no_ledger(path)

@@ -16,10 +16,11 @@ from holdfast.errors import LockConflict, NotFound, Refused
 from holdfast.fs import calls
 from holdfast.leases.desk import DEFAULT_TTL, Desk
 from holdfast.leases.held import HeldLease, acquire
+from holdfast.leases.moments import SKEW
 from holdfast.leases.protocol import Granted
 from holdfast.locks.holders import Holder
 from holdfast.store.base import Store
-from holdfast.workspace.stores import open_store
+from holdfast.workspace.stores import open_store, skew_of
 from holdfast.worktrees.control import Control, Places, may_be_leased
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.payloads import directory_of, worktree_name
@@ -54,6 +55,7 @@ class Repository:
             also_named=worktree_keys,
             precondition=may_be_leased,
             holder=holder,
+            skew=SKEW if (skew := skew_of(store)) is None else skew,
         )
         self.control = Control(places, store, trail, desk)
 

@@ -24,10 +24,15 @@ def find_root(start: Path) -> Path:
 
 
 def open_tracker(
-    root: Path, *, actor: str, timeout: float | None = DEFAULT_TIMEOUT, retry: RetryConfig | None = None
+    root: Path,
+    *,
+    actor: str,
+    address: str | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    retry: RetryConfig | None = None,
 ) -> Tracker:
-    """The tracker of the directory `root`, for somebody who acts on it."""
-    return Tracker(open_store(root, timeout=timeout), actor=actor, root=root, retry=retry)
+    """The tracker of the directory `root`, kept at this address if one is given, for who acts on it."""
+    return Tracker(open_store(root, address, timeout=timeout), actor=actor, root=root, retry=retry)
 
 
 def _is_there(path: Path) -> bool:
