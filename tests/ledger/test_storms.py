@@ -25,7 +25,7 @@ from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
-SETTLED = 0.3
+SETTLED = 2.0
 """How long a waiter of these tests counts without showing itself: some are killed, some stopped."""
 
 
