@@ -25,6 +25,7 @@ LONGEST_TYPE = 128
 LONGEST_ID = 128
 
 _WHAT = "an event"
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 class Recorded(NamedTuple):
@@ -111,8 +112,16 @@ def checked(event: Mapping[str, Any]) -> Event:
         raise UsageFailure(f"the `id` of an event must be a text of 1 to {LONGEST_ID} characters")
     if timestamp is not None:
         check_timestamp(timestamp)
-    CODEC.encode(stamped(copy, 0.0))  # refuse what cannot be stored before anything is locked or written
-    return Checked(copy)
+    known = Checked(copy)
+    CODEC.encode(
+        stamped(known if _is_flat(copy) else copy, 0.0)
+    )  # refuse before anything is locked or written
+    return known
+
+
+def _is_flat(event: Event) -> bool:
+    """Whether there is nothing to look at below the surface."""
+    return all(type(name) is str and type(value) in _PLAIN for name, value in event.items())
 
 
 def check_timestamp(timestamp: object) -> float:
