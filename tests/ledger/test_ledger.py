@@ -103,6 +103,7 @@ BAD: dict[str, Any] = {
     "a long type": {"type": "x" * 129},
     "a NaN": {"type": "note", "value": float("nan")},
     "a key that is no text": {"type": "note", "value": {1: 2}},
+    "a name that is no text": {"type": "note", 1: 2},
     "a lone surrogate": {"type": "note", "text": "\ud800"},
     "something that is not JSON": {"type": "note", "value": object()},
     "a timestamp without a zone": {"type": "note", "timestamp": "2024-01-15T10:30:00"},

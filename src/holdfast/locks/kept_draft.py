@@ -31,6 +31,7 @@ class KeptDraft:
         self._uses = 0
         self._identity: tuple[int, int] | None = None
         self._size = 0
+        self._written_at = 0
         self._name = ""
         self._lock_id = ""
         self._pid = 0
@@ -66,7 +67,9 @@ class KeptDraft:
         if self._lock_id != lock_id or self._pid != os.getpid():
             return False
         status = directory.status(name)
-        return status is not None and (status.st_dev, status.st_ino) == self._identity
+        if status is None or status.st_mtime_ns != self._written_at:
+            return False  # the time too: an inode that was given back may be somebody else's by now
+        return (status.st_dev, status.st_ino) == self._identity
 
     def discard(self) -> None:
         """Remove the private file; a lock that it is linked to stays."""
@@ -104,6 +107,7 @@ class KeptDraft:
             if self._size > len(content):
                 calls.ftruncate(fd, len(content))
             self._size = len(content)
+            self._written_at = calls.fstat(fd).st_mtime_ns
         finally:
             calls.close(fd)
 

@@ -77,18 +77,21 @@ def open_ledger(root: str | os.PathLike[str], *, address: str | None = None) -> 
     if not _is_there(path):
         raise _no_ledger(path)
     store = open_store(path, address)
-    files_there = isinstance(store, FileStore) and _is_there(path / DIRECTORY)
+    files_there = isinstance(store, FileStore) and _is_there(store.path / DIRECTORY)
     if not files_there and meta.read_meta(store) is None:
         raise _no_ledger(path)
     return _wired(path, store)
 
 
 def _wired(root: Path, store: Store) -> OpenLedger:
-    on_files = isinstance(store, FileStore)
-    files = ClaimFiles(root) if on_files and meta.has_claim_files(meta.read_meta(store)) else None
-    ledger = Ledger(store, shelf=FileShelf(root))
-    lock = LedgerLock(root / DIRECTORY, AGENT) if on_files else None
-    return OpenLedger(root, ledger, Claims(ledger, files=files), lock, files)
+    ledger = Ledger(
+        store, shelf=FileShelf(root)
+    )  # also of a ledger on a server: a cache, here, of what is there
+    if not isinstance(store, FileStore):
+        return OpenLedger(root, ledger, Claims(ledger), None, None)
+    files = ClaimFiles(store.path) if meta.has_claim_files(meta.read_meta(store)) else None
+    lock = LedgerLock(store.path / DIRECTORY, AGENT)
+    return OpenLedger(store.path, ledger, Claims(ledger, files=files), lock, files)
 
 
 def _is_there(path: Path) -> bool:
