@@ -149,6 +149,7 @@ def test_gates_are_defined_required_checked_and_passed(do: Do, scratch: Path) ->
     assert "gated" in do("gate", "pass", issue, "review").stdout
     (scratch / "proof").write_text("here")
     assert do("gate", "check", issue[:8], "tests").stdout.endswith(f"{issue[:8]} is done\n")
+    assert "no automatic gate" in do("gate", "check", issue).stdout
     assert len(list((scratch / ".jit/gate-runs").iterdir())) == 2
     assert do("gate", "list").stdout.splitlines()[1:] == ["review  manual  read", "tests   auto    cat proof"]
     assert [gate["key"] for gate in data(do("gate", "list", "--json"))["gates"]] == ["review", "tests"]

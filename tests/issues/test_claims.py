@@ -99,6 +99,7 @@ def test_only_its_claim_moves_a_claimed_issue(tracker: Tracker) -> None:
 
     moves: list[Callable[[], object]] = [
         lambda: tracker.update(a, DONE),
+        lambda: tracker.update(a, Update(assignee="agent:two")),
         lambda: tracker.delete(a),
         lambda: tracker.claims.release(a),
     ]

@@ -198,17 +198,15 @@ class Tracker:
         def body(draft: Draft) -> Issue:
             before = draft.issue(issue_id)
             _check_version(draft, issue_id, if_version)
-            if claim is not None:
-                draft.set_claim(
-                    issue_id, claims.authorised(before, draft.claim(issue_id), draft.now, claim, moving=False)
-                )
             issue = _unmoved(before, function(before))
+            moving = issue.assignee != before.assignee  # to take work away is to move it
+            record = claims.authorised(before, draft.claim(issue_id), draft.now, claim, moving=moving)
+            draft.set_claim(issue_id, record)
             if issue != before:
                 draft.record("issue_updated", issue_id, fields=_changed_fields(before, issue))
             return draft.put(issue)
 
-        also = [CLAIMS.key(issue_id)] if claim is not None else []
-        return self.transactions.change(body, issues=[issue_id], also=also)
+        return self.transactions.change(body, issues=[issue_id], also=[CLAIMS.key(issue_id)])
 
     def _move(self, issue_id: str, update: Update, claim: ClaimId | None, if_version: str | None) -> Issue:
         around = self.transactions.surroundings(issue_id)

@@ -12,14 +12,15 @@ from holdfast.locks.retry import RetryConfig
 from holdfast.workspace.stores import open_store
 
 MARKS = (".jit", ".holdfast")
-"""What a directory has in it that is the root of a workspace."""
+"""What a directory has in it that is the root of a tracker: its files, or else those of a store elsewhere."""
 
 
 def find_root(start: Path) -> Path:
     """The directory with a tracker in it, this one or the nearest above it; else `NotInitialised`."""
-    for directory in (start, *start.parents):
-        if any(_is_there(directory / mark) for mark in MARKS):
-            return directory
+    for mark in MARKS:
+        for directory in (start, *start.parents):
+            if _is_there(directory / mark):
+                return directory
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
 
 
