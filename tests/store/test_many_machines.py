@@ -41,7 +41,7 @@ from tests.support.servers import Etcd, Machine, Postgres, Server, enter
 pytest.importorskip("psycopg", reason="psycopg is not installed here")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
-FAULTS = int(os.environ.get("HOLDFAST_FAULTS", "7"))
+FAULTS = int(os.environ.get("HOLDFAST_FAULTS", "6"))
 CLIENTS = 3
 TTL = 1.0
 TIMEOUT = 3.0

@@ -223,6 +223,13 @@ def test_a_server_that_does_not_answer_does_not_hold_up_anybody_for_ever(
                 store.read(ONE)
 
 
+def test_a_standby_is_not_read_for_it_may_be_behind(postgres_url: str) -> None:
+    """What can only be read is taken for one; then it is waited for until it can be written."""
+    options = "options=-c%20default_transaction_read_only%3Don"
+    with pytest.raises(StoreUnavailable, match="read-only"):
+        PostgresStore(f"{postgres_url}&{options}", timeout=0.3).read(ONE)
+
+
 @pytest.mark.req("LC-12")
 def test_a_holder_whose_server_has_stopped_answering_stops_when_its_lease_ends(line: Line) -> None:
     store = line.open(timeout=30.0)

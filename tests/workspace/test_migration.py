@@ -186,6 +186,8 @@ def test_the_store_of_the_environment_is_moved_from(tmp_path: Path) -> None:
     fill(FileStore(tmp_path / "origin"))
     env = {"HOLDFAST_STORE": (tmp_path / "origin").as_uri()}
     moved = data(holdfast("migrate", tmp_path / "repository", "--to", "files", "--json", env=env))
+    told = holdfast("migrate", tmp_path / "repository", "--to", "files", env=env).stdout
 
     assert moved["copied_documents"] > MANY
+    assert "HOLDFAST_STORE is set" in told
     assert everything(FileStore(tmp_path / "repository")) == everything(FileStore(tmp_path / "origin"))

@@ -65,4 +65,6 @@ def migrate(
     lines = [f"{done} {documents} and {records}", f"  from {old}", f"  to   {new}"]
     if not dry_run:
         lines.append("This directory uses the new store from now on.")
+    if not dry_run and os.environ.get("HOLDFAST_STORE"):
+        lines.append("But HOLDFAST_STORE is set, and comes first: change it, or remove it.")
     output.result({"from": old, "to": new, "dry_run": dry_run, **moved._asdict()}, lines)

@@ -88,15 +88,17 @@ class EtcdEngine:
         self._checked = False
 
     def fetch(self, named: Sequence[Named]) -> Fetched:
-        asked = [_get(self.keys.clock), _get(self.keys.schema)]
+        first = [self.keys.clock] if self._checked else [self.keys.clock, self.keys.schema]
+        asked = [_get(key) for key in first]
         asked += [
             _last(self.keys.records(each.name))
             if isinstance(each, Stream)
             else _get(self.keys.document(each.name))
             for each in named
         ]
-        clock, schema, *rows = self._ranges(asked)
-        self._check_schema(schema)
+        clock, *rows = self._ranges(asked)
+        if len(first) > 1:
+            self._check_schema(rows.pop(0))
         found = {each.name: _found(each, rows[0]) for each, rows in zip(named, rows, strict=True) if rows}
         left = float(plain(clock[0]["value"])) if clock else 0.0
         return Fetched(found, self.gateway.time.now(left))
@@ -224,8 +226,6 @@ class EtcdEngine:
 
     def _check_schema(self, rows: Sequence[Any]) -> None:
         """Leave the version of the layout with the first one who asks, and refuse one that is not known."""
-        if self._checked:
-            return
         found = plain(rows[0]["value"]).decode() if rows else None
         if found is None:
             if not self._create:

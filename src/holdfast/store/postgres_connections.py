@@ -181,6 +181,7 @@ class Connections:
         parameters = {
             "connect_timeout": max(2, math.ceil(self.timeout)),
             "application_name": "holdfast",
+            "target_session_attrs": "read-write",  # a standby may show what is old
             "keepalives_idle": 5,
             "keepalives_interval": 2,
             "keepalives_count": 3,

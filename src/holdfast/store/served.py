@@ -249,7 +249,7 @@ class ServedStore:
             now = attempt.fetched.now
             with self._deciding:
                 decision = decide(view, now)  # 2.
-            check_changes(named, view, decision.changes)
+            check_changes(set(named), view, decision.changes)
             plan, positions = _plan(tries.id, attempt.fetched, named, view, decision.changes)
             commit = Commit(tries.commit_id, now, positions, decision.result)
             try:
