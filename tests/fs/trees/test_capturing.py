@@ -269,8 +269,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_whatever_changes_after_it_was_captured_is_noticed(
     desk: Desk, name: str, listening: bool, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not listening:
-        monkeypatch.setattr("holdfast.fs.trees.watch.is_network", lambda _kind: True)
+    if listening:
+        monkeypatch.setattr("holdfast.fs.trees.intake._WORTH_WATCHING", 0)
+        monkeypatch.setattr("holdfast.fs.trees.capturing.second_look", lambda *_: None)
     if known:
         desk.take()
     with pytest.raises(ConsistencyUnavailable, match=r"changed while it was captured: (d0|e0|\.)"):
