@@ -27,6 +27,7 @@ from holdfast.fs.trees.tally import Tally
 from holdfast.fs.trees.watch import SourceWatch
 
 _WORTH_WATCHING = 3000
+_FAR_FUTURE = 1 << 62  # to which nothing is recent
 _FILE_OR_LINK = (stat.S_IFREG, stat.S_IFLNK)
 
 
@@ -54,7 +55,7 @@ class Intake:
         payload: Payload | None = None,
         base: Base | None = None,
         watch: SourceWatch | None = None,
-        now: int = 0,
+        now: int = _FAR_FUTURE,
         clones: bool = False,
         retry: bool = False,
     ) -> None:
