@@ -37,7 +37,7 @@ def take(repository: Repository, round_: int) -> None:
 
 def come_and_go(repository: Repository, round_: int) -> None:
     repository.worktrees.create("here", snapshot=repository.control.config(MAIN).head_snapshot_id)
-    repository.worktrees.rename("here", "there", force=True)
+    repository.worktrees.change_name("here", "there", force=True)
     repository.remove_worktree("there", force=True)
 
 

@@ -46,7 +46,7 @@ OPERATIONS: dict[str, Operate] = {
         MAIN, old.first, old.proof, InPlace(reason="tested")
     ),
     "restore": lambda repository, old: repository.snapshots.restore(old.first, "new"),
-    "rename": lambda repository, old: repository.worktrees.rename("dev", "new"),
+    "rename": lambda repository, old: repository.worktrees.change_name("dev", "new"),
     "remove": lambda repository, old: repository.remove_worktree("dev"),
 }
 

@@ -47,7 +47,9 @@ def scratches(examination: Examination) -> Iterator[Finding]:
 
 
 def _is_young_and_empty(path: Path, now: float) -> bool:
-    """Whether it may have been made just now, or be on its way out; and if not, it takes no space."""
+    """Whether somebody may have made it just now, and be about to lock it; if not, it takes no space."""
+    if path.name.endswith(scratch.SWEPT):
+        return False
     try:
         with Directory.open(path) as directory:
             return not directory.names() and now - calls.stat(path).st_mtime < DRAFT_AGE

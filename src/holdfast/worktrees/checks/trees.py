@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from holdfast.audit.reading import Reader
 from holdfast.errors import NotFound
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure
@@ -16,39 +18,37 @@ from holdfast.worktrees.control import Control
 from holdfast.worktrees.doctor import Examination, Finding, Severity
 from holdfast.worktrees.naming import is_ready
 
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
 _GONE = frozenset({"snapshots_collected", "tree_removed"})
 """The events after which a snapshot is rightly not there."""
-
-_ONE_TREE = frozenset({"snapshot", "collection", "repair"})
-"""Those who make no tree, or one that has the id of their scratch; others may make several."""
 
 
 def orphans(examination: Examination) -> Iterator[Finding]:
     """Trees without a descriptor.
 
-    A publisher keeps its scratch from before its tree appears until its descriptor is there. So: first
-    the trees, then who works now, then the descriptors; what is not in the making then, and has no
-    descriptor, will never get one. What the audit trail knows tells a snapshot that never was from one
-    that is lost.
+    A publisher keeps a scratch of the same id from before its tree appears until its descriptor is there.
+    So: first the trees, then who works now, then the descriptors; what is not in the making then, and has
+    no descriptor, will never get one. What the audit trail knows tells a snapshot that never was from
+    one that is lost. While an operation is pending nothing is judged: it may have to be finished first.
     """
     control = examination.control
     trees = _names(control)
-    working = list(scratch.in_use(control.places))
-    making = {each.scratch_id for each in working}
+    making = {each.scratch_id for each in scratch.in_use(control.places)}
     orphaned = [
         each
         for each in trees
-        if is_safe_name(each)
+        if _ID.fullmatch(each)
         and each not in making
         and examination.descriptor(each) is None
-        and _is_there(control, each)
+        and _is_directory(control, each)
     ]
-    if orphaned and not examination.operations() and _ONE_TREE.issuperset(each.purpose for each in working):
+    if orphaned and not examination.operations():
         known = _history_of(examination, orphaned)
         for each in orphaned:
             yield _lost(each) if known.get(each) not in _GONE | {None} else _not_missed(control, each)
     for name in trees:
-        if not is_safe_name(name) or not _is_directory(control, name):
+        if not _is_ours(examination, name):
             yield Finding(
                 "snapshot-directory-strange",
                 Severity.WARNING,
@@ -87,9 +87,9 @@ def _history_of(examination: Examination, snapshot_ids: Sequence[str]) -> dict[s
     """The last event in the audit trail that mentions each of these snapshots, if one does."""
     wanted, last = set(snapshot_ids), dict[str, str]()
     control = examination.control
-    for entry in control.store.entries(control.trail.stream):
-        for each in wanted.intersection(_texts(entry.record.facts)):
-            last[each] = entry.record.event
+    for entry in Reader(control.store, control.trail, verified=True).read():  # a forged one proves nothing
+        for each in wanted.intersection(_texts(entry.facts)):
+            last[each] = entry.event
     return last
 
 
@@ -167,15 +167,22 @@ def _names(control: Control) -> list[str]:
         return []
 
 
-def _is_there(control: Control, name: str) -> bool:
+def _is_directory(control: Control, name: str) -> bool:
     try:
         with Directory.open(control.places.snapshots) as directory:
-            return directory.status(name) is not None
+            status = directory.status(name)
     except NotFound:
         return False
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
-def _is_directory(control: Control, name: str) -> bool:
+def _is_ours(examination: Examination, name: str) -> bool:
+    """Whether it is, or was, the tree of a snapshot."""
+    if _ID.fullmatch(name):
+        return _is_directory(examination.control, name) or not _is_there(examination.control, name)
+    return is_safe_name(name) and examination.descriptor(name) is not None
+
+
+def _is_there(control: Control, name: str) -> bool:
     with Directory.open(control.places.snapshots) as directory:
-        status = directory.status(name)
-        return status is None or stat.S_ISDIR(status.st_mode)
+        return directory.status(name) is not None
