@@ -26,6 +26,8 @@ from holdfast.fs.trees.stat_cache import StatCache
 from holdfast.fs.trees.tally import Tally
 from holdfast.fs.trees.watch import SourceWatch
 
+_WORTH_WATCHING = 3000
+_FAR_FUTURE = 1 << 62  # to which nothing is recent
 _FILE_OR_LINK = (stat.S_IFREG, stat.S_IFLNK)
 
 
@@ -38,6 +40,7 @@ class Taken(NamedTuple):
     body: bytes
     link_from: str | None = None
     from_cache: bool = False
+    watched: bool = False  # somebody tells us of changes since
 
 
 class Intake:
@@ -52,7 +55,7 @@ class Intake:
         payload: Payload | None = None,
         base: Base | None = None,
         watch: SourceWatch | None = None,
-        now: int = 0,
+        now: int = _FAR_FUTURE,
         clones: bool = False,
         retry: bool = False,
     ) -> None:
@@ -75,22 +78,29 @@ class Intake:
             own = calls.fstat(here)
             if own.st_dev != self._device or path in self._mounts:
                 return self._mount_point(path, own), []
-            if self._watch is not None:
-                self._watch.add(here, path)
+            watched = self._watches(here, path)
             listing = look(here)
         except OSError as error:
             if error.errno not in GONE:
                 raise unreadable(self.source.where(path), error) from error
             self.tally.changed.append(path)
+            if path and self.payload is not None:
+                self.payload.remove_directory(path)
             return None, []
         if is_recent(max(listing.newest, own.st_ctime_ns), self._now):
             self.tally.any_recent = True
         if self.payload is not None:
             self.payload.make_directories(path, listing.directories)
-        taken = self._unchanged(path, listing) or self._read(path, here, listing)
+        taken = (self._unchanged(path, listing) or self._read(path, here, listing))._replace(watched=watched)
         self.tally.directories += 1
         self.tally.report()
         return taken, listing.directories
+
+    def _watches(self, here: int, path: str) -> bool:
+        """Listen to a directory; but a few files are sooner looked at twice: to stop listening takes time."""
+        if self._watch is None or self.tally.files < _WORTH_WATCHING:
+            return False
+        return self._watch.add(here, path)
 
     def _mount_point(self, path: str, own: os.stat_result) -> Taken:
         self.tally.lose(path, ["another file system is mounted there"])
