@@ -274,6 +274,16 @@ def test_a_directory_that_is_replaced_while_it_is_captured_is_not_published(site
     site.require_nothing_left()
 
 
+def test_what_was_exchanged_before_it_is_published_is_not_published(site: Site) -> None:
+    def replace() -> None:
+        site.payload.rename(site.payload.parent / "away")
+        site.payload.mkdir()
+
+    with at_call("rename_noreplace", 1, replace), pytest.raises(ConsistencyUnavailable):
+        site.take()
+    site.require_nothing_left()
+
+
 def test_a_worktree_without_its_directory_is_said_to_be_without_it(site: Site) -> None:
     site.payload.rename(site.payload.parent / "away")
     with pytest.raises(NotFound, match="is not there"):
