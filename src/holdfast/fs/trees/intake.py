@@ -11,7 +11,14 @@ from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.content import KIND_WORDS, link_path, meta_of, read_xattrs
 from holdfast.fs.trees.descent import Descent, joined, shown, unreadable
 from holdfast.fs.trees.files import GONE, Base, Files, Known, Place
-from holdfast.fs.trees.manifest import encode_body, encode_entry, encode_extras, encode_xattrs, raw_entries
+from holdfast.fs.trees.manifest import (
+    Meta,
+    encode_body,
+    encode_entry,
+    encode_extras,
+    encode_xattrs,
+    raw_entries,
+)
 from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.scan import (
     NO_MARK,
@@ -28,6 +35,7 @@ from holdfast.fs.trees.watch import SourceWatch
 
 _WORTH_WATCHING = 3000
 _FAR_FUTURE = 1 << 62  # to which nothing is recent
+_EMPTY_SUBVOLUME = 2  # in a btrfs snapshot, the inode of what was a subvolume in its source
 _FILE_OR_LINK = (stat.S_IFREG, stat.S_IFLNK)
 
 
@@ -76,8 +84,8 @@ class Intake:
         try:
             here = self.source.enter(path)
             own = calls.fstat(here)
-            if own.st_dev != self._device or path in self._mounts:
-                return self._mount_point(path, own), []
+            if self._is_foreign(path, own):
+                return self._mount_point(path), []
             watched = self._watches(here, path)
             listing = look(here)
         except OSError as error:
@@ -102,13 +110,15 @@ class Intake:
             return False
         return self._watch.add(here, path)
 
-    def _mount_point(self, path: str, own: os.stat_result) -> Taken:
+    def _is_foreign(self, path: str, own: os.stat_result) -> bool:
+        empty = path != "" and own.st_ino == _EMPTY_SUBVOLUME
+        return own.st_dev != self._device or path in self._mounts or empty
+
+    def _mount_point(self, path: str) -> Taken:
+        """Only that it is there: what it shows belongs to what is mounted, and that is not ours."""
         self.tally.lose(path, ["another file system is mounted there"])
         self.tally.directories += 1
-        body = encode_body(meta_of(own)._replace(kind=b"m"), b"", [])
-        if self.payload is not None:
-            self.payload.finish_directory(path, body)
-        return Taken(path, b"", b"", body)
+        return Taken(path, b"", b"", encode_body(Meta(b"m", 0, 0, 0, 0), b"", []))
 
     # --- What is as it was -----------------------------------------------------------------------------
 
