@@ -14,7 +14,6 @@ from holdfast.leases.records import LeaseKeys
 from holdfast.store.records import Create, Decision
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.payload_lock import payload_locked
-from holdfast.worktrees.payloads import inode_of, status_of
 from holdfast.worktrees.records import MAIN, OPERATIONS, Operation, OperationKind
 from tests.locks.workers import Line, Workers
 from tests.worktrees.stages import expire, make_repository
@@ -34,7 +33,6 @@ def begin_removal(repository: Repository, name: str) -> None:
         worktree_id=name,
         begun_at="2026-01-01T00:00:00Z",
         holder_id="host:user:1:1",
-        inode=inode_of(status_of(repository.control.places, name)),
     )
     repository.control.store.transact([key], lambda view, now: Decision([Create(key, operation)], None))
 

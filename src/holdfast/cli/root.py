@@ -10,14 +10,13 @@ from holdfast.cli.group import Entry, Group
 
 HELP = """\
 Holdfast lets many agents and people work in one repository at the same time, without lost work,
-double work or stuck locks. This version has the locks: run a command while you hold one, see who
-holds it, and clear up after a crash.
+double work or stuck locks: each in a worktree of its own, or one after the other in the same.
 
 \b
-Run a command that nobody else may run at the same time, waiting up to a minute:
-  holdfast file-lock run build.lock --timeout 1m -- make install
-See who is in the way:
-  holdfast file-lock status build.lock
+Make a repository, with a copy of what you have:
+  holdfast init my-repo --import ~/my-project
+Run a command as the only writer of a worktree, waiting up to a minute for it:
+  holdfast run --worktree main --wait 1m --snapshot -- make
 """
 
 EPILOG = f"""\

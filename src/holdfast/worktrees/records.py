@@ -113,7 +113,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     becomes: bool = False
     """Whether this is the record under the new name of a rename."""
     inode: str | None = None
-    """Which directory is created, renamed or removed: whatever else stands at its path is not touched."""
+    """Which directory it is about, if that has to be told from another one that stands in its way."""
     isolation: Isolation | None = None
     label: str | None = None
     """What the worktree that is created will be like."""
