@@ -181,7 +181,10 @@ class _Capture:
         """Write the manifest, or link that of the base if it is the same."""
         base = self.base
         if base is not None and self._is_as_in(base.manifest):
-            link_or_copy_file(base.tree / MANIFEST, self.tree / MANIFEST)
+            try:
+                link_or_copy_file(base.tree / MANIFEST, self.tree / MANIFEST)
+            except OSError as error:
+                raise unwritable(os.fspath(self.tree / MANIFEST), error) from error
             return base.manifest.payload_hash
         records = ((os.fsencode(each.path), each.body) for each in self.taken)
         return write_manifest(self.tree / MANIFEST, records)

@@ -82,6 +82,8 @@ class Intake:
             if error.errno not in GONE:
                 raise unreadable(self.source.where(path), error) from error
             self.tally.changed.append(path)
+            if path and self.payload is not None:
+                self.payload.remove_directory(path)
             return None, []
         if is_recent(max(listing.newest, own.st_ctime_ns), self._now):
             self.tally.any_recent = True

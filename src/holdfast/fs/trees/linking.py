@@ -39,8 +39,13 @@ class Linker:
     """
 
     def __init__(self, base: Base, payload: Payload, files: Files, source: str) -> None:
-        self._base, self._payload, self._files, self._source = base, payload.again(), files, source
-        self._own_base = Descent(base.payload.root)
+        self._files, self._source = files, source
+        self._base = Descent(base.payload.root)
+        try:
+            self._payload = payload.again()
+        except BaseException:
+            self._base.close()
+            raise
         self._waiting: SimpleQueue[Taken | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -73,7 +78,7 @@ class Linker:
         if self._thread is not None:
             self._thread.join()
         self._payload.close()
-        self._own_base.close()
+        self._base.close()
 
     def _run(self) -> None:
         try:
@@ -87,7 +92,7 @@ class Linker:
         link = calls.link
         try:
             target = self._payload.enter(taken.path)
-            here = self._own_base.enter(taken.link_from)
+            here = self._base.enter(taken.link_from)
             for name in names_in(taken.identity):
                 link(name, name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
         except OSError:
@@ -98,7 +103,7 @@ class Linker:
         """Go through a directory entry by entry after a link failed: what cannot be linked is copied."""
         for raw in raw_entries(taken.body).values():
             entry = decode_entry(b"", raw)
-            if not link_or_copy(self._own_base, link_from, self._payload, taken.path, entry):
+            if not link_or_copy(self._base, link_from, self._payload, taken.path, entry):
                 self._copy_again(taken, os.fsdecode(entry.name), raw)
 
     def _copy_again(self, taken: Taken, name: str, raw: bytes) -> None:
