@@ -16,7 +16,18 @@ from typing import NamedTuple
 from holdfast.fs import calls
 from holdfast.fs.trees import verify
 from holdfast.store.files import FileStore
-from holdfast.testing.crash import Ending, Fault, Kill, Outcome, Report, fresh, judge, run_faulted, run_killed
+from holdfast.testing.crash import (
+    Ending,
+    Fault,
+    Kill,
+    Outcome,
+    Report,
+    Scenario,
+    fresh,
+    judge,
+    run_faulted,
+    run_killed,
+)
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.control import Control
@@ -227,7 +238,7 @@ FAILING = tuple(
 """The calls that fail on a disk that is full or broken."""
 
 
-def killed_everywhere(case: Case, names: Sequence[str] = SEEN) -> Report:
+def killed_everywhere(case: Scenario, names: Sequence[str] = SEEN) -> Report:
     """Kill the operation before each of its calls, and halfway through writes."""
     report = Report("killed")
     with swept_directory() as base:
@@ -244,7 +255,7 @@ def killed_everywhere(case: Case, names: Sequence[str] = SEEN) -> Report:
     return report
 
 
-def failed_everywhere(case: Case, faults: list[Fault]) -> Report:
+def failed_everywhere(case: Scenario, faults: list[Fault]) -> Report:
     """Let each call fail in one of these ways, in turn."""
     report = Report("failed")
     with swept_directory() as base:
