@@ -16,7 +16,18 @@ from typing import NamedTuple
 from holdfast.fs import calls
 from holdfast.fs.trees import verify
 from holdfast.store.files import FileStore
-from holdfast.testing.crash import Ending, Fault, Kill, Outcome, Report, fresh, judge, run_faulted, run_killed
+from holdfast.testing.crash import (
+    Ending,
+    Fault,
+    Kill,
+    Outcome,
+    Report,
+    Scenario,
+    fresh,
+    judge,
+    run_faulted,
+    run_killed,
+)
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.control import Control
@@ -24,7 +35,7 @@ from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.history import line
 from holdfast.worktrees.keeping import Snapshots
 from holdfast.worktrees.proof import Proof
-from holdfast.worktrees.records import MAIN, OPERATIONS, WORKTREES
+from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES
 from holdfast.worktrees.restoring import InPlace, differs_from_head, restore_in_place
 from holdfast.worktrees.snapshots import Wanted, snapshot
 from tests.worktrees.repositories import make_repository
@@ -156,6 +167,7 @@ class Case:
             assert problems == [], f"{each.snapshot_id} does not verify: {problems}"
         trees = [content_of(control.places.tree(each.snapshot_id) / "payload") for each in found]
         assert trees == [*self.world.contents[:2], *self.steps][: len(trees)]
+        assert {name for name, _ in control.store.scan(DESCRIPTORS)} == {each.snapshot_id for each in found}
         return [each.snapshot_id for each in found[2:]]
 
     def settled(self, control: Control) -> None:
@@ -226,7 +238,7 @@ FAILING = tuple(
 """The calls that fail on a disk that is full or broken."""
 
 
-def killed_everywhere(case: Case, names: Sequence[str] = SEEN) -> Report:
+def killed_everywhere(case: Scenario, names: Sequence[str] = SEEN) -> Report:
     """Kill the operation before each of its calls, and halfway through writes."""
     report = Report("killed")
     with swept_directory() as base:
@@ -243,7 +255,7 @@ def killed_everywhere(case: Case, names: Sequence[str] = SEEN) -> Report:
     return report
 
 
-def failed_everywhere(case: Case, faults: list[Fault]) -> Report:
+def failed_everywhere(case: Scenario, faults: list[Fault]) -> Report:
     """Let each call fail in one of these ways, in turn."""
     report = Report("failed")
     with swept_directory() as base:

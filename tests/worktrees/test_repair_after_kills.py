@@ -19,9 +19,9 @@ from holdfast.workspace.repository import Repository
 from holdfast.worktrees.records import MAIN
 from holdfast.worktrees.restoring import InPlace
 from holdfast.worktrees.snapshots import Wanted
-from tests.worktrees.interruptions import World, world
+from tests.worktrees.interruptions import SEEN, World, world
 from tests.worktrees.kept import parents_of, require_whole, trees_of
-from tests.worktrees.test_retention_kills import SEEN, repaired
+from tests.worktrees.test_retention_kills import repaired
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 

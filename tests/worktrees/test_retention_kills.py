@@ -7,6 +7,7 @@ and the work goes on.
 
 from __future__ import annotations
 
+import errno
 import shutil
 import sys
 import tempfile
@@ -18,9 +19,8 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.audit.reading import check_chain
-from holdfast.fs import calls
 from holdfast.store.files import FileStore
-from holdfast.testing.crash import Kill, Outcome, Report, Scenario, fresh, judge, run_killed
+from holdfast.testing.crash import Fault, Kill, Outcome, Report, fresh, judge, run_killed
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.testing.powercut import power_cuts
 from holdfast.workspace.repository import Repository
@@ -31,6 +31,7 @@ from holdfast.worktrees.records import MAIN
 from holdfast.worktrees.references import create_reference
 from holdfast.worktrees.retention import PlanState, Policy
 from tests.worktrees import damage
+from tests.worktrees.interruptions import SEEN, failed_everywhere, killed_everywhere
 from tests.worktrees.kept import (
     fingerprint,
     keep,
@@ -43,27 +44,6 @@ from tests.worktrees.kept import (
 from tests.worktrees.repositories import add_worktree, make_repository
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
-
-_UNSEEN = ("open", "close", "fsync", "sync_directory", "sync_filesystem", "flock", "flock_interruptible")
-SEEN = tuple(name for name in calls.CHANGING if name not in _UNSEEN)
-"""The calls that leave something behind; a kill between two others leaves what the one before left."""
-
-
-def killed_everywhere(scenario: Scenario) -> Report:
-    """Kill before each call, and halfway through writes."""
-    report = Report(type(scenario).__name__)
-    with swept_directory() as base:
-        index, over = 0, False
-        while not over:
-            index += 1
-            for when in (Kill.BEFORE, Kill.HALFWAY):
-                with fresh(base) as directory:
-                    outcome = run_killed(scenario, directory, when, index, names=SEEN)
-                    report.add(outcome, judge(scenario, directory, outcome), "")
-                over = outcome.call is None
-                if outcome.call is None or outcome.call.name != "write":
-                    break
-    return report
 
 
 def repaired(repository: Repository) -> None:
@@ -295,3 +275,20 @@ def test_the_sweep_finds_a_collection_that_does_not_sync_what_it_moved(
 ) -> None:
     monkeypatch.setattr(collecting, "durable", SimpleNamespace(sync_names=lambda directory: None))
     assert without_power(make_world("planted power")).violations
+
+
+# --- Errors -----------------------------------------------------------------------------------------
+
+
+def test_a_collection_that_fails_anywhere_loses_nothing_and_goes_on(
+    make_world: Callable[[str], Repository],
+) -> None:
+    control = make_world("errors").control
+    line_of(control, 4)
+    add_worktree(control, "dev", head=control.config(MAIN).head_snapshot_id)
+    planning.set_policy(control, Policy(keep_last=1))
+    plan = planning.propose(control).plan
+    going = frozenset(plan.snapshots)
+    world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
+    faults = [Fault(errno.EIO), Fault(errno.ENOSPC, lasting=True), Fault(errno.ENOSPC)]
+    failed_everywhere(CollectionKilled(world), faults).require_clean(at_least=50)

@@ -1,4 +1,4 @@
-"""Directories with everything that a file system can hold, and a look at them that shares no code with ours."""
+"""Directories with everything that a file system can hold, and a look at them by no code of ours."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def seen(directory: Path) -> dict[bytes, Seen]:
     for path, status in found.items():
         links.setdefault(status.st_ino, set()).add(path)
     return {
-        path: _seen(os.path.join(top, path), status, links[status.st_ino]) for path, status in found.items()
+        path: _seen(os.path.join(top, path).rstrip(b"/"), status, links[status.st_ino])
+        for path, status in found.items()
     }
 
 
@@ -70,7 +71,7 @@ def _seen(path: bytes, status: os.stat_result, names: set[bytes]) -> Seen:
         (status.st_uid, status.st_gid),
         content,
         _xattrs(path),
-        status.st_rdev if kind in (stat.S_IFCHR, stat.S_IFBLK) else 0,
+        getattr(status, "st_rdev", 0) if kind in (stat.S_IFCHR, stat.S_IFBLK) else 0,
         frozenset(names) if kind == stat.S_IFREG else frozenset(),
     )
 
@@ -119,8 +120,8 @@ def grow(top: Path) -> Path:
     os.mkfifo(top / "fifo")
     _socket(top)
     (top / "script").write_text("#!/bin/sh\n")
-    for name, mode in {"script": 0o755, "other name": 0o640, "empty": 0o711, "plain": 0o444}.items():
-        (top / name).chmod(mode)
+    for text, mode in {"script": 0o755, "other name": 0o640, "empty": 0o711, "plain": 0o444}.items():
+        (top / text).chmod(mode)
     for place in (top / "plain", top / "empty"):
         set_xattr(place, "user.colour", b"blue\0green")
         set_xattr(place, "user.empty", b"")

@@ -1,4 +1,4 @@
-"""Taking the files of a source, one by one: each is read at most once, and linked or copied into a payload."""
+"""Taking the files of a source, one by one: each is read once, and linked or copied into a payload."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from holdfast.fs.trees.scan import NO_MARK, is_recent, mark_of
 from holdfast.fs.trees.tally import Recent, Tally
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
-_NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOENT)
+NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOENT)
 _ATTEMPTS = 3
 
 
@@ -254,7 +254,7 @@ class Files:
             here = self._base.payload.enter(place.known.base_path)
             calls.link(name, name, src_dir_fd=here, dst_dir_fd=place.target, follow_symlinks=False)
         except OSError as error:
-            if error.errno in _NO_LINK:
+            if error.errno in NO_LINK:
                 return False
             raise unwritable(self._where(place, name), error) from error
         return True
@@ -268,7 +268,7 @@ class Files:
                 here = way.enter(directory)
                 calls.link(first_name, name, src_dir_fd=here, dst_dir_fd=place.target, follow_symlinks=False)
         except OSError as error:
-            if error.errno in _NO_LINK:
+            if error.errno in NO_LINK:
                 return False
             raise unwritable(self._where(place, name), error) from error
         return True

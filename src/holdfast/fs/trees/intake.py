@@ -11,7 +11,14 @@ from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.content import KIND_WORDS, link_path, meta_of, read_xattrs
 from holdfast.fs.trees.descent import Descent, joined, shown, unreadable
 from holdfast.fs.trees.files import GONE, Base, Files, Known, Place
-from holdfast.fs.trees.manifest import encode_body, encode_entry, encode_extras, encode_xattrs, raw_entries
+from holdfast.fs.trees.manifest import (
+    Meta,
+    encode_body,
+    encode_entry,
+    encode_extras,
+    encode_xattrs,
+    raw_entries,
+)
 from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.scan import (
     NO_MARK,
@@ -26,6 +33,9 @@ from holdfast.fs.trees.stat_cache import StatCache
 from holdfast.fs.trees.tally import Tally
 from holdfast.fs.trees.watch import SourceWatch
 
+_WORTH_WATCHING = 3000
+_FAR_FUTURE = 1 << 62  # to which nothing is recent
+_EMPTY_SUBVOLUME = 2  # in a btrfs snapshot, the inode of what was a subvolume in its source
 _FILE_OR_LINK = (stat.S_IFREG, stat.S_IFLNK)
 
 
@@ -38,6 +48,7 @@ class Taken(NamedTuple):
     body: bytes
     link_from: str | None = None
     from_cache: bool = False
+    watched: bool = False  # somebody tells us of changes since
 
 
 class Intake:
@@ -52,7 +63,7 @@ class Intake:
         payload: Payload | None = None,
         base: Base | None = None,
         watch: SourceWatch | None = None,
-        now: int = 0,
+        now: int = _FAR_FUTURE,
         clones: bool = False,
         retry: bool = False,
     ) -> None:
@@ -73,32 +84,41 @@ class Intake:
         try:
             here = self.source.enter(path)
             own = calls.fstat(here)
-            if own.st_dev != self._device or path in self._mounts:
-                return self._mount_point(path, own), []
-            if self._watch is not None:
-                self._watch.add(here, path)
+            if self._is_foreign(path, own):
+                return self._mount_point(path), []
+            watched = self._watches(here, path)
             listing = look(here)
         except OSError as error:
             if error.errno not in GONE:
                 raise unreadable(self.source.where(path), error) from error
             self.tally.changed.append(path)
+            if path and self.payload is not None:
+                self.payload.remove_directory(path)
             return None, []
         if is_recent(max(listing.newest, own.st_ctime_ns), self._now):
             self.tally.any_recent = True
         if self.payload is not None:
             self.payload.make_directories(path, listing.directories)
-        taken = self._unchanged(path, listing) or self._read(path, here, listing)
+        taken = (self._unchanged(path, listing) or self._read(path, here, listing))._replace(watched=watched)
         self.tally.directories += 1
         self.tally.report()
         return taken, listing.directories
 
-    def _mount_point(self, path: str, own: os.stat_result) -> Taken:
+    def _watches(self, here: int, path: str) -> bool:
+        """Listen to a directory; but a few files are sooner looked at twice: to stop listening takes time."""
+        if self._watch is None or self.tally.files < _WORTH_WATCHING:
+            return False
+        return self._watch.add(here, path)
+
+    def _is_foreign(self, path: str, own: os.stat_result) -> bool:
+        empty = path != "" and own.st_ino == _EMPTY_SUBVOLUME
+        return own.st_dev != self._device or path in self._mounts or empty
+
+    def _mount_point(self, path: str) -> Taken:
+        """Only that it is there: what it shows belongs to what is mounted, and that is not ours."""
         self.tally.lose(path, ["another file system is mounted there"])
         self.tally.directories += 1
-        body = encode_body(meta_of(own)._replace(kind=b"m"), b"", [])
-        if self.payload is not None:
-            self.payload.finish_directory(path, body)
-        return Taken(path, b"", b"", body)
+        return Taken(path, b"", b"", encode_body(Meta(b"m", 0, 0, 0, 0), b"", []))
 
     # --- What is as it was -----------------------------------------------------------------------------
 

@@ -39,12 +39,18 @@ class Linker:
     """
 
     def __init__(self, base: Base, payload: Payload, files: Files, source: str) -> None:
-        self._base, self._payload, self._files, self._source = base, payload.again(), files, source
-        self._own_base = Descent(base.payload.root)
+        self._files, self._source = files, source
+        self._base = Descent(base.payload.root)
+        try:
+            self._payload = payload.again()
+        except BaseException:
+            self._base.close()
+            raise
         self._waiting: SimpleQueue[Taken | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._seen = 0
+        self._abandoned = False
 
     def link(self, taken: Taken) -> None:
         """Link all that is in a directory, now or soon."""
@@ -69,15 +75,18 @@ class Linker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._abandoned = True
         self._waiting.put(None)
         if self._thread is not None:
             self._thread.join()
         self._payload.close()
-        self._own_base.close()
+        self._base.close()
 
     def _run(self) -> None:
         try:
             while (taken := self._waiting.get()) is not None:
+                if self._abandoned:
+                    return
                 self._link_directory(taken)
         except BaseException as error:
             self._failure = error
@@ -87,7 +96,7 @@ class Linker:
         link = calls.link
         try:
             target = self._payload.enter(taken.path)
-            here = self._own_base.enter(taken.link_from)
+            here = self._base.enter(taken.link_from)
             for name in names_in(taken.identity):
                 link(name, name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
         except OSError:
@@ -98,7 +107,7 @@ class Linker:
         """Go through a directory entry by entry after a link failed: what cannot be linked is copied."""
         for raw in raw_entries(taken.body).values():
             entry = decode_entry(b"", raw)
-            if not link_or_copy(self._own_base, link_from, self._payload, taken.path, entry):
+            if not link_or_copy(self._base, link_from, self._payload, taken.path, entry):
                 self._copy_again(taken, os.fsdecode(entry.name), raw)
 
     def _copy_again(self, taken: Taken, name: str, raw: bytes) -> None:

@@ -9,7 +9,7 @@ from typing import Self
 
 from holdfast.fs import calls
 from holdfast.fs.trees.attributes import Attributes, meta_of_entry
-from holdfast.fs.trees.descent import Descent, unwritable
+from holdfast.fs.trees.descent import Descent, split, unwritable
 from holdfast.fs.trees.manifest import directory_of
 
 
@@ -25,10 +25,10 @@ class Payload:
         """Make the directory; `kept` if it is a snapshot's and not one to work in."""
         try:
             calls.mkdir(path)
-            way = Descent(path)
+            attributes = Attributes(calls.stat(path), kept=kept)
         except OSError as error:
             raise unwritable(os.fspath(path), error) from error
-        return cls(way, Attributes(calls.fstat(way.enter("")), kept=kept))
+        return cls(Descent(path), attributes)
 
     def again(self) -> Payload:
         """The same payload with a way of its own, for another thread."""
@@ -49,9 +49,18 @@ class Payload:
                 for name in names:
                     calls.mkdir(name, dir_fd=here)
 
+    def remove_directory(self, path: str) -> None:
+        """Remove a directory that was made for one that is gone."""
+        parent, name = split(path)
+        here = self.enter(parent)
+        with self.changing(path):
+            calls.rmdir(name, dir_fd=here)
+
     def finish_directory(self, path: str, body: bytes) -> list[str]:
         """Complete a directory into which nothing more will be put; return what it could not be given."""
         entry = directory_of(b"", body)
+        if entry.kind == "m":
+            return []
         here = self.enter(path)
         with self.changing(path):
             return self.attributes.finish_directory(here, meta_of_entry(entry), entry.xattrs)
