@@ -268,13 +268,20 @@ def say(what: str) -> None:
     print(f"{what} ...", file=sys.stderr, flush=True)
 
 
-def timed(action: Callable[[], None], place: Path) -> float:
-    """How long it takes, with one sync; what others have left to be written is written before."""
+class Cost(NamedTuple):
+    """Seconds until it is done, and seconds of CPU time."""
+
+    wall: float
+    cpu: float
+
+
+def timed(action: Callable[[], None], place: Path) -> Cost:
+    """What it costs, with one sync; what others have left to be written is written before."""
     sync_tree(place)
-    started = perf_counter()
+    started, used = perf_counter(), sum(os.times()[:4])
     action()
     sync_tree(place)
-    return perf_counter() - started
+    return Cost(perf_counter() - started, sum(os.times()[:4]) - used)
 
 
 def present(report: Report, where: str) -> dict[str, type[Contender]]:
@@ -288,7 +295,7 @@ def present(report: Report, where: str) -> dict[str, type[Contender]]:
     return found
 
 
-Series = dict[str, dict[str, list[float]]]
+Series = dict[str, dict[str, list[Cost]]]
 
 
 def measure_phases(where: str, make: Callable[[Path], None], rounds: int, report: Report) -> Series:
@@ -320,12 +327,12 @@ def measure_phases(where: str, make: Callable[[Path], None], rounds: int, report
                 ordered = {name: actions[name] for name in rotated(list(actions), number_of_round)}
                 results = interleave(ordered, 1)
                 report.note_failures(f"{where}, {phase}", results.failures)
-                for name, seconds in results.series.items():
-                    series[phase].setdefault(name, []).extend(seconds)
+                for name, costs in results.series.items():
+                    series[phase].setdefault(name, []).extend(costs)
     return series
 
 
-def _action(contender: Contender, phase: str, top: Path) -> Callable[[], float]:
+def _action(contender: Contender, phase: str, top: Path) -> Callable[[], Cost]:
     def restore() -> None:
         contender.restore(contender.place / "restored")
 
@@ -333,30 +340,36 @@ def _action(contender: Contender, phase: str, top: Path) -> Callable[[], float]:
 
 
 def judge(where: str, series: Series, report: Report) -> None:
-    """One table and the targets."""
-    columns = [
-        column for phase in PHASES for column in (Column(f"{phase} s", written(".2f")), Column("ours /"))
-    ]
-    table = Table(f"{where}; medians, one sync included", columns)
-    for name in CONTENDERS:
-        cells: list[Value] = []
-        for phase in PHASES:
-            seconds = series[phase].get(name)
-            cells += [median(seconds) if seconds else None, _ours_to(name, series[phase])]
-        if any(cell is not None for cell in cells):
-            table.rows[name] = cells
-    report.tables.append(table)
+    """Two tables, and the targets, which are about the time until it is done."""
+    report.tables.append(_table(f"{where}; medians, one sync included", series, lambda cost: cost.wall))
+    report.tables.append(_table(f"{where}; the same in CPU time", series, lambda cost: cost.cpu))
     for phase, peers in LIMITS.items():
         for peer, limit in peers.items():
-            found = _ours_to(peer, series[phase])
+            found = _ours_to(peer, series[phase], lambda cost: cost.wall)
             text = f"{where}, {phase}: at most {limit:g} times {peer}"
             report.targets.append(at_most(limit, text, found and found.median))
 
 
-def _ours_to(peer: str, series: Mapping[str, list[float]]) -> Ratio | None:
-    """How many times as long as the peer we take; None if one of the two was not measured in every round."""
-    seconds, ours = series.get(peer, []), series.get(OURS, [])
-    return ratio(ours, seconds) if ours and len(ours) == len(seconds) else None
+def _table(title: str, series: Series, measure: Callable[[Cost], float]) -> Table:
+    columns = [
+        column for phase in PHASES for column in (Column(f"{phase} s", written(".2f")), Column("ours /"))
+    ]
+    table = Table(title, columns)
+    for name in CONTENDERS:
+        cells: list[Value] = []
+        for phase in PHASES:
+            costs = series[phase].get(name)
+            cells.append(median(map(measure, costs)) if costs else None)
+            cells.append(_ours_to(name, series[phase], measure))
+        if any(cell is not None for cell in cells):
+            table.rows[name] = cells
+    return table
+
+
+def _ours_to(peer: str, series: Mapping[str, list[Cost]], measure: Callable[[Cost], float]) -> Ratio | None:
+    """How many times what the peer takes we take; None if one of the two was not measured in every round."""
+    theirs, ours = [*map(measure, series.get(peer, []))], [*map(measure, series.get(OURS, []))]
+    return ratio(ours, theirs) if ours and len(ours) == len(theirs) else None
 
 
 def measure_big_file(size: int, rounds: int, report: Report) -> None:
@@ -376,8 +389,8 @@ def measure_big_file(size: int, rounds: int, report: Report) -> None:
             ours = Holdfast(source, top / "ours")
             actions = {"cp": lambda: call("cp", "-a", source, top / "copy"), OURS: ours.take}  # noqa: B023
             for name in [*actions][:: 1 if number_of_round % 2 else -1]:
-                first[name].append(timed(actions[name], top))
-            again.append(timed(ours.take, top))
+                first[name].append(timed(actions[name], top).wall)
+            again.append(timed(ours.take, top).wall)
     table = Table(f"{where}; medians, one sync included", [Column("seconds", written(".3f")), Column("/ cp")])
     for name, seconds in {**first, f"{OURS}, unchanged": again}.items():
         table.rows[name] = [median(seconds), ratio(seconds, first["cp"])]

@@ -23,6 +23,7 @@ from holdfast.fs.trees import (
     READY,
     Engine,
     capture,
+    changes,
     choose_engine,
     link_tree,
     materialise,
@@ -230,6 +231,13 @@ def test_the_command_line_of_the_juicefs_engine(scratch: Path, monkeypatch: pyte
     copied = capture(source, scratch / "b", engine=Engine.COPY, quiesced=True)
     assert cloned.payload_hash == copied.payload_hash
     assert list(verify(scratch / "a", cloned.payload_hash)) == []
+    (source / "plain").chmod(0o600)
+    loose = capture(
+        source, scratch / "d", engine=Engine.JUICEFS_CLONE, cache=scratch / "cache", quiesced=False
+    )
+    assert loose.payload_hash != cloned.payload_hash
+    assert list(verify(scratch / "d", loose.payload_hash)) == []
+    assert list(changes(source, scratch / "d", cache=scratch / "cache")) == []
     (source / "refused").touch()
     with pytest.raises(IoFailure, match=r"juicefs clone.*status 7: some reason"):
         capture(source, scratch / "c", engine=Engine.JUICEFS_CLONE, quiesced=True)

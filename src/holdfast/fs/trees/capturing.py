@@ -92,8 +92,12 @@ class _Capture:
     def run(self, base: Path | None, cache: Path | None, tally: Tally) -> Captured:
         """Carry out the steps."""
         now = _make_tree(self.tree)  # 1. the tree, and what time it is for its file system
-        scanned, frozen = self._clone(), self.engine is Engine.BTRFS_SUBVOLUME  # 2. all at once, if it can be
+        clones_later = self.engine is Engine.JUICEFS_CLONE and self.quiesced
+        frozen = is_whole(self.engine) and not clones_later
+        scanned = self._clone() if frozen else self.source  # 2. all at once, if it can be
         watch = SourceWatch(self.source.root) if self.quiesced and not frozen else None
+        if self.engine is Engine.JUICEFS_CLONE and frozen:
+            cache = None  # it is about the inodes of the source, and they are not those of the clone
         if base is not None and not is_whole(self.engine) and self.engine is not Engine.COPY:
             self.base = self._open_base(base)
         known = StatCache.read(cache, self.device)
@@ -109,6 +113,8 @@ class _Capture:
             retry=not self.quiesced,
         )
         self._take(intake)  # 3. every directory: linked as a whole, or read
+        if clones_later:
+            self._clone()
         if watch is not None:
             self._require_no_change(watch, tally)  # 4. the source was all so at one moment
         payload_hash = self._write_manifest()  # 5. what there is
@@ -119,13 +125,10 @@ class _Capture:
         return captured
 
     def _clone(self) -> Descent:
-        """Let an engine that clones all at once do so; return what is to be read."""
+        """Let an engine that clones all at once do so; return the clone, which does not change any more."""
         payload = self.tree / PAYLOAD
-        if is_whole(self.engine):
-            clone_whole(self.engine, self.source.root, os.fspath(payload))
-        if self.engine is Engine.BTRFS_SUBVOLUME:
-            return self.stack.enter_context(Descent(payload))  # which does not change any more
-        return self.source
+        clone_whole(self.engine, self.source.root, os.fspath(payload))
+        return self.stack.enter_context(Descent(payload))
 
     def _make_payload(self) -> Payload:
         return self.stack.enter_context(Payload.make(self.tree / PAYLOAD, kept=True))

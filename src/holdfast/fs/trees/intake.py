@@ -36,7 +36,7 @@ from holdfast.fs.trees.watch import SourceWatch
 _WORTH_WATCHING = 3000
 _FAR_FUTURE = 1 << 62  # to which nothing is recent
 _EMPTY_SUBVOLUME = 2  # in a btrfs snapshot, the inode of what was a subvolume in its source
-_FILE_OR_LINK = (stat.S_IFREG, stat.S_IFLNK)
+_KIND = 0o170000
 
 
 class Taken(NamedTuple):
@@ -136,13 +136,20 @@ class Intake:
             if link_from is None:
                 return None
         self.tally.files += len(listing.names)
-        self.tally.bytes += sum([each.st_size for each in listing.statuses if stat.S_ISREG(each.st_mode)])
-        for name, status in zip(listing.names, listing.statuses, strict=True):
-            if status.st_mode & 0o170000 not in _FILE_OR_LINK:
-                self._note_special(path, name, status)
+        self.tally.bytes += sum([each.st_size for each in listing.statuses])
+        if {each.st_mode & _KIND for each in listing.statuses} - {stat.S_IFREG}:
+            self._note_others(path, listing)
         return Taken(
             path, listing.identity, listing.identity, known.body, link_from, os.fsencode(path) == known.path
         )
+
+    def _note_others(self, path: str, listing: Listing) -> None:
+        """Of what is no file: no bytes, and a word about what is special."""
+        for name, status in zip(listing.names, listing.statuses, strict=True):
+            if not stat.S_ISREG(status.st_mode):
+                self.tally.bytes -= status.st_size
+                if not stat.S_ISLNK(status.st_mode):
+                    self._note_special(path, name, status)
 
     def _same_in_base(self, path: str, body: bytes, known_path: bytes) -> str | None:
         if self.base is not None:
