@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -86,6 +87,22 @@ def test_every_check_has_damage_that_it_finds() -> None:
     }
     assert {check.name for check in CHECKS} - made_here == {"format", "filesystem"}
     assert len({check.name for check in CHECKS}) == len(CHECKS)
+
+
+def test_every_code_is_documented_with_its_severity_and_whether_it_is_repaired() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "findings.md"
+    cells = [
+        [cell.strip() for cell in row.split("|")[1:-1]] for row in page.read_text().splitlines() if "|" in row
+    ]
+    rows = {cell[0].strip("`"): cell for cell in cells}
+    source = "".join(path.read_text() for path in Path(doctor.__file__).parent.glob("checks/*.py"))
+    source += Path(doctor.__file__).read_text()
+    codes_used = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source))
+    assert rows.keys() == codes_used
+    for planted in damage.ALL.values():
+        _, severity, _, repair = rows[planted.code]
+        assert severity == planted.severity
+        assert repair.isascii() is planted.repaired or "if there is one line" in repair  # else a dash
 
 
 def test_a_file_that_changed_is_found_only_by_reading_it(repository: Repository) -> None:

@@ -284,7 +284,7 @@ def test_a_collection_that_fails_anywhere_loses_nothing_and_goes_on(
     make_world: Callable[[str], Repository],
 ) -> None:
     control = make_world("errors").control
-    line_of(control, 4)
+    line_of(control, 2)
     add_worktree(control, "dev", head=control.config(MAIN).head_snapshot_id)
     planning.set_policy(control, Policy(keep_last=1))
     plan = planning.propose(control).plan
