@@ -7,6 +7,7 @@ from __future__ import annotations
 
 SUITES = {
     "locks": "bench.locks",
+    "snapshots": "bench.snapshots",
     "startup": "bench.startup",
     "store": "bench.store",
 }

@@ -192,6 +192,30 @@ def test_at_the_limit_of_links_files_are_copied(desk: Desk, monkeypatch: pytest.
     assert len({inodes(tree / PAYLOAD)["d0/f0"] for tree, _ in trees}) == 2
 
 
+def test_links_made_by_a_thread_are_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_THREAD", 1)
+    first, captured = desk.take()
+    (first / PAYLOAD / "d2/f1").unlink()  # which it must get from the source
+    second, again = desk.take()
+
+    assert again.payload_hash == captured.payload_hash
+    assert list(verify(second, again.payload_hash)) == []
+    assert inodes(second / PAYLOAD)["d2/f0"] == inodes(first / PAYLOAD)["d2/f0"]
+
+
+def test_a_failure_in_that_thread_fails_the_capture(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_THREAD", 1)
+    desk.take()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(calls, "link", full)
+    with pytest.raises(IoFailure, match="No space left"):
+        desk.take()
+    assert not (desk.place / "tree-2" / READY).exists()
+
+
 # --- Files that changed just now --------------------------------------------------------------------
 
 
@@ -269,8 +293,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_whatever_changes_after_it_was_captured_is_noticed(
     desk: Desk, name: str, listening: bool, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not listening:
-        monkeypatch.setattr("holdfast.fs.trees.watch.is_network", lambda _kind: True)
+    if listening:
+        monkeypatch.setattr("holdfast.fs.trees.intake._WORTH_WATCHING", 0)
+        monkeypatch.setattr("holdfast.fs.trees.capturing.second_look", lambda *_: None)
     if known:
         desk.take()
     with pytest.raises(ConsistencyUnavailable, match=r"changed while it was captured: (d0|e0|\.)"):

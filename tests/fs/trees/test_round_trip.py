@@ -23,6 +23,7 @@ from holdfast.fs.trees import (
     READY,
     Engine,
     capture,
+    changes,
     choose_engine,
     link_tree,
     materialise,
@@ -89,6 +90,8 @@ def test_all_engines_work_on_btrfs(loop_mount: Callable[[str], LoopMount]) -> No
     round_trip(place, FILE_BY_FILE)
     subprocess.run(["btrfs", "subvolume", "create", str(place / "volume")], check=True, capture_output=True)
     grow(place / "volume" / "source")
+    nested = ["btrfs", "subvolume", "create", str(place / "volume" / "source" / "nested")]
+    subprocess.run(nested, check=True, capture_output=True)
     copied = capture(place / "volume", place / "copied", engine=Engine.COPY, quiesced=True)
 
     assert choose_engine(place / "volume", place) is Engine.BTRFS_SUBVOLUME
@@ -103,7 +106,10 @@ def test_all_engines_work_on_btrfs(loop_mount: Callable[[str], LoopMount]) -> No
     assert whole.stored_bytes == 0
     assert list(verify(place / "whole", whole.payload_hash)) == []
     materialise(place / "whole", place / "restored")
-    assert seen(place / "restored") == seen(place / "volume")
+    assert whole.not_preserved == ("source/nested: another file system is mounted there",)
+    before, after = seen(place / "volume"), seen(place / "restored")
+    assert before.pop(b"source/nested").kind == after.pop(b"source/nested").kind
+    assert after == before
 
 
 # --- Parts, and second trees ------------------------------------------------------------------------
@@ -225,6 +231,13 @@ def test_the_command_line_of_the_juicefs_engine(scratch: Path, monkeypatch: pyte
     copied = capture(source, scratch / "b", engine=Engine.COPY, quiesced=True)
     assert cloned.payload_hash == copied.payload_hash
     assert list(verify(scratch / "a", cloned.payload_hash)) == []
+    (source / "plain").chmod(0o600)
+    loose = capture(
+        source, scratch / "d", engine=Engine.JUICEFS_CLONE, cache=scratch / "cache", quiesced=False
+    )
+    assert loose.payload_hash != cloned.payload_hash
+    assert list(verify(scratch / "d", loose.payload_hash)) == []
+    assert list(changes(source, scratch / "d", cache=scratch / "cache")) == []
     (source / "refused").touch()
     with pytest.raises(IoFailure, match=r"juicefs clone.*status 7: some reason"):
         capture(source, scratch / "c", engine=Engine.JUICEFS_CLONE, quiesced=True)

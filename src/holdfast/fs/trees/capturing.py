@@ -92,8 +92,12 @@ class _Capture:
     def run(self, base: Path | None, cache: Path | None, tally: Tally) -> Captured:
         """Carry out the steps."""
         now = _make_tree(self.tree)  # 1. the tree, and what time it is for its file system
-        scanned, frozen = self._clone(), self.engine is Engine.BTRFS_SUBVOLUME  # 2. all at once, if it can be
-        watch = self.stack.enter_context(SourceWatch(self.source.root, wanted=self.quiesced and not frozen))
+        clones_later = self.engine is Engine.JUICEFS_CLONE and self.quiesced
+        frozen = is_whole(self.engine) and not clones_later
+        scanned = self._clone() if frozen else self.source  # 2. all at once, if it can be
+        watch = SourceWatch(self.source.root) if self.quiesced and not frozen else None
+        if self.engine is Engine.JUICEFS_CLONE and frozen:
+            cache = None  # it is about the inodes of the source, and they are not those of the clone
         if base is not None and not is_whole(self.engine) and self.engine is not Engine.COPY:
             self.base = self._open_base(base)
         known = StatCache.read(cache, self.device)
@@ -103,13 +107,15 @@ class _Capture:
             tally=tally,
             payload=None if is_whole(self.engine) else self._make_payload(),
             base=self.base,
-            watch=watch,
+            watch=None if watch is None else self.stack.enter_context(watch),
             now=now,
             clones=self.engine is Engine.REFLINK,
             retry=not self.quiesced,
         )
         self._take(intake)  # 3. every directory: linked as a whole, or read
-        if self.quiesced and not frozen:
+        if clones_later:
+            self._clone()
+        if watch is not None:
             self._require_no_change(watch, tally)  # 4. the source was all so at one moment
         payload_hash = self._write_manifest()  # 5. what there is
         if cache is not None and not (len(known) == len(self.taken) and self._is_as_known()):
@@ -119,13 +125,10 @@ class _Capture:
         return captured
 
     def _clone(self) -> Descent:
-        """Let an engine that clones all at once do so; return what is to be read."""
+        """Let an engine that clones all at once do so; return the clone, which does not change any more."""
         payload = self.tree / PAYLOAD
-        if is_whole(self.engine):
-            clone_whole(self.engine, self.source.root, os.fspath(payload))
-        if self.engine is Engine.BTRFS_SUBVOLUME:
-            return self.stack.enter_context(Descent(payload))  # which does not change any more
-        return self.source
+        clone_whole(self.engine, self.source.root, os.fspath(payload))
+        return self.stack.enter_context(Descent(payload))
 
     def _make_payload(self) -> Payload:
         return self.stack.enter_context(Payload.make(self.tree / PAYLOAD, kept=True))
@@ -162,13 +165,13 @@ class _Capture:
     def _require_no_change(self, watch: SourceWatch, tally: Tally) -> None:
         """Refuse a source that changed since the capture began.
 
-        We are told of changes while we listen; and whatever changed before we looked at it has a time
-        that is not older than the beginning. Where one of the two cannot be relied on, look again.
+        We are told of changes where we listen; and whatever changed before we looked at it has a time that
+        is not older than the beginning. Where one of the two cannot be relied on, look again.
         """
-        listening = watch.complete
-        stepped = abs(_clock_steps() - self._steps) > _STEP
-        if not tally.changed and (tally.any_recent or stepped or not listening):
-            second_look(self.source, self.taken, tally)
+        everything = tally.any_recent or abs(_clock_steps() - self._steps) > _STEP
+        if not tally.changed:
+            again = (each for each in self.taken if everything or not each.watched)
+            second_look(self.source, again, tally)
         changed = sorted({*tally.changed, *watch.changed()})
         if changed:
             named = [shown(path) or "." for path in changed[:_NAMED]]

@@ -11,7 +11,14 @@ from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.content import KIND_WORDS, link_path, meta_of, read_xattrs
 from holdfast.fs.trees.descent import Descent, joined, shown, unreadable
 from holdfast.fs.trees.files import GONE, Base, Files, Known, Place
-from holdfast.fs.trees.manifest import encode_body, encode_entry, encode_extras, encode_xattrs, raw_entries
+from holdfast.fs.trees.manifest import (
+    Meta,
+    encode_body,
+    encode_entry,
+    encode_extras,
+    encode_xattrs,
+    raw_entries,
+)
 from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.scan import (
     NO_MARK,
@@ -26,7 +33,10 @@ from holdfast.fs.trees.stat_cache import StatCache
 from holdfast.fs.trees.tally import Tally
 from holdfast.fs.trees.watch import SourceWatch
 
-_FILE_OR_LINK = (stat.S_IFREG, stat.S_IFLNK)
+_WORTH_WATCHING = 3000
+_FAR_FUTURE = 1 << 62  # to which nothing is recent
+_EMPTY_SUBVOLUME = 2  # in a btrfs snapshot, the inode of what was a subvolume in its source
+_KIND = 0o170000
 
 
 class Taken(NamedTuple):
@@ -38,6 +48,7 @@ class Taken(NamedTuple):
     body: bytes
     link_from: str | None = None
     from_cache: bool = False
+    watched: bool = False  # somebody tells us of changes since
 
 
 class Intake:
@@ -52,7 +63,7 @@ class Intake:
         payload: Payload | None = None,
         base: Base | None = None,
         watch: SourceWatch | None = None,
-        now: int = 0,
+        now: int = _FAR_FUTURE,
         clones: bool = False,
         retry: bool = False,
     ) -> None:
@@ -73,10 +84,9 @@ class Intake:
         try:
             here = self.source.enter(path)
             own = calls.fstat(here)
-            if own.st_dev != self._device or path in self._mounts:
-                return self._mount_point(path, own), []
-            if self._watch is not None:
-                self._watch.add(here, path)
+            if self._is_foreign(path, own):
+                return self._mount_point(path), []
+            watched = self._watches(here, path)
             listing = look(here)
         except OSError as error:
             if error.errno not in GONE:
@@ -89,18 +99,26 @@ class Intake:
             self.tally.any_recent = True
         if self.payload is not None:
             self.payload.make_directories(path, listing.directories)
-        taken = self._unchanged(path, listing) or self._read(path, here, listing)
+        taken = (self._unchanged(path, listing) or self._read(path, here, listing))._replace(watched=watched)
         self.tally.directories += 1
         self.tally.report()
         return taken, listing.directories
 
-    def _mount_point(self, path: str, own: os.stat_result) -> Taken:
+    def _watches(self, here: int, path: str) -> bool:
+        """Listen to a directory; but a few files are sooner looked at twice: to stop listening takes time."""
+        if self._watch is None or self.tally.files < _WORTH_WATCHING:
+            return False
+        return self._watch.add(here, path)
+
+    def _is_foreign(self, path: str, own: os.stat_result) -> bool:
+        empty = path != "" and own.st_ino == _EMPTY_SUBVOLUME
+        return own.st_dev != self._device or path in self._mounts or empty
+
+    def _mount_point(self, path: str) -> Taken:
+        """Only that it is there: what it shows belongs to what is mounted, and that is not ours."""
         self.tally.lose(path, ["another file system is mounted there"])
         self.tally.directories += 1
-        body = encode_body(meta_of(own)._replace(kind=b"m"), b"", [])
-        if self.payload is not None:
-            self.payload.finish_directory(path, body)
-        return Taken(path, b"", b"", body)
+        return Taken(path, b"", b"", encode_body(Meta(b"m", 0, 0, 0, 0), b"", []))
 
     # --- What is as it was -----------------------------------------------------------------------------
 
@@ -118,13 +136,20 @@ class Intake:
             if link_from is None:
                 return None
         self.tally.files += len(listing.names)
-        self.tally.bytes += sum([each.st_size for each in listing.statuses if stat.S_ISREG(each.st_mode)])
-        for name, status in zip(listing.names, listing.statuses, strict=True):
-            if status.st_mode & 0o170000 not in _FILE_OR_LINK:
-                self._note_special(path, name, status)
+        self.tally.bytes += sum([each.st_size for each in listing.statuses])
+        if {each.st_mode & _KIND for each in listing.statuses} - {stat.S_IFREG}:
+            self._note_others(path, listing)
         return Taken(
             path, listing.identity, listing.identity, known.body, link_from, os.fsencode(path) == known.path
         )
+
+    def _note_others(self, path: str, listing: Listing) -> None:
+        """Of what is no file: no bytes, and a word about what is special."""
+        for name, status in zip(listing.names, listing.statuses, strict=True):
+            if not stat.S_ISREG(status.st_mode):
+                self.tally.bytes -= status.st_size
+                if not stat.S_ISLNK(status.st_mode):
+                    self._note_special(path, name, status)
 
     def _same_in_base(self, path: str, body: bytes, known_path: bytes) -> str | None:
         if self.base is not None:

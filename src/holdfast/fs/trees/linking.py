@@ -50,6 +50,7 @@ class Linker:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._seen = 0
+        self._abandoned = False
 
     def link(self, taken: Taken) -> None:
         """Link all that is in a directory, now or soon."""
@@ -74,6 +75,7 @@ class Linker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._abandoned = True
         self._waiting.put(None)
         if self._thread is not None:
             self._thread.join()
@@ -83,6 +85,8 @@ class Linker:
     def _run(self) -> None:
         try:
             while (taken := self._waiting.get()) is not None:
+                if self._abandoned:
+                    return
                 self._link_directory(taken)
         except BaseException as error:
             self._failure = error

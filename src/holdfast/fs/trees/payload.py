@@ -59,6 +59,8 @@ class Payload:
     def finish_directory(self, path: str, body: bytes) -> list[str]:
         """Complete a directory into which nothing more will be put; return what it could not be given."""
         entry = directory_of(b"", body)
+        if entry.kind == "m":
+            return []
         here = self.enter(path)
         with self.changing(path):
             return self.attributes.finish_directory(here, meta_of_entry(entry), entry.xattrs)

@@ -186,6 +186,7 @@ class _Making:
         entry = directory_of(path, self._body(path))
         if entry.kind == "m":
             self.not_preserved.append(f"{shown(os.fsdecode(path))}: what is mounted there was not captured")
+            return
         try:
             here = target.enter(new_path)
             lost = attributes.finish_directory(here, meta_of_entry(entry), entry.xattrs)

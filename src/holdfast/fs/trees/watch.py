@@ -29,36 +29,31 @@ _CLOSED = -1
 class SourceWatch:
     """Listens to directories from the moment when each is added."""
 
-    def __init__(self, root: str, *, wanted: bool) -> None:
+    def __init__(self, root: str) -> None:
         self._fd = _CLOSED
         self._paths: dict[int, str] = {}
-        if sys.platform == "linux" and wanted and not is_network(filesystem_kind(root)):
-            from holdfast.fs import native
+        self._possible = sys.platform == "linux" and not is_network(filesystem_kind(root))
 
-            self._fd = native.inotify_open()
-
-    @property
-    def complete(self) -> bool:
-        """Whether all directories that were added are being listened to."""
-        return self._fd != _CLOSED
-
-    def add(self, directory: int, path: str) -> None:
-        """Listen to an open directory from now on; if that cannot be, stop listening altogether."""
-        if sys.platform != "linux" or self._fd == _CLOSED:
-            return
+    def add(self, directory: int, path: str) -> bool:
+        """Listen to an open directory from now on; False if that cannot be."""
+        if sys.platform != "linux" or not self._possible:
+            return False
         from holdfast.fs import native
 
+        if self._fd == _CLOSED:
+            self._fd = native.inotify_open()
         number = native.inotify_watch(self._fd, b"/proc/self/fd/%d" % directory, _MASK)
         if number < 0:  # too many
-            self.close()
-        else:
-            self._paths[number] = path
+            self._possible = False
+            return False
+        self._paths[number] = path
+        return True
 
     def changed(self) -> list[str]:
         """Paths that something happened to; perhaps not all of them."""
         found: list[str] = []
         with suppress(BlockingIOError):
-            while self.complete and len(found) < _ENOUGH:
+            while self._fd != _CLOSED and len(found) < _ENOUGH:
                 found += self._events(calls.read(self._fd, _ENOUGH))
         return found
 
