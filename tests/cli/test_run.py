@@ -65,6 +65,14 @@ def test_what_the_command_calls_of_us_uses_its_lock(repo: Path, scratch: Path) -
     assert data(result)["worktree_id"] == "main"
 
 
+def test_a_command_that_waits_for_the_lock_that_it_runs_under_is_told_so(repo: Path) -> None:
+    for command in (["run", "--wait", "none", "--", "true"], ["lock", "acquire", "--wait", "none"]):
+        result = holdfast("run", "--", *HOLDFAST, *command, cwd=repo)
+        assert result.returncode == 4
+        assert "you hold the lock of main already" in result.stderr
+    assert is_free(repo)
+
+
 def test_others_are_kept_out_while_it_runs_and_are_shown_the_command(repo: Path) -> None:
     with Running("run", "--repo", repo, "--", *UNTIL_STDIN_ENDS) as running:
         assert running.hear() == "running"

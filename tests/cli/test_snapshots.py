@@ -130,6 +130,15 @@ def test_a_stale_lock_publishes_nothing_and_ends_with_the_status_of_the_fenced(r
     assert (root / "main" / "file").read_text() == "one\n"
 
 
+def test_who_waits_for_the_lock_gets_it_when_it_is_free(root: Path) -> None:
+    env = lock(root)
+    assert run(root, "snapshot", "--wait", "10ms")["code"] == "E_LOCK_TIMEOUT"
+    with Running("snapshot", "--repo", root, "--wait", "30s", "--json") as waiting:
+        wait_until(lambda: run(root, "lock", "status")["waiting"])
+        run(root, "lock", "release", env=env)
+        assert data(waiting.finish())["fencing_token"] > int(env["HOLDFAST_TOKEN"])
+
+
 def test_the_lock_of_the_environment_counts_for_its_own_worktree_only(root: Path) -> None:
     env = lock(root)
     run(root, "worktree", "create", "dev")

@@ -35,7 +35,7 @@ from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.history import line
 from holdfast.worktrees.keeping import Snapshots
 from holdfast.worktrees.proof import Proof
-from holdfast.worktrees.records import MAIN, OPERATIONS, WORKTREES
+from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES
 from holdfast.worktrees.restoring import InPlace, differs_from_head, restore_in_place
 from holdfast.worktrees.snapshots import Wanted, snapshot
 from tests.worktrees.repositories import make_repository
@@ -167,6 +167,7 @@ class Case:
             assert problems == [], f"{each.snapshot_id} does not verify: {problems}"
         trees = [content_of(control.places.tree(each.snapshot_id) / "payload") for each in found]
         assert trees == [*self.world.contents[:2], *self.steps][: len(trees)]
+        assert {name for name, _ in control.store.scan(DESCRIPTORS)} == {each.snapshot_id for each in found}
         return [each.snapshot_id for each in found[2:]]
 
     def settled(self, control: Control) -> None:

@@ -8,8 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.store.records import Append, Decision
 from holdfast.testing.crash import Fault, Report
 from holdfast.testing.powercut import power_cuts
+from holdfast.worktrees import snapshots
+from holdfast.worktrees.control import Control
+from holdfast.worktrees.records import Descriptor, WorktreeConfig
+from holdfast.worktrees.snapshots import publishing
 from tests.worktrees.interruptions import FEW, World, cases, failed_everywhere, killed_everywhere, world
 
 pytestmark = pytest.mark.skipif(
@@ -40,6 +45,25 @@ def test_an_error_at_any_call_leaves_the_old_or_the_new_and_the_next_one_goes_on
     faults = [Fault(errno.EIO), Fault(errno.ENOSPC, lasting=True), Fault(errno.ENOSPC)]
     report = failed_everywhere(cases(old)[name], faults)
     report.require_clean(at_least=50)
+
+
+def publish_in_two_steps(
+    control: Control, config: WorktreeConfig, descriptor: Descriptor, proof: object, tag: object
+) -> Descriptor:
+    """The mistake: the descriptor in one commit, and the head in the next."""
+    (created, moved), published = publishing(config, descriptor)
+    assert not isinstance(created, Append)
+    assert not isinstance(moved, Append)
+    control.store.transact([created.key], lambda view, now: Decision([created], None))
+    control.store.transact([moved.key], lambda view, now: Decision([moved], None))
+    return published
+
+
+def test_kills_find_a_head_that_is_moved_in_another_commit_than_the_descriptor(
+    old: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "_publish", publish_in_two_steps)
+    assert killed_everywhere(cases(old)["snapshot"], ("link", "replace", "rename")).violations
 
 
 # --- Power cuts -------------------------------------------------------------------------------------

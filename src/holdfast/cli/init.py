@@ -49,5 +49,6 @@ def init(output: Output, *, directory: str, source: str | None) -> None:
         return
     lines = [f"Made a repository in {made.root}."]
     if made.imported is not None:
-        lines.append(f"Copied {made.imported} files from {source}.")
+        files = "1 file" if made.imported == 1 else f"{made.imported} files"
+        lines.append(f"Copied {files} from {source}.")
     output.result(record, [*lines, f"Work in {main}."])

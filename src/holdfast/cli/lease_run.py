@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from holdfast.cli import child, signals
 from holdfast.cli.output import CommandFailed, Output, printable
-from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE
+from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE, refuse_own_lock
 from holdfast.errors import Failure, LockExpired, LockNotHeld
 from holdfast.leases.held import HeldLease
 from holdfast.workspace.repository import Repository
@@ -74,6 +74,7 @@ def _leased(
         output.diagnostic(f"{worktree} is shared (high-risk): others may write while the command runs.")
         yield None
         return
+    refuse_own_lock(repository, worktree)
     purpose = _purpose(command) if wish.purpose is None else wish.purpose
     held = repository.lease(worktree, ttl=wish.ttl, wait=wish.wait, purpose=purpose, priority=wish.priority)
     try:

@@ -19,6 +19,7 @@ from holdfast.cli.repository import (
     lock_id_option,
     open_repository,
     open_worktree,
+    refuse_own_lock,
     repo_option,
     worktree_option,
 )
@@ -118,6 +119,7 @@ def acquire(
       export HOLDFAST_LOCK_ID=$(holdfast lock acquire --wait 1m --field lock_id)
     """
     opened = open_worktree(repo, worktree)
+    refuse_own_lock(opened.repository, opened.worktree)
     seconds = None if wait == UNLIMITED else wait or 0.0
     held = opened.repository.lease(
         opened.worktree,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -127,10 +128,15 @@ def patches(comparison: Comparison) -> Iterator[Patch]:
         if old is None or new is None:
             yield Patch(change, None)
             continue
-        name = escaped(change.path)
+        name = _on_one_line(escaped(change.path))
         before = "/dev/null" if change.what == "added" else f"a/{name}"
         after = "/dev/null" if change.what == "removed" else f"b/{name}"
         yield Patch(change, tuple(_marked(difflib.unified_diff(old, new, before, after, lineterm=""))))
+
+
+def _on_one_line(name: str) -> str:
+    """A name in the head of a patch: a line break in it must not make lines of its own."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)
 
 
 def _has_lines(change: Change) -> bool:
@@ -143,7 +149,7 @@ def _lines(side: Side, change: Change) -> list[str] | None:
     """The lines of a file, each without its line break but for a last one that has none; None if no text."""
     if side.files is None:
         return []
-    path = side.files / _text(change.path)
+    path = side.files / os.fsdecode(change.path)
     try:
         content = _content(path)
     except (TooLarge, NotFound):
@@ -175,9 +181,3 @@ def _content(path: Path) -> bytes:
         raise
     except OSError as error:
         raise io_failure("read", path, error) from error
-
-
-def _text(path: bytes) -> str:
-    import os
-
-    return os.fsdecode(path)
