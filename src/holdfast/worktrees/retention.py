@@ -119,6 +119,8 @@ class Collectable(NamedTuple):
     snapshot_id: str
     why: str
     created_at: str = ""
+    worktree_id: str = ""
+    note: str = ""
 
 
 class Verdict(NamedTuple):
@@ -261,11 +263,14 @@ def _of(lines: Sequence[_Reached]) -> str:
 
 def _collectable(each: Descriptor, reached: Mapping[str, object], policy: Policy) -> Collectable:
     if each.snapshot_id not in reached:
-        return Collectable(each.snapshot_id, "no head leads to it", each.created_at)
+        return _told(each, "no head leads to it")
     kept: list[str] = []
     if policy.keep_last is not None:
         kept.append(f"the newest {policy.keep_last}")
     if policy.keep_for is not None:
         kept.append(f"what is younger than {format_duration(policy.keep_for)}")
-    why = f"beyond {' and '.join(kept)}" if kept else "an ancestor of a head"
-    return Collectable(each.snapshot_id, why, each.created_at)
+    return _told(each, f"beyond {' and '.join(kept)}" if kept else "an ancestor of a head")
+
+
+def _told(each: Descriptor, why: str) -> Collectable:
+    return Collectable(each.snapshot_id, why, each.created_at, each.worktree_id, each.note)
