@@ -106,6 +106,8 @@ class Ambiguous(UsageFailure):
             f"{name} may mean any of {len(candidates)}: {shown}", name=name, candidates=list(candidates)
         )
         self.candidates = candidates
+
+
 class IdAmbiguous(UsageFailure):
     """The beginning of an id fits several of them."""
 
@@ -237,6 +239,8 @@ class SequenceMismatch(Failure):
         )
         self.expected = expected
         self.found = found
+
+
 class IssueClaimed(LockConflict):
     """Somebody else is working on the issue, and its claim has not run out."""
 
@@ -259,6 +263,8 @@ class VersionMismatch(Failure):
     code = "E_VERSION_MISMATCH"
     exit_status = ExitStatus.CONFLICT
     hint = "Look at it again: somebody has changed it meanwhile."
+
+
 class PlanMismatch(Failure):
     """A plan of garbage collection does not fit what is there by now; nothing of it was deleted."""
 
@@ -500,6 +506,8 @@ class GateFailed(Failure):
 
     code = "E_GATE_FAILED"
     hint = "Read what the checker said, correct it, and check again."
+
+
 class StoreUnavailable(Failure):
     """The server that keeps the shared documents does not answer. Nothing was changed by this call."""
 

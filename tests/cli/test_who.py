@@ -12,7 +12,8 @@ import pytest
 
 from tests.cli.commands import RepoLockHeld, Running, data, holdfast, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers run in a POSIX shell")
+if sys.platform == "win32":
+    pytest.skip("the workers run in a POSIX shell", allow_module_level=True)
 
 
 @pytest.fixture

@@ -51,9 +51,7 @@ def verify_manifest(tree: Path, payload_hash: str | None = None) -> Iterator[Pro
     yield from _check_manifest(tree, payload_hash)
 
 
-def _check_manifest(
-    tree: Path, payload_hash: str | None
-) -> Generator[Problem, None, Manifest | None]:
+def _check_manifest(tree: Path, payload_hash: str | None) -> Generator[Problem, None, Manifest | None]:
     """Check the mark and the manifest; return the manifest if it can be understood."""
     yield from _check_ready(tree, payload_hash)
     try:
