@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLATFORMS := linux darwin win32
 
+# The whole suite runs in two processes; the tests of one file stay together, because some count together.
+SIDE_BY_SIDE := --numprocesses 2 --dist loadfile
+
 # Names the interpreter and this directory: when either is another one, the environment is made anew.
 IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; \
     where = zlib.crc32(os.fsencode(sys.base_prefix + os.pathsep + os.getcwd())); \
@@ -52,7 +55,7 @@ layers: $(DEV)
 
 unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/locks
 	@echo '== tests'
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SIDE_BY_SIDE))
 
 format: $(DEV) ## format the code and mend what lint can mend
 	@$(BIN)/ruff check --quiet --fix-only .
