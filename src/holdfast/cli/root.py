@@ -10,8 +10,8 @@ from holdfast.cli.group import Entry, Group
 
 HELP = """\
 Holdfast lets many agents and people work in one repository at the same time, without lost work,
-double work or stuck locks. This version has the locks: run a command while you hold one, see who
-holds it, and clear up after a crash.
+double work or stuck locks. This version has locks: run a command while you hold one, see who
+holds it, and clear up after a crash; and issues: what is to be done, what waits for what, who does it.
 
 \b
 Run a command that nobody else may run at the same time, waiting up to a minute:
