@@ -141,6 +141,15 @@ def test_references_pins_uses_and_operations_keep_what_nothing_else_does() -> No
     ]
 
 
+def test_a_pending_restore_keeps_the_parent_of_what_it_has_published() -> None:
+    """It may still put a snapshot between the two: nobody may take that parent away meanwhile."""
+    pending = msgspec.structs.replace(operation("a"), operation_id="d")
+    standing = Standing(a_line(*"abcd"), {"main": "d"}, operations=[pending])
+    verdict = judge(standing, Policy(keep_last=1), NOW)
+    assert rules(verdict, "c") == {Protection.OPERATION}
+    assert collectable(verdict) == ["b"]
+
+
 def test_a_pin_that_has_run_out_keeps_nothing_and_one_that_cannot_be_read_keeps() -> None:
     unreadable = Pin(pin_id="p", snapshot_id="b", created_at="", until="some day")
     descriptors = {"a": descriptor("a"), "b": descriptor("b")}
@@ -204,7 +213,10 @@ def standings(draw: st.DrawFn) -> Standing:
         references=[reference(each) for each in draw(st.lists(anything, max_size=2))],
         pins=[pin(each, left=left) for each, left in draw(st.lists(st.tuples(anything, lefts), max_size=2))],
         uses=[Use(each, "snapshot") for each in draw(st.lists(anything, max_size=2))],
-        operations=[operation(each) for each in draw(st.lists(anything, max_size=1))],
+        operations=[
+            msgspec.structs.replace(operation(each), operation_id=made)
+            for each, made in draw(st.lists(st.tuples(anything, anything), max_size=1))
+        ],
     )
 
 
@@ -228,6 +240,11 @@ def untouchable(standing: Standing) -> set[str]:
         *(each.snapshot_id for each in live_pins),
         *(each.snapshot_id for each in standing.uses),
         *(each.snapshot_id for each in standing.operations if each.snapshot_id),
+        *(
+            made.parent_id
+            for each in standing.operations
+            if (made := standing.descriptors.get(each.operation_id)) and made.parent_id
+        ),
         *(each.snapshot_id for each in standing.descriptors.values() if each.doomed_by),
     ]
     return set(named) & standing.descriptors.keys()

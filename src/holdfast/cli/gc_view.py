@@ -41,7 +41,8 @@ def proposal_lines(proposal: Proposal) -> Iterator[str]:
     if proposal.candidates:
         yield f"{counted(len(proposal.candidates))} may be deleted, which frees {format_size(plan.bytes)}:"
         for each in proposal.candidates[:MOST_SHOWN]:
-            yield f"  {each.snapshot_id}  {each.created_at}  {each.why}"
+            note = f'  "{each.note}"' if each.note else ""
+            yield f"  {each.snapshot_id}  {each.created_at}  of {each.worktree_id}: {each.why}{note}"
         yield from _more(len(proposal.candidates))
     else:
         yield "There is nothing to delete."

@@ -4,7 +4,8 @@ A snapshot is protected by any one of these, whatever the policy says:
 
 - it is the head of a worktree (for a worktree without one: the snapshot that it was made from);
 - a reference names it; a pin that has not run out is on it;
-- a running process needs it (the intent of its scratch says so), or an operation is pending on it;
+- a running process needs it (the intent of its scratch says so), or a pending operation does: what is
+  restored, and the parent of what a restore has published, on top of which it may put another one yet;
 - another plan has doomed it: that is decided there.
 
 The ancestors of heads are protected as the policy says: without one, all of them. With one, the
@@ -119,6 +120,8 @@ class Collectable(NamedTuple):
     snapshot_id: str
     why: str
     created_at: str = ""
+    worktree_id: str = ""
+    note: str = ""
 
 
 class Verdict(NamedTuple):
@@ -204,15 +207,21 @@ def _all_reasons(
             yield pin.snapshot_id, Reason(Protection.PIN, _pin_text(pin))
     for use in standing.uses:
         yield use.snapshot_id, Reason(Protection.IN_USE, f"needed by a running {use.purpose}")
-    for operation in standing.operations:
-        if operation.snapshot_id is not None:
-            text = f"needed by a pending {operation.kind.value} of {operation.worktree_id}"
-            yield operation.snapshot_id, Reason(Protection.OPERATION, text)
+    yield from _by_operations(standing)
     for each in standing.descriptors.values():
         if each.doomed_by is not None and each.doomed_by != plan_id:
             yield each.snapshot_id, Reason(Protection.DOOMED, f"being collected by the plan {each.doomed_by}")
         yield from _by_age(each, policy, now)
     yield from _by_history(reached, policy)
+
+
+def _by_operations(standing: Standing) -> Iterator[tuple[str, Reason]]:
+    for operation in standing.operations:
+        text = f"needed by a pending {operation.kind.value} of {operation.worktree_id}"
+        made = standing.descriptors.get(operation.operation_id)
+        for needed in (operation.snapshot_id, made.parent_id if made else None):
+            if needed is not None:
+                yield needed, Reason(Protection.OPERATION, text)
 
 
 def pin_holds(pin: Pin, now: float) -> bool:
@@ -261,11 +270,14 @@ def _of(lines: Sequence[_Reached]) -> str:
 
 def _collectable(each: Descriptor, reached: Mapping[str, object], policy: Policy) -> Collectable:
     if each.snapshot_id not in reached:
-        return Collectable(each.snapshot_id, "no head leads to it", each.created_at)
+        return _told(each, "no head leads to it")
     kept: list[str] = []
     if policy.keep_last is not None:
         kept.append(f"the newest {policy.keep_last}")
     if policy.keep_for is not None:
         kept.append(f"what is younger than {format_duration(policy.keep_for)}")
-    why = f"beyond {' and '.join(kept)}" if kept else "an ancestor of a head"
-    return Collectable(each.snapshot_id, why, each.created_at)
+    return _told(each, f"beyond {' and '.join(kept)}" if kept else "an ancestor of a head")
+
+
+def _told(each: Descriptor, why: str) -> Collectable:
+    return Collectable(each.snapshot_id, why, each.created_at, each.worktree_id, each.note)

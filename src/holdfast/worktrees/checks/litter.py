@@ -34,12 +34,12 @@ def scratches(examination: Examination) -> Iterator[Finding]:
     for each in left:
         if each.scratch_id in needed or _is_young_and_empty(each.path, examination.now):
             continue
-        purpose = f"a {each.intent.purpose} by {each.intent.holder_id}" if each.intent else "something"
+        who = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
         yield Finding(
             "scratch-abandoned",
             Severity.WARNING,
             each.scratch_id,
-            f"{each.path} was left by {purpose}, whose process is gone",
+            f"{each.path} was left by {who} that is gone",
             "It takes space. Nothing in it was ever visible, or it was on its way out.",
             "remove it",
             fix=partial(_sweep, control, each.scratch_id),
