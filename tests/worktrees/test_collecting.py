@@ -32,6 +32,7 @@ from holdfast.worktrees.references import (
     remove_pin,
 )
 from holdfast.worktrees.retention import PLANS, RETENTION, Plan, PlanState, Policy, Protection
+from holdfast.worktrees.surveying import survey
 from tests.worktrees.kept import (
     fingerprint,
     keep,
@@ -273,6 +274,27 @@ def test_what_is_protected_between_the_two_looks_is_let_go_again(
         collecting.run(control, plan.plan_id)
     assert snapshots_of(control).keys() == set(ids)
     assert all(each.doomed_by is None for each in snapshots_of(control).values())
+
+
+def test_an_interruption_before_the_decision_lets_all_go_again(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = line_of(control, 3)
+    planning.set_policy(control, Policy(keep_last=1))
+    plan = planning.propose(control).plan
+
+    def interrupted(control: Control) -> object:
+        if any(each.doomed_by for each in snapshots_of(control).values()):
+            raise KeyboardInterrupt
+        return survey(control)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(collecting, "survey", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            collecting.run(control, plan.plan_id)
+    assert all(each.doomed_by is None for each in snapshots_of(control).values())
+    collecting.run(control, plan.plan_id)
+    assert snapshots_of(control).keys() == {ids[-1]}
 
 
 def test_nothing_new_refers_to_a_doomed_snapshot(control: Control) -> None:

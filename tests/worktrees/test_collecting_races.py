@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are
 
 TARGET = "target"
 SUCCESSES = 25
-ROUNDS = 200
+ROUNDS = 150
 """How often each of the users of the storm must have had its way; how many rounds there are."""
 
 TOO_LATE = (NotFound, Refused, PartialSnapshot, LockConflict)

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.clock import format_instant
-from holdfast.errors import LockConflict, PlanMismatch
+from holdfast.errors import Failure, LockConflict, PlanMismatch
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.locks.file_locker import FileLocker
@@ -71,8 +70,11 @@ def run(control: Control, plan_id: str, *, progress: Progress | None = None) -> 
                 _still_right(control, plan)  # 1
                 _doom(control, plan)  # 2
                 _still_right(control, plan)  # 3
-            except PlanMismatch:
-                _call_off(control, plan.plan_id, plan.snapshots)
+            except (
+                BaseException
+            ):  # a mismatch, an interruption, a full disk: what we cannot undo, others will
+                with contextlib.suppress(Failure):
+                    _call_off(control, plan.plan_id, plan.snapshots)
                 raise
             plan = _mark(control, plan, PlanState.DECIDED, "gc_decided")  # 4
         deleted = _delete_all(control, plan, progress)  # 5
@@ -239,7 +241,7 @@ def _delete(control: Control, plan: Plan, ids: Sequence[str], children: Sequence
             if each.snapshot_id not in going and each.parent_id in going:
                 relinked = msgspec.structs.replace(each, parent_id=staying_ancestor(each, going))
                 changes.append(Replace(DESCRIPTORS.key(each.snapshot_id), relinked))
-        facts = {"plan": plan.plan_id, "snapshot_ids": list(going), "at": format_instant(now)}
+        facts = {"plan": plan.plan_id, "snapshot_ids": list(going)}
         return Decision([*changes, control.audit(view, now, "snapshots_collected", **facts)], None)
 
     control.store.transact(named, decide)
