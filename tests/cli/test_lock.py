@@ -133,6 +133,14 @@ def test_a_lock_outlives_the_process_that_it_was_taken_by_and_is_not_called_dead
     assert "belongs to whoever has its id" in holdfast("lock", "status", cwd=repo).stdout
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_lock_whose_id_nobody_could_be_told_is_given_back(repo: Path) -> None:
+    command = f"{' '.join(HOLDFAST)} lock acquire --ttl 10m >/dev/full"
+    result = subprocess.run(["sh", "-c", command], cwd=repo, env=environment(), check=False)
+    assert result.returncode != 0
+    assert Repository(repo).desk.state("main") is None
+
+
 def test_the_holder_can_be_named(repo: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as agent:
         lease = data(holdfast("lock", "acquire", "--holder-pid", str(agent.pid), "--json", cwd=repo))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.leases.records import LeaseKeys
 from holdfast.workspace.repository import Repository
 from tests.cli.commands import (
     HOLDFAST,
@@ -124,6 +125,20 @@ def test_signals_reach_the_command_each_once_beside_the_heartbeat(repo: Path) ->
                 assert running.hear() == name
         assert running.finish().returncode == 0
     assert is_free(repo)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_is_ended_while_it_waits_leaves_the_line(repo: Path, number: signal.Signals) -> None:
+    repository = Repository(repo)
+    line = LeaseKeys.of("main").line
+    with repository.lease() as held:
+        with Running("run", "--repo", repo, "--wait", "none", "--", "true") as waiting:
+            wait_until(lambda: repository.control.store.read(line))
+            waiting.send(number)
+            result = waiting.finish()
+        assert repository.control.store.read(line) is None
+        held.check()
+    assert died_of(result) is signal.SIGTERM or result.returncode == 130
 
 
 def test_a_command_that_does_not_exist_leaves_no_lock_behind(repo: Path) -> None:

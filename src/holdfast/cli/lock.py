@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +17,7 @@ from holdfast.cli.repository import (
     LOCK_ID,
     TOKEN,
     WORKTREE,
+    Opened,
     held_lock_id,
     lock_id_option,
     open_repository,
@@ -129,7 +132,8 @@ def acquire(
         priority=priority,
         behalf_of=_holder(holder_pid),
     )
-    _print_granted(output, held.lease, field=field, export=export)
+    with _given_back_if_nobody_is_told(opened, held.lease):
+        _print_granted(output, held.lease, field=field, export=export)
 
 
 @group.command(short_help="Take over a lock that has expired.")
@@ -165,7 +169,8 @@ def steal(
     granted = opened.repository.steal(
         opened.worktree, ttl=ttl, purpose=purpose, behalf_of=_holder(holder_pid)
     )
-    _print_granted(output, granted.lease, field=field, export=export)
+    with _given_back_if_nobody_is_told(opened, granted.lease):
+        _print_granted(output, granted.lease, field=field, export=export)
 
 
 @group.command(short_help="Let your lock last longer.")
@@ -253,6 +258,16 @@ def list_(output: Output, *, repo: str | None) -> None:
         {"root": str(repository.root), "worktrees": [state_record(*each) for each in states]},
         [line for each in states for line in state_lines(*each)],
     )
+
+
+@contextlib.contextmanager
+def _given_back_if_nobody_is_told(opened: Opened, lease: Lease) -> Iterator[None]:
+    """Release a lock whose id could not be printed: nobody could use it, and everybody would wait for it."""
+    try:
+        yield
+    except BaseException:
+        opened.repository.desk.release(opened.worktree, lease.lock_id)
+        raise
 
 
 def _print_granted(output: Output, lease: Lease, *, field: str | None, export: bool) -> None:
