@@ -157,6 +157,13 @@ class Links(Contender):
     program = "cp"
     phases = ("first", "unchanged", "changed")
 
+    def __init__(self, source: Path, place: Path) -> None:
+        super().__init__(source, place)
+        self.source = (
+            place / "copy"
+        )  # not the source itself: links to it would change the times of all its files
+        call("cp", "-a", source, self.source)
+
     def take(self) -> None:
         call("cp", "-al", self.source, self.next())
 
