@@ -134,6 +134,18 @@ def abandoned_scratch(control: Control) -> None:
 
 
 def orphaned_tree(control: Control) -> None:
+    """What a snapshot leaves that is killed just before its commit: its scratch, and a whole tree."""
+    unknown_tree(control)
+    scratch = control.places.scratch / "0123456789abcdef"
+    scratch.mkdir(parents=True, exist_ok=True)
+    (scratch / "lock").touch()
+
+
+def partial_tree(control: Control) -> None:
+    (control.places.tree("0123456789abcdef") / "payload").mkdir(parents=True)
+
+
+def unknown_tree(control: Control) -> None:
     tree = control.places.tree("0123456789abcdef")
     (tree / "payload").mkdir(parents=True)
     (tree / ".READY").touch()
@@ -301,6 +313,8 @@ ALL: dict[str, Damage] = {
     "expired plan": Damage(expired_plan, "plan-expired", NOTE, True),
     "abandoned scratch": Damage(abandoned_scratch, "scratch-abandoned", WARNING, True),
     "orphaned tree": Damage(orphaned_tree, "tree-orphaned", WARNING, True),
+    "partial tree": Damage(partial_tree, "tree-orphaned", WARNING, True),
+    "unknown tree": Damage(unknown_tree, "tree-unknown", WARNING, True),
     "old draft": Damage(old_draft, "draft-left", WARNING, True),
     "old probe": Damage(old_probe, "draft-left", WARNING, True),
     "expired lease": Damage(expired_lease, "lock-expired", NOTE, True),

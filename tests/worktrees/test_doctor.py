@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -168,9 +169,28 @@ def test_a_scratch_that_a_pending_operation_needs_is_left_until_that_is_over(rep
 def test_a_tree_that_is_being_published_is_left_alone(repository: Repository) -> None:
     control = repository.control
     with scratch.scratch(control, "snapshot", scratch_id="0123456789abcdef"):
-        damage.orphaned_tree(control)
+        damage.unknown_tree(control)
         assert repository.examine() == []
-    assert codes(repository.examine()) == {"tree-orphaned"}
+    assert codes(repository.examine()) == {"tree-unknown"}
+
+
+def test_what_is_put_into_quarantine_is_whole_and_the_trail_says_where(repository: Repository) -> None:
+    control = repository.control
+    damage.unknown_tree(control)
+    (control.places.tree("0123456789abcdef") / "payload" / "file").write_text("precious")
+    repository.repair()
+    place = repository.root / ".jvs" / "quarantine" / "0123456789abcdef"
+    assert (place / "payload" / "file").read_text() == "precious"
+    last = list(control.store.entries(control.trail.stream))[-1].record
+    assert (last.event, last.facts["moved_to"]) == ("tree_quarantined", str(place))
+
+
+def test_snapshots_outlive_the_loss_of_all_records_of_them(repository: Repository) -> None:
+    for name in ("descriptors", "audit"):
+        shutil.rmtree(repository.root / ".jvs" / name)
+    trees = {path.name for path in repository.control.places.snapshots.iterdir()}
+    repository.repair()
+    assert {path.name for path in (repository.root / ".jvs" / "quarantine").iterdir()} == trees
 
 
 def test_a_running_collection_is_left_alone(repository: Repository) -> None:

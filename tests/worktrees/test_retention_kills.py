@@ -208,7 +208,7 @@ def test_a_repair_that_is_killed_anywhere_loses_nothing_and_the_next_one_ends_it
         plant(control)
     (control.places.payload(MAIN) / "unsaved").write_text("precious")
     codes = {each.code for each in repository.examine()}
-    codes.add("tree-orphaned")  # which is not judged while an operation is pending
+    codes |= {"tree-orphaned", "tree-unknown"}  # trees are not judged while an operation is pending
     assert codes == {each.code for each in damage.ALL.values() if each.repaired}
     report = killed_everywhere(RepairKilled(World(control.places.root, staying=staying)))
     report.require_clean(at_least=100)

@@ -141,6 +141,12 @@ def abandoned(places: Places) -> Iterator[Abandoned]:
             yield Abandoned(scratch_id, path, _intent_of(path))
 
 
+def is_left(places: Places, scratch_id: str) -> bool:
+    """Whether there is still something of a scratch: who worked in it has not come to its end."""
+    path = places.scratch / scratch_id
+    return _is_there(path) or _is_there(path.with_name(scratch_id + SWEPT))
+
+
 def sweep(places: Places, scratch_id: str) -> bool:
     """Remove a scratch if nobody works in it; False if somebody does. Not there is fine."""
     path = places.scratch / scratch_id

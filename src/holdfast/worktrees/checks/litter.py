@@ -34,6 +34,8 @@ def scratches(examination: Examination) -> Iterator[Finding]:
     for each in left:
         if each.scratch_id in needed or _is_young_and_empty(each.path, examination.now):
             continue
+        if _explains_a_tree(examination, each.scratch_id.removesuffix(scratch.SWEPT)):
+            continue
         who = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
         yield Finding(
             "scratch-abandoned",
@@ -55,6 +57,16 @@ def _is_young_and_empty(path: Path, now: float) -> bool:
             return not directory.names() and now - calls.stat(path).st_mtime < DRAFT_AGE
     except (NotFound, FileNotFoundError):
         return True
+
+
+def _explains_a_tree(examination: Examination, snapshot_id: str) -> bool:
+    """Whether there is an unpublished tree of which nothing but this scratch tells what it is."""
+    try:
+        with Directory.open(examination.control.places.snapshots) as directory:
+            there = directory.status(snapshot_id) is not None
+    except NotFound:
+        return False
+    return there and examination.descriptor(snapshot_id) is None
 
 
 def _sweep(control: Control, scratch_id: str) -> None:

@@ -6,11 +6,13 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from holdfast.audit.reading import Reader
 from holdfast.errors import NotFound
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.directory import Directory, io_failure, make_directories
+from holdfast.fs.moving import move
 from holdfast.fs.names import is_safe_name
 from holdfast.store.records import Decision, View
 from holdfast.worktrees import scratch
@@ -18,6 +20,7 @@ from holdfast.worktrees.control import Control
 from holdfast.worktrees.doctor import Examination, Finding, Severity
 from holdfast.worktrees.naming import is_ready
 
+QUARANTINE = "quarantine"
 _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 _GONE = frozenset({"snapshots_collected", "tree_removed"})
@@ -46,7 +49,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
     if orphaned and not examination.operations():
         known = _history_of(examination, orphaned)
         for each in orphaned:
-            yield _lost(each) if known.get(each) not in _GONE | {None} else _not_missed(control, each)
+            yield _orphan(control, each, known.get(each))
     for name in trees:
         if not _is_ours(examination, name):
             yield Finding(
@@ -57,6 +60,42 @@ def orphans(examination: Examination) -> Iterator[Finding]:
                 "Somebody put it there; Holdfast does not use it.",
                 "nothing: it is not ours to remove",
             )
+
+
+def _orphan(control: Control, snapshot_id: str, event: str | None) -> Finding:
+    """What a tree without a descriptor is, by the last event that the trail has of it."""
+    if event in _GONE:
+        return _not_missed(control, snapshot_id)
+    if event is not None:
+        return _lost(snapshot_id)
+    never_published = scratch.is_left(control.places, snapshot_id) or not is_ready(
+        control.places, snapshot_id
+    )
+    return _not_missed(control, snapshot_id) if never_published else _unknown(control, snapshot_id)
+
+
+def _unknown(control: Control, snapshot_id: str) -> Finding:
+    place = control.places.root / ".jvs" / QUARANTINE / snapshot_id
+    return Finding(
+        "tree-unknown",
+        Severity.WARNING,
+        snapshot_id,
+        f"{control.places.tree(snapshot_id)} is a whole tree, but nothing tells where it comes from",
+        "It is not visible. Perhaps it was copied here, or its descriptor and the audit trail were lost.",
+        f"move it to {place}, where you can look at it",
+        fix=partial(_quarantine, control, snapshot_id, place),
+        facts={"quarantine": str(place)},
+    )
+
+
+def _quarantine(control: Control, snapshot_id: str, place: Path) -> None:
+    def decide(view: View, now: float) -> Decision[None]:
+        facts = {"tree": snapshot_id, "moved_to": str(place)}
+        return Decision([control.audit(view, now, "tree_quarantined", **facts)], None)
+
+    make_directories(place.parent)
+    move(control.places.tree(snapshot_id), place)
+    control.store.transact([control.trail.stream], decide)
 
 
 def _not_missed(control: Control, snapshot_id: str) -> Finding:
