@@ -631,3 +631,18 @@ def test_watching_works_with_more_descriptors_than_select_knows(store: FileStore
         for fd in many:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts what /proc shows")
+def test_a_store_that_is_dropped_leaves_nothing_open(tmp_path: Path) -> None:
+    def look() -> int:
+        store = FileStore(tmp_path)
+        store.read(INDEX)
+        store.transact([INDEX], lambda view, now: Decision([], None))
+        del store
+        return len(os.listdir("/proc/self/fd"))
+
+    look()
+    before = look()
+
+    assert max(look() for _ in range(20)) <= before

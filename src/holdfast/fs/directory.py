@@ -183,6 +183,18 @@ class Directory:
             self.fd = -1  # not None: who uses a closed directory gets an error, not the current directory
             close_quietly(fd)
 
+    def hand_over(self) -> int | None:
+        """The descriptor, which is the caller's from now on."""
+        fd, self.fd = self.fd, -1
+        return fd
+
+    def __del__(self) -> None:
+        # Who has dropped it cannot close it any more. Not through the seam: this happens at any moment.
+        fd = getattr(self, "fd", None)
+        if fd is not None and fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
     def __enter__(self) -> Self:
         return self
 

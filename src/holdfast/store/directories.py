@@ -33,7 +33,7 @@ class _Kept(Directory):
     __slots__ = ("identity",)
 
     def __init__(self, directory: Directory) -> None:
-        super().__init__(directory.shown, directory.fd)
+        super().__init__(directory.shown, directory.hand_over())
         try:
             self.identity = None if self.fd is None else _identity(calls.fstat(self.fd))
         except OSError as error:
