@@ -41,13 +41,13 @@ def path_of(context: click.Context) -> str:
 # --- Help -------------------------------------------------------------------------------------------
 
 
-def test_the_help_says_what_this_is_with_two_examples_and_what_it_ends_with() -> None:
+def test_the_help_says_what_this_is_with_examples_and_what_it_ends_with() -> None:
     result = holdfast("--help")
     text = " ".join(result.stdout.split())
 
     assert (result.returncode, result.stderr) == (0, "")
     assert "Holdfast lets many agents and people work in one repository at the same time" in text
-    assert result.stdout.count("\n    holdfast ") == 2
+    assert result.stdout.count("\n    holdfast ") == 5
     assert all(f"{int(status)} {meaning}" in text for status, meaning in MEANINGS.items())
     assert all((name in result.stdout) is not entry.hidden for name, entry in COMMANDS.items())
 

@@ -21,6 +21,11 @@ commit, in front of the hook that is there.
 
 What is written is marked and versioned. Running this again brings it up to date; --remove takes it out
 and leaves everything else as it was, byte for byte.
+
+\b
+Examples:
+  holdfast setup claude --dry-run
+  holdfast setup git --remove
 """
 
 DONE = {"create": "made", "change": "changed", "remove": "removed"}

@@ -59,7 +59,9 @@ def youngest(circle: Sequence[Wait]) -> Wait:
 def refuse_deadlock(ticket: str, held_by: Mapping[str, str], waits: Iterable[Wait]) -> None:
     """Raise `Deadlock` if this wait is the one that has to give up."""
     circle = circle_of(ticket, held_by, waits)
-    if not circle or youngest(circle).ticket != ticket:
+    if len({wait.who for wait in circle}) < 2:
+        return  # who waits for what it holds itself may release it yet: in another thread, by another command
+    if youngest(circle).ticket != ticket:
         return
     told = "; ".join(f"{each.who} waits for {each.what}, held by {held_by[each.what]}" for each in circle)
     raise Deadlock(
