@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from holdfast.audit.chain import AuditTrail
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import LockConflict, SettingInvalid
+from holdfast.fs.names import checked_text
 from holdfast.leases import deadlocks, protocol
 from holdfast.leases.deadlocks import Wait
 from holdfast.leases.moments import SKEW, Moment, Reading
@@ -81,6 +82,7 @@ class Desk:
         a process of its own. Such a lease outlives its processes; only its time ends it.
         """
         lock_id, ttl = str(uuid.uuid4()), checked_ttl(ttl)
+        checked_text(purpose, what="purpose")
         if behalf_of is None:
             return Request(lock_id, self.holder, ttl, purpose, priority)
         return Request(lock_id, behalf_of, ttl, purpose, priority, detached=True, waiter=self.holder)

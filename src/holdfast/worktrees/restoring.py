@@ -28,7 +28,7 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.errors import ConsistencyUnavailable, Refused, UsageFailure
 from holdfast.fs.directory import Directory, make_directories
-from holdfast.fs.names import split_relative
+from holdfast.fs.names import checked_text, split_relative
 from holdfast.leases.records import Identity
 from holdfast.store.records import Change, Create, Decision, Key, Stream, View
 from holdfast.worktrees.comparing import differs
@@ -108,6 +108,7 @@ def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
     """The worktree's record, if restoring in place may be tried in it, for this reason."""
     if not how.reason.strip():
         raise UsageFailure("restoring in place needs a reason", hint="Say why: --reason TEXT.")
+    checked_text(how.reason, what="reason")
     if how.path is not None:
         split_relative(how.path)
     config = control.config(worktree)
