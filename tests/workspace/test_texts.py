@@ -98,6 +98,11 @@ def test_a_text_that_is_not_unicode_is_refused_and_shown_escaped(place: Place) -
             write("b\udcff")
 
 
+def test_a_priority_has_limits(place: Place) -> None:
+    with pytest.raises(SettingInvalid, match="from -1000000 to 1000000"):
+        place.repository.lease(priority=10**30)
+
+
 def test_an_assignee_that_is_not_unicode_is_refused(place: Place) -> None:
     with pytest.raises(UsageFailure, match="is not valid UTF-8"):
         place.tracker.claims.request("agent:b\udcff")

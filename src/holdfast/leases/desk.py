@@ -22,6 +22,7 @@ from holdfast.store.records import Decision, Key, Stream, View
 
 SHORTEST_TTL, LONGEST_TTL = 0.1, 24 * 3600.0
 DEFAULT_TTL = 30.0
+HIGHEST_PRIORITY = 1_000_000
 
 Rule = Callable[[View, Moment, LeaseKeys], Ruling[Told]]
 
@@ -83,6 +84,9 @@ class Desk:
         """
         lock_id, ttl = str(uuid.uuid4()), checked_ttl(ttl)
         checked_text(purpose, what="purpose")
+        if abs(priority) > HIGHEST_PRIORITY:
+            limits = f"a number from {-HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}"
+            raise SettingInvalid("priority", str(priority), limits)
         if behalf_of is None:
             return Request(lock_id, self.holder, ttl, purpose, priority)
         return Request(lock_id, behalf_of, ttl, purpose, priority, detached=True, waiter=self.holder)
