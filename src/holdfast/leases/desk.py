@@ -160,6 +160,9 @@ class Desk:
             for worktree, document in self.store.scan(LINES)
             for each in document.record.waiters
         ]
+        # Threads of one process, or agents of one program, are one holder: that one of them waits for
+        # what another one has is no circle.
+        waits = [each for each in waits if held_by.get(each.what) != each.who]
         deadlocks.refuse_deadlock(ticket, held_by, waits)
 
     def _grant(self, worktree: str, request: Request, *, wait: bool) -> Granted | Waiting:
