@@ -86,7 +86,7 @@ def top(output: Output, *, repo: str | None, data_dir: str | None, every: float,
             _show_live(looks)
         else:
             for seen in looks:
-                output.result(_record(seen), [*_lines(seen), ""])
+                output.result(_record(seen), [*seen_lines(seen), ""])
     except KeyboardInterrupt:
         return  # that is how one ends it
 
@@ -106,7 +106,7 @@ def _show_live(looks: Iterator[Overview]) -> None:
 
     with Live(screen=True, auto_refresh=False) as live:
         for seen in looks:
-            live.update(Text("\n".join([f"{seen.root}  {seen.at}", "", *_lines(seen)])), refresh=True)
+            live.update(Text("\n".join([f"{seen.root}  {seen.at}", "", *seen_lines(seen)])), refresh=True)
 
 
 def _look(repo: str | None, data_dir: str | None) -> Overview:
@@ -128,7 +128,8 @@ def _record(seen: Overview) -> dict[str, object]:
     }
 
 
-def _lines(seen: Overview) -> list[str]:
+def seen_lines(seen: Overview) -> list[str]:
+    """What was seen, for people, without anything that could harm a terminal."""
     if not seen.holdings:
         return [_nothing(seen), *_troubles(seen)]
     rows = [[printable(cell) for cell in row(each)] for each in seen.holdings]
