@@ -135,6 +135,19 @@ def test_the_page_does_what_it_says(page: Path, tmp_path: Path, programs: Path) 
     assert carry_out(page.read_text(encoding="utf-8"), tmp_path, programs) == []
 
 
+def test_the_first_page_does_what_it_says(tmp_path: Path, programs: Path) -> None:
+    project = tmp_path / "my-project"
+    project.mkdir()
+    for name in ("work", "my-agent"):
+        (project / name).write_text("#!/bin/sh\necho done >> result\n")
+        (project / name).chmod(0o755)
+    shell, _, python = (ROOT / "README.md").read_text(encoding="utf-8").partition("```python")
+    page = shell + "```sh\ncd ..\n```\n```python" + python
+
+    assert carry_out(page, tmp_path, programs) == []
+    assert (tmp_path / "work/project/worktrees/parser/result").read_text() == "done\n"
+
+
 @pytest.mark.parametrize(
     "page",
     [

@@ -79,8 +79,9 @@ class SettingInvalid(UsageFailure):
     hint = "Correct the value, or remove it to get the default."
 
     def __init__(self, setting: str, value: str, expected: str) -> None:
+        shown = repr(value if len(value) <= 200 else value[:197] + "...")
         super().__init__(
-            f"{setting} is {value!r}, but must be {expected}", setting=setting, value=value, expected=expected
+            f"{setting} is {shown}, but must be {expected}", setting=setting, value=value, expected=expected
         )
 
 
@@ -90,8 +91,8 @@ class TooLarge(UsageFailure):
     code = "E_TOO_LARGE"
     hint = "Make it smaller, or keep the bulk in a file of its own and refer to that."
 
-    def __init__(self, what: str, size: int, limit: int) -> None:
-        super().__init__(f"{what} is {size} bytes; the limit is {limit}", what=what, size=size, limit=limit)
+    def __init__(self, what: str, size: int, limit: int, *, unit: str = "bytes") -> None:
+        super().__init__(f"{what} is {size} {unit}; the limit is {limit}", what=what, size=size, limit=limit)
 
 
 class Ambiguous(UsageFailure):

@@ -66,6 +66,18 @@ def test_work_that_succeeds_is_kept_recorded_and_done(shop: Path) -> None:
     assert data(holdfast("who", "--json", cwd=shop))["holdings"] == []
 
 
+def test_an_agent_is_not_sent_to_an_empty_directory_while_main_is_full(shop: Path) -> None:
+    (shop / "main/file").write_text("content")
+    issue = create(shop, "Change the file")
+
+    refused = holdfast("agent", "run", "--next", "--json", "--", *WRITE, cwd=shop)
+    assert error(refused, on="stderr")["code"] == "E_REFUSED"
+    assert state_of(shop, issue) == "ready"
+    assert holdfast("snapshot", cwd=shop).returncode == 0
+    assert holdfast("agent", "run", "--next", "--", *WRITE, cwd=shop).returncode == 0
+    assert (shop / "worktrees" / f"issue-{issue[:8]}" / "file").read_text() == "content"
+
+
 def test_work_that_fails_goes_back_and_what_it_wrote_is_kept(shop: Path) -> None:
     issue = create(shop, "Fail")
     program = python("import sys; open('half', 'w').write('half'); sys.exit(3)")

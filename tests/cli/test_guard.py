@@ -159,6 +159,15 @@ def test_a_tool_keeps_the_leases_of_its_agent_alive_and_the_end_gives_them_back(
     assert data(holdfast("lock", "status", "--json", cwd=root))["state"] == "free"
 
 
+def test_the_end_of_a_session_under_run_does_not_give_back_its_lease(root: Path) -> None:
+    program = f"echo written > main/file; echo '{{}}' | {sys.executable} -m holdfast hook session-end"
+
+    result = holdfast("run", "--snapshot", "--json", "--", "sh", "-c", program, cwd=root)
+
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stderr)["data"]["snapshot_id"] is not None
+
+
 def test_the_leases_of_others_are_left_alone(root: Path, theirs: Running) -> None:
     hook("session-end", {}, root)
 

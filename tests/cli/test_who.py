@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from tests.cli.commands import RepoLockHeld, Running, data, holdfast, wait_until
+from holdfast.errors import StoreUnavailable
+from holdfast.workspace import overview
+from tests.cli.commands import RepoLockHeld, Running, data, error, holdfast, wait_until
 
 if sys.platform == "win32":
     pytest.skip("the workers run in a POSIX shell", allow_module_level=True)
@@ -99,6 +102,49 @@ def test_nothing_held_is_said_and_so_is_a_place_without_anything(root: Path, tmp
     assert holdfast("who", cwd=tmp_path).returncode == 3
 
 
+def test_what_could_not_be_looked_at_is_not_said_to_be_free(root: Path) -> None:
+    (record,) = (root / ".jvs/worktrees/main").glob("config.json")
+    record.write_text("{")
+
+    for command in (["who"], ["top", "--count", "1"]):
+        told = holdfast(*command, cwd=root)
+        assert "Nobody holds anything of what could be looked at." in told.stdout
+        assert "Cannot look at each lease" in told.stdout + told.stderr
+
+
+def test_a_store_that_is_away_is_waited_for_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def away(*_: object) -> NoReturn:
+        asked.append(1)
+        raise StoreUnavailable("etcd://nowhere/x", "no answer")
+
+    monkeypatch.setattr(overview, "Repository", away)
+    monkeypatch.setattr(overview, "open_store", away)
+    seen = overview.look_around(root)
+
+    assert len(asked) == 1
+    assert {"lease", "operation"} <= {each.kind for each in seen.troubles}
+    assert "file lock" not in {each.kind for each in seen.troubles}
+
+
+def test_a_directory_that_is_gone_is_told_as_such(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    for command in ("who", "ready", "guard f", "setup claude", "info"):
+        program = f"rmdir ../gone; exec {sys.executable} -m holdfast {command} --json"
+        told = subprocess.run(["sh", "-c", program], cwd=tmp_path / "gone", capture_output=True, text=True)
+        (tmp_path / "gone").mkdir(exist_ok=True)
+        assert error(told)["code"] == "E_NOT_FOUND", (command, told)
+        assert "the current directory is gone" in error(told)["message"]
+
+
+def test_a_directory_inside_a_repository_is_not_taken_for_it(root: Path) -> None:
+    (root / "main/sub").mkdir()
+    told = error(holdfast("info", "--json", "--repo", root / "main/sub"))
+    assert told["code"] == "E_NOT_FOUND"
+    assert str(root) in told["hint"]
+
+
 def test_top_gives_a_look_per_line_to_programs(root: Path) -> None:
     result = holdfast("top", "--count", "3", "--every", "10ms", "--json", cwd=root)
 
@@ -109,7 +155,6 @@ def test_top_gives_a_look_per_line_to_programs(root: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal as Linux has it")
 def test_top_draws_on_a_terminal_and_leaves_it_as_it_was(root: Path) -> None:
     import pty
-    import subprocess
 
     from tests.cli.commands import HOLDFAST, environment
 

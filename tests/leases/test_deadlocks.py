@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from holdfast.leases import held
 from holdfast.leases.deadlocks import Wait, circle_of, refuse_deadlock, youngest
 from holdfast.leases.desk import Desk
 from holdfast.store.files import FileStore
+from holdfast.store.memory import MemoryStore
 from tests.locks.workers import Line, Workers
 
 
@@ -77,6 +80,31 @@ def test_when_the_chosen_ones_give_up_no_circle_is_left(
         waits.remove(youngest(circles[0]))
         rounds += 1
     assert rounds <= len(pairs)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_threads_of_one_process_and_agents_of_one_program_wait_in_turn(detached: bool) -> None:
+    desk = Desk(MemoryStore(), AuditTrail())
+    behalf_of = desk.holder if detached else None
+    served: list[int] = []
+
+    def work(number: int) -> None:
+        request = desk.request(ttl=3600.0, behalf_of=behalf_of)
+        lease = held.acquire(desk, "main", request, wait=60.0)
+        served.append(number)
+        desk.release("main", lease.lock_id)
+
+    first = desk.acquire("main", desk.request(ttl=3600.0, behalf_of=behalf_of)).lease
+    with ThreadPoolExecutor(3) as pool:
+        waits = [pool.submit(work, number) for number in range(3)]
+        while not (state := desk.state("main")) or len(state.waiters) < 3:
+            assert not any(each.done() and each.exception() for each in waits)
+            time.sleep(0.01)
+        desk.release("main", first.lock_id)
+        for each in waits:
+            each.result(60)
+
+    assert sorted(served) == [0, 1, 2]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")

@@ -91,6 +91,10 @@ def test_secrets_are_neither_written_nor_shown(tmp_path: Path, address: str, kep
     assert "secret" not in (tmp_path / CONFIG).read_text()
 
 
+def test_the_address_of_plain_files_is_shown_as_it_is_written() -> None:
+    assert without_secrets("files") == "files"
+
+
 @pytest.mark.parametrize("kind", ["postgresql", "etcd"])
 def test_a_failure_does_not_tell_the_password(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("psycopg", reason="psycopg is not installed here")

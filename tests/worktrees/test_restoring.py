@@ -474,3 +474,50 @@ def require_mended(made: World) -> None:
                     settle(control, MAIN)
                     assert content_of(control.places.payload(MAIN)) in (UNSAVED, FIRST)
                     assert control.store.read(OPERATIONS.key(MAIN)) is None
+
+
+# --- A link in the place of the directory -------------------------------------------------------------
+
+
+def replace_by_link(site: Site, elsewhere: Path) -> None:
+    elsewhere.mkdir()
+    (elsewhere / "theirs").write_text("theirs")
+    shutil.rmtree(site.payload)
+    site.payload.symlink_to(elsewhere)
+
+
+def test_a_link_in_the_place_of_the_directory_is_not_followed(scratch: Path) -> None:
+    site = Site(scratch / "repo")
+    first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    replace_by_link(site, scratch / "elsewhere")
+
+    snapshots = site.repository.snapshots
+    for follow in (
+        lambda: snapshots.status(MAIN),
+        lambda: snapshots.compare(MAIN, first),
+        lambda: snapshots.take(MAIN, site.proof),
+        lambda: snapshots.restore_in_place(MAIN, first, site.proof, InPlace(reason="x")),
+    ):
+        with pytest.raises(PathEscape, match="is a symbolic link"):
+            follow()
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert resolve(site.control, "head", worktree=MAIN).snapshot_id == first
+
+
+def test_a_link_that_comes_during_a_restore_does_not_leave_the_worktree_stuck(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(scratch / "repo")
+    first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    exchange = exchanging._exchange
+
+    def link_first(*arguments: Any) -> None:
+        replace_by_link(site, scratch / "elsewhere")
+        exchange(*arguments)
+
+    monkeypatch.setattr(exchanging, "_exchange", link_first)
+    restore_in_place(site.control, MAIN, first, site.proof, InPlace(reason="x"))
+
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert not site.payload.is_symlink()
+    assert (scratch / "elsewhere/theirs").read_text() == "theirs"

@@ -113,7 +113,7 @@ def faulty_agent(arguments: tuple[str, ...]) -> int:
 def _commands(seed: int, fault: str | None) -> Callable[[Stage], Command]:
     from holdfast.demo.play import actor
 
-    own = [sys.executable, "-m", "holdfast"]
+    own = [sys.executable, "-P", "-m", "holdfast"]  # never modules of the current directory
     agent = [*own, "demo-faulty-agent"] if fault else [*own, "agent", "run"]
 
     def on(stage: Stage) -> Command:

@@ -15,6 +15,7 @@ import click
 
 from holdfast.cli.group import CommandMissing
 from holdfast.cli.output import CommandFailed, Output, discard_output
+from holdfast.cli.repository import current_directory
 from holdfast.cli.root import root
 from holdfast.errors import ExitStatus, Failure, Interrupted, IoFailure, UsageFailure
 
@@ -92,6 +93,11 @@ def _as_told(error: BaseException) -> CommandFailed:
         return CommandFailed(Interrupted())
     if isinstance(error, click.UsageError):
         return _usage(error)
+    if isinstance(error, FileNotFoundError):  # whoever makes a path absolute asks for the current directory
+        try:
+            current_directory()
+        except Failure as failure:
+            return CommandFailed(failure)
     return CommandFailed(Failure(f"{type(error).__name__}: {error}"))
 
 

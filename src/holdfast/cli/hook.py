@@ -49,16 +49,12 @@ def hook(output: Output, *, event: str, program: str) -> int:
 def _session_start(output: Output, said: Mapping[str, Any], program: str) -> int:
     from pathlib import Path
 
-    from holdfast.cli.tables import plain_table
-    from holdfast.cli.who import COLUMNS, row
+    from holdfast.cli.who import seen_lines
     from holdfast.workspace.overview import find_workspace, look_around
 
     seen = look_around(find_workspace(Path(_directory(said))))
     lines = ["Holdfast keeps those apart who work here at the same time. 'holdfast who' shows this again."]
-    if seen.holdings:
-        lines += plain_table(COLUMNS, [[printable(cell) for cell in row(each)] for each in seen.holdings])
-    else:
-        lines.append("Nobody holds anything at the moment.")
+    lines += seen_lines(seen)
     text = "\n".join(lines)
     output.text(json.dumps({"additional_context": text}) if program == "cursor" else text)
     return 0
@@ -108,7 +104,7 @@ def _session_end(output: Output, said: Mapping[str, Any], program: str) -> int:
     from holdfast.workspace.own_leases import release_own
     from holdfast.workspace.repository import Repository, find_repository
 
-    release_own(Repository(find_repository(_directory(said))), os.environ.get(LOCK_ID))
+    release_own(Repository(find_repository(_directory(said))))
     return 0
 
 

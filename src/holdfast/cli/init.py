@@ -59,4 +59,7 @@ def init(output: Output, *, directory: str, source: str | None, store: str | Non
     if made.imported is not None:
         files = "1 file" if made.imported == 1 else f"{made.imported} files"
         lines.append(f"Copied {files} from {source}.")
+        lines.append(
+            "Keep them as the first snapshot, which further worktrees can begin with: holdfast snapshot"
+        )
     output.result(record, [*lines, f"Work in {main}."])

@@ -13,6 +13,7 @@ from holdfast.cli import child, signals
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE, refuse_own_lock
 from holdfast.errors import Failure, LockExpired, LockNotHeld
+from holdfast.fs.names import checked_text
 from holdfast.leases.held import HeldLease
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.records import Isolation
@@ -54,6 +55,7 @@ def _run_leased(
     repository: Repository, worktree: str, command: tuple[str, ...], output: Output, wish: Wish
 ) -> child.Ended:
     began = time.monotonic()
+    checked_text(wish.note, what="note")  # not only when the command has done its work
     directory = repository.path(worktree)
     with _leased(repository, worktree, command, output, wish) as lease:
         locked = time.monotonic()

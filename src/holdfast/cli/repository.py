@@ -8,6 +8,7 @@ an agent's every command is a process of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +63,14 @@ def open_repository(flag: str | None, environment: Mapping[str, str] = os.enviro
     from holdfast.workspace.repository import Repository, find_repository
 
     chosen = flag or environment.get(REPO)
-    return Repository(chosen or find_repository(current_directory()))
+    if not chosen:
+        return Repository(find_repository(current_directory()))
+    try:
+        return Repository(chosen)
+    except NotFound as failure:
+        with contextlib.suppress(NotFound):  # never guessed: which worktree would be meant?
+            failure.hint = f"It is in the repository {find_repository(chosen)}: name that one."
+        raise
 
 
 def open_worktree(

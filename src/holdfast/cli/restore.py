@@ -76,6 +76,7 @@ def restore(
       holdfast restore head~1 --inplace --reason "went wrong" --dry-run
       holdfast restore v1 --inplace --reason "was lost" --path docs/plan.md
     """
+    from holdfast.fs.names import shortened
     from holdfast.worktrees.restoring import InPlace
 
     opened = open_worktree(repo, worktree)
@@ -100,7 +101,7 @@ def restore(
     if dry_run:
         _plan(output, opened, found, how)
     else:
-        purpose = f"restore {found.snapshot_id} in place: {how.reason}"
+        purpose = shortened(f"restore {found.snapshot_id} in place: {how.reason}")
         _in_place(output, opened, found, how, lambda: proven(opened, lock_id, purpose, wait=wait))
 
 

@@ -14,7 +14,7 @@ import click
 from holdfast.cli.options import duration, json_option
 from holdfast.cli.output import Output, printable
 from holdfast.cli.places import data_directory, store_address
-from holdfast.cli.repository import REPO, repo_option
+from holdfast.cli.repository import REPO, current_directory, repo_option
 from holdfast.cli.tables import plain_table, show_table
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("WHAT", "HELD BY", "SINCE", "LEFT", "ALIVE", "WAITING", "TO GET IT")
 NOTHING = "Nobody holds anything."
+NOTHING_SEEN = "Nobody holds anything of what could be looked at."
 
 
 @click.command(short_help="Show who holds what, who waits, and what can be reclaimed.")
@@ -49,9 +50,9 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     if seen.holdings:
         show_table(output, COLUMNS, [row(each) for each in seen.holdings])
     else:
-        output.line(NOTHING)
-    for trouble in seen.troubles:
-        output.diagnostic(f"Cannot look at each {trouble.kind}: {printable(trouble.problem)}")
+        output.line(_nothing(seen))
+    for line in _troubles(seen):
+        output.diagnostic(line)
 
 
 @click.command(short_help="The same as 'who', live, for a terminal.")
@@ -85,7 +86,7 @@ def top(output: Output, *, repo: str | None, data_dir: str | None, every: float,
             _show_live(looks)
         else:
             for seen in looks:
-                output.result(_record(seen), [*_lines(seen), ""])
+                output.result(_record(seen), [*seen_lines(seen), ""])
     except KeyboardInterrupt:
         return  # that is how one ends it
 
@@ -105,7 +106,7 @@ def _show_live(looks: Iterator[Overview]) -> None:
 
     with Live(screen=True, auto_refresh=False) as live:
         for seen in looks:
-            live.update(Text("\n".join([f"{seen.root}  {seen.at}", "", *_lines(seen)])), refresh=True)
+            live.update(Text("\n".join([f"{seen.root}  {seen.at}", "", *seen_lines(seen)])), refresh=True)
 
 
 def _look(repo: str | None, data_dir: str | None) -> Overview:
@@ -113,7 +114,7 @@ def _look(repo: str | None, data_dir: str | None) -> Overview:
     from holdfast.workspace.overview import find_workspace, look_around
 
     chosen = repo or os.environ.get(REPO)
-    root = Path(os.path.abspath(chosen)) if chosen else find_workspace(Path(os.getcwd()))
+    root = Path(os.path.abspath(chosen)) if chosen else find_workspace(current_directory())
     locks = RepoLock(data_directory(data_dir, os.environ))
     return look_around(root, repo_locks=locks, address=store_address(os.environ))
 
@@ -127,10 +128,20 @@ def _record(seen: Overview) -> dict[str, object]:
     }
 
 
-def _lines(seen: Overview) -> list[str]:
+def seen_lines(seen: Overview) -> list[str]:
+    """What was seen, for people, without anything that could harm a terminal."""
     if not seen.holdings:
-        return [NOTHING]
-    return plain_table(COLUMNS, [[printable(cell) for cell in row(each)] for each in seen.holdings])
+        return [_nothing(seen), *_troubles(seen)]
+    rows = [[printable(cell) for cell in row(each)] for each in seen.holdings]
+    return [*plain_table(COLUMNS, rows), *_troubles(seen)]
+
+
+def _nothing(seen: Overview) -> str:
+    return NOTHING_SEEN if seen.troubles else NOTHING
+
+
+def _troubles(seen: Overview) -> list[str]:
+    return [f"Cannot look at each {each.kind}: {printable(each.problem)}" for each in seen.troubles]
 
 
 def row(held: Holding) -> list[str]:

@@ -1,4 +1,4 @@
-"""Names and relative paths that are safe to hand to a file system."""
+"""Names and relative paths that are safe to hand to a file system; texts that are safe to keep."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import functools
 import re
 import sys
 
-from holdfast.errors import NameInvalid, PathEscape
+from holdfast.errors import NameInvalid, PathEscape, TooLarge, UsageFailure
 
 MAX_NAME = 128
 """The longest name: short enough that a draft's or a sidecar's additions still fit into 255 bytes."""
+
+LONGEST_TEXT = 1_000
+"""The longest text that is shown on a line: a purpose, a note, a label, a reason, a title."""
+
+LONGEST_DESCRIPTION = 100_000
+"""The longest text that is shown by itself."""
 
 _SAFE = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
@@ -42,6 +48,28 @@ def safe_name(text: str, *, what: str = "name") -> str:
 def is_safe_name(text: str) -> bool:
     """Whether `safe_name` would return the text as it is."""
     return bool(_SAFE.fullmatch(text)) and len(text) <= MAX_NAME and text != "." and ".." not in text
+
+
+def checked_text(text: str, *, what: str, limit: int = LONGEST_TEXT) -> str:
+    """Return what somebody wrote for others to read, if it can be kept and shown; else refuse it.
+
+    Control characters are no reason to: whoever shows a text escapes them.
+    """
+    if len(text) > limit:
+        raise TooLarge(f"the {what}", len(text), limit, unit="characters")
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UsageFailure(
+                f"the {what} {_shown(text)} is not valid UTF-8", hint="Write it in UTF-8.", what=what
+            ) from None
+    return text
+
+
+def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
+    """The text, cut off if it is too long: for one that is made of others."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 @functools.lru_cache(maxsize=1024)

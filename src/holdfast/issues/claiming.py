@@ -22,6 +22,7 @@ from holdfast.errors import (
     NotFound,
     TransitionRefused,
 )
+from holdfast.fs.names import checked_text
 from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import Claim, ClaimId, ClaimRecord
 from holdfast.issues.draft import Draft
@@ -54,6 +55,7 @@ class Claiming:
     ) -> claims.Request:
         """A request in the actor's name, or in somebody else's."""
         who = checked_actor(assignee or self._transactions.actor, "assignee")
+        checked_text(purpose, what="purpose")
         return claims.Request(who, claims.checked_ttl(ttl), uuid.uuid4().hex[:16], purpose)
 
     def claim(self, issue_id: str, request: claims.Request) -> Claimed:
@@ -87,6 +89,7 @@ class Claiming:
 
     def release(self, issue_id: str, shown: ClaimId | None = None, *, reason: str = "") -> Issue:
         """Put the issue back, so that others can have it. It takes the claim, unless that has run out."""
+        checked_text(reason, what="reason")
         return self._transactions.retrying(lambda: self._release(issue_id, shown, reason, force=True))
 
     def reclaim(self, issue_id: str) -> bool:

@@ -16,7 +16,16 @@ from holdfast.issues.draft import Draft
 from holdfast.issues.gating import check_defined
 from holdfast.issues.graph import find_path, in_order
 from holdfast.issues.keys import DEPENDENTS, GATES, GRAPH, INDEX
-from holdfast.issues.records import Issue, Priority, State, checked_actor, checked_title, without_repeats
+from holdfast.issues.records import (
+    Issue,
+    Priority,
+    State,
+    checked_actor,
+    checked_description,
+    checked_labels,
+    checked_title,
+    without_repeats,
+)
 from holdfast.issues.transactions import Transactions
 from holdfast.store.records import Key
 
@@ -42,11 +51,11 @@ class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         issue = Issue(
             id=issue_id,
             title=checked_title(self.title),
-            description=self.description,
+            description=checked_description(self.description),
             priority=self.priority,
             assignee=None if self.assignee is None else checked_actor(self.assignee, "assignee"),
             dependencies=without_repeats(depends_on),
-            labels=without_repeats(self.labels),
+            labels=checked_labels(self.labels),
             context=self.context,
         )
         return rules.with_gates(issue, self.gates)

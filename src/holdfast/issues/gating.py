@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NotFound, SettingInvalid, TransitionRefused
-from holdfast.fs.names import safe_name
+from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text, safe_name
 from holdfast.issues import rules
 from holdfast.issues.draft import Draft
 from holdfast.issues.keys import CLAIMS, DEPENDENTS, GATE_RUNS, GATES
@@ -74,6 +74,8 @@ class Gating:
     def define(self, definition: Definition, *, replace: bool = False) -> Gate:
         """Define a gate. One that is there is left alone, unless it is to be replaced."""
         key = safe_name(definition.key, what="gate")
+        checked_text(definition.title, what="title")
+        checked_text(definition.description, what="description", limit=LONGEST_DESCRIPTION)
         if definition.stage not in ("precheck", "postcheck"):
             raise SettingInvalid("stage", definition.stage, "precheck or postcheck")
         if not 0 < definition.timeout <= 24 * 3600:

@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.errors import Corrupt, JsonInvalid, SettingInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
+from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text
 from holdfast.store.records import MOST_BYTES
 
 SCHEMA_VERSION = 2
@@ -320,7 +321,7 @@ def checked_actor(text: str, setting: str = "actor") -> str:
     """Somebody, as `kind:name`."""
     if not _ACTOR.fullmatch(text) or len(text) > 200:
         raise SettingInvalid(setting, text, "kind:name, such as agent:alice or human:bob")
-    return text
+    return checked_text(text, what=setting)
 
 
 def checked_title(text: str) -> str:
@@ -328,7 +329,17 @@ def checked_title(text: str) -> str:
     title = text.strip()
     if not title or "\n" in title:
         raise SettingInvalid("title", text, "one line that is not empty")
-    return title
+    return checked_text(title, what="title")
+
+
+def checked_description(text: str) -> str:
+    """A description that can be kept."""
+    return checked_text(text, what="description", limit=LONGEST_DESCRIPTION)
+
+
+def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """Labels, each once, that can be shown."""
+    return without_repeats(checked_text(each, what="label") for each in labels)
 
 
 def without_repeats(values: Iterable[str]) -> tuple[str, ...]:

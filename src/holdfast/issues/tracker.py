@@ -33,6 +33,8 @@ from holdfast.issues.records import (
     Registry,
     State,
     checked_actor,
+    checked_description,
+    checked_labels,
     checked_title,
     without_repeats,
 )
@@ -67,7 +69,8 @@ class Update(NamedTuple):
 
     def applied(self, issue: Issue) -> Issue:
         """The issue with all of it but the state."""
-        labels = [each for each in (*issue.labels, *self.add_labels) if each not in self.remove_labels]
+        added, described = checked_labels(self.add_labels), self.description
+        labels = [each for each in (*issue.labels, *added) if each not in self.remove_labels]
         context = {k: v for k, v in {**issue.context, **self.context}.items() if v is not None}
         for name, by in self.increments.items():
             context[name] = str(_number(name, context.get(name, "0")) + by)
@@ -75,7 +78,7 @@ class Update(NamedTuple):
         return msgspec.structs.replace(
             issue,
             title=issue.title if self.title is None else checked_title(self.title),
-            description=issue.description if self.description is None else self.description,
+            description=issue.description if described is None else checked_description(described),
             priority=issue.priority if self.priority is None else self.priority,
             assignee=None if assignee is None else checked_actor(assignee, "assignee"),
             labels=without_repeats(labels),

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from holdfast.audit.chain import AuditTrail
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import LockConflict, SettingInvalid
+from holdfast.fs.names import checked_text
 from holdfast.leases import deadlocks, protocol
 from holdfast.leases.deadlocks import Wait
 from holdfast.leases.moments import SKEW, Moment, Reading
@@ -21,6 +22,7 @@ from holdfast.store.records import Decision, Key, Stream, View
 
 SHORTEST_TTL, LONGEST_TTL = 0.1, 24 * 3600.0
 DEFAULT_TTL = 30.0
+HIGHEST_PRIORITY = 1_000_000
 
 Rule = Callable[[View, Moment, LeaseKeys], Ruling[Told]]
 
@@ -81,6 +83,10 @@ class Desk:
         a process of its own. Such a lease outlives its processes; only its time ends it.
         """
         lock_id, ttl = str(uuid.uuid4()), checked_ttl(ttl)
+        checked_text(purpose, what="purpose")
+        if abs(priority) > HIGHEST_PRIORITY:
+            limits = f"a number from {-HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}"
+            raise SettingInvalid("priority", str(priority), limits)
         if behalf_of is None:
             return Request(lock_id, self.holder, ttl, purpose, priority)
         return Request(lock_id, behalf_of, ttl, purpose, priority, detached=True, waiter=self.holder)
@@ -154,6 +160,9 @@ class Desk:
             for worktree, document in self.store.scan(LINES)
             for each in document.record.waiters
         ]
+        # Threads of one process, or agents of one program, are one holder: that one of them waits for
+        # what another one has is no circle.
+        waits = [each for each in waits if held_by.get(each.what) != each.who]
         deadlocks.refuse_deadlock(ticket, held_by, waits)
 
     def _grant(self, worktree: str, request: Request, *, wait: bool) -> Granted | Waiting:

@@ -14,7 +14,8 @@ Several agents and people work in this repository at the same time. Holdfast kee
   `export HOLDFAST_LOCK_ID=$(holdfast lock acquire --worktree NAME --purpose "what for" --field lock_id)`,
   `holdfast lock renew` every few minutes, `holdfast lock release`.
   Or let one command do it all: `holdfast run --worktree NAME --snapshot -- COMMAND`.
-- Want a directory of your own? `holdfast worktree create NAME`, then `cd $(holdfast worktree path NAME)`.
+- Want a directory of your own? `holdfast worktree create NAME --from head` (without `--from` it is empty),
+  then `cd $(holdfast worktree path NAME)`.
 - Keep what you have done: `holdfast snapshot -m "what changed"`. Nothing that was kept is ever lost.
 - Take work from the queue rather than choosing it: `holdfast issue claim-next`, and finish or release it.
 - `E_LOCK_CONFLICT` names the holder: wait (`--wait 5m`) or take other work. Do not delete lock files.

@@ -10,6 +10,8 @@ SECRETS = ("password", "sslpassword", "keypassword")
 
 def without_secrets(address: str) -> str:
     """The address as it may be shown and written down."""
+    if "://" not in address:  # not one of a server, such as `files`
+        return address
     parts = urlsplit(address)
     user, at, hosts = parts.netloc.rpartition("@")
     kept = [each for each in parse_qsl(parts.query, keep_blank_values=True) if each[0] not in SECRETS]

@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import AlreadyExists, Failure, NotFound
+from holdfast.errors import AlreadyExists, Failure, NotFound, Refused
+from holdfast.fs.directory import Directory
 from holdfast.issues.claiming import Claimed, HeldClaim
 from holdfast.issues.records import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
@@ -34,7 +35,7 @@ from holdfast.leases.held import HeldLease
 from holdfast.ledger.log import Ledger
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.proof import Proof
-from holdfast.worktrees.records import MAIN
+from holdfast.worktrees.records import MAIN, WORKTREES
 from holdfast.worktrees.snapshots import Wanted
 
 LONGEST_NOTE = 200
@@ -201,10 +202,26 @@ def _claimed(tracker: Tracker, wish: Wish) -> Claimed:
 def _make_worktree(repository: Repository, name: str) -> bool:
     """Make the worktree if it is not there; False if it is."""
     head = repository.control.config(MAIN).head_snapshot_id
+    if head is None:
+        _refuse_to_begin_with_nothing(repository, name)
     with contextlib.suppress(AlreadyExists):
         repository.worktrees.create(name, snapshot=head)
         return True
     return False
+
+
+def _refuse_to_begin_with_nothing(repository: Repository, name: str) -> None:
+    """An agent that is to work on what is in `main` must not be sent to an empty directory."""
+    if repository.control.store.read(WORKTREES.key(name)) is not None:
+        return
+    with Directory.open(repository.path(MAIN)) as main:
+        if not main.names():
+            return
+    raise Refused(
+        f"{MAIN} has no snapshot yet, so the worktree {name} would be empty, although {MAIN} is not",
+        hint="Take the first one: 'holdfast snapshot --worktree main -m \"the beginning\"'.",
+        worktree=name,
+    )
 
 
 def _take_if_changed(repository: Repository, lease: HeldLease, note: str) -> str | None:

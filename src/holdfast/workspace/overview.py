@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.clock import format_duration, format_instant, parse_instant
-from holdfast.errors import Failure, NotFound, NotInitialised
+from holdfast.clock import SYSTEM_CLOCK, format_duration, format_instant, parse_instant
+from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs.directory import Directory
 from holdfast.issues.keys import CLAIMS
 from holdfast.leases.desk import Desk, LeaseState
@@ -117,14 +117,21 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
         sources["repo lock"] = lambda: _repo_locks(repo_locks)
     holdings: list[Holding] = []
     troubles: list[Trouble] = []
+    stores = {"lease": None, "operation": None, "issue": address, "claim": address}
+    away: dict[str | None, StoreUnavailable] = {}
     for kind, look in sources.items():
         try:
+            if kind in stores and stores[kind] in away:
+                raise away[stores[kind]]  # who is away is waited for once
             holdings += look()
         except (NotFound, NotInitialised):
             continue  # this kind is not in use here
         except Failure as failure:
             troubles.append(Trouble(kind, failure.message))
-    return Overview(root, format_instant(_now(root)), tuple(holdings), tuple(troubles))
+            if kind in stores and isinstance(failure, StoreUnavailable):
+                away[stores[kind]] = failure
+    now = SYSTEM_CLOCK.wall() if None in away else _now(root)
+    return Overview(root, format_instant(now), tuple(holdings), tuple(troubles))
 
 
 # --- Worktrees ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Failure
 from holdfast.leases.records import Lease
-from holdfast.locks.callers import is_ours
+from holdfast.locks.callers import calling_agent, is_ours
 from holdfast.workspace.repository import Repository
 
 Act = Callable[[str, str], Lease]
@@ -36,9 +36,19 @@ def renew_own(repository: Repository, lock_id: str | None = None) -> list[Kept]:
     return [_tried(lease, repository.desk.renew) for lease in own_leases(repository, lock_id)]
 
 
-def release_own(repository: Repository, lock_id: str | None = None) -> list[Kept]:
-    """Give all own leases back."""
-    return [_tried(lease, repository.desk.release) for lease in own_leases(repository, lock_id)]
+def release_own(repository: Repository) -> list[Kept]:
+    """Give back what the agent that runs this has acquired by a command of its own.
+
+    Not what a process above it holds: 'holdfast run' gives its lease back itself, after its snapshot, and
+    the person who started the agent may have plans for theirs.
+    """
+    agent = calling_agent()
+    own = [
+        lease
+        for lease in own_leases(repository)
+        if lease.detached and lease.identity.holder(lease.holder_id) == agent
+    ]
+    return [_tried(lease, repository.desk.release) for lease in own]
 
 
 def _tried(lease: Lease, act: Act) -> Kept:

@@ -8,6 +8,7 @@ and be done again by anybody who holds the payload lock.
 from __future__ import annotations
 
 import contextlib
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,7 @@ def _late(control: Control, operation: Operation, room: Path) -> Iterator[Descri
     """
     published = control.store.read(DESCRIPTORS.key(operation.operation_id))
     replaced = room / REPLACED
-    if not operation.keeps or published is None or inode_at(replaced) is None:
+    if not operation.keeps or published is None or inode_at(replaced) is None or _is_link(replaced):
         yield None
         return
     kept = published.record.parent_id
@@ -126,6 +127,11 @@ def _late(control: Control, operation: Operation, room: Path) -> Iterator[Descri
         descriptor = _late_descriptor(control, operation, late_id, captured)
         with published_tree(control, own, late_id):
             yield descriptor
+
+
+def _is_link(path: Path) -> bool:
+    """Whether somebody had put a link in the place of the directory: what it leads to was not touched."""
+    return stat.S_ISLNK(calls.stat(path, follow_symlinks=False).st_mode)
 
 
 def _captured(control: Control, replaced: Path, own: Scratch, kept: str | None) -> Captured:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import AlreadyExists
+from holdfast.fs.names import checked_text
 from holdfast.worktrees import comparing, history, naming, restoring, snapshots
 from holdfast.worktrees.comparing import Comparison
 from holdfast.worktrees.control import Control
@@ -41,6 +42,7 @@ class Snapshots:
 
     def take(self, worktree: str, proof: Proof | None, wanted: Wanted = AS_USUAL) -> Descriptor:
         """Keep what is in a worktree; see `snapshots.snapshot`."""
+        checked_text(wanted.note, what="note")
         settle(self._control, worktree)
         return snapshots.snapshot(self._control, worktree, proof, wanted)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.fs.names import checked_text
 from holdfast.leases.desk import LeaseState
 from holdfast.worktrees import creating, naming, payloads, removing, renaming
 from holdfast.worktrees.control import Control
@@ -74,6 +75,8 @@ class Worktrees:
         name = worktree_name(name)
         if name == MAIN:
             raise payloads.already_there(MAIN)
+        if label is not None:
+            checked_text(label, what="label")
         snapshot_id = None
         if snapshot is not None:
             snapshot_id = naming.resolve_usable(self._control, snapshot, worktree=seen_from).snapshot_id

@@ -64,6 +64,12 @@ def directory_of(control: Control, worktree: str) -> Path:
     return control.places.payload(worktree)
 
 
+def refuse_link(control: Control, worktree: str) -> None:
+    """Refuse a worktree whose directory somebody has replaced by a link: what it leads to is not ours."""
+    with contextlib.suppress(NotFound):
+        directory_of(control, worktree)
+
+
 def is_there(path: Path) -> bool:
     """Whether anything has this path, be it a link to nothing."""
     try:

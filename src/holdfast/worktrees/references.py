@@ -10,6 +10,7 @@ import secrets
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NotFound
+from holdfast.fs.names import checked_text
 from holdfast.store.records import Create, Decision, Delete, View
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.naming import no_snapshot, reference_name, usable
@@ -19,6 +20,7 @@ from holdfast.worktrees.records import DESCRIPTORS, PINS, REFERENCES, Descriptor
 def create_reference(control: Control, name: str, snapshot_id: str, *, note: str = "") -> Reference:
     """Give a snapshot a name, which no other one has."""
     key, named = REFERENCES.key(reference_name(name)), DESCRIPTORS.key(snapshot_id)
+    checked_text(note, what="note")
 
     def decide(view: View, now: float) -> Decision[Reference]:
         _may_be_kept(view, snapshot_id)
@@ -61,6 +63,7 @@ def references(control: Control) -> list[Reference]:
 def add_pin(control: Control, snapshot_id: str, *, reason: str = "", keep_for: float | None = None) -> Pin:
     """Keep a snapshot, for `keep_for` seconds or until the pin is removed."""
     pin_id = secrets.token_hex(4)
+    checked_text(reason, what="reason")
     key, named = PINS.key(pin_id), DESCRIPTORS.key(snapshot_id)
 
     def decide(view: View, now: float) -> Decision[Pin]:

@@ -28,7 +28,7 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.errors import ConsistencyUnavailable, Refused, UsageFailure
 from holdfast.fs.directory import Directory, make_directories
-from holdfast.fs.names import split_relative
+from holdfast.fs.names import checked_text, split_relative
 from holdfast.leases.records import Identity
 from holdfast.store.records import Change, Create, Decision, Key, Stream, View
 from holdfast.worktrees.comparing import differs
@@ -36,6 +36,7 @@ from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.exchanging import CACHE, NEW, carry_out, inode_at
 from holdfast.worktrees.naming import no_snapshot, usable, visible
 from holdfast.worktrees.payload_lock import payload_locked
+from holdfast.worktrees.payloads import refuse_link
 from holdfast.worktrees.proof import Permission, Proof, check_early, permission, publishing_keys
 from holdfast.worktrees.records import (
     DESCRIPTORS,
@@ -108,9 +109,11 @@ def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
     """The worktree's record, if restoring in place may be tried in it, for this reason."""
     if not how.reason.strip():
         raise UsageFailure("restoring in place needs a reason", hint="Say why: --reason TEXT.")
+    checked_text(how.reason, what="reason")
     if how.path is not None:
         split_relative(how.path)
     config = control.config(worktree)
+    refuse_link(control, worktree)
     if config.isolation is Isolation.SHARED and not how.allow_shared:
         raise Refused(
             f"{worktree} is a shared worktree (high-risk): others may be writing into it at this moment",
