@@ -1,4 +1,4 @@
-"""What happens to leases when clocks are set, or differ: by a clock that tests move, and in real processes."""
+"""Leases and clocks that are set, or differ: with a clock that tests move, and in real processes."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class Steps:
         return attempt.perform()
 
 
-_UNSEEN = ("close", "fsync", "sync_directory", "sync_filesystem")
+_UNSEEN = ("open", "close", "fsync", "sync_directory", "sync_filesystem")
 STEPS = tuple(name for name in calls.CHANGING if name not in _UNSEEN)
 """The calls between which something can be seen from outside, or somebody else can come in."""
 

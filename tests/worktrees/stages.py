@@ -9,12 +9,22 @@ import msgspec
 
 from holdfast.audit.chain import AuditEntry, verify
 from holdfast.clock import format_instant
+from holdfast.fs import calls
 from holdfast.fs.probe import Capabilities
+from holdfast.fs.trees import capture, choose_engine
 from holdfast.leases.records import Lease, LeaseKeys
-from holdfast.store.records import Decision, Replace, View
+from holdfast.store.records import Create, Decision, Replace, View
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.repository import Repository
-from holdfast.worktrees.records import MAIN
+from holdfast.worktrees.records import DESCRIPTORS, MAIN, Consistency, Descriptor
+
+LASTING = tuple(
+    name
+    for name in calls.CHANGING
+    if name not in ("open", "close", "flock", "flock_interruptible") and "sync" not in name
+)
+"""Calls after which there is something else on the disk. (A file that was only opened is there, empty,
+before the next of them.)"""
 
 SAFE = Capabilities("tmpfs", False, True, True, True, True, False, True, True, True)
 
@@ -70,3 +80,24 @@ def files_in(directory: Path) -> dict[str, str]:
 def json_at(path: Path) -> Any:
     """What a file says."""
     return msgspec.json.decode(path.read_bytes())
+
+
+def snapshot_by_hand(repository: Repository, worktree: str, snapshot_id: str) -> Descriptor:
+    """A snapshot of a worktree, put there without any of the care that publishing one takes."""
+    places = repository.control.places
+    engine = choose_engine(places.payload(worktree), places.snapshots)
+    captured = capture(places.payload(worktree), places.tree(snapshot_id), engine=engine, quiesced=False)
+    descriptor = Descriptor(
+        snapshot_id=snapshot_id,
+        worktree_id=worktree,
+        parent_id=None,
+        created_at=format_instant(0),
+        consistency_level=Consistency.QUIESCED,
+        engine=captured.engine.value,
+        payload_hash=captured.payload_hash,
+        files=captured.files,
+        bytes=captured.bytes,
+    )
+    key = DESCRIPTORS.key(snapshot_id)
+    repository.control.store.transact([key], lambda view, now: Decision([Create(key, descriptor)], None))
+    return descriptor

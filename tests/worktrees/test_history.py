@@ -18,6 +18,7 @@ from holdfast.worktrees import history
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.history import History, everything, line
 from holdfast.worktrees.records import DESCRIPTORS, Consistency, Descriptor
+from tests.worktrees.history_states import state_of
 from tests.worktrees.repositories import (
     BEGIN,
     add_reference,
@@ -171,12 +172,3 @@ if sys.platform != "win32":
     import os
 
     WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
-
-def state_of(root: Path) -> dict[str, tuple[int, ...]]:
-    """Everything that would show a change: inode, mode, size, times."""
-    return {
-        str(path): (s.st_ino, s.st_mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
-        for path in [root, *root.rglob("*")]
-        for s in [path.lstat()]
-    }

@@ -56,7 +56,8 @@ def run(
 ) -> Ended:
     """Run a command to its end; raise `CommandNotFound` if there is no such command.
 
-    It gets our environment and current directory unless others are given. If `duty` raises, the command is ended first: asked to, and forced after `GRACE` seconds.
+    It gets our environment and current directory unless others are given. If `duty` raises, the command
+    is ended first: asked to, and forced after `GRACE` seconds.
     """
     with signals.kept_back() as mask:
         child = _start(command, mask, environment, directory)

@@ -48,9 +48,8 @@ def info(output: Output, *, repo: str | None) -> None:
         data,
         [
             f"{found.root} (format {found.format.version}, made {found.format.created_at})",
-            f"  files     on {found.filesystem or 'an unknown filesystem'}; "
-            f"snapshots by {found.engine or 'an engine that cannot be told'}",
-            f"  snapshots {found.snapshots}",
+            f"  files     on {found.filesystem or 'an unknown filesystem'}",
+            f"  snapshots {found.snapshots}, made by {found.engine or 'an engine that cannot be told'}",
             *(f"  {one_line(each)}" for each in found.worktrees),
             *(f"  warning   {each}" for each in found.warnings()),
         ],

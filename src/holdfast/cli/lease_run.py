@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.cli import child, signals
@@ -74,9 +75,7 @@ def _leased(
         yield None
         return
     purpose = _purpose(command) if wish.purpose is None else wish.purpose
-    held = repository.lease(
-        worktree, ttl=wish.ttl, wait=wish.wait, purpose=purpose, priority=wish.priority
-    )
+    held = repository.lease(worktree, ttl=wish.ttl, wait=wish.wait, purpose=purpose, priority=wish.priority)
     try:
         with signals.kept_back():  # the thread that renews inherits it: no signal is to reach that one
             held.beat()
@@ -90,7 +89,7 @@ def _run(
     lease: HeldLease | None,
     environment: dict[str, str],
     wish: Wish,
-    directory: os.PathLike[str],
+    directory: Path,
 ) -> child.Ended:
     duty = None if lease is None else signals.Duty(min(LOOK_EVERY, wish.ttl / 10), lease.check)
     where = directory if wish.chdir else None

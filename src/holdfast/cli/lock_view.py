@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.clock import format_duration
+from holdfast.leases.desk import host_of
 from holdfast.locks.holders import Liveness
 from holdfast.worktrees.records import Isolation
 
@@ -71,12 +72,6 @@ def state_lines(config: WorktreeConfig, state: LeaseState | None) -> Iterator[st
 def summary(state: LeaseState) -> str:
     """Who holds a lock, in one line."""
     return f"{_word(state)}{', was held' if state.expired else ''} by {state.lease.holder_id}"
-
-
-def host_of(lease: Lease) -> str | None:
-    """The host of a lease's holder."""
-    holder = lease.identity.holder(lease.holder_id)
-    return holder.host if holder else None
 
 
 def _word(state: LeaseState) -> str:

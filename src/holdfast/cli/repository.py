@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.errors import LockNotHeld
+from holdfast.errors import LockNotHeld, NotFound
 
 if TYPE_CHECKING:
     from holdfast.workspace.repository import Repository
@@ -46,12 +46,23 @@ class Opened(NamedTuple):
     worktree: str
 
 
+def current_directory() -> Path:
+    """Where the command was started; a directory that was removed or exchanged since is named as such."""
+    try:
+        return Path(os.getcwd())
+    except FileNotFoundError:
+        raise NotFound(
+            "the current directory is gone: it was removed, or exchanged by a restore in place",
+            hint='Enter it again: cd "$PWD". Or name the repository with --repo.',
+        ) from None
+
+
 def open_repository(flag: str | None, environment: Mapping[str, str] = os.environ) -> Repository:
     """The repository that a command is about."""
     from holdfast.workspace.repository import Repository, find_repository
 
     chosen = flag or environment.get(REPO)
-    return Repository(chosen or find_repository(os.getcwd()))
+    return Repository(chosen or find_repository(current_directory()))
 
 
 def open_worktree(
@@ -64,7 +75,7 @@ def open_worktree(
     chosen = worktree or environment.get(WORKTREE)
     if chosen:
         return Opened(repository, worktree_name(chosen))
-    return Opened(repository, repository.worktree_around(Path(os.getcwd())))
+    return Opened(repository, repository.worktree_around(current_directory()))
 
 
 def held_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str:

@@ -45,6 +45,15 @@ COMMANDS = {
     "top": Entry("holdfast.cli.who:top", "The same as 'who', live, for a terminal."),
     "guard": Entry("holdfast.cli.guard:guard", "Say whether paths may be written to, or who leased them."),
     "agent": Entry("holdfast.cli.agent:group", "Let agents work through the queue, one piece at a time."),
+    "snapshot": Entry("holdfast.cli.snapshot:snapshot", "Keep what is in a worktree."),
+    "history": Entry("holdfast.cli.history:history", "Show the snapshots that led to where a worktree is."),
+    "show": Entry("holdfast.cli.history:show", "Show one snapshot."),
+    "status": Entry("holdfast.cli.compare:status", "Show what has changed since the last snapshot."),
+    "diff": Entry("holdfast.cli.compare:diff", "Show what is different between snapshots, or in a worktree."),
+    "verify": Entry("holdfast.cli.compare:verify", "Check that snapshots are still what they were."),
+    "restore": Entry(
+        "holdfast.cli.restore:restore", "Bring a snapshot back: into a new worktree, or in place."
+    ),
     "file-lock": Entry(
         "holdfast.cli.file_lock:group", "Lock any file: run a command under a lock, see who holds it."
     ),

@@ -195,7 +195,7 @@ class Desk:
         return LockConflict(
             f"{conflict.message} (holder {state.liveness.value})",
             hint=conflict.hint,
-            **{**conflict.facts, "liveness": state.liveness.value},
+            **{**conflict.facts, "host": host_of(state.lease), "liveness": state.liveness.value},
         )
 
     def _dead_waiters(self, worktree: str) -> frozenset[str]:
@@ -207,6 +207,12 @@ class Desk:
             for each in line.record.waiters
             if (holder := each.identity.holder(each.holder_id)) and liveness(holder) is Liveness.DEAD
         )
+
+
+def host_of(lease: Lease) -> str | None:
+    """The host of a lease's holder."""
+    holder = lease.identity.holder(lease.holder_id)
+    return holder.host if holder else None
 
 
 def liveness_of(lease: Lease) -> Liveness:

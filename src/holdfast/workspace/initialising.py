@@ -11,6 +11,7 @@ Killed anywhere before the fourth step, the same command goes on from what it fi
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import uuid
@@ -23,6 +24,7 @@ from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NotFound, UsageFailure
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure, make_directories
+from holdfast.fs.moving import move
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.desk import Desk
 from holdfast.locks.file_locker import FileLocker
@@ -40,6 +42,7 @@ from holdfast.worktrees.records import (
     RepositoryFormat,
     WorktreeConfig,
 )
+from holdfast.worktrees.scratch import scratch
 
 CONTROL = ".jvs"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, "worktrees"])
@@ -214,4 +217,30 @@ def _is_inside(path: Path, above: os.stat_result) -> bool:
 
 
 def _import(control: Control, source: Path) -> int:
-    raise NotImplementedError
+    """Copy a directory to `main/`, which appears complete or not at all; return how many files it has."""
+    from holdfast.fs.trees import PAYLOAD, capture, choose_engine, sync_tree
+
+    main = control.places.payload(MAIN)
+    _make_room(main)
+    with scratch(control, "import") as room:
+        engine = choose_engine(source, control.places.snapshots)
+        captured = capture(source, room.tree, engine=engine, quiesced=True)
+        sync_tree(room.tree)
+        move(room.tree / PAYLOAD, main)
+        return captured.files
+
+
+def _make_room(main: Path) -> None:
+    """An interrupted attempt may have left `main/`: empty it goes, with content it is not ours to judge."""
+    try:
+        calls.rmdir(main)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise io_failure("remove", main, error) from error
+        raise AlreadyExists(
+            f"{main} has content already, from an import that was interrupted when it was complete",
+            hint="To keep it, run 'holdfast init' without --import. To import anew, move it away first.",
+            path=str(main),
+        ) from None

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from holdfast.errors import AlreadyExists, NotDurable, NotFound, Refused
-from holdfast.fs import durable
+from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.fs.names import safe_name
 from holdfast.worktrees.control import Control, Places
@@ -78,6 +78,13 @@ def sync_names(places: Places, worktree: str) -> None:
             parent.sync()
         except OSError as error:
             raise NotDurable("sync the directory", parent.shown, error) from error
+
+
+def drop_empty_home(places: Places, worktree: str) -> None:
+    """Remove the directory that the record of a worktree was in. The caller holds the payload lock, so
+    nobody is about to put a new one there; if it stays, after a kill, it means nothing."""
+    with contextlib.suppress(OSError):
+        calls.rmdir(places.root / ".jvs" / "worktrees" / worktree)
 
 
 def drop_cache(places: Places, worktree: str) -> None:

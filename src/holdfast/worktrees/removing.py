@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
+from holdfast.errors import Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import make_directories
+from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.moving import move
 from holdfast.leases.records import Identity, LeaseKeys
 from holdfast.store.records import Create, Decision, Delete, Key, Stream, View
@@ -63,6 +65,7 @@ def remove(
         saved = None if save is None else save(right)  # 2
         if not force and payloads.status_of(control.places, name) is not None:
             refuse_if_used(payloads.directory_of(control, name), name, "removed")  # 3
+        _refuse_if_mounted(control, name)
         operation = _decide(control, name, right, saved)  # 4
         head = saved or right.config.head_snapshot_id
         finish(control, operation)  # 5, 6
@@ -76,6 +79,20 @@ def finish(control: Control, operation: Operation) -> None:
         _move_away(control, operation, bin_.path)  # 5
         _delete(bin_.path)
         _make_visible(control, operation)  # 6
+
+
+def _refuse_if_mounted(control: Control, name: str) -> None:
+    """What is mounted below a directory is not part of it, and deleting would reach it."""
+    if payloads.status_of(control.places, name) is None:
+        return
+    with Directory.open(payloads.directory_of(control, name)) as directory:
+        mounted = sorted(mounts_beneath(directory.fd)) if directory.fd is not None else []
+    if mounted:
+        raise Refused(
+            f"{name} cannot be removed: something is mounted at {ascii(mounted[0])[1:-1]} in it",
+            hint="Unmount it first.",
+            worktree=name,
+        )
 
 
 def _decide(control: Control, name: str, right: Right, saved: str | None) -> Operation:
@@ -142,6 +159,7 @@ def _make_visible(control: Control, operation: Operation) -> None:
         return Decision([*map(Delete, present), entry], None)
 
     control.store.transact([*leases.all(), *worktree_keys(name), control.trail.stream], decide)
+    payloads.drop_empty_home(control.places, name)
 
 
 def _is_there(path: Path) -> bool:

@@ -133,7 +133,9 @@ def _make_visible(control: Control, operation: Operation, old: str, new: str) ->
         )
         return Decision([*changes, entry], renamed)
 
-    return control.store.transact(_all_keys(control, old, new), decide).result
+    renamed = control.store.transact(_all_keys(control, old, new), decide).result
+    payloads.drop_empty_home(control.places, old)
+    return renamed
 
 
 def _undo(control: Control, old: str, new: str) -> None:

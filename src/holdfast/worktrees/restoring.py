@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import Corrupt, ExchangeUnavailable, Refused, UsageFailure
+from holdfast.errors import ExchangeUnavailable, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.fs.moving import move, sync_parents
@@ -89,8 +89,10 @@ def restore_in_place(
     config = check_early(control, worktree, proof)
     usable(visible(control, snapshot_id))
     kept = _keep(control, config, snapshot_id, proof, how) if how.keep else None  # 1
+    tip = kept.snapshot_id if kept else config.head_snapshot_id or config.base_snapshot_id
+    uses = [snapshot_id, *([tip] if tip else [])]
     operation_id = new_snapshot_id()
-    with scratch(control, "restore", worktree=worktree, uses=[snapshot_id], scratch_id=operation_id) as room:
+    with scratch(control, "restore", worktree=worktree, uses=uses, scratch_id=operation_id) as room:
         source = usable(visible(control, snapshot_id))  # looked at after our intent names it
         operation = _prepare(control, worktree, room, source, how)  # 2
         if how.path is None:
@@ -135,7 +137,8 @@ def below(path: str, found: Iterable[Difference]) -> Iterator[Difference]:
 def _keep(
     control: Control, config: WorktreeConfig, snapshot_id: str, proof: Proof | None, how: InPlace
 ) -> Descriptor | None:
-    if not differs_from_head(control, config):
+    lost = _inode(control.places.payload(config.worktree_id)) is None
+    if lost or not differs_from_head(control, config):
         return None
     note = f"before restoring {snapshot_id}: {how.reason}"
     return snapshot(control, config.worktree_id, proof, Wanted(note=note, progress=how.progress))
@@ -307,8 +310,8 @@ def _carry_out(control: Control, operation: Operation) -> None:
     anywhere, and be done again."""
     room = control.places.scratch / operation.operation_id
     new, target, replaced = room / NEW, _target(control, operation), room / REPLACED
-    if _inode(target) != operation.inode:
-        _exchange(new, target, replaced, operation)  # 4
+    if not _is_in_place(control, operation, room):
+        _exchange(control, operation, room)  # 4
     sync_parents(new, target)
     if _inode(new) is not None:
         move(new, replaced)  # 5. what was replaced is never taken for what is to be put in place
@@ -318,28 +321,52 @@ def _carry_out(control: Control, operation: Operation) -> None:
         _adopt_cache(control, operation, room)
 
 
-def _exchange(new: Path, target: Path, replaced: Path, operation: Operation) -> None:
-    """Put `new` in the place of `target`: in one step, or where there is none such in two.
+def _is_in_place(control: Control, operation: Operation, room: Path) -> bool:
+    """Whether the exchange has been made: the inode tells, or in a copy of the repository the content."""
+    new, target = _inode(room / NEW), _inode(_target(control, operation))
+    if operation.inode in (new, target):
+        return target == operation.inode
+    if operation.path is not None:
+        return True  # either part may be there, and is: whoever wants the other one restores it again
+    tree = control.places.tree(operation.operation_id)
+    if new is not None:
+        return not _holds(room / NEW, tree)  # the old content is here, so the new one is there
+    return _inode(room / REPLACED) is not None or _holds(_target(control, operation), tree)
+
+
+def _holds(directory: Path, tree: Path) -> bool:
+    """Whether a directory has the content of a snapshot, apart from what copying may lose."""
+    from holdfast.fs.trees import changes
+
+    try:
+        found = list(changes(directory, tree))
+    except NotFound:
+        return False
+    return all(each.what == "modified" and not _CONTENT.intersection(each.aspects) for each in found)
+
+
+_CONTENT = frozenset({"kind", "content", "target"})
+
+
+def _exchange(control: Control, operation: Operation, room: Path) -> None:
+    """Put the new directory in the place of the old one: in one step, or where there is none such in two.
 
     Between the two the name is missing; the operation on record says how it goes on.
     """
-    if _inode(new) != operation.inode:
-        raise Corrupt(
-            f"what was to be put in place of {target} is gone: the restore {operation.operation_id} "
-            "cannot be finished",
-            hint="Look into .jvs/tmp and at the worktree's directory: something else has moved them.",
-            operation_id=operation.operation_id,
-            path=str(target),
-        )
-    from holdfast.fs.trees import exchange
+    from holdfast.fs.trees import exchange, materialise, sync_tree
 
+    new, target = room / NEW, _target(control, operation)
+    if _inode(new) is None:  # somebody has cleared our scratch away; the snapshot has it all
+        make_directories(room)
+        materialise(control.places.tree(operation.operation_id), new)
+        sync_tree(room)
     if _inode(target) is None:
         move(new, target)
         return
     try:
         exchange(new, target)
     except ExchangeUnavailable:
-        move(target, replaced)
+        move(target, room / REPLACED)
         move(new, target)
 
 

@@ -133,12 +133,11 @@ def _capture(
 
     payload = control.places.payload(worktree)
     make_directories(control.places.caches)
-    engine = choose_engine(payload, room.path, wanted.engine)
     with same_directory(payload, worktree):
         captured = capture(
             payload,
             room.tree,
-            engine=engine,
+            engine=choose_engine(payload, room.path, wanted.engine),
             base=control.places.tree(tip) if tip and _can_be_base(control, tip) else None,
             cache=control.places.stat_cache(worktree),
             quiesced=level is Consistency.QUIESCED,

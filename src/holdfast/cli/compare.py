@@ -1,0 +1,191 @@
+"""`holdfast status`, `diff` and `verify`: what has changed, and whether snapshots are sound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.options import json_option
+from holdfast.cli.output import Output
+from holdfast.cli.repository import open_worktree, repo_option, worktree_option
+from holdfast.errors import Corrupt, PartialSnapshot, UsageFailure
+
+if TYPE_CHECKING:
+    from holdfast.worktrees.comparing import Comparison
+    from holdfast.worktrees.keeping import Snapshots
+
+
+@click.command(short_help="Show what has changed since the last snapshot.")
+@repo_option
+@worktree_option
+@json_option
+@click.pass_obj
+def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
+    """Show what has changed in a worktree since its head: A is new, M differs, D is gone.
+
+    \b
+    Examples:
+      holdfast status
+      holdfast status --worktree experiment --json
+    """
+    from holdfast.cli.snapshot_view import change_lines, comparison_record, summary
+
+    opened = open_worktree(repo, worktree)
+    found = opened.repository.snapshots.status(opened.worktree)
+    clean = not found.changes
+    data = {"worktree_id": opened.worktree, "clean": clean, **comparison_record(found)}
+    head = (
+        f"{opened.worktree}: head {found.old.label}"
+        if found.old.descriptor
+        else f"{opened.worktree}: no snapshot"
+    )
+    last = "Nothing has changed." if clean else summary(found.changes)
+    output.result(data, [head, *change_lines(found.changes), last])
+
+
+@click.command(short_help="Show what is different between snapshots, or in a worktree.")
+@click.argument("old", metavar="[A", required=False)
+@click.argument("new", metavar="[B]]", required=False)
+@click.option("--patch", is_flag=True, help="Show the lines of text files that differ.")
+@click.option("--stat", is_flag=True, help="Show how many lines of each file differ.")
+@repo_option
+@worktree_option
+@json_option
+@click.pass_obj
+def diff(
+    output: Output,
+    *,
+    old: str | None,
+    new: str | None,
+    patch: bool,
+    stat: bool,
+    repo: str | None,
+    worktree: str | None,
+) -> None:
+    """Show what is different from the snapshot A (else the head) in B, else in the worktree as it is.
+
+    \b
+    Examples:
+      holdfast diff
+      holdfast diff v1 head --stat
+      holdfast diff head~1 --patch
+    """
+    from holdfast.cli.snapshot_view import change_lines, comparison_record, summary
+
+    if patch and stat:
+        raise UsageFailure("--patch and --stat do not go together", hint="Choose one of them.")
+    opened = open_worktree(repo, worktree)
+    found = opened.repository.snapshots.compare(opened.worktree, old, new)
+    data = comparison_record(found)
+    lines: Iterator[str] = change_lines(found.changes)
+    if patch:
+        data["patches"], lines = _patches(found)
+    elif stat:
+        data["lines"], lines = _statistics(found)
+    last = [] if patch else [summary(found.changes) if found.changes else "No difference."]
+    output.result(data, [*lines, *last])
+
+
+def _patches(found: Comparison) -> tuple[list[object], Iterator[str]]:
+    from holdfast.cli.snapshot_view import change_lines
+    from holdfast.fs.trees.manifest import escaped
+    from holdfast.worktrees.comparing import patches
+
+    made = list(patches(found))
+    records: list[object] = [
+        {"path": escaped(each.change.path), "binary": each.lines is None, "lines": list(each.lines or ())}
+        for each in made
+    ]
+    by_path = {each.change.path: each for each in made}
+
+    def lines() -> Iterator[str]:
+        for change in found.changes:
+            here = by_path.get(change.path)
+            if here is None:
+                yield from change_lines([change])
+            elif here.lines is None:
+                yield f"{escaped(change.path)}: {change.what}, no text"
+            else:
+                yield from here.lines or change_lines([change])
+
+    return records, lines()
+
+
+def _statistics(found: Comparison) -> tuple[list[object], Iterator[str]]:
+    from holdfast.fs.trees.manifest import escaped
+    from holdfast.worktrees.comparing import patches
+
+    made = list(patches(found))
+    records: list[object] = [
+        {
+            "path": escaped(each.change.path),
+            "binary": each.lines is None,
+            "added": each.added,
+            "removed": each.removed,
+        }
+        for each in made
+    ]
+    width = max((len(escaped(each.change.path)) for each in made), default=0)
+    return records, (
+        f"{escaped(each.change.path):<{width}} | "
+        + ("no text" if each.lines is None else f"+{each.added} -{each.removed}")
+        for each in made
+    )
+
+
+@click.command(short_help="Check that snapshots are still what they were.")
+@click.argument("snapshot", metavar="[ID]", required=False)
+@click.option("--all", "all_of_them", is_flag=True, help="Check every snapshot of the repository.")
+@repo_option
+@worktree_option
+@json_option
+@click.pass_obj
+def verify(
+    output: Output, *, snapshot: str | None, all_of_them: bool, repo: str | None, worktree: str | None
+) -> None:
+    """Read everything that a snapshot holds (the head, if none is named) and compare it with its hashes.
+
+    Ends with status 6 if something is wrong, and says what. Changes nothing.
+
+    \b
+    Examples:
+      holdfast verify
+      holdfast verify --all --json
+    """
+    if snapshot is not None and all_of_them:
+        raise UsageFailure("--all takes no snapshot", hint="Name one, or check all of them.")
+    opened = open_worktree(repo, worktree)
+    snapshots = opened.repository.snapshots
+    if all_of_them:
+        ids = snapshots.all_ids()
+    else:
+        ids = [snapshots.named(snapshot or "head", seen_from=opened.worktree).snapshot_id]
+    results = [_verified(snapshots, each) for each in ids]
+    problems = [problem for _, found in results for problem in found]
+    if problems:
+        broken = [snapshot_id for snapshot_id, found in results if found]
+        raise Corrupt(
+            f"{len(broken)} of {len(ids)} snapshots are not what they were: " + _first_few(problems),
+            hint="Restore from another snapshot, and do not trust the disk that this one is on.",
+            snapshots=broken,
+            problems=problems,
+        )
+    output.result(
+        {"verified": [each for each, _ in results], "problems": []},
+        [*(f"{each}: sound" for each, _ in results), *([] if results else ["No snapshot yet."])],
+    )
+
+
+def _verified(snapshots: Snapshots, snapshot_id: str) -> tuple[str, list[dict[str, str]]]:
+    try:
+        found = [each._asdict() for each in snapshots.verify(snapshot_id)]
+    except PartialSnapshot as partial:
+        found = [{"path": "", "what": "ready", "detail": partial.message}]
+    return snapshot_id, [{"snapshot_id": snapshot_id, **each} for each in found]
+
+
+def _first_few(problems: list[dict[str, str]]) -> str:
+    told = [f"{each['snapshot_id']}: {each['path']}: {each['detail']}" for each in problems[:5]]
+    return "; ".join(told) + ("; ..." if len(problems) > 5 else "")

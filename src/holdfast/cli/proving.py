@@ -1,0 +1,57 @@
+"""By which right a command publishes: the lock that its caller holds, or one for its own duration."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from holdfast.cli.repository import LOCK_ID, TOKEN, WORKTREE, Opened
+from holdfast.errors import LockConflict, SettingInvalid
+
+if TYPE_CHECKING:
+    from holdfast.worktrees.proof import Proof
+
+TTL = 20.0
+"""How long the lock lasts that a command takes for itself; it is renewed until the command ends."""
+
+
+@contextlib.contextmanager
+def proven(
+    opened: Opened, lock_id: str | None, purpose: str, environment: Mapping[str, str] = os.environ
+) -> Iterator[Proof | None]:
+    """The proof for a worktree: of the lock that is named, or of one taken for this block if it is free.
+
+    A lock that the environment names counts for the worktree that it names with it. The token is the
+    one that came with this lock, never one that is found at the moment. None if there are no locks.
+    """
+    from holdfast.worktrees.proof import Proof, proof_of
+    from holdfast.worktrees.records import Isolation
+
+    repository, worktree = opened
+    control = repository.control
+    if control.config(worktree).isolation is Isolation.SHARED:
+        yield None
+        return
+    from_environment = lock_id is None and environment.get(WORKTREE, worktree) == worktree
+    named = lock_id or (environment.get(LOCK_ID) if from_environment else None)
+    if named:
+        yield proof_of(control, worktree, named, _token(environment) if from_environment else None)
+        return
+    try:
+        lease = repository.lease(worktree, ttl=TTL, purpose=purpose)
+    except LockConflict as conflict:
+        hint = f"Wait for the holder. If that lock is yours, name it: --lock-id, or {LOCK_ID}."
+        raise LockConflict(conflict.message, hint=hint, **conflict.facts) from None
+    with lease:
+        yield Proof(lease.lock_id, lease.token)
+
+
+def _token(environment: Mapping[str, str]) -> int | None:
+    text = environment.get(TOKEN)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise SettingInvalid(TOKEN, text, "the number that came with the lock")
+    return int(text)

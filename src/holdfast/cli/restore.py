@@ -1,0 +1,202 @@
+"""`holdfast restore`: bring a snapshot back, into a new worktree or in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.options import json_option
+from holdfast.cli.output import Output
+from holdfast.cli.repository import (
+    current_directory,
+    lock_id_option,
+    open_worktree,
+    repo_option,
+    worktree_option,
+)
+from holdfast.errors import UsageFailure
+
+if TYPE_CHECKING:
+    from holdfast.cli.repository import Opened
+    from holdfast.worktrees.records import Descriptor
+    from holdfast.worktrees.restoring import InPlace
+
+
+@click.command(short_help="Bring a snapshot back: into a new worktree, or in place.")
+@click.argument("snapshot", metavar="ID")
+@click.argument("name", required=False)
+@click.option("--inplace", is_flag=True, help="Replace what is in the worktree now.")
+@click.option("--reason", metavar="TEXT", help="With --inplace: why. It is required, and recorded.")
+@click.option(
+    "--path", metavar="PATH", help="With --inplace: only this, relative to the worktree's directory."
+)
+@click.option("--no-snapshot", is_flag=True, help="With --inplace: do not keep what is replaced. It is lost.")
+@click.option("--allow-shared", is_flag=True, help="With --inplace: also in a shared worktree. High-risk.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be done.")
+@repo_option
+@worktree_option
+@lock_id_option
+@json_option
+@click.pass_obj
+def restore(
+    output: Output,
+    *,
+    snapshot: str,
+    name: str | None,
+    inplace: bool,
+    reason: str | None,
+    path: str | None,
+    no_snapshot: bool,
+    allow_shared: bool,
+    dry_run: bool,
+    repo: str | None,
+    worktree: str | None,
+    lock_id: str | None,
+) -> None:
+    """Bring back the snapshot ID: its first characters, a reference, head or head~2.
+
+    Without --inplace a new worktree called NAME gets its content; nothing that exists is touched, and
+    no lock is needed.
+
+    With --inplace the directory of the worktree is exchanged for one with the content of the snapshot, in
+    one step. What was there is kept as a snapshot first, unless it is the same as the head. It takes the
+    lock of the worktree: the one that you name, or, if nobody holds it, one for as long as the command
+    runs. A program that is in the directory meanwhile stays in the old one: leave it, and enter it again.
+
+    \b
+    Examples:
+      holdfast restore v1
+      holdfast restore head~1 --inplace --reason "the migration went wrong" --dry-run
+      holdfast restore v1 --inplace --reason "lost by mistake" --path docs/plan.md
+    """
+    from holdfast.worktrees.restoring import InPlace
+
+    opened = open_worktree(repo, worktree)
+    found = opened.repository.snapshots.named(snapshot, seen_from=opened.worktree)
+    if not inplace:
+        given = {
+            "--reason": reason,
+            "--path": path,
+            "--no-snapshot": no_snapshot,
+            "--allow-shared": allow_shared,
+        }
+        _refuse([option for option, value in given.items() if value], "is for --inplace")
+        _into_new(output, opened, found, name, dry_run=dry_run)
+        return
+    _refuse(["NAME"] if name else [], "is for a new worktree, not for --inplace (see --worktree)")
+    how = InPlace(
+        reason=reason or "",
+        path=path.rstrip("/") if path else None,
+        keep=not no_snapshot,
+        allow_shared=allow_shared,
+    )
+    if dry_run:
+        _plan(output, opened, found, how)
+    else:
+        _in_place(output, opened, found, how, lock_id)
+
+
+def _refuse(options: list[str], why: str) -> None:
+    if options:
+        raise UsageFailure(f"{options[0]} {why}")
+
+
+def _into_new(output: Output, opened: Opened, found: Descriptor, name: str | None, *, dry_run: bool) -> None:
+    snapshots = opened.repository.snapshots
+    if dry_run:
+        chosen = name or next(snapshots.free_names(found.snapshot_id))
+        path = opened.repository.control.places.payload(chosen)
+        data: dict[str, object] = {"dry_run": True, "worktree_id": chosen, "path": str(path)}
+        output.result(
+            {**data, "snapshot_id": found.snapshot_id},
+            [f"Would restore {found.snapshot_id} into the new worktree {chosen}: {path}"],
+        )
+        return
+    config = snapshots.restore(found.snapshot_id, name)
+    path = opened.repository.control.places.payload(config.worktree_id)
+    output.result(
+        {
+            "dry_run": False,
+            "worktree_id": config.worktree_id,
+            "path": str(path),
+            "snapshot_id": found.snapshot_id,
+        },
+        [f"Restored {found.snapshot_id} into the new worktree {config.worktree_id}: {path}"],
+    )
+
+
+def _plan(output: Output, opened: Opened, found: Descriptor, how: InPlace) -> None:
+    from holdfast.cli.snapshot_view import change_lines, comparison_record, counts
+
+    plan = opened.repository.snapshots.plan(opened.worktree, found.snapshot_id, how)
+    undone = [each._replace(what=_OPPOSITE[each.what]) for each in plan.comparison.changes]
+    data = {
+        **comparison_record(plan.comparison._replace(changes=tuple(undone))),
+        "dry_run": True,
+        "worktree_id": opened.worktree,
+        "snapshot_id": found.snapshot_id,
+        "path": how.path,
+        "keeps": plan.keeps,
+    }
+    numbers = counts(undone)
+    told = [f"{numbers[what]} would {verb}" for what, verb in _VERBS.items()]
+    kept = "What is there now would be kept as a snapshot first." if plan.keeps else _not_kept(how)
+    output.result(
+        data,
+        [
+            f"Would restore {found.snapshot_id} in {opened.worktree}:",
+            *change_lines(undone),
+            ", ".join(told) + ".",
+            kept,
+        ],
+    )
+
+
+_VERBS = {"added": "come back", "removed": "go", "modified": "change"}
+_OPPOSITE = {"added": "removed", "removed": "added", "modified": "modified"}
+
+
+def _not_kept(how: InPlace) -> str:
+    if how.keep:
+        return "What is there now is the same as the head: nothing would be lost."
+    return "What is there now would not be kept."
+
+
+def _is_inside(opened: Opened) -> bool:
+    """Whether the current directory is the worktree's, or below it."""
+    here, payload = current_directory(), opened.repository.control.places.payload(opened.worktree)
+    return payload in (here, *here.parents)
+
+
+def _in_place(output: Output, opened: Opened, found: Descriptor, how: InPlace, lock_id: str | None) -> None:
+    from holdfast.cli import progress
+    from holdfast.cli.proving import proven
+    from holdfast.worktrees.restoring import checked
+
+    checked(opened.repository.control, opened.worktree, how)  # before anybody's lock is asked for
+    inside = how.path is None and _is_inside(opened)
+    with (
+        proven(opened, lock_id, f"restore {found.snapshot_id} in place: {how.reason}") as proof,
+        progress.shown(output, "Restoring", files=found.files) as told,
+    ):
+        restored = opened.repository.snapshots.restore_in_place(
+            opened.worktree, found.snapshot_id, proof, how._replace(progress=told)
+        )
+    kept = restored.kept.snapshot_id if restored.kept else None
+    head = restored.published.snapshot_id if restored.published else None
+    lines = [f"Restored {how.path or 'everything'} of {found.snapshot_id} in {opened.worktree}."]
+    lines += [f"What was there before is in the snapshot {kept}."] if kept else []
+    lines += [f"The head is now {head}."] if head else ["It is unsaved work on top of the head."]
+    lines += ['You are in the old directory. Enter the new one: cd "$PWD"'] if inside else []
+    output.result(
+        {
+            "dry_run": False,
+            "worktree_id": opened.worktree,
+            "snapshot_id": found.snapshot_id,
+            "path": how.path,
+            "kept_snapshot_id": kept,
+            "head_snapshot_id": head,
+        },
+        lines,
+    )

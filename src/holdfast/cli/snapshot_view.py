@@ -1,0 +1,157 @@
+"""Snapshots and differences as they are shown: as records for programs, as lines for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from holdfast.cli.progress import bytes_as_text
+from holdfast.worktrees.records import Consistency, Descriptor
+
+if TYPE_CHECKING:
+    from holdfast.fs.trees import Change
+    from holdfast.worktrees.comparing import Comparison, Side
+    from holdfast.worktrees.history import Entry, Marks
+
+WARNING = "warning: best effort, its files may be of different moments"
+SIGNS = {"added": "A", "removed": "D", "modified": "M"}
+KINDS = {
+    "f": "file",
+    "d": "directory",
+    "l": "symbolic link",
+    "p": "fifo",
+    "s": "socket",
+    "c": "character device",
+    "b": "block device",
+    "m": "mount point",
+}
+
+
+def record(descriptor: Descriptor) -> dict[str, object]:
+    """All that is stored about a snapshot, and the warning flag of one that was not quiesced."""
+    import msgspec
+
+    fields: dict[str, object] = msgspec.to_builtins(descriptor)
+    return {**fields, "warning": is_best_effort(descriptor)}
+
+
+def is_best_effort(descriptor: Descriptor) -> bool:
+    return descriptor.consistency_level is Consistency.BEST_EFFORT
+
+
+def entry_record(entry: Entry) -> dict[str, object]:
+    """A snapshot of a history; `visible_parent_id` passes over those that are not complete."""
+    return {
+        **record(entry.descriptor),
+        "visible_parent_id": entry.parent_id,
+        **marks_record(entry.marks),
+    }
+
+
+def marks_record(marks: Marks) -> dict[str, object]:
+    return {"heads": list(marks.heads), "references": list(marks.references), "pinned": marks.pinned}
+
+
+def entry_lines(entry: Entry, *, with_worktree: bool) -> list[str]:
+    """A snapshot of a history, for people: one line, and one more for each thing to know about it."""
+    descriptor = entry.descriptor
+    first = f"{descriptor.snapshot_id}  {descriptor.created_at[:19].replace('T', ' ')}Z"
+    if with_worktree:
+        first += f"  {descriptor.worktree_id}"
+    marks = marks_text(entry.marks)
+    lines = [first + (f"  ({marks})" if marks else "")]
+    if descriptor.note:
+        lines.append(f"  {descriptor.note}")
+    if descriptor.restored_from:
+        lines.append(f"  restored from {descriptor.restored_from}")
+    if entry.warning:
+        lines.append(f"  {WARNING}")
+    return lines
+
+
+def marks_text(marks: Marks) -> str:
+    heads = [f"head of {each}" for each in marks.heads]
+    return ", ".join([*heads, *marks.references, *(["pinned"] if marks.pinned else [])])
+
+
+def lines(descriptor: Descriptor, marks: Marks, path: object) -> Iterator[str]:
+    """One snapshot with all that is known."""
+    yield f"{descriptor.snapshot_id}: {descriptor.note or 'no note'}"
+    yield f"  worktree  {descriptor.worktree_id}"
+    yield f"  taken     {descriptor.created_at} by {descriptor.holder_id}"
+    yield f"  parent    {descriptor.parent_id or 'none'}"
+    if descriptor.restored_from:
+        yield f"  restored  from {descriptor.restored_from}"
+    yield f"  promise   {descriptor.consistency_level.value}"
+    if is_best_effort(descriptor):
+        yield f"  {WARNING}"
+    yield f"  content   {descriptor.files} files, {bytes_as_text(descriptor.bytes)}"
+    yield f"  engine    {descriptor.engine}"
+    yield f"  hash      {descriptor.payload_hash}"
+    if descriptor.fencing_token is not None:
+        yield f"  token     {descriptor.fencing_token}, lock {descriptor.lock_id}"
+    if text := marks_text(marks):
+        yield f"  named     {text}"
+    if descriptor.doomed_by:
+        yield f"  doomed    by the plan {descriptor.doomed_by}: it is being deleted"
+    for each in descriptor.special:
+        yield f"  special   {each}: recorded, not captured"
+    for each in descriptor.not_preserved:
+        yield f"  lost      {each}"
+    yield f"  path      {path}"
+
+
+# --- Differences ------------------------------------------------------------------------------------
+
+
+def change_record(change: Change) -> dict[str, object]:
+    from holdfast.fs.trees.manifest import escaped
+
+    return {
+        "path": escaped(change.path),
+        "what": change.what,
+        "kind": change.kind,
+        "aspects": list(change.aspects),
+        "size": change.size,
+    }
+
+
+def comparison_record(comparison: Comparison) -> dict[str, object]:
+    return {
+        "old": _side_record(comparison.old),
+        "new": _side_record(comparison.new),
+        "changes": [change_record(each) for each in comparison.changes],
+        "counts": counts(comparison.changes),
+    }
+
+
+def _side_record(side: Side) -> dict[str, object]:
+    return {
+        "label": side.label,
+        "snapshot_id": side.descriptor.snapshot_id if side.descriptor else None,
+        "path": str(side.files) if side.files else None,
+        "warning": side.descriptor is not None and is_best_effort(side.descriptor),
+    }
+
+
+def counts(changes: Iterable[Change]) -> dict[str, int]:
+    found = Counter(each.what for each in changes)
+    return {what: found[what] for what in SIGNS}
+
+
+def change_lines(changes: Iterable[Change]) -> Iterator[str]:
+    """A line for each difference: a letter, the path, and what it is or in what respect it differs."""
+    from holdfast.fs.trees.manifest import escaped
+
+    for change in changes:
+        words = [] if change.kind == "f" else [KINDS.get(change.kind, change.kind)]
+        hidden = {"content", "mtime"} if "content" in change.aspects else set()
+        words += [each for each in change.aspects if each not in hidden]
+        told = f"  ({', '.join(words)})" if words else ""
+        yield f"{SIGNS[change.what]} {escaped(change.path) or '.'}{told}"
+
+
+def summary(changes: Iterable[Change]) -> str:
+    numbers = counts(changes)
+    return ", ".join(f"{number} {what}" for what, number in numbers.items())

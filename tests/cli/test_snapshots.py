@@ -1,0 +1,307 @@
+"""Snapshots from the command line, as people and programs use it: real processes, real kills."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from holdfast.cli import entry
+from holdfast.workspace.repository import Repository
+from holdfast.worktrees.records import MAIN
+from tests.cli.commands import HOLDFAST, Result, Running, data, environment, error, holdfast, wait_until
+from tests.worktrees.history_states import state_of
+from tests.worktrees.stages import expire, make_repository
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="directories cannot be exchanged")
+
+
+@pytest.fixture
+def root(scratch: Path) -> Path:
+    make_repository(scratch / "repository")
+    (scratch / "repository" / "main" / "file").write_text("one\n")
+    return scratch / "repository"
+
+
+def call(root: Path, *arguments: str, env: dict[str, str] | None = None, worktree: str = MAIN) -> Result:
+    """Run a command in a worktree, in this process: it is the same from the arguments to what it prints."""
+    where = root / "main" if worktree == MAIN else root / "worktrees" / worktree
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(where),
+        mock.patch.dict(os.environ, environment(env), clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        status = entry.run(arguments)
+    return Result(arguments, status, out.getvalue(), err.getvalue())
+
+
+def run(root: Path, *arguments: str, env: dict[str, str] | None = None, worktree: str = MAIN) -> Any:
+    """What a command in a worktree says to programs, or the error."""
+    result = call(root, *arguments, "--json", env=env, worktree=worktree)
+    return data(result) if result.returncode == 0 else error(result)
+
+
+def lock(root: Path, *options: str) -> dict[str, str]:
+    """Acquire the lock, and what the environment says about it then."""
+    made = run(root, "lock", "acquire", "--ttl", "1h", *options)
+    return {
+        "HOLDFAST_LOCK_ID": made["lock_id"],
+        "HOLDFAST_TOKEN": str(made["fencing_token"]),
+        "HOLDFAST_WORKTREE": made["worktree_id"],
+    }
+
+
+@pytest.mark.req("LC-20", "LC-22")
+def test_what_is_kept_is_shown_and_best_effort_carries_a_warning(root: Path) -> None:
+    first = run(root, "snapshot", "-m", "first", "--tag", "v1")
+    assert first["note"] == "first"
+    assert first["warning"] is False
+    second = run(root, "snapshot", "--consistency", "best_effort")
+    found = run(root, "history")
+    assert [each["snapshot_id"] for each in found["snapshots"]] == [
+        second["snapshot_id"],
+        first["snapshot_id"],
+    ]
+    assert [each["warning"] for each in found["snapshots"]] == [True, False]
+    assert [each["consistency_level"] for each in found["snapshots"]] == ["best_effort", "quiesced"]
+    assert found["snapshots"][1]["references"] == ["v1"]
+    text = call(root, "history").stdout
+    assert text.count("warning: best effort") == 1
+    assert run(root, "show", "v1")["snapshot_id"] == first["snapshot_id"]
+    assert "warning" in call(root, "show", "head").stdout
+    assert [each["path"] for each in run(root, "show", "v1", "--files")["entries"]] == ["", "file"]
+    assert run(root, "history", "--limit", "1")["more"] is True
+    assert run(root, "status")["clean"] is True
+
+
+@pytest.mark.req("LC-24")
+def test_history_leaves_no_trace_and_waits_for_nobody(root: Path) -> None:
+    run(root, "snapshot")
+    lock(root)
+    before = state_of(root)
+    for options in ((), ("--all",), ("--graph",)):
+        assert len(run(root, "history", *options).get("snapshots", ())) == 1
+    assert state_of(root) == before
+
+
+@pytest.mark.req("LC-23")
+def test_a_free_worktree_is_locked_for_the_duration_and_a_locked_one_needs_its_lock(root: Path) -> None:
+    run(root, "snapshot")
+    assert run(root, "lock", "status")["state"] == "free"
+    env = lock(root)
+    refused = run(root, "snapshot")
+    assert refused["code"] == "E_LOCK_CONFLICT"
+    assert "--lock-id" in refused["hint"]
+    assert run(root, "snapshot", env=env)["fencing_token"] == int(env["HOLDFAST_TOKEN"])
+    lock_id = env["HOLDFAST_LOCK_ID"]
+    assert run(root, "snapshot", "--lock-id", lock_id)["lock_id"] == lock_id
+    assert len(run(root, "history")["snapshots"]) == 3
+
+
+@pytest.mark.req("LC-18", "LC-29")
+def test_a_stale_lock_publishes_nothing_and_ends_with_the_status_of_the_fenced(root: Path) -> None:
+    env = lock(root)
+    repository = Repository(root)
+    expire(repository)
+    thief = run(root, "lock", "steal", "--ttl", "1h")
+    for stale in (env, {**env, "HOLDFAST_TOKEN": ""}, {**env, "HOLDFAST_TOKEN": str(thief["fencing_token"])}):
+        result = call(root, "snapshot", "--json", env=stale)
+        assert result.returncode == 5
+        assert error(result)["code"] == "E_FENCING_MISMATCH"
+    inplace = ("restore", "v1", "--inplace", "--reason", "stale")
+    good = {"HOLDFAST_LOCK_ID": thief["lock_id"]}
+    made = run(root, "snapshot", "--tag", "v1", env=good)
+    (root / "main" / "file").write_text("unsaved")
+    assert run(root, *inplace, env=env)["code"] == "E_FENCING_MISMATCH"
+    assert (root / "main" / "file").read_text() == "unsaved"
+    assert [each["snapshot_id"] for each in run(root, "history")["snapshots"]] == [made["snapshot_id"]]
+    process = holdfast(*inplace, "--json", cwd=root / "main", env=env)
+    assert process.returncode == 5
+    assert run(root, *inplace, env=good)["kept_snapshot_id"]
+    assert (root / "main" / "file").read_text() == "one\n"
+
+
+def test_the_lock_of_the_environment_counts_for_its_own_worktree_only(root: Path) -> None:
+    env = lock(root)
+    run(root, "worktree", "create", "dev")
+    made = run(root, "snapshot", "--worktree", "dev", env=env)
+    assert made["lock_id"] != env["HOLDFAST_LOCK_ID"]
+    assert run(root, "snapshot", env={**env, "HOLDFAST_TOKEN": "x"})["code"] == "E_SETTING_INVALID"
+
+
+@pytest.mark.req("LC-03", "LC-23", "LC-26", "WT-05")
+def test_a_shared_worktree_is_best_effort_and_restored_in_place_only_if_switched_on(root: Path) -> None:
+    run(root, "snapshot", "--tag", "v1")
+    run(root, "worktree", "create", "open", "--shared")
+    made = run(root, "snapshot", worktree="open")
+    assert made["consistency_level"] == "best_effort"
+    assert made["warning"] is True
+    inplace = ("restore", "v1", "--inplace", "--reason", "tested")
+    assert run(root, *inplace, worktree="open")["code"] == "E_REFUSED"
+    assert run(root, *inplace, "--allow-shared", worktree="open")["head_snapshot_id"]
+    assert (root / "worktrees" / "open" / "file").read_text() == "one\n"
+
+
+@pytest.mark.req("WT-09", "LC-25", "LC-26")
+def test_a_worktree_is_created_snapshotted_restored_and_removed(root: Path) -> None:
+    first = run(root, "snapshot")["snapshot_id"]
+    run(root, "worktree", "create", "life", "--from", "head")
+    work = root / "worktrees" / "life"
+    (work / "file").write_text("two\n")
+    second = run(root, "snapshot", worktree="life")["snapshot_id"]
+    plan = run(root, "restore", first, "--inplace", "--reason", "undo", "--dry-run", worktree="life")
+    assert plan["counts"] == {"added": 0, "removed": 0, "modified": 1}
+    assert plan["keeps"] is False
+    assert (work / "file").read_text() == "two\n"
+    restored = run(root, "restore", first, "--inplace", "--reason", "undo", worktree="life")
+    assert (work / "file").read_text() == "one\n"
+    beside = run(root, "restore", second, "beside")
+    assert (Path(beside["path"]) / "file").read_text() == "two\n"
+    (work / "late").write_text("unsaved")
+    removed = run(root, "worktree", "remove", "life")
+    assert not work.exists()
+    everything = {each["snapshot_id"] for each in run(root, "history", "--all")["snapshots"]}
+    assert everything == {first, second, restored["head_snapshot_id"], removed["saved_snapshot_id"]}
+    assert run(root, "verify", "--all")["problems"] == []
+
+
+def test_differences_are_shown_by_name_by_number_and_by_line(root: Path) -> None:
+    run(root, "snapshot", "--tag", "v1")
+    (root / "main" / "file").write_text("two\n")
+    (root / "main" / "new").write_text("more\n")
+    assert run(root, "status")["counts"] == {"added": 1, "removed": 0, "modified": 1}
+    assert call(root, "diff").stdout == "M file\nA new\n1 added, 0 removed, 1 modified\n"
+    assert "-one\n+two\n" in call(root, "diff", "--patch").stdout
+    assert "file | +1 -1\n" in call(root, "diff", "--stat").stdout
+    assert run(root, "diff", "--stat")["lines"][0] == {
+        "path": "file",
+        "binary": False,
+        "added": 1,
+        "removed": 1,
+    }
+    assert run(root, "diff", "v1", "head")["changes"] == []
+    assert run(root, "diff", "--patch", "--stat")["code"] == "E_USAGE"
+
+
+def test_a_damaged_snapshot_is_found(root: Path) -> None:
+    run(root, "snapshot", "--tag", "v1")
+    sound = run(root, "snapshot")["snapshot_id"]
+    damaged = run(root, "show", "v1")
+    stored = Path(damaged["path"]) / "file"
+    os.chmod(stored, 0o644)
+    os.unlink(stored)
+    stored.write_text("two\n")
+    assert run(root, "verify")["verified"] == [sound]
+    result = call(root, "verify", "--all", "--json")
+    assert result.returncode == 6
+    found = error(result)
+    assert found["code"] == "E_CORRUPT"
+    assert found["snapshots"] == [damaged["snapshot_id"]]
+    assert found["problems"][0]["path"]
+
+
+@pytest.mark.req("LC-27")
+def test_a_partial_snapshot_is_shown_and_restored_by_no_command(root: Path) -> None:
+    partial = run(root, "snapshot")["snapshot_id"]
+    (root / ".jvs" / "snapshots" / partial / ".READY").unlink()
+    assert run(root, "history")["snapshots"] == []
+    assert run(root, "history", "--all")["snapshots"] == []
+    for command in ("show", "restore", "verify"):
+        assert run(root, command, partial[:8])["code"] == "E_PARTIAL_SNAPSHOT"
+    assert run(root, "diff", partial)["code"] == "E_PARTIAL_SNAPSHOT"
+    assert run(root, "verify", "--all")["code"] == "E_CORRUPT"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("restore", "head", "--inplace"), "E_USAGE"),
+        (("restore", "head", "name", "--inplace", "--reason", "x"), "E_USAGE"),
+        (("restore", "head", "--path", "file"), "E_USAGE"),
+        (("restore", "head", "--inplace", "--reason", "x", "--path", "../file"), "E_PATH_ESCAPE"),
+        (("restore", "nowhere"), "E_NOT_FOUND"),
+        (("restore", "head", "../escape"), "E_NAME_INVALID"),
+        (("show", "head~9"), "E_NOT_FOUND"),
+        (("show", "a b"), "E_NAME_INVALID"),
+        (("snapshot", "--tag", "head"), "E_USAGE"),
+        (("snapshot", "--engine", "reflink", "--worktree", "nowhere"), "E_NOT_FOUND"),
+        (("verify", "head", "--all"), "E_USAGE"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_code(root: Path, arguments: tuple[str, ...], code: str) -> None:
+    run(root, "snapshot")
+    assert run(root, *arguments)["code"] == code
+
+
+def test_the_engine_comes_from_the_option_or_the_environment(root: Path) -> None:
+    assert run(root, "snapshot", "--engine", "copy")["engine"] == "copy"
+    assert run(root, "snapshot", env={"JVS_SNAPSHOT_ENGINE": "copy"})["engine"] == "copy"
+    assert (
+        run(root, "snapshot", "--engine", "linked", env={"JVS_SNAPSHOT_ENGINE": "copy"})["engine"] == "linked"
+    )
+    assert run(root, "snapshot", env={"JVS_SNAPSHOT_ENGINE": "magic"})["code"] == "E_SETTING_INVALID"
+
+
+def test_who_was_in_the_exchanged_directory_is_told_so(root: Path) -> None:
+    run(root, "snapshot", "--tag", "v1")
+    (root / "main" / "file").write_text("two\n")
+    script = (
+        f"cd {root}/main && {' '.join(HOLDFAST)} restore v1 --inplace --reason x >out.txt;"
+        f'{" ".join(HOLDFAST)} status; cd "$PWD" && {" ".join(HOLDFAST)} status'
+    )
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment())
+    assert "the current directory is gone" in done.stderr
+    assert 'cd "$PWD"' in done.stderr
+    assert "Nothing has changed." in done.stdout
+
+
+def test_a_terminal_is_shown_a_bar_and_nobody_else(root: Path) -> None:
+    import pty
+
+    for number in range(300):
+        (root / "main" / f"file-{number}").write_text("x")
+    ours, theirs = pty.openpty()
+    command = [*HOLDFAST, "snapshot"]
+    with subprocess.Popen(
+        command, cwd=root / "main", env=environment(), stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                piece = os.read(ours, 4096)
+            except OSError:
+                break
+            if not piece:
+                break
+            seen += piece
+        assert process.wait() == 0
+    os.close(ours)
+    assert b"Capturing" in seen
+    quiet = holdfast("snapshot", cwd=root / "main")
+    assert quiet.stderr == ""
+    assert len(quiet.stdout.splitlines()) == 1
+
+
+def test_a_snapshot_that_is_killed_is_not_there_and_its_lock_ends_with_its_time(root: Path) -> None:
+    for number in range(3000):
+        (root / "main" / f"file-{number}").write_text("x" * 100)
+    env = lock(root)
+    with Running("snapshot", "--repo", root, env=env) as command:
+        rooms = root / ".jvs" / "tmp"
+        wait_until(lambda: rooms.is_dir() and any((each / "tree").is_dir() for each in rooms.iterdir()))
+        command.send(signal.SIGKILL)
+        command.finish()
+    assert run(root, "history", "--all")["snapshots"] == []
+    made = run(root, "snapshot", env=env)
+    assert [each["snapshot_id"] for each in run(root, "history")["snapshots"]] == [made["snapshot_id"]]

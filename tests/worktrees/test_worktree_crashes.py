@@ -1,0 +1,231 @@
+"""Creating, renaming and removing worktrees, killed at every call that changes the disk.
+
+After each kill the worktree is exactly old or new once `settle` has been run, settling again changes
+nothing, no byte of a payload is lost that was not to be removed, and the next operation works.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from holdfast.fs.trees import remove_tree
+from holdfast.leases.records import LeaseKeys
+from holdfast.store.records import Change, Decision, Delete
+from holdfast.testing.crash import Outcome, kill_points
+from holdfast.workspace.repository import Repository
+from holdfast.worktrees import finishing, renaming
+from holdfast.worktrees.control import Control
+from holdfast.worktrees.finishing import settle
+from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, Isolation, Operation, OperationKind
+from tests.worktrees.stages import LASTING, events, files_in, make_repository, put_files, snapshot_by_hand
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+
+Files = dict[str, str]
+State = dict[str, Files]
+WORK = {"a": "saved", "b/c": "not saved"}
+
+
+def names(repository: Repository) -> list[str]:
+    return [each.worktree_id for each in repository.worktrees.configs() if each.worktree_id != MAIN]
+
+
+def directories(repository: Repository) -> list[str]:
+    return sorted(each.name for each in (repository.root / "worktrees").iterdir())
+
+
+class Case:
+    """One operation on one worktree. What may be there afterwards: `old`, or `new`, as a whole."""
+
+    old: ClassVar[State] = {}
+    new: ClassVar[State] = {}
+    event = ""
+
+    def prepare(self, directory: Path) -> None:
+        repository = make_repository(directory)
+        for name, files in self.old.items():
+            repository.worktrees.create(name)
+            put_files(repository.path(name), files)
+            with repository.lease(name):
+                pass
+
+    def operate(self, directory: Path) -> object:
+        raise NotImplementedError
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        repository = Repository(directory)
+        for name in {*self.old, *self.new}:
+            settle(repository.control, name)
+        found = self._state(repository)
+        assert found in (self.old, self.new), found
+        assert found == self.new or not outcome.acknowledged, "what was acknowledged is not there"
+        recorded = [entry.event for entry in events(repository)][-1] == self.event
+        assert recorded == (found == self.new), "the audit trail says otherwise"
+        for name in {*self.old, *self.new}:
+            assert settle(repository.control, name) is None, "settling again found something to do"
+            assert repository.control.store.read(OPERATIONS.key(name)) is None
+        assert self._state(repository) == found
+        self._check_leases(repository, found)
+        self._check_next(repository, directory, done=found == self.new)
+
+    def _state(self, repository: Repository) -> State:
+        assert names(repository) == directories(repository), "a record without a directory, or the reverse"
+        return {name: files_in(repository.path(name)) for name in names(repository)}
+
+    def _check_leases(self, repository: Repository, found: State) -> None:
+        """There is no lock without a worktree, and tokens have not gone back."""
+        for name in {*self.old, *self.new} - {*found}:
+            assert repository.desk.state(name) is None, "a ghost lock"
+        for name in {*self.old, *(found if self.old else ())}:
+            counter = repository.control.store.read(LeaseKeys.of(name).counter)
+            assert counter is not None, "tokens are counted from the start again"
+            assert counter.record.fencing_token >= 1
+
+    def _check_next(self, repository: Repository, directory: Path, *, done: bool) -> None:
+        """The next operation works: the same one if it was not done, and then all the others."""
+        self._let_expire(repository)
+        if not done:
+            self.operate(directory)
+        assert self._state(repository) == self.new
+        for name in list(self.new):
+            with repository.lease(name) as held:
+                assert held.token >= 1
+            repository.worktrees.rename(name, "next", force=True)
+            repository.worktrees.remove("next", save=None, force=True)
+        for name in {*self.old, *self.new}:
+            repository.worktrees.create(name)
+        assert sorted(names(repository)) == sorted({*self.old, *self.new})
+
+    def _let_expire(self, repository: Repository) -> None:
+        """The lease of the one that was killed has run out by now."""
+        for name in names(repository):
+            state = repository.desk.state(name)
+            if state is not None:
+                repository.desk.release(name, state.lease.lock_id)
+
+
+class Creation(Case):
+    new: ClassVar[State] = {"dev": {}}
+    event = "worktree_created"
+
+    def operate(self, directory: Path) -> object:
+        return Repository(directory).worktrees.create("dev", isolation=Isolation.EXCLUSIVE, label="x")
+
+
+class CreationFromASnapshot(Creation):
+    new: ClassVar[State] = {"dev": WORK}
+
+    def prepare(self, directory: Path) -> None:
+        repository = make_repository(directory)
+        put_files(repository.path(MAIN), WORK)
+        snapshot_by_hand(repository, MAIN, "0123456789abcdef")
+
+    def operate(self, directory: Path) -> object:
+        return Repository(directory).worktrees.create("dev", snapshot="0123", label="x")
+
+
+class Renaming(Case):
+    old: ClassVar[State] = {"old": WORK}
+    new: ClassVar[State] = {"new": WORK}
+    event = "worktree_renamed"
+
+    def operate(self, directory: Path) -> object:
+        return Repository(directory).worktrees.rename("old", "new", force=True)
+
+
+class Removal(Case):
+    old: ClassVar[State] = {"dev": WORK}
+    event = "worktree_removed"
+
+    def operate(self, directory: Path) -> object:
+        return Repository(directory).worktrees.remove("dev", save=None, force=True)
+
+
+class RemovalOfUnsavedWork(Removal):
+    """What was in the worktree is in a snapshot before it is gone from there."""
+
+    def operate(self, directory: Path) -> object:
+        return Repository(directory).remove_worktree("dev", force=True)
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        self._check_that_it_is_kept(Repository(directory))
+        super().check(directory, outcome)
+        self._check_that_it_is_kept(Repository(directory))
+
+    def _check_that_it_is_kept(self, repository: Repository) -> None:
+        """As a snapshot, unless it is still where it was."""
+        places = repository.control.places
+        kept = [
+            files_in(places.tree(snapshot_id) / "payload")
+            for snapshot_id, _ in repository.control.store.scan(DESCRIPTORS)
+        ]
+        where_it_was = places.payload("dev")
+        assert WORK in kept or (where_it_was.is_dir() and files_in(where_it_was) == WORK), "work was lost"
+
+
+CASES = [Creation, CreationFromASnapshot, Renaming, Removal, RemovalOfUnsavedWork]
+
+
+@pytest.mark.req("WT-10")
+@pytest.mark.parametrize("case", CASES)
+def test_killed_anywhere_the_worktree_is_exactly_old_or_new(
+    case: type[Case], record_property: Callable[[str, object], None]
+) -> None:
+    report = kill_points(case(), names=LASTING)
+    record_property("points", report.points)
+    report.require_clean(at_least=40)
+
+
+# --- Planted mistakes, which the sweeps must find -----------------------------------------------------
+
+
+def forget(control: Control, operation: Operation) -> None:
+    """A finisher that only forgets what was begun."""
+    key = OPERATIONS.key(operation.worktree_id)
+    control.store.transact([key], lambda view, now: Decision([Delete(key)], None))
+
+
+def nothing(*_: Any) -> list[Change]:
+    return []
+
+
+PLANTED: dict[str, tuple[type[Case], Callable[[pytest.MonkeyPatch], None]]] = {
+    "a creation whose directory is there is forgotten": (
+        Creation,
+        lambda patch: patch.setitem(finishing._FINISHERS, OperationKind.CREATE, forget),
+    ),
+    "a removal that has begun is forgotten": (
+        Removal,
+        lambda patch: patch.setitem(finishing._FINISHERS, OperationKind.REMOVE, forget),
+    ),
+    "a renaming leaves the lock behind": (
+        Renaming,
+        lambda patch: patch.setattr(renaming, "_end_of_lease", nothing),
+    ),
+    "a renaming counts tokens from the start": (
+        Renaming,
+        lambda patch: patch.setattr(renaming, "_counted_on", nothing),
+    ),
+    "the payload is deleted before anything is decided": (
+        RemovalOfUnsavedWork,
+        lambda patch: patch.setattr(Repository, "remove_worktree", _delete_first),
+    ),
+}
+
+
+def _delete_first(repository: Repository, name: str, **_: Any) -> object:
+    remove_tree(repository.control.places.payload(name))
+    return repository.worktrees.remove(name, save=None, force=True)
+
+
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_each_planted_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, plant = PLANTED[mistake]
+    plant(monkeypatch)
+    report = kill_points(case(), names=("rename_noreplace", "unlink"))
+    assert report.violations
