@@ -44,7 +44,7 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     """
     seen = _look(repo, data_dir)
     if output.as_json:
-        output.result(_record(seen))
+        output.result(seen.as_record())
         return
     if seen.holdings:
         show_table(output, COLUMNS, [row(each) for each in seen.holdings])
@@ -85,7 +85,7 @@ def top(output: Output, *, repo: str | None, data_dir: str | None, every: float,
             _show_live(looks)
         else:
             for seen in looks:
-                output.result(_record(seen), [*_lines(seen), ""])
+                output.result(seen.as_record(), [*_lines(seen), ""])
     except KeyboardInterrupt:
         return  # that is how one ends it
 
@@ -115,15 +115,6 @@ def _look(repo: str | None, data_dir: str | None) -> Overview:
     chosen = repo or os.environ.get(REPO)
     root = Path(os.path.abspath(chosen)) if chosen else find_workspace(Path(os.getcwd()))
     return look_around(root, repo_locks=RepoLock(data_directory(data_dir, os.environ)))
-
-
-def _record(seen: Overview) -> dict[str, object]:
-    return {
-        "root": str(seen.root),
-        "at": seen.at,
-        "holdings": [each.as_record() for each in seen.holdings],
-        "troubles": [each._asdict() for each in seen.troubles],
-    }
 
 
 def _lines(seen: Overview) -> list[str]:
