@@ -485,6 +485,13 @@ class GateFailed(Failure):
     hint = "Read what the checker said, correct it, and check again."
 
 
+class ExtraMissing(UsageFailure):
+    """What was asked for needs a package that is not installed."""
+
+    code = "E_EXTRA_MISSING"
+    hint = "Install it with the extra that the message names, such as: pip install 'holdfast[mcp]'."
+
+
 class Interrupted(Failure):
     """Ended by the user."""
 

@@ -109,16 +109,15 @@ def _into_new(output: Output, opened: Opened, found: Descriptor, name: str | Non
     if dry_run:
         chosen = name or next(snapshots.free_names(found.snapshot_id))
         path = opened.repository.control.places.payload(chosen)
-        data: dict[str, object] = {"dry_run": True, "worktree_id": chosen, "path": str(path)}
         output.result(
-            {**data, "snapshot_id": found.snapshot_id},
+            restored_record(chosen, path, found.snapshot_id, dry_run=True),
             [f"Would restore {found.snapshot_id} into the new worktree {chosen}: {path}"],
         )
         return
     config = snapshots.restore(found.snapshot_id, name)
     path = opened.repository.control.places.payload(config.worktree_id)
     output.result(
-        restored_record(config, path, found.snapshot_id),
+        restored_record(config.worktree_id, path, found.snapshot_id, dry_run=False),
         [f"Restored {found.snapshot_id} into the new worktree {config.worktree_id}: {path}"],
     )
 

@@ -54,6 +54,7 @@ COMMANDS = {
     "restore": Entry(
         "holdfast.cli.restore:restore", "Bring a snapshot back: into a new worktree, or in place."
     ),
+    "mcp": Entry("holdfast.cli.mcp:mcp", "Serve an agent that speaks MCP, over standard input and output."),
     "file-lock": Entry(
         "holdfast.cli.file_lock:group", "Lock any file: run a command under a lock, see who holds it."
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import threading
 import time
 from functools import cached_property
 from pathlib import Path
@@ -73,11 +74,13 @@ class Repository:
         purpose: str = "",
         priority: int = 0,
         behalf_of: Holder | None = None,
+        cancelled: threading.Event | None = None,
     ) -> HeldLease:
         """Acquire the lease of a worktree, to be used as a context manager, also an asynchronous one.
 
-        `wait` is how many seconds to wait in line, None without limit. With `behalf_of` the lease is
-        somebody else's, and is not released by the end of this process: see `Desk.request`.
+        `wait` is how many seconds to wait in line, None without limit; `cancelled`, once it is set, ends
+        the wait. With `behalf_of` the lease is somebody else's, and is not released by the end of this
+        process: see `Desk.request`.
         """
         name = worktree_name(worktree)
         request = self.desk.request(ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of)
@@ -86,9 +89,10 @@ class Repository:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 settle(self.control, name)
-                return acquire(self.desk, name, request, wait=left)
+                return acquire(self.desk, name, request, wait=left, cancelled=cancelled)
             except LockConflict as conflict:
-                if "operation" not in conflict.facts or left == 0.0:
+                given_up = left == 0.0 or (cancelled is not None and cancelled.is_set())
+                if "operation" not in conflict.facts or given_up:
                     raise
             time.sleep(_LOOK_AGAIN)  # somebody is renaming or restoring it, which is soon over
 

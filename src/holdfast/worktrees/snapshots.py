@@ -144,6 +144,8 @@ def _capture(
             progress=wanted.progress,
         )
     sync_tree(room.tree)
+    if wanted.progress is not None:
+        wanted.progress(captured.files, captured.bytes)  # the last moment to say no: nobody sees it yet
     return captured
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from holdfast.worktrees.comparing import Comparison, Side
     from holdfast.worktrees.history import Entry, History, Marks
     from holdfast.worktrees.keeping import Plan
-    from holdfast.worktrees.records import WorktreeConfig
     from holdfast.worktrees.restoring import InPlace, Restored
 
 CHANGES = ("added", "removed", "modified")
@@ -65,14 +64,9 @@ def marks_record(marks: Marks) -> dict[str, object]:
 # --- Restoring --------------------------------------------------------------------------------------
 
 
-def restored_record(config: WorktreeConfig, path: Path, snapshot_id: str) -> dict[str, object]:
-    """A snapshot that was restored into a new worktree."""
-    return {
-        "dry_run": False,
-        "worktree_id": config.worktree_id,
-        "path": str(path),
-        "snapshot_id": snapshot_id,
-    }
+def restored_record(worktree: str, path: Path, snapshot_id: str, *, dry_run: bool) -> dict[str, object]:
+    """A snapshot that was, or would be, restored into a new worktree."""
+    return {"dry_run": dry_run, "worktree_id": worktree, "path": str(path), "snapshot_id": snapshot_id}
 
 
 def restored_in_place_record(worktree: str, how: InPlace, restored: Restored) -> dict[str, object]:
