@@ -26,8 +26,8 @@ def settled(value: Any) -> Any:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
-    root = make_shop(tmp_path / "shop", "First", "Second")
+def shop(scratch: Path) -> Path:
+    root = make_shop(scratch / "shop", "First", "Second")
     (root / "main/text").write_text("one\n")
     return root
 

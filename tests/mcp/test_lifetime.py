@@ -1,0 +1,125 @@
+"""What a client has taken lives as long as its server, and is given back when either of them goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+
+from holdfast.workspace.repository import Repository
+from holdfast.workspace.trackers import open_tracker
+from tests.cli.commands import wait_until
+from tests.mcp.clients import Agent, connected, make_shop, run, server_pid
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+
+
+@pytest.fixture
+def shop(scratch: Path) -> Path:
+    return make_shop(scratch / "shop", "First")
+
+
+def lease_on(shop: Path, worktree: str = "main") -> Any:
+    return Repository(shop).desk.state(worktree)
+
+
+def renewed_at(shop: Path, worktree: str) -> str:
+    return str(lease_on(shop, worktree).lease.last_renewed_at)
+
+
+def ready(shop: Path) -> list[str]:
+    return [each.title for each in open_tracker(shop, actor="human:owner").snapshot().ready()]
+
+
+async def take_both(agent: Agent, ttl: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A lease, and work with a lease of its own."""
+    return await agent("take_lease", ttl=ttl), await agent("claim_next_work", ttl=ttl)
+
+
+def test_when_the_client_goes_everything_is_given_back_and_before_that_it_is_kept_alive(shop: Path) -> None:
+    async def test() -> None:
+        async with connected(cwd=shop) as agent:
+            lease, taken = await take_both(agent, "2s")
+            for worktree in ("main", taken["worktree_id"]):  # renewed when it would have run out
+                wait_until(
+                    lambda name=worktree: (
+                        lease_on(shop, name).lease.last_renewed_at > lease["lease_expires_at"]
+                    )
+                )
+                assert not lease_on(shop, worktree).expired
+            assert lease_on(shop).lease.lock_id == lease["lock_id"]
+            assert ready(shop) == []
+            Path(taken["path"], "half").write_text("half")
+            pid = server_pid(lease)
+        assert not psutil.pid_exists(pid)
+
+    run(test)
+    assert lease_on(shop) is None
+    [worktree] = (each.name for each in (shop / "worktrees").iterdir())
+    assert lease_on(shop, worktree) is None
+    assert ready(shop) == ["First"]
+    assert (shop / "worktrees" / worktree / "half").read_text() == "half"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_when_the_server_is_asked_to_end_everything_is_given_back(shop: Path, number: int) -> None:
+    async def test() -> None:
+        async with connected(cwd=shop) as agent:
+            lease, taken = await take_both(agent, "10m")
+            server = psutil.Process(server_pid(lease))
+            os.kill(server.pid, number)
+            with anyio.move_on_after(30):
+                while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+                    await anyio.sleep(0.02)
+            assert lease_on(shop) is None
+            assert lease_on(shop, taken["worktree_id"]) is None
+            assert ready(shop) == ["First"]
+
+    run(test)
+
+
+def test_when_the_server_is_killed_what_it_held_runs_out_by_itself(shop: Path) -> None:
+    async def test() -> None:
+        async with connected(cwd=shop) as agent:
+            lease, taken = await take_both(agent, "1s")
+            os.kill(server_pid(lease), signal.SIGKILL)
+        wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree_id"]).expired)
+        wait_until(lambda: ready(shop) == ["First"])
+        async with connected(cwd=shop) as other:
+            assert (await other("take_lease"))["fencing_token"] == lease["fencing_token"] + 1
+            again = await other("claim_next_work")
+            assert (again["id"], again["token"]) == (taken["id"], taken["token"] + 1)
+            assert again["taken_over_from"] == "agent:test-client"
+            await other("finish_work", outcome="done")
+
+    run(test)
+
+
+def test_work_and_leases_that_were_taken_over_are_refused_by_their_tokens(shop: Path) -> None:
+    """The server is stopped past the ttl, others take over, and it wakes up again."""
+
+    async def test() -> None:
+        async with connected(cwd=shop) as agent:
+            lease, taken = await take_both(agent, "1s")
+            os.kill(server_pid(lease), signal.SIGSTOP)
+            wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree_id"]).expired)
+            wait_until(lambda: ready(shop) == ["First"])
+            async with connected(cwd=shop, name="thief") as other:
+                stolen = await other("take_lease", ttl="10m")
+                await other("claim_next_work", ttl="10m")
+                os.kill(server_pid(lease), signal.SIGCONT)
+                for tool, arguments in (("snapshot", {}), ("finish_work", {"outcome": "done"})):
+                    told = await agent.failure(tool, **arguments)
+                    assert told["code"] in ("E_LOCK_NOT_HELD", "E_LOCK_EXPIRED", "E_FENCING_MISMATCH"), told
+                conflict = await agent.failure("take_lease")
+                assert (conflict["code"], conflict["lock_id"]) == ("E_LOCK_CONFLICT", stolen["lock_id"])
+                done = await other("finish_work", outcome="done")
+                assert done["succeeded"] is True
+
+    run(test)
