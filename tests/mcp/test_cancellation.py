@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
+from holdfast.mcp.calls import Call, carry_out
+from holdfast.mcp.held import Held
+from holdfast.mcp.project import Settings
 from holdfast.workspace.repository import Repository
 from holdfast.workspace.trackers import open_tracker
 from tests.cli.commands import PATIENCE
@@ -70,12 +75,12 @@ def test_who_does_not_want_to_wait_any_more_leaves_the_line(shop: Path, era: str
     run(test)
 
 
-def test_many_who_wait_hold_up_nobody(shop: Path) -> None:
+def test_many_who_wait_hold_up_nobody_and_those_of_one_client_get_one_lease(shop: Path) -> None:
     repository = Repository(shop)
 
     async def test() -> None:
         async with connected(cwd=shop) as agent:
-            with repository.lease("main", ttl=600):
+            with repository.lease("main", ttl=600) as held:
                 async with anyio.create_task_group() as group:
                     for _ in range(50):
                         group.start_soon(lambda: agent("take_lease", wait="10m"))
@@ -83,8 +88,47 @@ def test_many_who_wait_hold_up_nobody(shop: Path) -> None:
                     assert (await agent("who"))["holdings"]
                     group.cancel_scope.cancel()
                 await until(lambda: len(_line(repository)) == 0)
+                leases: list[str] = []
+
+                async def take() -> None:
+                    leases.append((await agent("take_lease", wait="10m"))["lock_id"])
+
+                async with anyio.create_task_group() as group:
+                    for _ in range(5):
+                        group.start_soon(take)
+                    await until(lambda: len(_line(repository)) > 1)
+                    held.release()
+                assert len(leases) == 5
+                assert len(set(leases)) == 1
 
     run(test)
+
+
+def test_what_is_done_when_it_is_cancelled_is_taken_back(tmp_path: Path) -> None:
+    """The step cannot stop any more: it ends as if nothing had happened, and is undone."""
+    done: list[str] = []
+
+    def step(call: Call) -> dict[str, Any]:
+        call.undo = lambda: done.append("undone")
+        begun.set()
+        assert call.cancelled.wait(PATIENCE)
+        done.append("done")
+        return {}
+
+    async def tell(*progress: object) -> None:
+        raise AssertionError("there is no progress")
+
+    begun = threading.Event()
+
+    async def test() -> None:
+        call = Call(Settings(here=tmp_path, repo=None, data_directory=tmp_path), [], "somebody", Held())
+        async with anyio.create_task_group() as group:
+            group.start_soon(carry_out, call, step, tell)
+            await anyio.to_thread.run_sync(begun.wait)
+            group.cancel_scope.cancel()
+
+    run(test)
+    assert done == ["done", "undone"]
 
 
 def _line(repository: Repository) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.errors import NotFound
 from holdfast.mcp.project import Settings, actor_of, find_project, path_of
+from holdfast.workspace.repository import Repository
 from tests.cli.commands import error, holdfast
 from tests.mcp.clients import ERAS, connected, make_shop, run
 
@@ -100,6 +101,27 @@ def test_work_is_claimed_in_the_name_of_the_client_unless_another_was_given(tmp_
     assert actor_of(settings(tmp_path), "Claude Code") == "agent:Claude-Code"
     assert actor_of(settings(tmp_path), "!") == "agent:mcp"
     assert actor_of(settings(tmp_path, actor="human:ann"), "Claude Code") == "human:ann"
+
+
+def test_a_lease_that_was_handed_on_is_used_and_left_to_its_holder(shops: tuple[Path, Path]) -> None:
+    one, _ = shops
+
+    async def test() -> None:
+        with Repository(one).lease("main", ttl=600) as held:
+            environment = {
+                "HOLDFAST_REPO": str(one),
+                "HOLDFAST_WORKTREE": "main",
+                "HOLDFAST_LOCK_ID": held.lock_id,
+                "HOLDFAST_TOKEN": str(held.token),
+            }
+            async with connected(cwd=one, env=environment) as agent:
+                assert (await agent("take_lease", ttl="5m"))["lock_id"] == held.lock_id
+                assert (await agent("snapshot"))["lock_id"] == held.lock_id
+                assert (await agent.failure("release_lease"))["code"] == "E_LOCK_NOT_HELD"
+            held.check()
+            held.renew()
+
+    run(test)
 
 
 def test_without_the_sdk_it_is_said_what_to_install(tmp_path: Path) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
 from holdfast.cli.places import data_directory
-from holdfast.cli.repository import REPO, current_directory
+from holdfast.cli.proving import token_named
+from holdfast.cli.repository import LOCK_ID, REPO, WORKTREE, current_directory
 from holdfast.cli.tracking import ACTOR_VARIABLE
 from holdfast.errors import ExtraMissing
+
+if TYPE_CHECKING:
+    from holdfast.mcp.project import GivenLease
 
 
 @click.command(short_help="Serve an agent that speaks MCP, over standard input and output.")
@@ -67,6 +72,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
         here=current_directory(),
         repo=Path(os.path.abspath(named)) if named else None,
         data_directory=data_directory(data_dir, os.environ),
+        given=_given_lease(),
         actor=checked_actor(who, "--actor" if actor else ACTOR_VARIABLE) if who else None,
         lock_timeout=lock_timeout(os.environ),
         retry=retry_config(os.environ),
@@ -74,3 +80,11 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
     if sys.stdin is not None and sys.stdin.isatty():
         output.diagnostic("Waiting for a client that speaks MCP on standard input. Ctrl-C ends this.")
     serve(settings)
+
+
+def _given_lease() -> GivenLease | None:
+    """The lease that the environment hands on, as 'holdfast run' does."""
+    from holdfast.mcp.project import GivenLease
+
+    worktree, lock_id = os.environ.get(WORKTREE), os.environ.get(LOCK_ID)
+    return GivenLease(worktree, lock_id, token_named(os.environ)) if worktree and lock_id else None

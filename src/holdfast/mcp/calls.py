@@ -23,6 +23,9 @@ from holdfast.mcp.project import Project, Settings, actor_of, find_project
 REPORT_EVERY = 0.2
 """How often a client is told how far a long request is."""
 
+Plain = dict[str, Any]
+"""What a step returns: what the command of the same purpose prints with `--json`."""
+
 Tell = Callable[[float, float | None, str | None], Awaitable[None]]
 """Tells the client how far it is: so much, of so much, in words."""
 
@@ -68,9 +71,12 @@ class Call:
             raise Interrupted
 
 
+Step = Callable[[Call], Plain]
+
+
 async def carry_out(
     call: Call,
-    step: Callable[[Call], dict[str, Any]],
+    step: Step,
     tell: Tell,
     limiter: anyio.CapacityLimiter | None = None,
 ) -> Answer:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from holdfast.errors import Ambiguous, Failure, LockNotHeld, NotFound
+from holdfast.errors import Ambiguous, LockNotHeld, NotFound
 from holdfast.leases.held import HeldLease
 from holdfast.workspace.assignments import Assignment
+
+_log = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
@@ -111,8 +114,10 @@ class Held:
             endings += [lease.release for lease in self._leases.values()]
             self._work, self._leases = {}, {}
         for end in endings:
-            with contextlib.suppress(Failure):
+            try:
                 end()
+            except Exception:
+                _log.exception("something could not be given back")  # the others can
 
 
 def _client_gone() -> LockNotHeld:

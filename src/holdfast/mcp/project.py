@@ -21,6 +21,14 @@ from holdfast.workspace.trackers import find_root, open_tracker
 from holdfast.worktrees.payloads import worktree_name
 
 
+class GivenLease(NamedTuple):
+    """A lease that whoever started the server holds and hands on, as `holdfast run` does."""
+
+    worktree: str
+    lock_id: str
+    token: int | None
+
+
 class Settings(NamedTuple):
     """What the one who starts the server decides."""
 
@@ -32,6 +40,7 @@ class Settings(NamedTuple):
     """Where the repo locks are."""
     actor: str | None = None
     """In whose name work is claimed; None: in the client's."""
+    given: GivenLease | None = None
     lock_timeout: float | None = None
     retry: RetryConfig | None = None
 
@@ -50,6 +59,12 @@ class Project(NamedTuple):
     def worktree(self, repository: Repository, name: str | None) -> str:
         """The worktree that is meant; it need not be there."""
         return worktree_name(name) if name else repository.worktree_around(self.start)
+
+    def given_lease(self, worktree: str) -> GivenLease | None:
+        """The lease of this worktree that was handed on, if one was."""
+        given, repo = self.settings.given, self.settings.repo
+        here = repo is None or self.root in (repo, *repo.parents)
+        return given if given is not None and here and given.worktree == worktree else None
 
     def tracker(self, actor: str) -> Tracker:
         settings = self.settings

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from mcp_types import Resource, ResourceTemplate
 
 from holdfast.errors import NotFound, UsageFailure
-from holdfast.mcp import arguments, steps
+from holdfast.mcp import arguments, keeping, working
 from holdfast.mcp.answers import JSON
-from holdfast.mcp.calls import Call
+from holdfast.mcp.calls import Call, Plain
 from holdfast.workspace.plain import events, issues, worktrees
 
 SCHEME = "holdfast://"
 TAIL = 50
 LONGEST_PART = 200
 
-Read = Callable[..., dict[str, Any]]
+Read = Callable[..., Plain]
 
 
 class Offer(NamedTuple):
@@ -45,36 +45,36 @@ class Offer(NamedTuple):
         )
 
 
-def _who(call: Call) -> dict[str, Any]:
-    return steps.who(call, arguments.Who())
+def _who(call: Call) -> Plain:
+    return working.who(call, arguments.Who())
 
 
-def _worktrees(call: Call) -> dict[str, Any]:
+def _worktrees(call: Call) -> Plain:
     repository = call.project.repository()
     return worktrees.list_record(repository.root, repository.worktrees.states())
 
 
-def _history(call: Call, worktree: str | None = None) -> dict[str, Any]:
-    return steps.history(call, arguments.History(worktree=worktree, limit=TAIL))
+def _history(call: Call, worktree: str | None = None) -> Plain:
+    return keeping.history(call, arguments.History(worktree=worktree, limit=TAIL))
 
 
-def _ready(call: Call) -> dict[str, Any]:
+def _ready(call: Call) -> Plain:
     found = call.project.tracker(call.actor).snapshot()
     return issues.list_record(found, found.ready())
 
 
-def _issue(call: Call, name: str) -> dict[str, Any]:
+def _issue(call: Call, name: str) -> Plain:
     tracker = call.project.tracker(call.actor)
     return issues.full(tracker, tracker.find_id(name))
 
 
-def _tail(call: Call) -> dict[str, Any]:
+def _tail(call: Call) -> Plain:
     ledger = call.project.ledger()
     last = deque(ledger.events(after=max(0, ledger.sequence - TAIL)), maxlen=TAIL)
     return events.list_record(last)
 
 
-def _event(call: Call, sequence: str) -> dict[str, Any]:
+def _event(call: Call, sequence: str) -> Plain:
     if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 12):
         raise UsageFailure(f"{sequence!a} is not a sequence", hint="A number, from 1.")
     return events.as_record(call.project.ledger().read(int(sequence)))
@@ -92,7 +92,7 @@ OFFERS = (
 )
 
 
-def read(call: Call, uri: str) -> dict[str, Any]:
+def read(call: Call, uri: str) -> Plain:
     """What is at an address."""
     parts = uri.removeprefix(SCHEME).split("/")
     for offer in OFFERS if uri.startswith(SCHEME) else ():

@@ -20,7 +20,8 @@ from mcp.server.stdio import stdio_server
 
 from holdfast import __version__
 from holdfast.mcp import answers, arguments, resources
-from holdfast.mcp.calls import Call, carry_out
+from holdfast.mcp.answers import Answer
+from holdfast.mcp.calls import Call, Step, carry_out
 from holdfast.mcp.held import Held
 from holdfast.mcp.project import Settings
 from holdfast.mcp.roots import Roots
@@ -37,6 +38,9 @@ E_LOCK_EXPIRED or E_FENCING_MISMATCH stop writing, take the lease again and look
 MOST_WAITS = 64
 """How many requests may wait for others at the same time."""
 
+GRACE = 1.0
+"""How long requests have to come to an end when we are asked to end."""
+
 LONGEST_CLIENT = 60
 
 Context = ServerRequestContext[Any]
@@ -51,7 +55,7 @@ async def _serve(settings: Settings) -> None:
     held = Held()
     face = Face(settings, held)
     async with anyio.create_task_group() as group:
-        group.start_soon(_end_at_signals, held)
+        group.start_soon(_end_at_signals, face, held)
         async with stdio_server() as (requests, responses):
             try:
                 await face.server.run(requests, responses, face.server.create_initialization_options())
@@ -61,16 +65,17 @@ async def _serve(settings: Settings) -> None:
         group.cancel_scope.cancel()
 
 
-async def _end_at_signals(held: Held) -> None:
+async def _end_at_signals(face: Face, held: Held) -> None:
     """When we are asked to end, give everything back and end of that very signal.
 
-    Nothing else is tidied up: whoever reads standard input cannot be interrupted, and what is being done
-    is such that a kill does no harm.
+    Who waits is told to stop, and has a moment for it. Nothing else is tidied up: reading standard input
+    cannot be interrupted, and whatever is being done is such that a kill does no harm.
     """
     if sys.platform == "win32":
         return
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async for number in signals:
+            await face.stop(GRACE)
             await anyio.to_thread.run_sync(held.release_all)
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -84,6 +89,7 @@ class Face:
         self._held = held
         self._roots = Roots()
         self._waits: anyio.CapacityLimiter | None = None
+        self._calls: set[Call] = set()
         self.server: Server[Any] = Server(
             "holdfast",
             version=__version__,
@@ -128,11 +134,11 @@ class Face:
         if isinstance(roots, types.InputRequiredResult):
             return roots
 
-        answer = await carry_out(
-            self._call(context, roots),
+        answer = await self._carry_out(
+            context,
+            roots,
             lambda call: offer.step(call, arguments.checked(offer.takes, asked.arguments)),
-            context.session.report_progress,
-            self._waiters() if offer.waits else None,
+            waits=offer.waits,
         )
         return answers.as_tool_result(answer)
 
@@ -142,15 +148,27 @@ class Face:
         roots = await self._roots.ask(context, asked)
         if isinstance(roots, types.InputRequiredResult):
             return roots
-        answer = await carry_out(
-            self._call(context, roots),
-            lambda call: resources.read(call, asked.uri),
-            context.session.report_progress,
-        )
+        answer = await self._carry_out(context, roots, lambda call: resources.read(call, asked.uri))
         return answers.as_contents(asked.uri, answer)
 
-    def _call(self, context: Context, roots: list[str]) -> Call:
-        return Call(self._settings, roots, client_name(context), self._held)
+    async def stop(self, grace: float) -> None:
+        """Cancel all requests, and wait a moment for them to end."""
+        for call in self._calls:
+            call.cancelled.set()
+        with anyio.move_on_after(grace):
+            while self._calls:
+                await anyio.sleep(0.01)
+
+    async def _carry_out(
+        self, context: Context, roots: list[str], step: Step, *, waits: bool = False
+    ) -> Answer:
+        call = Call(self._settings, roots, client_name(context), self._held)
+        self._calls.add(call)
+        try:
+            limiter = self._waiters() if waits else None
+            return await carry_out(call, step, context.session.report_progress, limiter)
+        finally:
+            self._calls.discard(call)
 
     def _waiters(self) -> anyio.CapacityLimiter:
         """Threads for those who wait for others, apart from those who do not."""

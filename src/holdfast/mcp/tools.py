@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from mcp_types import Tool, ToolAnnotations
 
-from holdfast.mcp import arguments, steps
-from holdfast.mcp.calls import Call
+from holdfast.mcp import arguments, keeping, leasing, working
+from holdfast.mcp.calls import Call, Plain
 
-Step = Callable[[Call, Any], dict[str, Any]]
+Step = Callable[[Call, Any], Plain]
 
 
 class Offer(NamedTuple):
@@ -44,7 +44,7 @@ class Offer(NamedTuple):
 
 OFFERS = {
     "who": Offer(
-        steps.who,
+        working.who,
         arguments.Who,
         "Who holds what",
         "Show who holds what here: leases of worktrees, work, claims, locks; since when, until when, what "
@@ -52,7 +52,7 @@ OFFERS = {
         reads=True,
     ),
     "take_lease": Offer(
-        steps.take_lease,
+        leasing.take_lease,
         arguments.TakeLease,
         "Take the lease of a worktree",
         "Take the lease of a worktree before you write into it; others cannot have it meanwhile. It is kept "
@@ -62,20 +62,20 @@ OFFERS = {
         waits=True,
     ),
     "release_lease": Offer(
-        steps.release_lease,
+        leasing.release_lease,
         arguments.ReleaseLease,
         "Release the lease of a worktree",
         "Give back a lease that you took with take_lease. Take a snapshot first if you want to keep a state.",
     ),
     "snapshot": Offer(
-        steps.snapshot,
+        keeping.snapshot,
         arguments.Snapshot,
         "Keep what is in a worktree",
         "Keep everything that is in a worktree as a snapshot, whole or not at all. It uses the lease that "
         "you hold, or takes one for as long as it runs. Nothing that was kept is ever overwritten.",
     ),
     "restore": Offer(
-        steps.restore,
+        keeping.restore,
         arguments.Restore,
         "Bring a snapshot back",
         "Bring a snapshot back: into a new worktree (nothing that exists is touched), or with in_place into "
@@ -84,14 +84,14 @@ OFFERS = {
         destroys=True,
     ),
     "history": Offer(
-        steps.history,
+        keeping.history,
         arguments.History,
         "Show snapshots",
         "Show the snapshots that led to where a worktree is, newest first.",
         reads=True,
     ),
     "claim_next_work": Offer(
-        steps.claim_next_work,
+        working.claim_next_work,
         arguments.ClaimNextWork,
         "Take work from the queue",
         "Claim the most urgent issue that is ready (or a certain one), with a worktree that is leased for "
@@ -101,7 +101,7 @@ OFFERS = {
         waits=True,
     ),
     "finish_work": Offer(
-        steps.finish_work,
+        working.finish_work,
         arguments.FinishWork,
         "Finish work",
         "Finish work that you have claimed. done and failed: what is in the worktree becomes a snapshot and "
@@ -109,14 +109,14 @@ OFFERS = {
         "E_LOCK_EXPIRED: somebody else has been given it, and nothing of yours was published.",
     ),
     "add_work": Offer(
-        steps.add_work,
+        working.add_work,
         arguments.AddWork,
         "Add work to the queue",
         "Create an issue that somebody, you or another, will work on: one that you came upon, or a part of a "
         "bigger one.",
     ),
     "append_to_ledger": Offer(
-        steps.append_to_ledger,
+        working.append_to_ledger,
         arguments.AppendToLedger,
         "Append an event to the ledger",
         "Append an event to the log that all agents here share: a finding, a decision, a result. It is on "
