@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,6 +115,11 @@ def _first(error: BaseException) -> BaseException:
 def server_pid(lease: Mapping[str, Any]) -> int:
     """The process that holds a lease: the server."""
     return int(str(lease["holder_id"]).split(":")[2])
+
+
+def send(pid: int, name: str) -> None:
+    """Send a signal, by its name: not every system has all of them."""
+    os.kill(pid, getattr(signal, name))
 
 
 def make_shop(root: Path, *titles: str) -> Path:

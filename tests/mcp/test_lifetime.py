@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ import pytest
 from holdfast.workspace.repository import Repository
 from holdfast.workspace.trackers import open_tracker
 from tests.cli.commands import wait_until
-from tests.mcp.clients import Agent, connected, make_shop, run, server_pid
+from tests.mcp.clients import Agent, connected, make_shop, run, send, server_pid
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
@@ -64,13 +62,13 @@ def test_when_the_client_goes_everything_is_given_back_and_before_that_it_is_kep
     assert (shop / "worktrees" / worktree / "half").read_text() == "half"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_when_the_server_is_asked_to_end_everything_is_given_back(shop: Path, number: int) -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_when_the_server_is_asked_to_end_everything_is_given_back(shop: Path, name: str) -> None:
     async def test() -> None:
         async with connected(cwd=shop) as agent:
             lease, taken = await take_both(agent, "10m")
             server = psutil.Process(server_pid(lease))
-            os.kill(server.pid, number)
+            send(server.pid, name)
             with anyio.move_on_after(30):
                 while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
                     await anyio.sleep(0.02)
@@ -85,7 +83,7 @@ def test_when_the_server_is_killed_what_it_held_runs_out_by_itself(shop: Path) -
     async def test() -> None:
         async with connected(cwd=shop) as agent:
             lease, taken = await take_both(agent, "1s")
-            os.kill(server_pid(lease), signal.SIGKILL)
+            send(server_pid(lease), "SIGKILL")
         wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree_id"]).expired)
         wait_until(lambda: ready(shop) == ["First"])
         async with connected(cwd=shop) as other:
@@ -104,13 +102,13 @@ def test_work_and_leases_that_were_taken_over_are_refused_by_their_tokens(shop: 
     async def test() -> None:
         async with connected(cwd=shop) as agent:
             lease, taken = await take_both(agent, "1s")
-            os.kill(server_pid(lease), signal.SIGSTOP)
+            send(server_pid(lease), "SIGSTOP")
             wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree_id"]).expired)
             wait_until(lambda: ready(shop) == ["First"])
             async with connected(cwd=shop, name="thief") as other:
                 stolen = await other("take_lease", ttl="10m")
                 await other("claim_next_work", ttl="10m")
-                os.kill(server_pid(lease), signal.SIGCONT)
+                send(server_pid(lease), "SIGCONT")
                 for tool, arguments in (("snapshot", {}), ("finish_work", {"outcome": "done"})):
                     told = await agent.failure(tool, **arguments)
                     assert told["code"] in ("E_LOCK_NOT_HELD", "E_LOCK_EXPIRED", "E_FENCING_MISMATCH"), told

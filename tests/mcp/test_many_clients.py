@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import sys
 import time
 from collections import Counter
@@ -87,7 +86,7 @@ def kill_server(worker: Worker) -> None:
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         for process in psutil.Process(worker.pid).children():
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             return
         time.sleep(0.01)
     raise AssertionError("the client has no server")
