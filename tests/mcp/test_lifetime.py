@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from holdfast.workspace.repository import Repository
 from holdfast.workspace.trackers import open_tracker
-from tests.cli.commands import wait_until
+from tests.cli.commands import environment, holdfast, wait_until
 from tests.mcp.clients import Agent, connected, make_shop, run, send, server_pid
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -92,6 +94,37 @@ def test_when_the_server_is_killed_what_it_held_runs_out_by_itself(shop: Path) -
             assert (again["id"], again["token"]) == (taken["id"], taken["token"] + 1)
             assert again["taken_over_from"] == "agent:test-client"
             await other("finish_work", outcome="done")
+
+    run(test)
+
+
+def test_the_guard_lets_the_agent_write_where_its_server_holds_the_lease_and_nobody_else(
+    shop: Path, tmp_path: Path
+) -> None:
+    """Hooks of an agent are its children, as the server is; this process is the agent here."""
+    stranger = tmp_path / "stranger.py"
+    stranger.write_text(
+        "import os, subprocess, sys\n"
+        "parent = os.getppid()\n"
+        "if os.fork(): os._exit(0)\n"
+        "while os.getppid() in (parent, int(sys.argv[1])): pass\n"  # until nobody above it is ours
+        "command = [sys.executable, '-m', 'holdfast', 'guard', sys.argv[2]]\n"
+        "ended = subprocess.run(command, capture_output=True).returncode\n"
+        "open(sys.argv[3] + '.new', 'w').write(str(ended))\n"
+        "os.rename(sys.argv[3] + '.new', sys.argv[3])\n"
+    )
+
+    async def test() -> None:
+        async with connected(cwd=shop) as agent:
+            lease = await agent("take_lease", ttl="10m")
+            assert str(os.getpid()) in lease["on_behalf_of"].split(":")
+            assert holdfast("guard", shop / "main/file").returncode == 0
+            answer = tmp_path / "answer"
+            subprocess.Popen(
+                [sys.executable, stranger, str(os.getpid()), shop / "main/file", answer], env=environment()
+            ).wait()
+            wait_until(answer.exists)
+            assert answer.read_text() == "4"
 
     run(test)
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     "--repo",
     metavar="DIRECTORY",
     type=click.Path(file_okay=False),
-    help=f"The project directory.  [default: the client's roots, else {REPO}, else the current directory]",
+    help="The project directory of a client that does not name one (by its roots).  "
+    f"[default: {REPO}, else the current directory]",
 )
 @click.option(
     "--actor",
@@ -52,6 +53,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
       holdfast mcp --repo .
     """
     from holdfast.issues.records import checked_actor
+    from holdfast.locks.callers import calling_agent
     from holdfast.locks.settings import lock_timeout, retry_config
 
     output.leave_stdout_to_the_command()
@@ -73,6 +75,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
         repo=Path(os.path.abspath(named)) if named else None,
         data_directory=data_directory(data_dir, os.environ),
         given=_given_lease(),
+        client=calling_agent(),
         actor=checked_actor(who, "--actor" if actor else ACTOR_VARIABLE) if who else None,
         lock_timeout=lock_timeout(os.environ),
         retry=retry_config(os.environ),

@@ -82,6 +82,7 @@ def _taken(
                 wait=left,
                 purpose=call.purpose(given.purpose),
                 priority=given.priority,
+                client=call.project.settings.client,
                 cancelled=call.cancelled,
             )
         except LockConflict as conflict:
@@ -123,7 +124,12 @@ def proven(
         yield proof_of(repository.control, place.worktree, given.lock_id, given.token)
         return
     try:
-        own = repository.lease(place.worktree, ttl=OWN_TTL, purpose=call.purpose(purpose))
+        own = repository.lease(
+            place.worktree,
+            ttl=OWN_TTL,
+            purpose=call.purpose(purpose),
+            client=call.project.settings.client,
+        )
     except LockConflict as conflict:
         hint = "Wait for the holder with take_lease, or work in a worktree of your own."
         raise LockConflict(conflict.message, hint=hint, **conflict.facts) from None

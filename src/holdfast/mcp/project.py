@@ -12,6 +12,7 @@ from holdfast.errors import NotFound
 from holdfast.issues.records import checked_actor
 from holdfast.issues.tracker import Tracker
 from holdfast.ledger.log import Ledger
+from holdfast.locks.holders import Holder
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.locks.retry import RetryConfig
 from holdfast.workspace.ledgers import open_ledger
@@ -41,6 +42,8 @@ class Settings(NamedTuple):
     actor: str | None = None
     """In whose name work is claimed; None: in the client's."""
     given: GivenLease | None = None
+    client: Holder | None = None
+    """The process that started us, for which we hold what we hold."""
     lock_timeout: float | None = None
     retry: RetryConfig | None = None
 

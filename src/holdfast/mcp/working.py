@@ -34,6 +34,7 @@ def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Plain:
         ttl=parse_duration(given.ttl, setting="ttl"),
         wait=parse_duration(given.wait, setting="wait"),
         by=call.client,
+        client=project.settings.client,
         cancelled=call.cancelled,
     )
     with contextlib.ExitStack() as end:

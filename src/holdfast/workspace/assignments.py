@@ -33,6 +33,7 @@ from holdfast.issues.records import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.leases.held import HeldLease
 from holdfast.ledger.log import Ledger
+from holdfast.locks.holders import Holder
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.proof import Proof
 from holdfast.worktrees.records import MAIN
@@ -63,6 +64,8 @@ class Wish(NamedTuple):
     wait: float | None = 0.0
     by: str = "agent run"
     """Who does it, in the words that others are shown."""
+    client: Holder | None = None
+    """The agent that this process, a server, takes it for."""
     cancelled: threading.Event | None = None
     """Once this is set, nobody waits for the worktree any more."""
 
@@ -187,7 +190,9 @@ def _begun(
     name = wish.worktree or f"issue-{claimed.issue.id[:8]}"
     made = _make_worktree(repository, name)
     purpose = f"{wish.by}, issue {claimed.issue.id[:8]}: {claimed.issue.title}"[:LONGEST_NOTE]
-    lease = repository.lease(name, ttl=wish.ttl, wait=wish.wait, purpose=purpose, cancelled=wish.cancelled)
+    lease = repository.lease(
+        name, ttl=wish.ttl, wait=wish.wait, purpose=purpose, client=wish.client, cancelled=wish.cancelled
+    )
     held.callback(lease.release)
     with quietly():
         lease.beat()

@@ -12,7 +12,8 @@ from holdfast.workspace.repository import Repository
 def check(place: Place, lock_id: str | None) -> LeaseState | None:
     """Raise `LockConflict` if somebody else holds the lease of this worktree.
 
-    It is ours if we name its `lock_id`, or if its holder is a process that this one descends from.
+    It is ours if we name its `lock_id`, or if its holder (or the agent that a server holds it for) is a
+    process that this one descends from.
     """
     if nobody_in_the_way(place, lock_id):
         return None
@@ -20,8 +21,7 @@ def check(place: Place, lock_id: str | None) -> LeaseState | None:
     if state is None or state.expired:
         return None
     lease = state.lease
-    holder = lease.identity.holder(lease.holder_id)
-    if lease.lock_id == lock_id or (holder is not None and is_ours(holder)):
+    if lease.lock_id == lock_id or any(map(is_ours, lease.holders())):
         return state
     purpose = f", for: {lease.purpose}" if lease.purpose else ""
     raise LockConflict(

@@ -26,8 +26,7 @@ def own_leases(repository: Repository, lock_id: str | None = None) -> Iterator[L
         state = repository.desk.state(config.worktree_id)
         if state is None:
             continue
-        holder = state.lease.identity.holder(state.lease.holder_id)
-        if state.lease.lock_id == lock_id or (holder is not None and is_ours(holder)):
+        if state.lease.lock_id == lock_id or any(map(is_ours, state.lease.holders())):
             yield state.lease
 
 

@@ -74,16 +74,19 @@ class Repository:
         purpose: str = "",
         priority: int = 0,
         behalf_of: Holder | None = None,
+        client: Holder | None = None,
         cancelled: threading.Event | None = None,
     ) -> HeldLease:
         """Acquire the lease of a worktree, to be used as a context manager, also an asynchronous one.
 
         `wait` is how many seconds to wait in line, None without limit; `cancelled`, once it is set, ends
         the wait. With `behalf_of` the lease is somebody else's, and is not released by the end of this
-        process: see `Desk.request`.
+        process; with `client` it is held for that: see `Desk.request`.
         """
         name = worktree_name(worktree)
-        request = self.desk.request(ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of)
+        request = self.desk.request(
+            ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of, client=client
+        )
         deadline = None if wait is None else time.monotonic() + wait
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
