@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLATFORMS := linux darwin win32
 
+# The whole suite runs in two processes; the tests of one file stay together, because some count together.
+SIDE_BY_SIDE := --numprocesses 2 --dist loadfile
+
 # Names the interpreter and this directory: when either is another one, the environment is made anew.
 IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; \
     where = zlib.crc32(os.fsencode(sys.base_prefix + os.pathsep + os.getcwd())); \
@@ -20,7 +23,7 @@ BENCH := $(VENV)/.bench-$(IDENTITY)
 # One thing after the other, also under `make -j`: two pips in one environment disturb each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help test check format-check lint types layers unit format demo bench docs clean
+.PHONY: help test check format-check lint types layers unit format demo bench storm docs clean
 .PHONY: $(PLATFORMS:%=types-%)
 
 help: ## list the targets (this is the default)
@@ -52,7 +55,7 @@ layers: $(DEV)
 
 unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/locks
 	@echo '== tests'
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SIDE_BY_SIDE))
 
 format: $(DEV) ## format the code and mend what lint can mend
 	@$(BIN)/ruff check --quiet --fix-only .
@@ -63,6 +66,9 @@ demo: $(DEV) ## watch locks do their work
 
 bench: $(BENCH) ## compare with other lock libraries; choose with ARGS
 	@$(BIN)/python -m bench $(ARGS)
+
+storm: $(DEV) ## cut off, kill and restart the servers of the stores 60 times each; takes minutes, and root
+	@HOLDFAST_FAULTS=60 $(BIN)/python -m pytest tests/store/test_many_machines.py -rP --timeout 3600 $(ARGS)
 
 docs: $(DEV) ## write the generated reference pages anew
 	@$(BIN)/python -m tools.generate_reference

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 SUITES = {
     "locks": "bench.locks",
+    "snapshots": "bench.snapshots",
     "startup": "bench.startup",
     "store": "bench.store",
+    "issues": "bench.issues",
+    "ledger": "bench.ledger",
+    "servers": "bench.servers",
 }

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["pytester", "tests.requirements_plugin", "tests.support.loop_mounts"]
+pytest_plugins = [
+    "pytester",
+    "tests.requirements_plugin",
+    "tests.support.loop_mounts",
+    "tests.support.servers",
+    "tests.support.machines",
+]
 
 _MEMORY = Path("/dev/shm")
 

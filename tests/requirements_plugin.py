@@ -126,7 +126,10 @@ def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _is_whole(config: pytest.Config) -> bool:
-    """Whether nothing but the test paths of the configuration was asked for."""
+    """Whether nothing but the test paths of the configuration was asked for; of several processes that
+    share the tests, only the one that gathers their reports has seen the whole."""
+    if hasattr(config, "workerinput"):
+        return False
     asked = {(config.invocation_params.dir / each).resolve() for each in config.args}
     all_paths = {(config.rootpath / each).resolve() for each in config.getini("testpaths")}
     return asked == all_paths and not any(config.getoption(name, default=None) for name in _NARROWING)

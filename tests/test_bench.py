@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import SUITES, contention, locks, startup
+from bench import SUITES, contention, ledger, locks, startup
 from bench import __main__ as command
 from bench.contenders import PEERS, Contender, Flock, Holdfast, HoldfastFair, Kind
 from bench.crew import Crew, CrewFailure
@@ -353,3 +353,38 @@ def test_start_up_without_a_command_line_measures_the_import(
     startup.measure(1, tmp_path, report)
 
     assert set(report.tables[0].rows) - {startup.CHILD} == {startup.FLOOR, startup.IMPORT}
+
+
+# --- The ledger ---------------------------------------------------------------------------------------
+
+
+class Forgetful(ledger.Ours):
+    """Planted: it says that it has appended, but does so every other time only."""
+
+    _turn = 0
+
+    def append(self) -> None:
+        self._turn += 1
+        if self._turn % 2:
+            super().append()
+
+
+@needs_flock
+def test_the_ledger_is_measured_and_events_that_are_lost_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = ledger.Size(rounds=1, sample_seconds=0.001, claim_rounds=1, crew_seconds=0.05, events=(0, 10))
+    monkeypatch.setattr(ledger, "QUICK", size)
+    monkeypatch.setattr(ledger, "WRITERS", (2,))
+    monkeypatch.chdir(tmp_path)
+    report = ledger.run(quick=True)
+    titles = [table.title.split()[0] for table in report.tables]
+    assert titles == ["one", "events", "open,", "replay", "durable"]
+    assert all(target.measured is not None for target in report.targets)
+    assert report.notes == []
+    assert os.listdir(tmp_path) == []
+    monkeypatch.setattr(ledger, "Ours", Forgetful)
+    found = Report()
+    ledger.writers(tmp_path, size, found)
+    assert len(found.notes) == 1
+    assert "were appended" in found.notes[0]

@@ -18,6 +18,9 @@ from typing import NamedTuple
 
 import pytest
 
+if sys.platform == "win32":
+    pytest.skip("the pages are for a POSIX shell", allow_module_level=True)
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs/how-to").glob("*.md"))
 FENCE = re.compile(r"^```(?P<kind>\w+)(?P<options>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -125,9 +128,6 @@ def judged(block: Block, number: int, out: Path) -> str:
     if block.expected is not None and not matches(block.expected, told["out"]):
         return f"line {block.line} printed:\n{told['out']}"
     return ""
-
-
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the pages are for a POSIX shell")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

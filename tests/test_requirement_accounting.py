@@ -184,7 +184,7 @@ def test_the_page_of_this_project_can_be_read(pytestconfig: pytest.Config) -> No
     assert len(requirements) == 91
     assert requirements["RL-02"].demand.startswith("One writer per `repo_id`")
     assert requirements["RL-02"].since == "0.1.0"
-    assert requirements["LC-30"].since == ""
+    assert requirements["LC-30"].since == "0.1.0"
 
 
 def test_scratch_is_an_empty_directory_to_write_into(scratch: Path) -> None:

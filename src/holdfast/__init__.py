@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.locks.repo_lock import RepoLock as RepoLock
     from holdfast.locks.retry import RetryConfig as RetryConfig
     from holdfast.locks.retry import retry_with_backoff as retry_with_backoff
+    from holdfast.workspace.repository import Repository as Repository
 
 _HOMES = {
     "Failure": "holdfast.errors",
@@ -24,6 +25,7 @@ _HOMES = {
     "LockGuard": "holdfast.locks.file_locker",
     "LedgerLock": "holdfast.locks.ledger_lock",
     "RepoLock": "holdfast.locks.repo_lock",
+    "Repository": "holdfast.workspace.repository",
     "RetryConfig": "holdfast.locks.retry",
     "retry_with_backoff": "holdfast.locks.retry",
 }

@@ -13,8 +13,8 @@ def main() -> int:
     arguments = sys.argv[1:]
     if arguments == ["--version"]:
         return _show_version()
-    if arguments[:1] == ["guard"] and _nobody_in_the_way(arguments[1:]):
-        return 0
+    if arguments[:1] == ["guard"] and (status := _guard_at_a_glance(arguments[1:])) is not None:
+        return status
     gc.set_threshold(_MANY)  # loading makes many objects and no garbage: do not look for any
     from holdfast.cli.entry import run
 
@@ -37,17 +37,26 @@ def _show_version() -> int:
     return 0
 
 
-def _nobody_in_the_way(paths: list[str]) -> bool:
-    """Whether a glance is enough to say that these paths may be written to; options are for the parser."""
+def _guard_at_a_glance(paths: list[str]) -> int | None:
+    """The exit status of `guard` if a glance is enough to tell it; options are for the parser."""
     if not paths or any(path.startswith("-") for path in paths):
-        return False
+        return None
     import os
 
-    from holdfast.workspace.glance import nobody_in_the_way, place_of
+    from holdfast.workspace.glance import glance, place_of
 
     lock_id = os.environ.get("HOLDFAST_LOCK_ID")
     places = {place_of(path) for path in paths}
-    return all(place is None or nobody_in_the_way(place, lock_id) for place in places)
+    answers = [glance(place, lock_id) for place in places if place is not None]
+    if None in answers:
+        return None
+    conflicts = [answer for answer in answers if not isinstance(answer, bool | None)]
+    if not conflicts:
+        return 0
+    from holdfast.cli.output import Output
+
+    Output(as_json=False).failure(conflicts[0])
+    return int(conflicts[0].exit_status)
 
 
 if __name__ == "__main__":

@@ -106,6 +106,8 @@ class Ambiguous(UsageFailure):
             f"{name} may mean any of {len(candidates)}: {shown}", name=name, candidates=list(candidates)
         )
         self.candidates = candidates
+
+
 class IdAmbiguous(UsageFailure):
     """The beginning of an id fits several of them."""
 
@@ -237,6 +239,8 @@ class SequenceMismatch(Failure):
         )
         self.expected = expected
         self.found = found
+
+
 class IssueClaimed(LockConflict):
     """Somebody else is working on the issue, and its claim has not run out."""
 
@@ -259,6 +263,14 @@ class VersionMismatch(Failure):
     code = "E_VERSION_MISMATCH"
     exit_status = ExitStatus.CONFLICT
     hint = "Look at it again: somebody has changed it meanwhile."
+
+
+class PlanMismatch(Failure):
+    """A plan of garbage collection does not fit what is there by now; nothing of it was deleted."""
+
+    code = "E_GC_PLAN_MISMATCH"
+    exit_status = ExitStatus.CONFLICT
+    hint = "Make a new plan and look at it: 'holdfast gc plan'."
 
 
 class ConsistencyUnavailable(Failure):
@@ -374,6 +386,17 @@ class AuditChainBroken(Corrupt):
     hint = "Somebody changed the trail by hand, or the disk did. Compare it with a copy from before."
 
 
+class Unhealthy(Corrupt):
+    """The examination of a repository found something wrong."""
+
+    code = "E_UNHEALTHY"
+    hint = "'holdfast doctor --fix' repairs what can be repaired without risk; the findings say the rest."
+
+    def __init__(self, message: str, findings: Mapping[str, object]) -> None:
+        super().__init__(message)
+        self.facts = {"healthy": False, **findings}
+
+
 class Refused(Failure):
     """Something that could be done, but that would put work at risk."""
 
@@ -485,11 +508,32 @@ class GateFailed(Failure):
     hint = "Read what the checker said, correct it, and check again."
 
 
+class StoreUnavailable(Failure):
+    """The server that keeps the shared documents does not answer. Nothing was changed by this call."""
+
+    code = "E_STORE_UNAVAILABLE"
+    exit_status = ExitStatus.TIMED_OUT
+    retryable = True
+    hint = "Check the address of the store, and that its server runs and can be reached; then try again."
+
+    def __init__(self, place: str, reason: object, *, hint: str | None = None) -> None:
+        """`place` is the address of the store, without secrets."""
+        super().__init__(f"the store {place} cannot be reached: {reason}", hint=hint, store=place)
+        self.place = place
+
+
+class StoreIncompatible(Refused):
+    """The server keeps documents in a form that this version of Holdfast does not know."""
+
+    code = "E_STORE_INCOMPATIBLE"
+    hint = "Use the version of Holdfast that wrote this store, or a later one; nothing was changed."
+
+
 class ExtraMissing(UsageFailure):
     """What was asked for needs a package that is not installed."""
 
     code = "E_EXTRA_MISSING"
-    hint = "Install it with the extra that the message names, such as: pip install 'holdfast[mcp]'."
+    hint = "Install it with the extra that the message names, such as: pip install 'holdfast[postgres]'."
 
 
 class Interrupted(Failure):

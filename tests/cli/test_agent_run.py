@@ -12,7 +12,8 @@ import pytest
 
 from tests.cli.commands import Running, data, envelope, error, holdfast, python, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+if sys.platform == "win32":
+    pytest.skip("signals of POSIX", allow_module_level=True)
 
 WRITE = python("import os; open('result', 'a').write(os.environ['HOLDFAST_ISSUE_ID'])")
 

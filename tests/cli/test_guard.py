@@ -29,7 +29,7 @@ def theirs(root: Path) -> Iterator[Running]:
     with Running(
         "run", "--repo", root, "--worktree", "theirs", "--purpose", "refactoring", "--", "sleep", "99"
     ) as run:
-        wait_until(lambda: data(holdfast("who", "--json", cwd=root))["holdings"])
+        wait_until(lambda: "refactoring" in holdfast("lock", "list", cwd=root).stdout)
         yield run
 
 

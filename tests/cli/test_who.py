@@ -12,7 +12,8 @@ import pytest
 
 from tests.cli.commands import RepoLockHeld, Running, data, holdfast, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers run in a POSIX shell")
+if sys.platform == "win32":
+    pytest.skip("the workers run in a POSIX shell", allow_module_level=True)
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def holdings(root: Path, **env: str) -> dict[str, Any]:
 def test_a_lease_is_shown_with_its_holder_its_time_and_its_line(root: Path) -> None:
     held = ("run", "--repo", root, "--ttl", "1h", "--purpose", "first")
     with Running(*held, "--", "sleep", "99") as first:
-        wait_until(lambda: holdings(root))
+        wait_until(lambda: "lease main" in holdings(root))
         waits = ("run", "--repo", root, "--wait", "60s", "--purpose", "second", "--", "true")
         with Running(*waits) as second:
             wait_until(lambda: holdings(root)["lease main"]["waiting"])

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -346,3 +347,23 @@ def test_an_append_that_does_not_cut_off_what_is_torn_is_found() -> None:
     case = Append(OLD + TORN)
     case.act = append
     assert kill_points(case).violations
+
+
+NOATIME = getattr(os, "O_NOATIME", 0)
+
+
+@pytest.mark.skipif(not NOATIME, reason="only Linux reads without a trace")
+def test_a_file_of_somebody_else_is_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its owner may ask not to be noted as a reader."""
+    (tmp_path / "theirs").write_bytes(b"content")
+    open_file = calls.open
+
+    def denied(path: Any, flags: int, *arguments: Any, **rest: Any) -> int:
+        if flags & NOATIME:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        return open_file(path, flags, *arguments, **rest)
+
+    monkeypatch.setattr(calls, "open", denied)
+    assert durable.read(tmp_path / "theirs") == b"content"

@@ -20,6 +20,7 @@ import pytest
 from holdfast.errors import DependencyCycle, Failure
 from holdfast.issues import rules
 from holdfast.issues.creating import NewIssue
+from holdfast.issues.dependencies import Walk
 from holdfast.issues.gating import Definition
 from holdfast.issues.records import GateStatus, State
 from holdfast.issues.tracker import Tracker, Update
@@ -263,3 +264,38 @@ def test_readers_see_whole_states_while_others_create_link_finish_and_delete(
 
     assert answers == [25, 25, 25, 25, 40, 40]
     assert problems(tracker) == []
+
+
+# --- Each of these is found if it is broken ---------------------------------------------------------
+
+
+def test_a_lost_update_is_found(tracker: Tracker, scratch: Path) -> None:
+    [issue_id] = made(tracker, "counted")
+
+    def act(here: Tracker, times: int) -> int:
+        for _ in range(times):
+            read = here.issue(issue_id)  # and only then the lock: what others do in between is overwritten
+            counted = Update(increments={"n": 1}).applied(read)
+            here.edit(issue_id, lambda issue, counted=counted: counted)  # type: ignore[misc]
+        return times
+
+    [done] = everybody(scratch, act, iter([[25] * 8]))
+
+    assert int(tracker.issue(issue_id).context["n"]) < sum(done)
+
+
+def test_a_missing_check_for_circles_is_found(
+    tracker: Tracker, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Walk, "check", lambda self, draft, walked: None)
+    a, b = made(tracker, "a", "b")
+
+    def act(here: Tracker, told: tuple[str, str]) -> bool | str:
+        return here.dependencies.add(*told).added
+
+    def rounds() -> Iterator[list[tuple[str, str]]]:
+        for _ in range(200):
+            clear(tracker)
+            yield [(a, b), (b, a)]
+
+    assert any(circles(list(tracker.snapshot())) for _ in everybody(scratch, act, rounds()))

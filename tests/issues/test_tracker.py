@@ -293,6 +293,22 @@ def test_a_circle_is_refused_and_the_way_around_named(tracker: Tracker) -> None:
         tracker.dependencies.add(a, a)
 
 
+@pytest.mark.req("FL-10")
+def test_a_circle_is_found_however_long_it_is(tracker: Tracker) -> None:
+    count = 150
+    tracker.adopt(
+        [
+            Issue(id=f"i{n:03d}", title=str(n), dependencies=(f"i{n + 1:03d}",) if n < count - 1 else ())
+            for n in range(count)
+        ]
+    )
+
+    with pytest.raises(DependencyCycle) as caught:
+        tracker.dependencies.add("i149", "i000")
+    assert len(caught.value.facts["path"]) == count + 1  # type: ignore[arg-type]
+    assert len(tracker.dependencies.add("i000", "i149").implied_by) == count
+
+
 def test_a_dependency_that_follows_is_left_out_and_the_way_said(tracker: Tracker) -> None:
     a, b, c = made(tracker, "a", "b", "c")
     tracker.dependencies.add(a, b)

@@ -244,7 +244,7 @@ TWO_BOOTS = ("here", "here", "there")
 @pytest.mark.parametrize(
     "setting",
     [
-        pytest.param(Setting(steps=(0, -3, 4), last_tick=3, most_tokens=2), id="wall-clock-is-set"),
+        pytest.param(Setting(steps=(0, -3, 4), last_tick=2, most_tokens=2), id="wall-clock-is-set"),
         pytest.param(
             Setting(boots=TWO_BOOTS, ahead=(0, 0, 1), skew=1.0, last_tick=4, most_tokens=3),
             id="one-host-is-ahead",
@@ -254,7 +254,7 @@ TWO_BOOTS = ("here", "here", "there")
             id="one-host-is-behind",
         ),
         pytest.param(
-            Setting(boots=TWO_BOOTS, steps=(0, 4), last_tick=3, most_tokens=2, clocks_are_sane=False),
+            Setting(boots=TWO_BOOTS, steps=(0, 4), last_tick=2, most_tokens=2, clocks_are_sane=False),
             id="clocks-further-apart-than-allowed",
         ),
     ],

@@ -13,8 +13,15 @@ from holdfast.ledger.log import Ledger
 from holdfast.store.base import Store
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
-from tests.ledger.ledgers import PATIENCE
+from tests.ledger.ledgers import PATIENCE, close_all
 from tests.locks.workers import Workers
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Whatever a test has opened is closed behind it."""
+    yield
+    close_all()
 
 
 @pytest.fixture

@@ -19,11 +19,20 @@ from holdfast.store.base import Store
 from holdfast.store.files import FileStore
 
 PATIENCE = 60.0
+_opened: list[FileStore] = []
 
 
 def open_ledger(root: Path, *, clock: Clock = SYSTEM_CLOCK, timeout: float = PATIENCE) -> Ledger:
     """A ledger on files, with its checkpoints, that waits as long as the test lasts."""
-    return Ledger(FileStore(root, timeout=timeout, clock=clock), shelf=FileShelf(root))
+    store = FileStore(root, timeout=timeout, clock=clock)
+    _opened.append(store)
+    return Ledger(store, shelf=FileShelf(root))
+
+
+def close_all() -> None:
+    """Close what was opened here."""
+    while _opened:
+        _opened.pop().close()
 
 
 def open_claims(

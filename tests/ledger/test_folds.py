@@ -27,6 +27,7 @@ from holdfast.store.records import Append, Decision
 from tests.ledger.ledgers import acquired, fill, open_claims, open_ledger
 
 START = 1_700_000_000.0
+NONE: dict[str, int] = {}
 
 
 # --- What the claims are -----------------------------------------------------------------------------------
@@ -131,6 +132,10 @@ def tally(state: dict[str, int], recorded: Recorded) -> dict[str, int]:
     return {**state, kind: state.get(kind, 0) + 1}
 
 
+def by_number(state: dict[int, int], recorded: Recorded) -> dict[int, int]:
+    return {recorded.sequence: 1}
+
+
 @contextmanager
 def no_reading_before(ledger: Ledger, sequence: int) -> Iterator[None]:
     """Fail if an event before this one is read."""
@@ -150,20 +155,20 @@ def no_reading_before(ledger: Ledger, sequence: int) -> Iterator[None]:
 def test_a_fold_is_a_reduction_over_all_events(ledger: Ledger) -> None:
     ledger.append_many([{"type": "a"}, {"type": "b"}, {"type": "a"}])
 
-    assert ledger.fold(tally, {}) == {"a": 2, "b": 1}
-    assert ledger.fold(tally, {}, until=1) == {"a": 1}
+    assert ledger.fold(tally, NONE) == {"a": 2, "b": 1}
+    assert ledger.fold(tally, NONE, until=1) == {"a": 1}
     assert ledger.fold(lambda last, each: each.sequence, 0) == 3
 
 
 def test_a_fold_with_a_name_costs_the_new_events_only(scratch: Path) -> None:
     fill(scratch, 500)
-    assert open_ledger(scratch).fold(tally, {}, name="tally") == {"note": 500}
+    assert open_ledger(scratch).fold(tally, NONE, name="tally") == {"note": 500}
     ledger = open_ledger(scratch)
     ledger.append({"type": "new"})
     with no_reading_before(ledger, 500):
-        assert ledger.fold(tally, {}, name="tally") == {"note": 500, "new": 1}
-    assert ledger.fold(tally, {}, name="tally", until=10) == {"note": 10}
-    assert ledger.fold(tally, {}, name="tally", version="2") == {"note": 500, "new": 1}
+        assert ledger.fold(tally, NONE, name="tally") == {"note": 500, "new": 1}
+    assert ledger.fold(tally, NONE, name="tally", until=10) == {"note": 10}
+    assert ledger.fold(tally, NONE, name="tally", version="2") == {"note": 500, "new": 1}
 
 
 def test_the_state_of_a_fold_with_a_name_must_be_json(ledger: Ledger) -> None:
@@ -171,7 +176,7 @@ def test_the_state_of_a_fold_with_a_name_must_be_json(ledger: Ledger) -> None:
     with pytest.raises(UsageFailure):
         ledger.fold(lambda state, each: state, (1, 2), name="tally")
     with pytest.raises(UsageFailure):
-        ledger.fold(lambda state, each: {each.sequence: 1}, {}, name="tally")
+        ledger.fold(by_number, dict[int, int](), name="tally")
 
 
 _STATES = st.sampled_from(["kept", "deleted", "torn", "changed", "of another ledger", "ahead", "foreign"])
@@ -195,7 +200,7 @@ def test_whatever_becomes_of_the_checkpoints_nothing_changes_but_time(
             for each in bare.events():
                 whole.apply(each)
             assert BookKeeper(ledger).look(lambda book: book) == whole
-            assert ledger.fold(tally, {}, name="tally") == bare.fold(tally, {})
+            assert ledger.fold(tally, NONE, name="tally") == bare.fold(tally, NONE)
             _meddle(root / PLACE, fate)
 
 
@@ -244,7 +249,7 @@ def test_a_checkpoint_that_cannot_be_written_is_done_without(scratch: Path) -> N
     fill(scratch, 100)
     (scratch / ".holdfast").mkdir()
     (scratch / PLACE).write_text("not a directory")
-    assert open_ledger(scratch).fold(tally, {}, name="tally") == {"note": 100}
+    assert open_ledger(scratch).fold(tally, NONE, name="tally") == {"note": 100}
     assert open_claims(scratch).active() == []
 
 

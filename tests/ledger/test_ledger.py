@@ -103,6 +103,7 @@ BAD: dict[str, Any] = {
     "a long type": {"type": "x" * 129},
     "a NaN": {"type": "note", "value": float("nan")},
     "a key that is no text": {"type": "note", "value": {1: 2}},
+    "a name that is no text": {"type": "note", 1: 2},
     "a lone surrogate": {"type": "note", "text": "\ud800"},
     "something that is not JSON": {"type": "note", "value": object()},
     "a timestamp without a zone": {"type": "note", "timestamp": "2024-01-15T10:30:00"},
@@ -192,7 +193,7 @@ def test_an_event_is_a_synced_draft_before_it_has_its_name(
         return fd
 
     def fsync(fd: int) -> None:
-        steps.append(f"fsync {descriptors[fd]}")
+        steps.append(f"fsync {descriptors.get(fd, 'what was open before')}")
         real_fsync(fd)
 
     def link(source: str, target: str, **options: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -47,18 +48,30 @@ def request(owner: str, number: int = 1) -> Request:
 
 def actions(owners: str) -> Iterator[tuple[str, Rule]]:
     for owner in owners:
-        for number in (1, 2):
-            asked = request(owner, number)
-            yield (
-                f"{owner} claims",
-                lambda book, now, asked=asked: protocol.claim(book, now, asked, wait=False),
-            )
-        first = request(owner)
-        yield f"{owner} waits", lambda book, now, first=first: protocol.claim(book, now, first, wait=True)
-        yield f"{owner} withdraws", lambda book, now, first=first: protocol.withdraw(book, now, first)
-        yield f"{owner} extends", lambda book, now, owner=owner: protocol.extend(book, now, NODE, owner, TTL)
-        yield f"{owner} releases", lambda book, now, owner=owner: protocol.release(book, now, NODE, owner)
+        first, second = request(owner), request(owner, 2)
+        yield f"{owner} claims", partial(_claim, asked=first, wait=False)
+        yield f"{owner} claims again", partial(_claim, asked=second, wait=False)
+        yield f"{owner} waits", partial(_claim, asked=first, wait=True)
+        yield f"{owner} withdraws", partial(_withdraw, asked=first)
+        yield f"{owner} extends", partial(_extend, owner=owner)
+        yield f"{owner} releases", partial(_release, owner=owner)
     yield "somebody reaps", _reap
+
+
+def _claim(book: ClaimBook, now: float, *, asked: Request, wait: bool) -> Ruling[Any]:
+    return protocol.claim(book, now, asked, wait=wait)
+
+
+def _withdraw(book: ClaimBook, now: float, *, asked: Request) -> Ruling[Any]:
+    return protocol.withdraw(book, now, asked)
+
+
+def _extend(book: ClaimBook, now: float, *, owner: str) -> Ruling[Any]:
+    return protocol.extend(book, now, NODE, owner, TTL)
+
+
+def _release(book: ClaimBook, now: float, *, owner: str) -> Ruling[Any]:
+    return protocol.release(book, now, NODE, owner)
 
 
 def _reap(book: ClaimBook, now: float) -> Ruling[Any]:

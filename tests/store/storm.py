@@ -13,7 +13,7 @@ from unittest import mock
 from holdfast.fs import calls
 from tests.locks.workers import Line, Worker, Workers
 
-LATE = ("link", "replace", "unlink", "scandir")
+LATE = ("link", "replace", "unlink", "listdir")
 """The calls before which a little time makes all the difference."""
 
 

@@ -155,7 +155,8 @@ def test_appending_to_a_numbered_stream_lists_nothing(
     store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append_often(store, LEDGER, "", 100)
-    listed, looked = noted(monkeypatch, "scandir"), noted(monkeypatch, "stat")
+    listed, looked = noted(monkeypatch, "listdir"), noted(monkeypatch, "stat")
+    scanned = noted(monkeypatch, "scandir")
     with open_file_store(store.path) as other:
         assert append_often(other, LEDGER, "", 1) == [101]
         assert 10 < sum("event" in path for path in looked) < 30  # by leaps, the first time
@@ -163,7 +164,33 @@ def test_appending_to_a_numbered_stream_lists_nothing(
         assert append_often(other, LEDGER, "", 1) == [102]
         assert sum("event" in path for path in looked) < 5
 
-    assert not [path for path in listed if "ledger" in path]
+    assert not [path for path in listed + scanned if "ledger" in path]
+
+
+def test_the_ledger_is_synced_once_for_each_commit_unless_another_one_wrote_to_it(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append_often(store, LEDGER, "", 1)
+    ledger = os.stat(store.path / "ledger").st_ino
+    synced, sync = [], calls.sync_directory
+
+    def note(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        sync(descriptor)
+
+    def syncs(*changes: Append) -> int:
+        synced.clear()
+        apply(store, *changes)
+        return synced.count(ledger)
+
+    monkeypatch.setattr(calls, "sync_directory", note)
+    assert syncs(Append(LEDGER, Event(2))) == 1
+    assert syncs(*(Append(LEDGER, Event(number)) for number in range(3, 15))) == 1
+    assert syncs(Append(LEDGER, Event(15))) == 1, "the numbers of several are our own too"
+    with open_file_store(store.path) as other:
+        apply(other, Append(LEDGER, Event(16)))
+    assert syncs(Append(LEDGER, Event(17))) == 2, "the other one may have died before its sync"
+    assert syncs(Append(LEDGER, Event(18))) == 1
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:

@@ -82,11 +82,12 @@ def operate_and_cut(
     def count(attempt: Attempt) -> Any:
         nonlocal made
         made += 1
-        result = attempt.perform()
-        if made == index:
-            cut_power(mounted)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+        try:
+            return attempt.perform()
+        finally:  # also after a call that fails: it may look for what is not there
+            if made == index:
+                cut_power(mounted)
+                os.kill(os.getpid(), signal.SIGKILL)
 
     try:
         with interposed(count):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from holdfast.errors import Corrupt, NameInvalid, TooLarge, UsageFailure
+from holdfast.errors import Corrupt, Failure, NameInvalid, TooLarge, UsageFailure
 from holdfast.store.records import Document, Family, Key, Stream, StructCodec, View
 
 
@@ -91,3 +95,99 @@ def test_a_view_shows_what_it_has_and_refuses_the_rest() -> None:
     ):
         with pytest.raises(UsageFailure, match="was not named"):
             look()
+
+
+class Loose(msgspec.Struct, frozen=True):
+    """A record with fields of which each has a way of its own to come back as something else."""
+
+    anything: Any = None
+    number: float | None = None
+    counts: dict[int, int] = {}
+    names: set[str] = set()
+    instant: datetime | None = None
+
+
+class Slow(StructCodec[Loose]):
+    """The same without the short cuts."""
+
+    def decode(self, content: bytes, source: str) -> Loose:
+        return self._decoded(content.removesuffix(b"\n"), source)
+
+    def _certainly_encoded(self, record: Loose) -> None:
+        return None
+
+
+SLOW = Slow(Loose)
+
+
+def outcome(act: Callable[[], object]) -> tuple[object, ...]:
+    try:
+        return ("came back", act())
+    except Failure as failure:
+        return (type(failure), str(failure), failure.facts)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=2),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+@settings(deadline=None)
+@given(
+    st.builds(
+        Loose,
+        anything,
+        st.none() | st.floats(),
+        st.dictionaries(st.integers(), st.integers()),
+        st.sets(st.text()),
+        st.none() | st.datetimes(),
+    )
+)
+@example(Loose(float("nan")))
+@example(Loose([None, {"a": float("-inf")}]))
+@example(Loose(10**30, float("inf")))
+@example(Loose(2**70, None))
+@example(Loose(nested(101)))
+@example(Loose(-0.0, 1e300))
+def test_the_short_cut_of_writing_leads_to_the_same(record: Loose) -> None:
+    def comes_back(codec: StructCodec[Loose]) -> tuple[object, ...]:
+        return outcome(lambda: SLOW.decode(codec.encode(record), "here"))
+
+    for pretty in (True, False):
+        assert comes_back(StructCodec(Loose, pretty=pretty)) == comes_back(Slow(Loose, pretty=pretty))
+
+
+written = st.builds(Loose, anything.filter(lambda each: each == each), st.none(), st.just({1: 2}))
+
+
+@st.composite
+def nearly_written(draw: st.DrawFn) -> bytes:
+    """What we write, with something changed here or there."""
+    try:
+        content = StructCodec(Loose, pretty=draw(st.booleans())).encode(draw(written))
+    except UsageFailure:
+        return b"{}"
+    at = draw(st.integers(0, len(content)))
+    cut = draw(st.integers(0, 3))
+    put = draw(
+        st.sampled_from([b"", b" ", b"0", b"e999", b"NaN", b"null", b"\\ud800", b'"number":null,', b"\xff"])
+    )
+    return content[:at] + put + content[at + cut :]
+
+
+@settings(deadline=None, max_examples=300)
+@given(nearly_written())
+@example(b'{"anything":1,"anything":1}')
+@example(b'{"anything":1,"number":null,"counts":{"1":1,"1":1},"names":[],"instant":null}')
+@example(b'{"anything":1,"number":null,"counts":{},"names":["a","a"],"instant":null}')
+@example(b'{"anything":"\\ud800","number":null,"counts":{},"names":[],"instant":null}')
+@example(b'{"anything":1e999,"number":null,"counts":{},"names":[],"instant":null}')
+@example(b'{"anything":-0,"number":1,"counts":{},"names":[],"instant":null,"more":1}')
+@example(b'{"anything":' + b"[" * 120 + b"]" * 120 + b',"number":null,"counts":{},"names":[],"instant":null}')
+def test_the_short_cut_of_reading_leads_to_the_same(content: bytes) -> None:
+    def read(codec: StructCodec[Loose]) -> tuple[object, ...]:
+        return outcome(lambda: codec.decode(content, "here"))
+
+    assert read(StructCodec(Loose)) == read(SLOW) == read(StructCodec(Loose, pretty=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -13,9 +13,12 @@ import pytest
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.store import files, intents
+from holdfast.store.directories import Opened
 from holdfast.store.files import FileStore
-from holdfast.store.intents import Intent, Intents, Step
-from holdfast.store.layout import INTENTS, Place
+from holdfast.store.intents import Intent, Intents
+from holdfast.store.layout import INTENTS, Kind, Place
+from holdfast.store.plans import Planned, in_order
+from holdfast.store.streams import LastNumbers
 from holdfast.testing.crash import Fault, Report, error_points, kill_points
 from holdfast.testing.powercut import power_cuts
 from tests.store.commit_cases import ALL
@@ -95,9 +98,9 @@ def rename_before_sync(plant: pytest.MonkeyPatch) -> None:
 def intent_dropped_before_it_is_carried_out(plant: pytest.MonkeyPatch) -> None:
     carry_out, drop = Intents.carry_out, Intents._drop
 
-    def dropping_first(self: Intents, intent: Intent) -> None:
+    def dropping_first(self: Intents, intent: Intent) -> list[int]:
         drop(self, intent)
-        carry_out(self, intent)
+        return carry_out(self, intent)
 
     plant.setattr(Intents, "_drop", lambda self, intent: None)
     plant.setattr(Intents, "carry_out", dropping_first)
@@ -122,17 +125,16 @@ def intent_dropped_without_a_mark(plant: pytest.MonkeyPatch) -> None:
 
 
 def pointers_before_documents(plant: pytest.MonkeyPatch) -> None:
-    in_order = files._in_order
-    plant.setattr(files, "_in_order", lambda steps, places: in_order(steps, places)[::-1])
+    plant.setattr(files, "in_order", lambda planned: in_order(planned)[::-1])
 
 
 def names_synced_at_the_end(plant: pytest.MonkeyPatch) -> None:
-    def publish(prepared: list[intents._Prepared]) -> None:
-        for each in prepared:
-            each.publish()
+    def publish(prepared: list[intents._Prepared]) -> list[object]:
+        results = [each.publish() for each in prepared]
         for directory in {id(each.directory): each.directory for each in prepared}.values():
             if directory is not None:
                 durable.sync_names(directory)
+        return results
 
     plant.setattr(intents, "_publish", publish)
 
@@ -143,9 +145,10 @@ def readers_that_ignore_intents(plant: pytest.MonkeyPatch) -> None:
 
 
 def several_without_an_intent(plant: pytest.MonkeyPatch) -> None:
-    def commit(self: FileStore, commit_id: str, steps: list[Step], opened: files._Opened) -> None:
-        for step in steps:
-            self._commit_one(step, opened)
+    def commit(
+        self: FileStore, commit_id: str, planned: list[Planned], opened: Opened, progress: object
+    ) -> tuple[int, ...]:
+        return tuple(each for step in in_order(planned) for each in self._commit_one(step, opened))
 
     plant.setattr(FileStore, "_commit", commit)
 
@@ -178,13 +181,17 @@ def intent_finished_before_it_is_durable(plant: pytest.MonkeyPatch) -> None:
 
 
 def settled_only_once(plant: pytest.MonkeyPatch) -> None:
-    def settle(self: FileStore, places: list[Place], changed: list[Place]) -> None:
+    def settle(self: FileStore, places: Collection[Place], changed: list[Place]) -> None:
         written = {place.directory for place in changed} | ({INTENTS} if len(changed) > 1 else set())
         for directory in written - self._settled:
             self._sync_way_to(directory)
             self._settled.add(directory)
 
     plant.setattr(FileStore, "_settle", settle)
+
+
+def numbers_of_others_not_settled(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(LastNumbers, "is_durable", lambda self, place: place.kind is Kind.NUMBERED)
 
 
 def lines_not_settled(plant: pytest.MonkeyPatch) -> None:
@@ -202,6 +209,7 @@ def line_taken_back_for_now(plant: pytest.MonkeyPatch) -> None:
 def failure_after_the_commit_point_is_a_failure(plant: pytest.MonkeyPatch) -> None:
     class Blind:
         perhaps_made = property(lambda self: False, lambda self, value: None)
+        overtaken = False
 
     plant.setattr(files, "_Progress", Blind)
 
@@ -238,6 +246,7 @@ PLANTED: list[tuple[Plant, Sweep, str]] = [
     (intent_finished_before_it_is_durable, following("transfer"), "jvs/refs/alice"),
     (settled_only_once, following("append to the ledger", warm=True), "the numbers are"),
     (settled_only_once, following("create", warm=True, everything=True), "Corrupt"),
+    (numbers_of_others_not_settled, following("append to the ledger", warm=True), "the numbers are"),
     (lines_not_settled, following("append a line", everything=True), "jit/events"),
     (lines_of_the_dead_not_synced, following("create an issue"), "jit/events"),
     (line_taken_back_for_now, failing("append a line"), "jit/events"),

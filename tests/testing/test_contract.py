@@ -11,10 +11,11 @@ import pytest
 
 from holdfast.errors import Corrupt, Failure, LockConflict, OutcomeUnknown
 from holdfast.store.base import Decide, Store, Watched
-from holdfast.store.files import FileStore, _Opened
-from holdfast.store.intents import Step
+from holdfast.store.directories import Opened
+from holdfast.store.files import FileStore
 from holdfast.store.layout import Place
 from holdfast.store.memory import MemoryStore, MemoryWatch
+from holdfast.store.plans import Planned
 from holdfast.store.records import (
     Append,
     Commit,
@@ -43,9 +44,10 @@ from tests.store.test_memory_store import MemoryBackend
 class ByHalves(FileStore):
     """Makes the changes of a commit one after the other."""
 
-    def _commit(self, commit_id: str, steps: list[Step], opened: _Opened) -> None:
-        for step in steps:
-            self._commit_one(step, opened)
+    def _commit(
+        self, commit_id: str, planned: list[Planned], opened: Opened, progress: object
+    ) -> tuple[int, ...]:
+        return tuple(each for step in planned for each in self._commit_one(step, opened))
 
 
 class ChecksOnlyWhatItWrites(MemoryStore):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.fs import calls
+from holdfast.locks.file_locker import FileLocker
 from holdfast.testing.crash import (
     SHORT_WRITE,
     Attempt,
@@ -376,6 +378,34 @@ def test_the_descriptors_of_the_dead_are_closed(tmp_path: Path) -> None:
             (tmp_path / "draft").unlink(missing_ok=True)
             assert cut_short(lambda: Correct().operate(tmp_path), when, index)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@needs_fork
+def test_the_locks_of_the_dead_are_free_and_nothing_of_theirs_is_closed_twice(tmp_path: Path) -> None:
+    """A lock's descriptor is closed when it is dropped: by then another file may have its number."""
+    path = tmp_path / "lock"
+    path.touch()
+    for index in range(1, 5):
+        for when in (Kill.BEFORE, Kill.AFTER):
+            dead = FileLocker(0)
+            cut_short(lambda locker=dead: locker.lock_exclusive(path).release(), when, index)  # type: ignore[misc]
+            with path.open("rb") as mine, FileLocker(0).lock_exclusive(path):
+                del dead
+                gc.collect()
+                os.fstat(mine.fileno())
+
+
+def test_a_full_disk_lets_what_is_there_be_opened(tmp_path: Path) -> None:
+    class Reopens(Correct):
+        def operate(self, directory: Path) -> None:
+            calls.close(calls.open(directory / "file", os.O_RDWR | os.O_CREAT, 0o666))
+
+    assert run_faulted(Reopens(), tmp_path, Fault(errno.ENOSPC, lasting=True), 1).call is None
+    (tmp_path / "file").unlink()
+    Reopens.old = None
+    struck = run_faulted(Reopens(), tmp_path, Fault(errno.ENOSPC, lasting=True), 1).call
+    assert struck is not None
+    assert struck.name == "open"
 
 
 def test_the_calls_are_put_back_even_after_an_exception() -> None:

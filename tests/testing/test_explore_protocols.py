@@ -329,7 +329,7 @@ def test_the_explorer_finds_a_takeover_that_does_not_look_again(monkeypatch: pyt
 def test_the_explorer_finds_a_store_whose_readers_do_not_look_for_intents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("holdfast.store.intents.Intents.touching", lambda self, names: [])
+    monkeypatch.setattr("holdfast.store.intents.Intents.pending", lambda self: [])
 
     tasks = [transfer(A, B)]
     explored = explore(tasks, prepare=accounts, check=lambda *_: None, invariant=total)

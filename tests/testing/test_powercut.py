@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from holdfast.fs import calls
 from holdfast.testing import recorder
 from holdfast.testing.crash import Ending, Kill, Outcome, cut_short, scratch
-from holdfast.testing.powercut import Disk, Sync, mark, power_cuts, record, redundant_syncs
+from holdfast.testing.powercut import Case, Disk, Sync, mark, power_cuts, record, redundant_syncs
 
 OLD = b"the old content\n"
 NEW = b"the new content, which is longer\n"
@@ -428,6 +428,25 @@ def test_what_was_marked_has_been_promised_from_then_on() -> None:
         {"first": b"first"}, *holding("second", b"", b"sec", b"second", beside={"first": b"first"})
     )
     assert states(operate, after="second") == [{"first": b"first", "second": b"second"}]
+
+
+def test_sweeps_that_share_what_they_checked_check_it_once() -> None:
+    checked: set[Case] = set()
+    first = power_cuts(Correct(), checked=checked)
+    assert first.points == len(checked) > 0
+    assert power_cuts(Correct(), checked=checked).points == 0
+
+
+def test_a_bug_is_found_only_after_the_mark_if_only_that_is_asked_for() -> None:
+    class Marked(NoSync):
+        def operate(self, directory: Path) -> None:
+            super().operate(directory)
+            mark("done")
+
+    every_cut, since_mark = power_cuts(Marked()), power_cuts(Marked(), since_mark=True)
+    assert 0 < since_mark.points < every_cut.points
+    assert all(each.outcome.marks == ("done",) for each in since_mark.violations)
+    assert since_mark.violations
 
 
 def test_one_operation_may_go_on_where_another_one_died() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -16,13 +16,26 @@ from typing import NamedTuple
 from holdfast.fs import calls
 from holdfast.fs.trees import verify
 from holdfast.store.files import FileStore
-from holdfast.testing.crash import Ending, Fault, Kill, Outcome, Report, fresh, judge, run_faulted, run_killed
+from holdfast.testing.crash import (
+    Ending,
+    Fault,
+    Kill,
+    Outcome,
+    Report,
+    Scenario,
+    fresh,
+    judge,
+    run_faulted,
+    run_killed,
+)
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.control import Control
+from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.history import line
+from holdfast.worktrees.keeping import Snapshots
 from holdfast.worktrees.proof import Proof
-from holdfast.worktrees.records import MAIN, OPERATIONS
+from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES
 from holdfast.worktrees.restoring import InPlace, differs_from_head, restore_in_place
 from holdfast.worktrees.snapshots import Wanted, snapshot
 from tests.worktrees.repositories import make_repository
@@ -35,6 +48,18 @@ UNSAVED: Content = {"file": "unsaved", "directory/below": "first", ".READY": "mi
 PART: Content = {**UNSAVED, "gone": "by now"}
 
 
+class Contents(NamedTuple):
+    """What `main` held when its two snapshots were taken, and what it holds now."""
+
+    first: Content
+    second: Content
+    unsaved: Content
+
+
+MANY = Contents(FIRST, SECOND, UNSAVED)
+FEW = Contents({"file": "first"}, {"file": "second"}, {"file": "unsaved"})
+
+
 class World(NamedTuple):
     """The repository that is copied: where it is, who holds its lease, which snapshots it has."""
 
@@ -42,10 +67,11 @@ class World(NamedTuple):
     proof: Proof
     first: str
     second: str
+    contents: Contents
 
 
 @contextmanager
-def world() -> Iterator[World]:
+def world(contents: Contents = MANY) -> Iterator[World]:
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(prefix="holdfast-", dir=memory) as directory:
         root = Path(directory) / "repository"
@@ -53,12 +79,12 @@ def world() -> Iterator[World]:
         lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=24 * 3600.0)).lease
         proof = Proof(lease.lock_id, lease.fencing_token)
         payload = repository.control.places.payload(MAIN)
-        write(payload, FIRST)
+        write(payload, contents.first)
         first = snapshot(repository.control, MAIN, proof, Wanted(note="first")).snapshot_id
-        write(payload, SECOND)
+        write(payload, contents.second)
         second = snapshot(repository.control, MAIN, proof, Wanted(note="second")).snapshot_id
-        write(payload, UNSAVED)
-        yield World(root, proof, first, second)
+        write(payload, contents.unsaved)
+        yield World(root, proof, first, second, contents)
 
 
 def write(directory: Path, content: Content) -> None:
@@ -116,15 +142,16 @@ class Case:
     def _check(self, control: Control, outcome: Outcome) -> None:
         payload = control.places.payload(MAIN)
         added = self.added(control)
-        assert content_of(payload) in (UNSAVED, self.after), "the worktree is neither old nor new"
+        unsaved = self.world.contents.unsaved
+        assert content_of(payload) in (unsaved, self.after), "the worktree is neither old nor new"
         if outcome.ending is Ending.SUCCEEDED:
             assert len(added) == len(self.steps), "it succeeded, but not all is there"
             assert content_of(payload) == self.after
         self.settled(control)
         assert self.added(control) == added
         done = content_of(payload) == self.after
-        assert done or content_of(payload) == UNSAVED
-        if self.after not in (UNSAVED, PART):
+        assert done or content_of(payload) == unsaved
+        if self.after not in (unsaved, PART):
             assert done is (len(added) == len(self.steps)), "the worktree does not fit the history"
         self.next(control)
 
@@ -139,11 +166,12 @@ class Case:
             ]
             assert problems == [], f"{each.snapshot_id} does not verify: {problems}"
         trees = [content_of(control.places.tree(each.snapshot_id) / "payload") for each in found]
-        assert trees == [FIRST, SECOND, *self.steps][: len(trees)]
+        assert trees == [*self.world.contents[:2], *self.steps][: len(trees)]
+        assert {name for name, _ in control.store.scan(DESCRIPTORS)} == {each.snapshot_id for each in found}
         return [each.snapshot_id for each in found[2:]]
 
     def settled(self, control: Control) -> None:
-        settle(control)
+        settle(control, MAIN)
         assert control.store.read(OPERATIONS.key(MAIN)) is None
 
     def next(self, control: Control) -> None:
@@ -156,12 +184,6 @@ class Case:
         assert not differs_from_head(control, control.config(MAIN))
 
 
-def settle(control: Control) -> None:
-    from holdfast.worktrees import finishing
-
-    finishing.settle(control, MAIN)
-
-
 def cases(world: World) -> dict[str, Case]:
     def take(control: Control, world: World) -> None:
         snapshot(control, MAIN, world.proof, Wanted(note="taken", tag="v1"))
@@ -170,12 +192,39 @@ def cases(world: World) -> dict[str, Case]:
         wanted = InPlace(**{"reason": "tested", **how})  # type: ignore[arg-type]
         return lambda control, world: restore_in_place(control, MAIN, world.first, world.proof, wanted)
 
+    first, _, unsaved = world.contents
     return {
-        "snapshot": Case(world, take, [UNSAVED], UNSAVED),
-        "restore in place": Case(world, restore(), [UNSAVED, FIRST], FIRST),
-        "restore in place, nothing kept": Case(world, restore(keep=False), [FIRST], FIRST),
-        "restore a path": Case(world, restore(path="gone"), [UNSAVED], PART),
+        "snapshot": Case(world, take, [unsaved], unsaved),
+        "restore in place": Case(world, restore(), [unsaved, first], first),
+        "restore in place, nothing kept": Case(world, restore(keep=False), [first], first),
+        "restore a path": Case(world, restore(path="gone"), [unsaved], PART),
+        "restore": NewWorktree(world),
     }
+
+
+class NewWorktree(Case):
+    """Restoring into a new worktree: it is there whole, or not at all, and nothing else is touched."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, self.restore, [], world.contents.unsaved)
+
+    @staticmethod
+    def restore(control: Control, world: World) -> None:
+        Snapshots(control).restore(world.first, "new")
+
+    def _check(self, control: Control, outcome: Outcome) -> None:
+        settle(control, "new")
+        new = control.places.payload("new")
+        made = control.store.read(WORKTREES.key("new"))
+        assert (made is not None) is new.exists()
+        if made is not None:
+            assert made.record.head_snapshot_id == self.world.first
+            assert content_of(new) == self.world.contents.first
+        assert made is not None or outcome.ending is not Ending.SUCCEEDED
+        super()._check(control, outcome)
+        if made is None:
+            self.restore(control, self.world)
+        assert content_of(new) == self.world.contents.first
 
 
 # --- Sweeping ---------------------------------------------------------------------------------------
@@ -189,7 +238,7 @@ FAILING = tuple(
 """The calls that fail on a disk that is full or broken."""
 
 
-def killed_everywhere(case: Case) -> Report:
+def killed_everywhere(case: Scenario, names: Sequence[str] = SEEN) -> Report:
     """Kill the operation before each of its calls, and halfway through writes."""
     report = Report("killed")
     with swept_directory() as base:
@@ -198,7 +247,7 @@ def killed_everywhere(case: Case) -> Report:
             index += 1
             for when in (Kill.BEFORE, Kill.HALFWAY):
                 with fresh(base) as directory:
-                    outcome = run_killed(case, directory, when, index, names=SEEN)
+                    outcome = run_killed(case, directory, when, index, names=names)
                     report.add(outcome, judge(case, directory, outcome), "")
                 over = outcome.call is None
                 if over or outcome.call is None or outcome.call.name != "write":
@@ -206,7 +255,7 @@ def killed_everywhere(case: Case) -> Report:
     return report
 
 
-def failed_everywhere(case: Case, faults: list[Fault]) -> Report:
+def failed_everywhere(case: Scenario, faults: list[Fault]) -> Report:
     """Let each call fail in one of these ways, in turn."""
     report = Report("failed")
     with swept_directory() as base:

@@ -168,7 +168,7 @@ class Delay:
 LONGEST_DELAY = 0.008
 
 
-def delayed_publisher(root: Path) -> Callable[[Line], None]:
+def delayed_publisher(root: Path, publish: Callable[[Rival], Answer]) -> Callable[[Line], None]:
     """A worker that acquires at the time it is told, says so, and publishes, with a delay at some call."""
 
     def work(telephone: Line) -> None:
@@ -179,7 +179,7 @@ def delayed_publisher(root: Path) -> Callable[[Line], None]:
             assert telephone.wait() == "publish"
             delay = Delay(calls_made)
             with interposed(delay, Delay.KINDS):
-                telephone.say(rival.snapshot())
+                telephone.say(publish(rival))
             calls_made = max(calls_made, delay.count)
 
     return work
@@ -193,7 +193,8 @@ def thief(root: Path) -> Callable[[Line], None]:
         while True:
             at = telephone.wait()
             time.sleep(random.uniform(0, 2 * LONGEST_DELAY))
-            stolen = rival.acquire(at)
+            while (stolen := rival.acquire(at)).what == "E_LOCK_CONFLICT":
+                time.sleep(0.001)  # a restore that was decided is being carried out: soon it is over
             telephone.say(rival.snapshot() if stolen.what == "acquired" else stolen)
 
     return work

@@ -131,6 +131,14 @@ def test_a_patch_shows_where_a_link_leads_and_does_not_follow_it(site: Site) -> 
     assert [each for each in found.lines if each[0] in "+-"][2:] == ["-/etc/hostname", "+elsewhere"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="such names are not possible")
+def test_a_line_break_in_a_name_forges_no_lines(site: Site) -> None:
+    site.take("v1")
+    (site.payload / "a\n+++ forged").write_text("text\n")
+    (found,) = patches(compare(site.control, MAIN, None, None))
+    assert found.lines == ("--- /dev/null", "+++ b/a\\n+++ forged", "@@ -0,0 +1 @@", "+text")
+
+
 def test_comparing_changes_nothing(site: Site) -> None:
     write(site.payload, {"a": "1"})
     site.take("v1")

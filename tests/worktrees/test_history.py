@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from tests.worktrees.repositories import (
     add_worktree,
     make_repository,
 )
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 @pytest.fixture
@@ -166,9 +169,3 @@ def test_history_takes_no_lock_and_changes_nothing(control: Control) -> None:
         assert ids(everything(opened)) == ["s2", "s1"]
     assert seen == []
     assert state_of(root) == before
-
-
-if sys.platform != "win32":
-    import os
-
-    WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

@@ -78,7 +78,7 @@ def test_what_stands_at_the_path_and_is_not_ours_is_left_alone(repository: Repos
         repository.worktrees.create("dev")
     repository.worktrees.create("other")
     with pytest.raises(AlreadyExists, match="belongs to no worktree"):
-        repository.worktrees.rename("other", "dev")
+        repository.worktrees.change_name("other", "dev")
     assert files_in(repository.root / "worktrees") == {"dev/precious": "mine"}
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN, "other"]
     assert tokens(repository, "other") > 0
@@ -91,8 +91,8 @@ def test_a_bad_name_is_refused_by_every_operation(repository: Repository, name: 
     before = sorted(repository.root.rglob("*"))
     attempts: list[Callable[[], object]] = [
         lambda: repository.worktrees.create(name),
-        lambda: repository.worktrees.rename(name, "new"),
-        lambda: repository.worktrees.rename("dev", name),
+        lambda: repository.worktrees.change_name(name, "new"),
+        lambda: repository.worktrees.change_name("dev", name),
         lambda: repository.worktrees.remove(name, save=None),
         lambda: repository.worktrees.state(name),
         lambda: repository.worktrees.usage(name),
@@ -145,7 +145,7 @@ def test_a_link_that_leads_outside_is_refused_and_nothing_there_is_touched(
             lambda: repository.worktrees.usage("dev"),
             lambda: repository.worktrees.remove("dev", save=None),
             lambda: repository.worktrees.remove("dev", save=None, force=True),
-            lambda: repository.worktrees.rename("dev", "new"),
+            lambda: repository.worktrees.change_name("dev", "new"),
         ]
     if where == "worktrees":
         attempts.append(lambda: repository.worktrees.create("another"))
@@ -163,7 +163,7 @@ def test_a_link_that_leads_outside_is_refused_and_nothing_there_is_touched(
 def test_renaming_moves_directory_and_record_and_leaves_no_lock(repository: Repository) -> None:
     repository.worktrees.create("old", label="kept")
     put_files(repository.path("old"), {"work": "unsaved"})
-    renamed = repository.worktrees.rename("old", "new")
+    renamed = repository.worktrees.change_name("old", "new")
     assert renamed.worktree_id == "new"
     assert renamed.label == "kept"
     assert files_in(repository.root / "worktrees") == {"new/work": "unsaved"}
@@ -179,10 +179,10 @@ def test_an_active_lock_is_a_conflict_that_names_its_holder(repository: Reposito
     repository.worktrees.create("old")
     with repository.lease("old", purpose="long work") as held:
         with pytest.raises(LockConflict, match="long work") as refused:
-            repository.worktrees.rename("old", "new", force=True)
+            repository.worktrees.change_name("old", "new", force=True)
         held.check()
     assert refused.value.facts["lock_id"] == held.lock_id
-    repository.worktrees.rename("old", "new")
+    repository.worktrees.change_name("old", "new")
 
 
 @pytest.mark.req("WT-08")
@@ -190,7 +190,7 @@ def test_an_expired_lock_does_not_keep_a_worktree_from_being_renamed(repository:
     repository.worktrees.create("old")
     held = repository.lease("old")
     expire(repository, "old")
-    repository.worktrees.rename("old", "new")
+    repository.worktrees.change_name("old", "new")
     assert repository.desk.state("new") is None
     assert tokens(repository, "new") > held.token
 
@@ -198,17 +198,17 @@ def test_an_expired_lock_does_not_keep_a_worktree_from_being_renamed(repository:
 def test_main_is_neither_renamed_nor_removed_nor_replaced(repository: Repository) -> None:
     repository.worktrees.create("dev")
     with pytest.raises(Refused, match="every repository has it"):
-        repository.worktrees.rename(MAIN, "new")
+        repository.worktrees.change_name(MAIN, "new")
     with pytest.raises(Refused, match="every repository has it"):
         repository.worktrees.remove(MAIN, save=None, force=True)
     with pytest.raises(AlreadyExists):
-        repository.worktrees.rename("dev", MAIN)
+        repository.worktrees.change_name("dev", MAIN)
     assert repository.path(MAIN).is_dir()
 
 
 def test_a_shared_worktree_is_renamed_and_removed_without_a_lock(repository: Repository) -> None:
     repository.worktrees.create("open", isolation=Isolation.SHARED)
-    repository.worktrees.rename("open", "wide-open")
+    repository.worktrees.change_name("open", "wide-open")
     assert repository.worktrees.state("wide-open").is_shared
     repository.worktrees.remove("wide-open", save=None)
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN]
@@ -279,7 +279,7 @@ def test_tokens_grow_over_release_steal_rename_remove_and_creation_anew(reposito
     expire(repository, "a")
     seen["a"].append(tokens(repository, "a"))
     repository.worktrees.remove("b", save=None)
-    repository.worktrees.rename("a", "b")  # b counts on from the greater one
+    repository.worktrees.change_name("a", "b")  # b counts on from the greater one
     seen["b"] += [seen["a"][-1], tokens(repository, "b")]
     repository.worktrees.create("a")
     seen["a"].append(tokens(repository, "a"))

@@ -14,6 +14,7 @@ import pytest
 
 from holdfast.errors import (
     AlreadyExists,
+    ConsistencyUnavailable,
     Failure,
     FencingMismatch,
     LockConflict,
@@ -30,7 +31,7 @@ from holdfast.testing.crash import Kill, cut_short, fresh
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.workspace.repository import Repository
-from holdfast.worktrees import restoring
+from holdfast.worktrees import exchanging
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.history import line
 from holdfast.worktrees.naming import resolve
@@ -235,6 +236,40 @@ def test_what_is_written_at_the_last_moment_is_kept_too(site: Site) -> None:
     assert list(verify(site.control.places.tree(caught.snapshot_id), caught.payload_hash)) == []
 
 
+@pytest.mark.parametrize("call", ["moving aside", "publishing its tree", "ending"])
+def test_what_is_written_late_is_kept_also_by_who_finishes(site: Site, call: str) -> None:
+    """The restore fails behind the exchange; the late writes are found by whoever settles."""
+    late = {**NEW, "late": "written at the last moment"}
+    names, number = {
+        "moving aside": ("rename_noreplace", 1),
+        "publishing its tree": ("rename_noreplace", 2),
+        "ending": ("sync_filesystem", 1),
+    }[call]
+    exchanged, count = False, 0
+
+    def act(attempt: Attempt) -> Any:
+        nonlocal exchanged, count
+        if attempt.name == "rename_exchange":
+            write(site.payload, late)
+            exchanged = True
+        elif exchanged and attempt.name == names:
+            count += 1
+            if count == number:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return attempt.perform()
+
+    with interposed(act, ("rename_exchange", names)), pytest.raises(Failure, match="Input/output"):
+        site.restore()
+    assert content_of(site.payload) == OLD
+    settle(site.control, MAIN)
+    assert content_of(site.payload) == OLD
+    assert [site.kept(each.snapshot_id) for each in site.history()] == [OLD, late, NEW, OLD]
+    assert {each.name for each in site.control.places.snapshots.iterdir()} == {
+        each.snapshot_id for each in site.history()
+    }
+    assert list(site.control.places.scratch.iterdir()) == []
+
+
 def test_the_first_content_of_a_worktree_is_kept_as_well(site: Site) -> None:
     add_worktree(site.control, "fresh")
     write(site.control.places.payload("fresh"), NEW)
@@ -265,7 +300,7 @@ def test_what_is_on_record_can_be_finished_by_anybody_and_only_once(site: Site) 
     assert finished is not None
     assert content_of(site.payload) == OLD
     assert settle(site.control, MAIN) is None
-    restoring.finish(site.control, finished)  # once more, by one who did not know
+    exchanging.finish(site.control, finished)  # once more, by one who did not know
     assert content_of(site.payload) == OLD
     assert list(site.control.places.scratch.iterdir()) == []
     assert len(site.history()) == 3
@@ -322,6 +357,24 @@ def test_a_part_is_restored_and_is_unsaved_work_on_top_of_the_head(
     assert site.kept(restored.kept.snapshot_id) == NEW
     assert [each.snapshot_id for each in site.history()] == [restored.kept.snapshot_id, site.first]
     assert site.repository.snapshots.status(MAIN).changes
+
+
+def test_a_part_is_not_replaced_if_something_was_written_behind_the_snapshot_that_keeps_it(
+    site: Site,
+) -> None:
+    late = {**NEW, "file": "written at the last moment"}
+    count = 0
+
+    def act(attempt: Attempt) -> Any:
+        nonlocal count
+        count += 1
+        if count == 2:  # the first is that of the snapshot, the second that of the part
+            write(site.payload, late)
+        return attempt.perform()
+
+    with interposed(act, ("sync_filesystem",)), pytest.raises(ConsistencyUnavailable):
+        site.restore(path="file")
+    assert content_of(site.payload) == late
 
 
 def test_what_is_missing_above_a_part_comes_back_with_it(site: Site) -> None:
@@ -393,12 +446,15 @@ def test_without_an_exchange_two_renames_do_it(site: Site) -> None:
     assert content_of(site.payload) == {**NEW, "file": "old"}
 
 
+RENAMES = ("rename", "rename_noreplace")
+
+
 def test_killed_between_two_renames_the_worktree_is_missing_which_the_sweep_finds_and_settling_mends() -> (
     None
 ):
     """What the exchange is for; and that the sweep would see it if it were not made in one step."""
     with world() as made, interposed(without_exchange, ("rename_exchange",)):
-        report = killed_everywhere(cases(made)["restore in place, nothing kept"])
+        report = killed_everywhere(cases(made)["restore in place, nothing kept"], RENAMES)
         assert [each.problem for each in report.violations] == [
             "AssertionError: the worktree is neither old nor new"
         ]

@@ -64,7 +64,7 @@ def test_a_process_that_works_in_it_is_named_and_keeps_it_where_it_is(
     with process(WAYS[way], path) as pid:
         assert [user.pid for user in repository.worktrees.usage("dev").users] == [pid]
         for attempt in (
-            lambda: repository.worktrees.rename("dev", "new"),
+            lambda: repository.worktrees.change_name("dev", "new"),
             lambda: repository.worktrees.remove("dev", save=None),
         ):
             with pytest.raises(InUse, match=f"pid {pid} ") as refused:
@@ -75,12 +75,12 @@ def test_a_process_that_works_in_it_is_named_and_keeps_it_where_it_is(
     assert files_in(path) == {"below/work": "in progress"}
     assert repository.desk.state("dev") is None, "the lease of the attempt was not given back"
     assert usage_of(path).users == ()
-    repository.worktrees.rename("dev", "new")
+    repository.worktrees.change_name("dev", "new")
 
 
 def test_force_goes_ahead_in_spite_of_processes(repository: Repository) -> None:
     with process(WAYS["stands in"], repository.path("dev")):
-        repository.worktrees.rename("dev", "new", force=True)
+        repository.worktrees.change_name("dev", "new", force=True)
         repository.worktrees.remove("new", save=None, force=True)
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN]
 

@@ -6,6 +6,8 @@ nothing, no byte of a payload is lost that was not to be removed, and the next o
 
 from __future__ import annotations
 
+import errno
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,8 @@ import pytest
 from holdfast.fs.trees import remove_tree
 from holdfast.leases.records import LeaseKeys
 from holdfast.store.records import Change, Decision, Delete
-from holdfast.testing.crash import Outcome, kill_points
+from holdfast.testing.crash import Ending, Kill, Outcome, cut_short, error_points, kill_points
+from holdfast.testing.powercut import power_cuts
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import finishing, renaming
 from holdfast.worktrees.control import Control
@@ -45,6 +48,8 @@ class Case:
     old: ClassVar[State] = {}
     new: ClassVar[State] = {}
     event = ""
+    moves = 1
+    """Which of its calls to `rename_noreplace` moves the directory."""
 
     def prepare(self, directory: Path) -> None:
         repository = make_repository(directory)
@@ -95,7 +100,7 @@ class Case:
         for name in list(self.new):
             with repository.lease(name) as held:
                 assert held.token >= 1
-            repository.worktrees.rename(name, "next", force=True)
+            repository.worktrees.change_name(name, "next", force=True)
             repository.worktrees.remove("next", save=None, force=True)
         for name in {*self.old, *self.new}:
             repository.worktrees.create(name)
@@ -135,7 +140,7 @@ class Renaming(Case):
     event = "worktree_renamed"
 
     def operate(self, directory: Path) -> object:
-        return Repository(directory).worktrees.rename("old", "new", force=True)
+        return Repository(directory).worktrees.change_name("old", "new", force=True)
 
 
 class Removal(Case):
@@ -168,16 +173,120 @@ class RemovalOfUnsavedWork(Removal):
         assert WORK in kept or (where_it_was.is_dir() and files_in(where_it_was) == WORK), "work was lost"
 
 
-CASES = [Creation, CreationFromASnapshot, Renaming, Removal, RemovalOfUnsavedWork]
-
-
 @pytest.mark.req("WT-10")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [CreationFromASnapshot, Renaming, RemovalOfUnsavedWork])
 def test_killed_anywhere_the_worktree_is_exactly_old_or_new(
     case: type[Case], record_property: Callable[[str, object], None]
 ) -> None:
     report = kill_points(case(), names=LASTING)
     record_property("points", report.points)
+    report.require_clean(at_least=40)
+
+
+# --- Killed again while it is being finished ----------------------------------------------------------
+
+
+class Settling(Case):
+    """An operation was killed before or after its directory was moved; who finishes it is killed too."""
+
+    def __init__(self, case: Case, when: Kill) -> None:
+        self.case, self.when = case, when
+        self.old, self.new, self.event = case.old, case.new, case.event  # type: ignore[misc]
+
+    def prepare(self, directory: Path) -> None:
+        self.case.prepare(directory)
+        killed = cut_short(
+            lambda: self.case.operate(directory), self.when, self.case.moves, names=("rename_noreplace",)
+        )
+        assert killed is not None
+
+    def operate(self, directory: Path) -> object:
+        repository = Repository(directory)
+        for name in sorted({*self.old, *self.new}):
+            settle(repository.control, name)
+        return names(repository) == [*self.new] or self.case.operate(directory)
+
+
+@pytest.mark.parametrize(
+    ("case", "when"),
+    [(Creation, Kill.AFTER), (Renaming, Kill.BEFORE), (Removal, Kill.AFTER)],
+)
+def test_whoever_finishes_it_can_be_killed_as_well(case: type[Case], when: Kill) -> None:
+    kill_points(Settling(case(), when), names=LASTING).require_clean(at_least=10)
+
+
+@pytest.mark.parametrize("case", [Creation, Renaming, RemovalOfUnsavedWork])
+def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new(
+    case: type[Case], record_property: Callable[[str, object], None]
+) -> None:
+    report = power_cuts(case(), limit=2)
+    record_property("states", report.points)
+    assert report.violations == [], str(report)
+    assert report.points >= 60
+
+
+@pytest.mark.parametrize("case", [Creation, Renaming])
+def test_a_power_cut_finds_a_directory_whose_new_name_was_not_made_durable(
+    case: type[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.fs.moving.sync_parents", lambda *paths: None)
+    assert power_cuts(case(), limit=2).violations
+
+
+# --- What others have put in the way ------------------------------------------------------------------
+
+
+def begun(case: Case, directory: Path, when: Kill) -> Repository:
+    """A repository in which the operation was killed before or after it moved its directory."""
+    case.prepare(directory)
+    assert cut_short(lambda: case.operate(directory), when, 1, names=("rename_noreplace",))
+    return Repository(directory)
+
+
+@pytest.mark.parametrize(
+    ("case", "when", "path", "left"),
+    [
+        (Creation(), Kill.BEFORE, "dev", {}),
+        (Renaming(), Kill.BEFORE, "new", {"old": WORK}),
+        (Renaming(), Kill.AFTER, "old", {"new": WORK}),
+        (Removal(), Kill.AFTER, "dev", {}),
+    ],
+    ids=["creating", "at the new name", "at the old name", "removing"],
+)
+def test_what_somebody_has_put_in_the_way_is_not_touched(
+    scratch: Path, case: Case, when: Kill, path: str, left: State
+) -> None:
+    repository = begun(case, scratch / "repo", when)
+    stranger = repository.root / "worktrees" / path
+    put_files(stranger, {"precious": "a stranger's"})
+    for name in {*case.old, *case.new}:
+        settle(repository.control, name)
+        assert repository.control.store.read(OPERATIONS.key(name)) is None
+    assert files_in(stranger) == {"precious": "a stranger's"}
+    assert {name: files_in(repository.path(name)) for name in names(repository)} == left
+
+
+def test_a_renaming_whose_directory_was_taken_away_comes_to_an_end(scratch: Path) -> None:
+    repository = begun(Renaming(), scratch / "repo", Kill.BEFORE)
+    (repository.root / "worktrees/old").rename(scratch / "taken")
+    settle(repository.control, "old")
+    assert names(repository) == ["old"]
+    (scratch / "taken").rename(repository.root / "worktrees/old")
+    repository.worktrees.change_name("old", "new", force=True)
+    assert files_in(repository.path("new")) == WORK
+
+
+def test_a_repository_that_was_copied_in_the_middle_of_it_is_finished_as_well(scratch: Path) -> None:
+    for when in (Kill.BEFORE, Kill.AFTER):
+        for case in (Creation(), Renaming(), Removal()):
+            original = begun(case, scratch / f"{when.name}-{case.event}", when).root
+            copy = original.with_name(original.name + "-copy")
+            shutil.copytree(original, copy, symlinks=True)
+            case.check(copy, Outcome(Ending.KILLED))
+
+
+def test_a_disk_that_is_full_or_broken_leaves_the_old_or_the_new() -> None:
+    report = error_points(Renaming(), [errno.ENOSPC], lasting=[errno.EIO], names=LASTING, descriptors=False)
     report.require_clean(at_least=40)
 
 
@@ -227,5 +336,5 @@ def _delete_first(repository: Repository, name: str, **_: Any) -> object:
 def test_each_planted_mistake_is_found(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case, plant = PLANTED[mistake]
     plant(monkeypatch)
-    report = kill_points(case(), names=("rename_noreplace", "unlink"))
+    report = kill_points(case(), names=("rename_noreplace",))
     assert report.violations

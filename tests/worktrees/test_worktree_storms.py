@@ -21,7 +21,7 @@ from holdfast.worktrees.control import Control
 from holdfast.worktrees.guarding import Right
 from holdfast.worktrees.records import MAIN, OPERATIONS
 from tests.locks.workers import Line, Worker, Workers
-from tests.worktrees.stages import events, expire, files_in, make_repository, put_files
+from tests.worktrees.stages import events, expire, files_in, json_at, make_repository, put_files
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
@@ -54,7 +54,7 @@ def act(repository: Repository, action: str, name: str) -> Answer:
             lease = repository.steal(name, ttl=600).lease
             return Answer("acquired", name, lease.fencing_token, lease.lock_id)
         if action == "rename":
-            repository.worktrees.rename(name, "b" if name == "a" else "a", force=True)
+            repository.worktrees.change_name(name, "b" if name == "a" else "a", force=True)
             return Answer("renamed", name)
         if action == "remove":
             repository.worktrees.remove(name, save=None, force=True)
@@ -137,6 +137,27 @@ def test_of_eight_who_acquire_one_wins_and_seven_learn_who_has_it(stage: Stage) 
         stage.clear(MAIN)
         answers = stage.everybody(("acquire", MAIN))
         assert Counter(each.what for each in answers) == {"acquired": 1, "E_LOCK_CONFLICT": PROCESSES - 1}
+
+
+@pytest.mark.req("LC-07")
+def test_who_only_reads_the_file_never_sees_a_part_of_a_record(stage: Stage) -> None:
+    path = stage.repository.root / ".jvs/locks/main.json"
+
+    def read(line: Line) -> None:
+        seen = 0
+        while not line.has_news():
+            with contextlib.suppress(FileNotFoundError):
+                assert json_at(path)["worktree_id"] == MAIN
+                seen += 1
+        line.say(seen)
+
+    with Workers() as readers:
+        reader = readers.start(read)
+        for _ in range(ROUNDS):
+            stage.clear(MAIN)
+            answers = stage.everybody(("acquire", MAIN))
+            assert [each.what for each in answers].count("acquired") == 1
+        assert reader.ask("enough") > 0
 
 
 @pytest.mark.req("LC-09", "LC-14", "LC-15")
@@ -225,7 +246,7 @@ def test_a_planted_mistake_is_found(
 ) -> None:
     monkeypatch.setattr(f"{module}.{name}", planted)
     orders = [("remove", "a"), ("acquire", "a"), ("rename", "a"), ("acquire", "b")]
-    with Workers() as workers, pytest.raises(AssertionError, match="lock|record|work"):  # noqa: PT012
+    with Workers() as workers, pytest.raises(AssertionError, match=r"lock|record|work"):  # noqa: PT012
         stage = Stage(scratch / "repo", workers)
         for _ in range(10 * ROUNDS):
             stage.set_up()

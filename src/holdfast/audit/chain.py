@@ -53,9 +53,12 @@ def hash_of(entry: AuditEntry) -> str:
     return hashlib.sha256(msgspec.json.encode(bare, order="sorted")).hexdigest()
 
 
-def verify(entries: Iterable[Entry[AuditEntry]]) -> Iterator[AuditEntry]:
-    """Give the entries on as long as they follow from each other; raise at the first that does not."""
-    number, previous = 0, START
+def verify(entries: Iterable[Entry[AuditEntry]], *, after: AuditEntry | None = None) -> Iterator[AuditEntry]:
+    """Give the entries on as long as they follow from each other; raise at the first that does not.
+
+    They are those from the first on, or those behind `after`.
+    """
+    number, previous = (0, START) if after is None else (after.number, after.hash)
     for position, entry in entries:
         problem = ""
         if entry.number != number + 1:

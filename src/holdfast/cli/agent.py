@@ -10,6 +10,7 @@ import click
 from holdfast.cli.group import Group
 from holdfast.cli.options import UNLIMITED, duration, duration_or_none
 from holdfast.cli.output import CommandFailed, Output
+from holdfast.cli.places import store_address
 from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
 from holdfast.cli.running import RunCommand
 from holdfast.cli.tracking import CLAIM_VARIABLE, tracking, writing_options
@@ -136,6 +137,6 @@ def _ledger(root: Path) -> Ledger | None:
     from holdfast.workspace.ledgers import open_ledger
 
     try:
-        return open_ledger(root).ledger
+        return open_ledger(root, address=store_address(os.environ)).ledger
     except NotFound:
         return None

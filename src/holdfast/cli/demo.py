@@ -1,4 +1,4 @@
-"""`holdfast demo`: show that locks hold while processes are killed and stopped. And one of its workers."""
+"""`holdfast demo`: agents work through a queue while some are killed and one is paused; then a verdict."""
 
 from __future__ import annotations
 
@@ -14,101 +14,148 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from holdfast.cli.options import json_option
-from holdfast.cli.output import Output
+from holdfast.cli.output import Output, printable
 from holdfast.cli.places import temporary_directory
 from holdfast.errors import ExitStatus, Failure
 
 if TYPE_CHECKING:
     from holdfast.demo.crew import Command
-    from holdfast.demo.play import Incident, Report
+    from holdfast.demo.play import Incident, Report, Scene
+    from holdfast.demo.stage import Stage
 
-NO_LOCK = "no-lock"
-
-_fault = click.option("--fault", type=click.Choice([NO_LOCK]), hidden=True, help="Break it on purpose.")
+NO_FENCING = "no-fencing"
+TTL = 3.0
 
 
 @click.command()
 @click.option(
-    "--seconds",
-    metavar="N",
-    type=click.FloatRange(1, 3600),
-    default=8,
-    show_default=True,
-    help="How long the workers work.",
-)
-@click.option(
     "--workers",
     metavar="N",
-    type=click.IntRange(2, 64),
+    type=click.IntRange(2, 32),
     default=8,
     show_default=True,
-    help="How many of them there are.",
+    help="How many agents.",
+)
+@click.option(
+    "--issues", metavar="N", type=click.IntRange(6, 500), default=18, show_default=True, help="How much work."
 )
 @click.option(
     "--seed", metavar="N", type=int, help="Repeat the choices of an earlier run.  [default: random]"
 )
-@_fault
+@click.option(
+    "--store", metavar="URL", help="Keep what is shared there, not in files: postgresql://…, etcd://…"
+)
+@click.option("--fault", type=click.Choice([NO_FENCING]), hidden=True, help="Break it on purpose.")
 @json_option
 @click.pass_obj
-def demo(output: Output, *, seconds: float, workers: int, seed: int | None, fault: str | None) -> int:
-    """Let processes compete for locks, kill some of them while they hold one, and check the result.
+def demo(
+    output: Output, *, workers: int, issues: int, seed: int | None, store: str | None, fault: str | None
+) -> int:
+    """Let agents work through a queue, kill three of them, pause one until its lease is over, and judge.
 
-    Nothing of yours is touched: it all happens in a directory of its own, which is removed afterwards.
-    Ends with PASSED and status 0, or with FAILED and status 1.
+    Each agent is a process of its own that runs 'holdfast agent run': it claims an issue, works on it in a
+    worktree that it has leased, and keeps and records what it did. Nothing of yours is touched: it all
+    happens in a directory of its own, which is removed afterwards. Ends with PASSED and status 0, or with
+    FAILED and status 1.
 
     \b
     Examples:
       holdfast demo
-      holdfast demo --seconds 30 --workers 16
+      holdfast demo --workers 16 --seed 7
     """
-    from holdfast.demo.play import play
+    from holdfast.demo.play import Plan, play
     from holdfast.demo.scratch import scratch_directory
 
     seed = random.randrange(1_000_000) if seed is None else seed
+    plan = Plan(workers, issues, seed, TTL, store)
     if not output.as_json:
-        for line in _introduction(workers, seconds, seed):
+        for line in _introduction(plan.workers, plan.issues, seed):
             output.line(line)
-    with _ended_by_signals(), scratch_directory(temporary_directory(os.environ)) as directory:
-        report = play(
-            directory,
-            workers=workers,
-            seconds=seconds,
-            seed=seed,
-            command=_worker_command(directory, seed, fault),
-            tell=_nothing if output.as_json else lambda incident: output.line(_told(incident)),
-        )
+    with (
+        _ended_by_signals(),
+        scratch_directory(temporary_directory(os.environ)) as directory,
+        _watching(output) as (tell, show),
+    ):
+        report = play(directory, plan, _commands(seed, fault), tell=tell, show=show)
     record = _record(report, workers=workers, seed=seed)
-    if output.as_json and not report.passed:
-        raise Failure(f"the demo FAILED: {report.findings[0]}", hint=None, **record)
+    if output.as_json and report.audit.findings:
+        raise Failure(f"the demo FAILED: {report.audit.findings[0]}", hint=None, **record)
     output.result(record, _conclusion(report))
-    return ExitStatus.OK if report.passed else ExitStatus.UNEXPECTED
+    return ExitStatus.UNEXPECTED if report.audit.findings else ExitStatus.OK
 
 
 @click.command(hidden=True)
 @click.argument("directory", type=click.Path(file_okay=False))
-@click.argument("name")
-@click.option("--until", type=float, required=True)
-@click.option("--parent", type=int, required=True)
 @click.option("--seed", type=int, required=True)
-@_fault
-def worker(directory: str, name: str, until: float, parent: int, seed: int, fault: str | None) -> None:
-    """Be the worker NAME of a demo in DIRECTORY, until a moment of the system's monotonic clock."""
-    from holdfast.demo.scene import Scene
-    from holdfast.demo.worker import Worker
+def task(directory: str, seed: int) -> None:
+    """Be what an agent of a demo in DIRECTORY does with its work."""
+    from holdfast.demo.stage import Stage
+    from holdfast.demo.task import work
+    from holdfast.issues.claim_records import ClaimId
 
-    Worker(Scene(Path(directory)), name, seed=seed, locking=fault != NO_LOCK).run(until, parent=parent)
+    claim = ClaimId.parse(os.environ["HOLDFAST_CLAIM_ID"])
+    work(Stage.at(Path(directory)), Path(os.getcwd()), issue=claim.issue_id, token=claim.token, seed=seed)
 
 
-def _worker_command(directory: Path, seed: int, fault: str | None) -> Callable[[float], Command]:
-    def ending_at(deadline: float) -> Command:
-        def command(name: str) -> list[str]:
-            own = [sys.executable, "-m", "holdfast", "demo-worker", str(directory), name]
-            until = ["--until", repr(deadline), "--parent", str(os.getpid())]
-            return [*own, *until, "--seed", str(seed), *(["--fault", fault] if fault else [])]
+@click.command(
+    hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.argument("arguments", nargs=-1)
+def faulty_agent(arguments: tuple[str, ...]) -> int:
+    """Be an agent that no token stops: 'agent run' with fencing switched off, to see the demo fail."""
+    from holdfast.cli.entry import run
+    from holdfast.demo.faults import switch_off_fencing
+
+    switch_off_fencing()
+    return run(["agent", "run", *arguments])
+
+
+def _commands(seed: int, fault: str | None) -> Callable[[Stage], Command]:
+    from holdfast.demo.play import actor
+
+    own = [sys.executable, "-m", "holdfast"]
+    agent = [*own, "demo-faulty-agent"] if fault else [*own, "agent", "run"]
+
+    def on(stage: Stage) -> Command:
+        def command(number: int) -> list[str]:
+            options = ["--next", "--actor", actor(number), "--repo", str(stage.root)]
+            times = ["--ttl", f"{TTL:g}s", "--wait", f"{4 * TTL:g}s"]
+            return [
+                *agent,
+                *options,
+                *times,
+                "--",
+                *own,
+                "demo-task",
+                str(stage.root.parent),
+                "--seed",
+                str(seed),
+            ]
 
         return command
 
-    return ending_at
+    return on
+
+
+@contextlib.contextmanager
+def _watching(output: Output) -> Iterator[tuple[Callable[[Incident], None], Callable[[Scene], None]]]:
+    """How the demo is shown while it lasts: as a live table on a terminal, else incident by incident."""
+    if output.as_json:
+        yield (lambda incident: None), (lambda scene: None)
+    elif sys.stdout is None or not sys.stdout.isatty():
+        yield (lambda incident: output.line(_told(incident))), (lambda scene: None)
+    else:
+        from rich.live import Live
+        from rich.text import Text
+
+        happened: list[str] = []
+        with Live(Text(""), auto_refresh=False, transient=True) as live:
+
+            def tell(incident: Incident) -> None:
+                happened.append(_told(incident))
+                live.console.print(Text(happened[-1]))
+
+            yield tell, lambda scene: live.update(Text("\n".join(_table(scene))), refresh=True)
 
 
 @contextlib.contextmanager
@@ -127,60 +174,74 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(number, disposition)
 
 
-def _nothing(incident: Incident) -> None:
-    """Say nothing while it lasts."""
-
-
-def _introduction(workers: int, seconds: float, seed: int) -> Iterator[str]:
-    yield f"{workers} processes share three things in an empty directory, each behind a lock of its own:"
-    yield "  a counter, which each reads, adds one to and writes back      (file lock)"
-    yield "  a journal, to which each adds lines at the end                (repository lock)"
-    yield "  a ledger, in which each makes the file with the next number   (ledger lock)"
-    yield f"For {seconds:g} s some are killed (SIGKILL), and one is stopped for a while, each while it holds"
-    yield "a lock. Every process notes what it has finished. In the end that must all be there, once."
+def _introduction(workers: int, issues: int, seed: int) -> Iterator[str]:
+    yield f"{workers} agents work through {issues} issues, some of which wait for others. Each claims one,"
+    yield "leases a worktree for it, works there, takes a snapshot, and records what it did in a ledger."
+    yield "Three are killed (SIGKILL). One is paused until its lease is over and another has done its work;"
+    yield "when it goes on, whatever it still tries to write must be refused."
     yield f"(seed {seed})"
     yield ""
 
 
+_SAID = {
+    "killed": "agent {agent} is killed{at}: its work comes back to the queue when its claim runs out",
+    "paused": "agent {agent} is paused{at}: it cannot renew its lease now",
+    "resumed": "agent {agent} goes on: meanwhile another one has done its work",
+    "refused": "agent {agent} was refused: its token is not the current one any more",
+    "not refused": "agent {agent} was NOT refused",
+}
+
+
 def _told(incident: Incident) -> str:
-    slot = incident.worker.partition("-")[0]
-    consequence = {
-        "killed": "killed while it held the {}; another one takes its place",
-        "stopped": "stopped while it held the {}: nobody may take that now",
-        "resumed": "goes on; it still holds the {}",
-    }[incident.what]
-    return f"  {incident.after:5.1f} s  process {slot} {consequence.format(incident.held.value)}"
+    at = f" at issue {incident.issue[:8]}" if incident.issue else ""
+    return f"  {incident.after:5.1f} s  {_SAID[incident.what].format(agent=incident.agent, at=at)}"
+
+
+def _table(scene: Scene) -> Iterator[str]:
+    titles = {issue.id: issue.title for issue in scene.issues}
+    done = sum(state.value == "done" for state in scene.states)
+    yield f"{scene.after:5.1f} s   {done} of {len(scene.issues)} done"
+    for number in sorted(scene.working):
+        issue = scene.working[number]
+        what = (
+            "paused"
+            if number in scene.paused
+            else "looks for work"
+            if issue is None
+            else printable(titles[issue])
+        )
+        yield f"  agent {number:2}  {what}"
+    marks = {"done": "#", "in_progress": "+", "ready": "o"}
+    yield (
+        "  "
+        + "".join(marks.get(state.value, ".") for state in scene.states)
+        + "   # done  + at work  o ready  . waits"
+    )
 
 
 def _conclusion(report: Report) -> Iterator[str]:
-    kills = sum(incident.what == "killed" for incident in report.incidents)
+    audit = report.audit
     yield ""
-    yield f"{'':10}{'noted as finished':>20}{'found':>10}{'finished, but killed before noting it':>40}"
-    for protection, tally in report.tallies.items():
-        numbers = f"{tally.acknowledged:>20}{tally.present:>10}{tally.unacknowledged:>40}"
-        yield f"  {protection.name.lower():8}{numbers}"
+    yield f"{audit.done} issues done in {audit.attempts} attempts; {audit.taken_over} were taken over."
+    yield f"{audit.snapshots} snapshots, {audit.events} events in the ledger, {audit.entries} audit entries."
     yield ""
-    turns = sum(tally.turns for tally in report.tallies.values())
-    yield f"{turns} times a process held a lock; {kills} were killed holding one."
-    slowest = max(report.last_acquired.values())
-    yield f"Each lock was taken once more at the end; the slowest took {slowest * 1000:.0f} ms."
-    yield ""
-    if report.passed:
-        yield "Nothing lost, nothing done twice, never two holders at once, no lock stuck."
-        yield "PASSED"
-    else:
-        yield from (f"  {finding}" for finding in report.findings)
+    if audit.findings:
+        yield from (f"  {finding}" for finding in audit.findings)
         yield "FAILED"
+    else:
+        yield "No work lost, none done twice, every stale write refused, all verified, the chain holds."
+        yield "PASSED"
 
 
 def _record(report: Report, *, workers: int, seed: int) -> dict[str, object]:
+    audit = report.audit._asdict()
     return {
-        "verdict": "PASSED" if report.passed else "FAILED",
-        "findings": list(report.findings),
-        "seconds": report.seconds,
+        "verdict": "FAILED" if report.audit.findings else "PASSED",
+        "seconds": round(report.seconds, 3),
         "workers": workers,
         "seed": seed,
-        "incidents": [{**each._asdict(), "held": each.held.value} for each in report.incidents],
-        "tallies": {each.name.lower(): tally._asdict() for each, tally in report.tallies.items()},
-        "last_acquired": {each.name.lower(): round(t, 6) for each, t in report.last_acquired.items()},
+        "incidents": [each._asdict() for each in report.incidents],
+        "runs": report.agents,
+        **audit,
+        "findings": list(report.audit.findings),
     }

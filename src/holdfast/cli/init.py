@@ -17,9 +17,14 @@ from holdfast.cli.output import Output
     type=click.Path(file_okay=False),
     help="Copy this directory into the new repository's main/. It stays as it is.",
 )
+@click.option(
+    "--store",
+    metavar="URL",
+    help="Keep the records there, not in files: postgresql://… or etcd://…, for work on several machines.",
+)
 @json_option
 @click.pass_obj
-def init(output: Output, *, directory: str, source: str | None) -> None:
+def init(output: Output, *, directory: str, source: str | None, store: str | None) -> None:
     """Make a repository in DIRECTORY, which is made if it is missing and must be empty.
 
     A directory that is a repository already is left as it is. Work in DIRECTORY/main, or in further
@@ -30,10 +35,12 @@ def init(output: Output, *, directory: str, source: str | None) -> None:
     Examples:
       holdfast init my-repo
       holdfast init my-repo --import ~/my-project
+      holdfast init /shared/my-repo --store postgresql://db.example.org/holdfast
     """
     from holdfast.workspace.initialising import initialise
+    from holdfast.workspace.stores import address_of
 
-    made = initialise(directory, source=source)
+    made = initialise(directory, source=source, store=store)
     main = made.root / "main"
     record: dict[str, object] = {
         "root": str(made.root),
@@ -43,11 +50,13 @@ def init(output: Output, *, directory: str, source: str | None) -> None:
         "main": str(main),
         "filesystem": made.filesystem.kind if made.filesystem else None,
         "imported_files": made.imported,
+        "store": address_of(made.root),
     }
     if not made.created:
         output.result(record, [f"{made.root} is a repository already."])
         return
     lines = [f"Made a repository in {made.root}."]
     if made.imported is not None:
-        lines.append(f"Copied {made.imported} files from {source}.")
+        files = "1 file" if made.imported == 1 else f"{made.imported} files"
+        lines.append(f"Copied {files} from {source}.")
     output.result(record, [*lines, f"Work in {main}."])

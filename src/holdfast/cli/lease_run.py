@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from holdfast.cli import child, signals
 from holdfast.cli.output import CommandFailed, Output, printable
-from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE
+from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE, refuse_own_lock
 from holdfast.errors import Failure, LockExpired, LockNotHeld
 from holdfast.leases.held import HeldLease
 from holdfast.workspace.repository import Repository
@@ -42,6 +42,17 @@ def run_leased(
     repository: Repository, worktree: str, command: tuple[str, ...], output: Output, wish: Wish
 ) -> int:
     """Run the command under the lease; end as it ends, or end it if the lease is lost."""
+    try:
+        with signals.ending_raises():
+            ended = _run_leased(repository, worktree, command, output, wish)
+    except signals.Terminated as asked:  # before the command was there, or when it had ended
+        ended = child.Ended(None, asked.number)
+    return child.end_like(ended)
+
+
+def _run_leased(
+    repository: Repository, worktree: str, command: tuple[str, ...], output: Output, wish: Wish
+) -> child.Ended:
     began = time.monotonic()
     directory = repository.path(worktree)
     with _leased(repository, worktree, command, output, wish) as lease:
@@ -62,7 +73,7 @@ def run_leased(
             "snapshot_id": saved,
         }
     )
-    return child.end_like(ended)
+    return ended
 
 
 @contextlib.contextmanager
@@ -74,6 +85,7 @@ def _leased(
         output.diagnostic(f"{worktree} is shared (high-risk): others may write while the command runs.")
         yield None
         return
+    refuse_own_lock(repository, worktree)
     purpose = _purpose(command) if wish.purpose is None else wish.purpose
     held = repository.lease(worktree, ttl=wish.ttl, wait=wish.wait, purpose=purpose, priority=wish.priority)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -9,6 +10,7 @@ import click
 from holdfast.cli.group import Group
 from holdfast.cli.options import duration, json_option
 from holdfast.cli.output import Output
+from holdfast.cli.places import store_address
 
 if TYPE_CHECKING:
     from holdfast.workspace.ledgers import OpenLedger
@@ -42,7 +44,7 @@ def open_at(directory: str) -> OpenLedger:
     """The ledger of the directory that was named."""
     from holdfast.workspace.ledgers import open_ledger
 
-    return open_ledger(directory)
+    return open_ledger(directory, address=store_address(os.environ))
 
 
 @group.command(short_help="Begin a ledger in a directory.")
@@ -72,7 +74,8 @@ def init(output: Output, *, directory: str, lock_timeout: float, claim_files: bo
     """
     from holdfast.workspace.ledgers import init_ledger
 
-    made = init_ledger(directory, lock_timeout=lock_timeout, claim_files=claim_files)
+    address = store_address(os.environ)
+    made = init_ledger(directory, lock_timeout=lock_timeout, claim_files=claim_files, address=address)
     record = {"root": str(made.root), "sequence": made.ledger.sequence, "lock_timeout": lock_timeout}
     output.result(record, [f"Began a ledger in {made.root}."])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -13,10 +15,12 @@ from holdfast.cli.repository import (
     LOCK_ID,
     TOKEN,
     WORKTREE,
+    Opened,
     held_lock_id,
     lock_id_option,
     open_repository,
     open_worktree,
+    refuse_own_lock,
     repo_option,
     worktree_option,
 )
@@ -116,6 +120,7 @@ def acquire(
       export HOLDFAST_LOCK_ID=$(holdfast lock acquire --wait 1m --field lock_id)
     """
     opened = open_worktree(repo, worktree)
+    refuse_own_lock(opened.repository, opened.worktree)
     seconds = None if wait == UNLIMITED else wait or 0.0
     held = opened.repository.lease(
         opened.worktree,
@@ -125,7 +130,8 @@ def acquire(
         priority=priority,
         behalf_of=_holder(holder_pid),
     )
-    _print_granted(output, held.lease, field=field, export=export)
+    with _given_back_if_nobody_is_told(opened, held.lease):
+        _print_granted(output, held.lease, field=field, export=export)
 
 
 @group.command(short_help="Take over a lock that has expired.")
@@ -161,7 +167,8 @@ def steal(
     granted = opened.repository.steal(
         opened.worktree, ttl=ttl, purpose=purpose, behalf_of=_holder(holder_pid)
     )
-    _print_granted(output, granted.lease, field=field, export=export)
+    with _given_back_if_nobody_is_told(opened, granted.lease):
+        _print_granted(output, granted.lease, field=field, export=export)
 
 
 @group.command(short_help="Let your lock last longer.")
@@ -249,6 +256,16 @@ def list_(output: Output, *, repo: str | None) -> None:
         {"root": str(repository.root), "worktrees": [state_record(*each) for each in states]},
         [line for each in states for line in state_lines(*each)],
     )
+
+
+@contextlib.contextmanager
+def _given_back_if_nobody_is_told(opened: Opened, lease: Lease) -> Iterator[None]:
+    """Release a lock whose id could not be printed: nobody could use it, and everybody would wait for it."""
+    try:
+        yield
+    except BaseException:
+        opened.repository.desk.release(opened.worktree, lease.lock_id)
+        raise
 
 
 def _print_granted(output: Output, lease: Lease, *, field: str | None, export: bool) -> None:

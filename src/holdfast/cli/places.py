@@ -9,6 +9,7 @@ from pathlib import Path
 
 from holdfast.errors import UsageFailure
 
+STORE_VARIABLE = "HOLDFAST_STORE"
 DATA_VARIABLES = ("HOLDFAST_DATA_DIR", "AGENCY_DATA_DIR")
 
 
@@ -19,6 +20,11 @@ def data_directory(flag: str | None, environment: Mapping[str, str]) -> Path:
         if each:
             return Path(each)
     return _platform_data(environment) / "holdfast"
+
+
+def store_address(environment: Mapping[str, str]) -> str | None:
+    """Where the ledger and the issues are kept, if the environment says so: before what was settled."""
+    return environment.get(STORE_VARIABLE) or None
 
 
 def _platform_data(environment: Mapping[str, str]) -> Path:

@@ -7,6 +7,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+import click
+
+from holdfast.cli.options import UNLIMITED, duration_or_none
 from holdfast.cli.repository import LOCK_ID, TOKEN, WORKTREE, Opened
 from holdfast.errors import LockConflict, SettingInvalid
 
@@ -17,9 +20,23 @@ TTL = 20.0
 """How long the lock lasts that a command takes for itself; it is renewed until the command ends."""
 
 
+wait_option = click.option(
+    "--wait",
+    metavar="DURATION",
+    callback=duration_or_none,
+    help="If somebody else holds the lock: how long to wait for it, such as 30s, 5m; 'none': without limit.  "
+    "[default: not at all, fail with status 4]",
+)
+
+
 @contextlib.contextmanager
 def proven(
-    opened: Opened, lock_id: str | None, purpose: str, environment: Mapping[str, str] = os.environ
+    opened: Opened,
+    lock_id: str | None,
+    purpose: str,
+    *,
+    wait: float | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Proof | None]:
     """The proof for a worktree: of the lock that is named, or of one taken for this block if it is free.
 
@@ -40,7 +57,8 @@ def proven(
         yield proof_of(control, worktree, named, token_named(environment) if from_environment else None)
         return
     try:
-        lease = repository.lease(worktree, ttl=TTL, purpose=purpose)
+        seconds = None if wait == UNLIMITED else wait or 0.0
+        lease = repository.lease(worktree, ttl=TTL, wait=seconds, purpose=purpose)
     except LockConflict as conflict:
         hint = f"Wait for the holder. If that lock is yours, name it: --lock-id, or {LOCK_ID}."
         raise LockConflict(conflict.message, hint=hint, **conflict.facts) from None

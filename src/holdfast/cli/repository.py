@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.errors import LockNotHeld, NotFound
+from holdfast.errors import LockNotHeld, LockReentry, NotFound
 
 if TYPE_CHECKING:
     from holdfast.workspace.repository import Repository
@@ -93,3 +93,18 @@ def held_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) 
 def known_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
     """The id of the lock that the caller holds, if it names one."""
     return flag or environment.get(LOCK_ID) or None
+
+
+def refuse_own_lock(
+    repository: Repository, worktree: str, environment: Mapping[str, str] = os.environ
+) -> None:
+    """Refuse to ask for a lock that the caller holds: it would wait for itself."""
+    state = repository.desk.state(worktree)
+    if state is None or state.expired or state.lease.lock_id != environment.get(LOCK_ID):
+        return
+    raise LockReentry(
+        f"you hold the lock of {worktree} already: {LOCK_ID} is {state.lease.lock_id}",
+        hint="Do what you want to do under that lock as it is; 'holdfast lock renew' makes it last longer.",
+        worktree=worktree,
+        lock_id=state.lease.lock_id,
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
+from holdfast.cli.proving import proven, wait_option
 from holdfast.cli.repository import (
     current_directory,
     lock_id_option,
@@ -19,6 +22,7 @@ from holdfast.errors import UsageFailure
 
 if TYPE_CHECKING:
     from holdfast.cli.repository import Opened
+    from holdfast.worktrees.proof import Proof
     from holdfast.worktrees.records import Descriptor
     from holdfast.worktrees.restoring import InPlace
 
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 @repo_option
 @worktree_option
 @lock_id_option
+@wait_option
 @json_option
 @click.pass_obj
 def restore(
@@ -53,6 +58,7 @@ def restore(
     repo: str | None,
     worktree: str | None,
     lock_id: str | None,
+    wait: float | None,
 ) -> None:
     """Bring back the snapshot ID: its first characters, a reference, head or head~2.
 
@@ -67,8 +73,8 @@ def restore(
     \b
     Examples:
       holdfast restore v1
-      holdfast restore head~1 --inplace --reason "the migration went wrong" --dry-run
-      holdfast restore v1 --inplace --reason "lost by mistake" --path docs/plan.md
+      holdfast restore head~1 --inplace --reason "went wrong" --dry-run
+      holdfast restore v1 --inplace --reason "was lost" --path docs/plan.md
     """
     from holdfast.worktrees.restoring import InPlace
 
@@ -94,7 +100,8 @@ def restore(
     if dry_run:
         _plan(output, opened, found, how)
     else:
-        _in_place(output, opened, found, how, lock_id)
+        purpose = f"restore {found.snapshot_id} in place: {how.reason}"
+        _in_place(output, opened, found, how, lambda: proven(opened, lock_id, purpose, wait=wait))
 
 
 def _refuse(options: list[str], why: str) -> None:
@@ -156,16 +163,21 @@ def _is_inside(opened: Opened) -> bool:
     return payload in (here, *here.parents)
 
 
-def _in_place(output: Output, opened: Opened, found: Descriptor, how: InPlace, lock_id: str | None) -> None:
+def _in_place(
+    output: Output,
+    opened: Opened,
+    found: Descriptor,
+    how: InPlace,
+    right: Callable[[], AbstractContextManager[Proof | None]],
+) -> None:
     from holdfast.cli import progress
-    from holdfast.cli.proving import proven
     from holdfast.workspace.plain.snapshots import restored_in_place_record
     from holdfast.worktrees.restoring import checked
 
     checked(opened.repository.control, opened.worktree, how)  # before anybody's lock is asked for
     inside = how.path is None and _is_inside(opened)
     with (
-        proven(opened, lock_id, f"restore {found.snapshot_id} in place: {how.reason}") as proof,
+        right() as proof,
         progress.shown(output, "Restoring", files=found.files) as told,
     ):
         restored = opened.repository.snapshots.restore_in_place(

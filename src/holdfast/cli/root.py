@@ -10,14 +10,19 @@ from holdfast.cli.group import Entry, Group
 
 HELP = """\
 Holdfast lets many agents and people work in one repository at the same time, without lost work,
-double work or stuck locks. This version has the locks: run a command while you hold one, see who
-holds it, and clear up after a crash.
+double work or stuck locks: worktrees with leases, snapshots, a queue of issues, a ledger, and locks.
+double work or stuck locks. This version has locks: run a command while you hold one, see who
+holds it, and clear up after a crash; and issues: what is to be done, what waits for what, who does it.
 
 \b
-Run a command that nobody else may run at the same time, waiting up to a minute:
+Make a repository, and work in it under a lease:
+  holdfast init project && cd project
+  holdfast run --snapshot -- ./work
+See who holds what, and let an agent take work from the queue:
+  holdfast who
+  holdfast agent run --next -- ./my-agent
+Run a command that nobody else may run at the same time, without any repository:
   holdfast file-lock run build.lock --timeout 1m -- make install
-See who is in the way:
-  holdfast file-lock status build.lock
 """
 
 EPILOG = f"""\
@@ -41,10 +46,6 @@ COMMANDS = {
         "holdfast.cli.worktree:group", "Directories to work in: create, list, rename, remove them."
     ),
     "lock": Entry("holdfast.cli.lock:group", "The lock of a worktree: acquire, renew, release, see it."),
-    "who": Entry("holdfast.cli.who:who", "Show who holds what, who waits, and what can be reclaimed."),
-    "top": Entry("holdfast.cli.who:top", "The same as 'who', live, for a terminal."),
-    "guard": Entry("holdfast.cli.guard:guard", "Say whether paths may be written to, or who leased them."),
-    "agent": Entry("holdfast.cli.agent:group", "Let agents work through the queue, one piece at a time."),
     "snapshot": Entry("holdfast.cli.snapshot:snapshot", "Keep what is in a worktree."),
     "history": Entry("holdfast.cli.history:history", "Show the snapshots that led to where a worktree is."),
     "show": Entry("holdfast.cli.history:show", "Show one snapshot."),
@@ -54,18 +55,12 @@ COMMANDS = {
     "restore": Entry(
         "holdfast.cli.restore:restore", "Bring a snapshot back: into a new worktree, or in place."
     ),
-    "mcp": Entry("holdfast.cli.mcp:mcp", "Serve an agent that speaks MCP, over standard input and output."),
-    "file-lock": Entry(
-        "holdfast.cli.file_lock:group", "Lock any file: run a command under a lock, see who holds it."
-    ),
-    "repo-lock": Entry(
-        "holdfast.cli.repo_lock:group", "One writer per repository: run, see and break its lock."
-    ),
-    "setup": Entry("holdfast.cli.setup:setup", "Teach coding agents and git to use Holdfast, or undo it."),
-    "ledger": Entry(
-        "holdfast.cli.ledger:group", "An event log that many agents append to: append, read, watch, verify."
-    ),
-    "claim": Entry("holdfast.cli.claim:group", "Reserve work: take, extend, release and see claims."),
+    "ref": Entry("holdfast.cli.ref:group", "Names for snapshots, which keep them."),
+    "pin": Entry("holdfast.cli.pin:group", "Keep a snapshot, for a reason, for some time."),
+    "gc": Entry("holdfast.cli.gc:group", "Delete snapshots that nothing keeps, by a plan to be read first."),
+    "audit": Entry("holdfast.cli.audit:audit", "Show what was done, by whom; check that nobody changed it."),
+    "doctor": Entry("holdfast.cli.doctor:doctor", "Find out what is wrong with a repository, and repair it."),
+    "agent": Entry("holdfast.cli.agent:group", "Let agents work through the queue, one piece at a time."),
     "issue": Entry("holdfast.cli.issue:group", "Issues: create, see, change, claim and finish them."),
     "dep": Entry("holdfast.cli.dep:group", "Dependencies: which issue waits for which."),
     "gate": Entry("holdfast.cli.gate:group", "Gates: what an issue must pass to be done."),
@@ -73,10 +68,27 @@ COMMANDS = {
     "blocked": Entry("holdfast.cli.queries:blocked", "List the issues that wait for others, and why."),
     "graph": Entry("holdfast.cli.queries:graph", "Draw which issue waits for which."),
     "events": Entry("holdfast.cli.queries:events", "Show what happened to issues, also as it happens."),
-    "demo": Entry("holdfast.cli.demo:demo", "Watch locks do their work while processes are killed."),
+    "ledger": Entry(
+        "holdfast.cli.ledger:group", "An event log that many agents append to: append, read, watch, verify."
+    ),
+    "claim": Entry("holdfast.cli.claim:group", "Reserve work: take, extend, release and see claims."),
+    "who": Entry("holdfast.cli.who:who", "Show who holds what, who waits, and what can be reclaimed."),
+    "top": Entry("holdfast.cli.who:top", "The same as 'who', live, for a terminal."),
+    "guard": Entry("holdfast.cli.guard:guard", "Say whether paths may be written to, or who leased them."),
+    "mcp": Entry("holdfast.cli.mcp:mcp", "Serve an agent that speaks MCP, over standard input and output."),
+    "setup": Entry("holdfast.cli.setup:setup", "Teach coding agents and git to use Holdfast, or undo it."),
+    "migrate": Entry("holdfast.cli.migrate:migrate", "Move everything that is shared to another store."),
+    "file-lock": Entry(
+        "holdfast.cli.file_lock:group", "Lock any file: run a command under a lock, see who holds it."
+    ),
+    "repo-lock": Entry(
+        "holdfast.cli.repo_lock:group", "One writer per repository: run, see and break its lock."
+    ),
+    "demo": Entry("holdfast.cli.demo:demo", "Watch agents work while some are killed, and a verdict."),
     "completion": Entry("holdfast.cli.completion:completion", "Print the completion script of your shell."),
     "hook": Entry("holdfast.cli.hook:hook", "Answer a program that calls at certain moments.", hidden=True),
-    "demo-worker": Entry("holdfast.cli.demo:worker", "One of the processes of the demo.", hidden=True),
+    "demo-task": Entry("holdfast.cli.demo:task", "What an agent of the demo does.", hidden=True),
+    "demo-faulty-agent": Entry("holdfast.cli.demo:faulty_agent", "One that no token stops.", hidden=True),
 }
 
 root = Group(

@@ -9,6 +9,7 @@ import click
 
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
+from holdfast.cli.proving import proven, wait_option
 from holdfast.cli.repository import lock_id_option, open_worktree, repo_option, worktree_option
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ LEVELS = ("quiesced", "best_effort")
 @repo_option
 @worktree_option
 @lock_id_option
+@wait_option
 @json_option
 @click.pass_obj
 def snapshot(
@@ -49,6 +51,7 @@ def snapshot(
     repo: str | None,
     worktree: str | None,
     lock_id: str | None,
+    wait: float | None,
 ) -> None:
     """Keep everything that is in a worktree as a snapshot. It is there whole, or not at all.
 
@@ -62,7 +65,6 @@ def snapshot(
       holdfast snapshot --tag v1 --worktree experiment
     """
     from holdfast.cli import progress
-    from holdfast.cli.proving import proven
     from holdfast.cli.snapshot_view import WARNING
     from holdfast.workspace.plain.snapshots import is_best_effort, taken_record
     from holdfast.worktrees.records import Consistency
@@ -70,7 +72,7 @@ def snapshot(
 
     opened = open_worktree(repo, worktree)
     with (
-        proven(opened, lock_id, "snapshot") as proof,
+        proven(opened, lock_id, "snapshot", wait=wait) as proof,
         progress.shown(output, "Capturing", files=_about_how_many(opened)) as told,
     ):
         wanted = Wanted(

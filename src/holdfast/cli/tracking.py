@@ -13,6 +13,7 @@ import click
 
 from holdfast.cli.options import json_option
 from holdfast.cli.output import CommandFailed, Output
+from holdfast.cli.places import store_address
 from holdfast.errors import LockTimeout, UsageFailure
 
 if TYPE_CHECKING:
@@ -75,7 +76,8 @@ def tracking(repo: str | None, actor: str | None = None, *, init: bool = False) 
     who = actor or os.environ.get(ACTOR_VARIABLE)
     who = checked_actor(who, "--actor" if actor else ACTOR_VARIABLE) if who else _person()
     try:
-        yield open_tracker(root, actor=who, timeout=timeout, retry=retry)
+        address = store_address(os.environ)
+        yield open_tracker(root, actor=who, address=address, timeout=timeout, retry=retry)
     except LockTimeout as failure:
         raise CommandFailed(failure, advice=lock_advice(failure)) from failure
 

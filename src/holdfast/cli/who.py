@@ -13,7 +13,7 @@ import click
 
 from holdfast.cli.options import duration, json_option
 from holdfast.cli.output import Output, printable
-from holdfast.cli.places import data_directory
+from holdfast.cli.places import data_directory, store_address
 from holdfast.cli.repository import REPO, repo_option
 from holdfast.cli.tables import plain_table, show_table
 
@@ -114,7 +114,8 @@ def _look(repo: str | None, data_dir: str | None) -> Overview:
 
     chosen = repo or os.environ.get(REPO)
     root = Path(os.path.abspath(chosen)) if chosen else find_workspace(Path(os.getcwd()))
-    return look_around(root, repo_locks=RepoLock(data_directory(data_dir, os.environ)))
+    locks = RepoLock(data_directory(data_dir, os.environ))
+    return look_around(root, repo_locks=locks, address=store_address(os.environ))
 
 
 def _lines(seen: Overview) -> list[str]:

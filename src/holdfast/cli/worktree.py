@@ -39,7 +39,7 @@ def create(
     \b
     Examples:
       holdfast worktree create experiment --from head
-      holdfast worktree create scratchpad --shared --label "anybody may write here"
+      holdfast worktree create scratchpad --shared --label "anybody may write"
     """
     from holdfast.cli.worktree_view import one_line, record
     from holdfast.worktrees.records import Isolation
@@ -126,7 +126,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
     from holdfast.cli.worktree_view import record
 
     repository = open_repository(repo)
-    config = repository.worktrees.rename(old, new, force=force)
+    config = repository.worktrees.change_name(old, new, force=force)
     state = repository.worktrees.state(config.worktree_id)
     line = f"{old} is now {config.worktree_id}: {state.path}"
     output.result({**record(state), "renamed_from": old}, [line])

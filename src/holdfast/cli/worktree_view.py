@@ -51,4 +51,4 @@ def lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
     for each in usage.users:
         yield f"  in use    {each}"
     if usage.hidden:
-        yield f"  in use    {usage.hidden} processes of other users could not be looked into"
+        yield f"  in use    perhaps: {usage.hidden} of the running processes may not be looked into"

@@ -1,1 +1,1 @@
-"""A demonstration: processes that share files under locks, are killed and stopped, and lose nothing."""
+"""A demonstration: agents work through a queue, are killed and paused, and nothing is lost or done twice."""

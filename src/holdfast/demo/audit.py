@@ -1,167 +1,149 @@
-"""The judgement of the demo: what the workers acknowledged against what is there.
+"""The judgement of the demo: everything that must hold, looked up in what is left on disk.
 
-A worker that was killed may have done one operation more than it acknowledged: it died in between.
-Anything else that is missing, or there twice, or done while somebody else held the lock, is a finding.
+1. All work is done, each piece exactly once, and none before what it waited for.
+2. Nothing that an agent noted as written is lost: it is in the worktree or in a snapshot.
+3. No stale write came through: along each line of snapshots, and in the ledger for each issue, tokens
+   only grow; and the agent that was paused until its work was given to another was refused.
+4. Every snapshot verifies, the ledger has no gap, the chain of the audit trail holds.
+5. Nothing is stuck: nobody holds anything, and an examination finds no damage.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-from holdfast.demo.crew import Life
-from holdfast.demo.scene import Note, Protection, Scene, read_notes
-from holdfast.errors import JsonInvalid, NotFound
-from holdfast.fs import durable, strictjson
-
-
-class Tally(NamedTuple):
-    """What is known about one of the three things that were shared."""
-
-    acknowledged: int
-    present: int
-    unacknowledged: int
-    turns: int
-
-
-class Turn(NamedTuple):
-    """The time during which a worker was under the protection of a lock."""
-
-    entered_at: float
-    left_at: float
-    worker: str
+from holdfast.audit.chain import AuditTrail, verify
+from holdfast.demo.crew import Ended
+from holdfast.demo.stage import Stage
+from holdfast.errors import AuditChainBroken, NotFound, Refused
+from holdfast.fs import durable
+from holdfast.issues.records import State
+from holdfast.workspace.checks import all_checks
+from holdfast.workspace.overview import look_around
+from holdfast.workspace.repository import Repository
+from holdfast.worktrees import doctor
+from holdfast.worktrees.records import DESCRIPTORS, Descriptor
 
 
 class Audit(NamedTuple):
-    """The result. Nothing is wrong if there are no findings."""
+    """What was counted, and what is wrong. Nothing is wrong if there are no findings."""
 
-    tallies: Mapping[Protection, Tally]
-    findings: Sequence[str]
+    done: int
+    attempts: int
+    taken_over: int
+    snapshots: int
+    events: int
+    entries: int
+    findings: tuple[str, ...]
 
 
-def examine(scene: Scene, lives: Sequence[Life]) -> Audit:
-    """Judge what the workers with these lives have left behind."""
-    notes = {life.name: read_notes(scene, life.name) for life in lives}
-    killed = {life.name for life in lives if life.killed_at is not None}
-    found: list[str] = [
-        _how_it_ended(life) for life in lives if life.killed_at is None and life.exit_status != 0
+def examine(
+    stage: Stage, issues: Sequence[str], ended: Sequence[Ended], *, finished: bool, paused: bool
+) -> Audit:
+    """Judge what the agents have left behind."""
+    repository, ledger = stage.repository(), stage.ledger()
+    descriptors = [document.record for _, document in repository.control.store.scan(DESCRIPTORS)]
+    events = [each.event for each in ledger.ledger.events()]
+    story = [entry.record for entry in stage.tracker().events()]
+    claims = Counter(each.issue_id for each in story if each.type == "issue_claimed")
+    findings = [
+        *([] if finished else ["the agents did not come to an end"]),
+        *_work(stage, issues, story),
+        *_lost(stage, repository, descriptors),
+        *_stale(descriptors, events, ended, paused=paused),
+        *_verified(repository, descriptors),
+        *(f"ledger: {each.problem}" for each in ledger.verify().findings if each.severity == "error"),
+        *_chain(repository),
+        *_stuck(stage, repository),
     ]
-    tallies: dict[Protection, Tally] = {}
-    for protection, present in _what_is_there(scene, found).items():
-        done = {name: [n.number for n in each if _is(n, "done", protection)] for name, each in notes.items()}
-        found += _differences(protection, done, present, killed)
-        turns = _turns(protection, notes, lives)
-        found += _overlaps(protection, turns)
-        tallies[protection] = Tally(
-            acknowledged=sum(map(len, done.values())),
-            present=sum(map(len, present.values())),
-            unacknowledged=sum(max(0, len(present.get(name, ())) - len(done[name])) for name in killed),
-            turns=len(turns),
-        )
-    if taken := sum(note.event == "taken" for each in notes.values() for note in each):
-        found.append(f"ledger: {taken} times the next number had been taken by somebody else")
-    return Audit(tallies, found)
+    return Audit(
+        done=sum(each.state is State.DONE for each in stage.tracker().snapshot()),
+        attempts=sum(claims.values()),
+        taken_over=sum(bool(each.unknown.get("taken_over_from")) for each in story),
+        snapshots=len(descriptors),
+        events=len(events),
+        entries=sum(1 for _ in repository.control.store.entries(AuditTrail().stream)),
+        findings=tuple(findings),
+    )
 
 
-Operations = Mapping[str, Sequence[int]]
-"""The numbers of operations, by the worker that did them."""
+def _work(stage: Stage, issues: Sequence[str], story: Sequence[Any]) -> Iterator[str]:
+    snapshot = stage.tracker().snapshot()
+    known = {issue.id: issue for issue in snapshot}
+    done_at: dict[str, list[int]] = {}
+    for position, event in enumerate(story):
+        if event.type == "issue_state_changed" and event.unknown.get("to") == State.DONE.value:
+            done_at.setdefault(event.issue_id, []).append(position)
+    for issue in issues:
+        times = len(done_at.get(issue, ()))
+        if issue not in known:
+            yield f"work lost: the issue {issue} is gone"
+        elif times != 1:
+            yield f"the work {known[issue].title} was done {times} times"
+        elif any(done_at.get(on, [len(story)])[0] > done_at[issue][0] for on in known[issue].dependencies):
+            yield f"the work {known[issue].title} was done before what it waits for"
 
 
-def _what_is_there(scene: Scene, found: list[str]) -> dict[Protection, Operations]:
-    """What the shared files say was done; adds to `found` what they say that makes no sense."""
-    return {
-        Protection.COUNTER: _in_counter(scene),
-        Protection.JOURNAL: _in_journal(scene, found),
-        Protection.LEDGER: _in_ledger(scene, found),
-    }
+def _lost(stage: Stage, repository: Repository, descriptors: Sequence[Descriptor]) -> Iterator[str]:
+    """What was noted as written and is neither in the worktree nor in a snapshot of it."""
+    places = repository.control.places
+    for note in stage.noted():
+        worktree, file = f"issue-{str(note['issue'])[:8]}", str(note["file"])
+        trees = [places.tree(each.snapshot_id) for each in descriptors if each.worktree_id == worktree]
+        paths = [places.payload(worktree) / file, *(tree / "payload" / file for tree in trees)]
+        expected = f"{note['issue']} {note['token']} {file.rpartition('-')[2].partition('.')[0]}\n".encode()
+        if not any(_content(path) == expected for path in paths):
+            yield f"what was written is lost: {worktree}/{file}"
 
 
-def _in_counter(scene: Scene) -> Operations:
-    """A worker that counted to three did operations one, two and three."""
-    numbers = strictjson.decode(durable.read(scene.counter))
-    return {name: range(1, number + 1) for name, number in numbers.items()}
+def _stale(
+    descriptors: Sequence[Descriptor], events: Sequence[Any], ended: Sequence[Ended], *, paused: bool
+) -> Iterator[str]:
+    parents = {each.snapshot_id: each for each in descriptors}
+    for each in descriptors:
+        before = parents.get(each.parent_id or "")
+        same_line = before is not None and before.worktree_id == each.worktree_id
+        if same_line and before is not None and (each.fencing_token or 0) < (before.fencing_token or 0):
+            yield f"a stale write came through: snapshot {each.snapshot_id} on top of a later holder's"
+    highest: dict[str, int] = {}
+    for event in events:
+        if event["type"] == "work_done":
+            issue, token = event["issue_id"], event["claim_token"]
+            if token < highest.get(issue, 0):
+                yield f"a stale write came through: the ledger has {issue} done again by an earlier holder"
+            highest[issue] = max(token, highest.get(issue, 0))
+    if paused and not any(each.paused and each.exit_status == 5 for each in ended):
+        yield "the agent that was paused past its lease was not refused when it went on"
 
 
-def _in_journal(scene: Scene, found: list[str]) -> Operations:
+def _verified(repository: Repository, descriptors: Sequence[Descriptor]) -> Iterator[str]:
+    for each in descriptors:
+        for problem in repository.snapshots.verify(each.snapshot_id):
+            yield f"snapshot {each.snapshot_id} does not verify: {problem}"
+
+
+def _chain(repository: Repository) -> Iterator[str]:
     try:
-        lines = durable.read(scene.journal).split(b"\n")[:-1]
-    except NotFound:
-        lines = []
-    return _by_worker(((f"journal: line {n}", line) for n, line in enumerate(lines, 1)), found)
+        for _ in verify(repository.control.store.entries(AuditTrail().stream)):
+            pass
+    except AuditChainBroken as broken:
+        yield f"the chain of the audit trail is broken: {broken.message}"
 
 
-def _in_ledger(scene: Scene, found: list[str]) -> Operations:
-    numbers = scene.event_numbers()
-    if numbers != list(range(1, len(numbers) + 1)):
-        found.append("ledger: the numbers of the events have gaps")
-    return _by_worker(((f"ledger: event {n}", durable.read(scene.event(n))) for n in numbers), found)
+def _stuck(stage: Stage, repository: Repository) -> Iterator[str]:
+    for held in look_around(stage.root).holdings:
+        if not held.reclaim.safe and held.kind != "file lock":
+            yield f"still held: {held.kind} {held.what} by {held.who}"
+    doctor.repair(repository.control, all_checks())
+    for finding in doctor.examine(repository.control, all_checks()):
+        if finding.severity is not doctor.Severity.NOTE:
+            yield f"an examination finds: {finding.message}"
 
 
-def _by_worker(records: Iterable[tuple[str, bytes]], found: list[str]) -> Operations:
-    operations: dict[str, list[int]] = {}
-    for where, content in records:
-        try:
-            record = strictjson.decode(content)
-            operations.setdefault(str(record["worker"]), []).append(int(record["number"]))
-        except (JsonInvalid, KeyError, TypeError, ValueError):
-            found.append(f"{where} is damaged")
-    return operations
-
-
-def _differences(
-    protection: Protection, done: Operations, present: Operations, killed: set[str]
-) -> Iterable[str]:
-    where = protection.name.lower()
-    lost = twice = unknown = 0
-    for name in {*done, *present}:
-        acknowledged, there = set(done.get(name, ())), Counter(present.get(name, ()))
-        lost += len(acknowledged - set(there))
-        twice += sum(count > 1 for count in there.values())
-        unknown += max(0, len(set(there) - acknowledged) - (name in killed))
-    if lost:
-        yield f"{where}: {lost} operations are lost that were acknowledged"
-    if twice:
-        yield f"{where}: {twice} operations were done more than once"
-    if unknown:
-        yield f"{where}: {unknown} operations are there that nobody acknowledged"
-
-
-def _turns(protection: Protection, notes: Mapping[str, Sequence[Note]], lives: Sequence[Life]) -> list[Turn]:
-    """Who was under this protection when. One who was killed there stayed until then, at least."""
-    turns: list[Turn] = []
-    for life in lives:
-        entered_at: float | None = None
-        for note in notes[life.name]:
-            if _is(note, "enter", protection):
-                entered_at = note.at
-            elif _is(note, "leave", protection) and entered_at is not None:
-                turns.append(Turn(entered_at, note.at, life.name))
-                entered_at = None
-        if entered_at is not None:
-            turns.append(Turn(entered_at, life.killed_at or entered_at, life.name))
-    return sorted(turns)
-
-
-def _overlaps(protection: Protection, turns: Sequence[Turn]) -> Iterable[str]:
-    overlaps = [
-        (earlier, later)
-        for earlier, later in pairwise(turns)
-        if later.entered_at < earlier.left_at and later.worker != earlier.worker
-    ]
-    if overlaps:
-        earlier, later = overlaps[0]
-        yield (
-            f"{protection.value}: two holders at once, {len(overlaps)} times; the first time worker "
-            f"{later.worker} came in while worker {earlier.worker} was there"
-        )
-
-
-def _is(note: Note, event: str, protection: Protection) -> bool:
-    return note.event == event and note.protection is protection
-
-
-def _how_it_ended(life: Life) -> str:
-    how = "did not end" if life.exit_status is None else f"failed with status {life.exit_status}"
-    return f"worker {life.name} {how}" + (f": {life.complaint}" if life.complaint else "")
+def _content(path: Any) -> bytes | None:
+    try:
+        return durable.read(path)
+    except (NotFound, Refused):
+        return None

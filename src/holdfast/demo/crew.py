@@ -1,48 +1,126 @@
-"""The processes of the demo: started, caught in the act of holding a lock, killed, replaced, stopped."""
+"""The agents of the demo: real processes that take work, one piece each, and can be killed and paused."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from holdfast.demo.scene import Protection, Scene, holds, read_notes
-from holdfast.errors import NotFound
-from holdfast.fs import calls, durable
+from holdfast.fs import calls, durable, native
 
-Command = Callable[[str], list[str]]
-"""The command line that starts the worker with a given name."""
-
-FINISH = 20.0
-"""How long workers may take to end once their time is up."""
+Command = Callable[[int], list[str]]
+"""The command line of the agent with this number."""
 
 
-class Life(NamedTuple):
-    """One worker that there was. `killed_at` is None if it ended by itself, with `exit_status`."""
+class Ended(NamedTuple):
+    """An agent that there was: which number it had, how it ended, what it said."""
 
-    name: str
-    killed_at: float | None
-    exit_status: int | None
-    complaint: str
+    agent: int
+    exit_status: int
+    said: str
+    killed: bool
+    paused: bool
+
+
+def _die_with_us() -> None:
+    """Even if we are killed, and cannot end anybody any more."""
+    if sys.platform == "linux":
+        native.die_with_parent(signal.SIGKILL)
+
+
+class Agent:
+    """One process of the crew, with all that it starts in a group of its own."""
+
+    def __init__(self, number: int, command: list[str], log: Path) -> None:
+        self.number = number
+        self.began = time.monotonic()
+        self.killed = self.paused = False
+        self._log = log
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        output = calls.open(log, flags, 0o666)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # a Ctrl-C is for us, and we end them
+                preexec_fn=None if sys.platform == "win32" else _die_with_us,  # noqa: PLW1509
+            )
+        finally:
+            calls.close(output)
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """Kill the agent, as a crash would. What it runs dies with it, as it does for everybody."""
+        self.killed = True
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self) -> None:
+        """Let nothing of it go on, as if its machine had been put to sleep."""
+        self.paused = True
+        self._signal_all("SIGSTOP")
+
+    def resume(self) -> None:
+        self._signal_all("SIGCONT")
+
+    def end(self) -> Ended:
+        """What became of it; to be asked when it has ended."""
+        said = durable.read(self._log, limit=1 << 20).decode("utf-8", "replace").strip()
+        return Ended(self.number, self._process.wait(), said, self.killed, self.paused)
+
+    def clear_away(self) -> None:
+        """Leave nothing of it."""
+        self._signal_all("SIGKILL")
+        self._process.wait()
+
+    def _signal_all(self, name: str) -> None:
+        if sys.platform == "win32":
+            self._process.kill()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, getattr(signal, name))
 
 
 class Crew:
-    """As many workers as there are slots. Leaving its block ends all of them."""
+    """So many agents at most, at the same time. Leaving its block ends all of them."""
 
-    def __init__(self, scene: Scene, slots: int, command: Command, chance: random.Random) -> None:
-        self._scene = scene
+    def __init__(self, size: int, command: Command, logs: Path) -> None:
+        self.working: dict[int, Agent] = {}
+        self.ended: list[Ended] = []
+        self._size = size
         self._command = command
-        self._chance = chance
-        self._running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
+        self._logs = logs
         self._started = 0
-        self.lives: list[Life] = []
-        self._slots = slots
+
+    def idle(self) -> list[int]:
+        """The numbers of those who have nothing to do."""
+        return [number for number in range(1, self._size + 1) if number not in self.working]
+
+    def start(self, number: int) -> None:
+        """Let one take a piece of work."""
+        self._started += 1
+        log = self._logs / f"agent-{number}-{self._started}.log"
+        self.working[number] = Agent(number, self._command(number), log)
+
+    def gather(self) -> list[Ended]:
+        """Take note of those who have come to an end since."""
+        done = [agent for agent in self.working.values() if agent.has_ended()]
+        for agent in done:
+            del self.working[agent.number]
+        ended = [agent.end() for agent in done]
+        self.ended += ended
+        return ended
 
     def __enter__(self) -> Self:
         return self
@@ -50,97 +128,5 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for _, process in self._running.values():
-            process.kill()  # also one that is stopped
-            process.wait()
-
-    def start(self) -> None:
-        """Start a worker in every slot."""
-        for slot in range(1, self._slots + 1):
-            self._start(slot)
-
-    def catch_holder(self) -> tuple[int, Protection] | None:
-        """Stop a worker that holds a lock and leave it stopped: its slot, and what it holds."""
-        slots = list(self._running)
-        self._chance.shuffle(slots)
-        for slot in slots:
-            name, process = self._running[slot]
-            if not _stop(process):
-                continue
-            held = holds(read_notes(self._scene, name))
-            if held is not None:
-                return slot, held
-            self.resume(slot)
-        return None
-
-    def kill(self, slot: int) -> str:
-        """Kill the worker in this slot and start a new one in its place; return the name of the dead."""
-        name, process = self._running.pop(slot)
-        killed_at = time.monotonic()
-        process.kill()
-        process.wait()
-        self.lives.append(Life(name, killed_at, None, ""))
-        self._start(slot)
-        return name
-
-    def resume(self, slot: int) -> None:
-        """Let a worker go on that was stopped."""
-        if sys.platform != "win32":
-            self._running[slot][1].send_signal(signal.SIGCONT)
-
-    def name_in(self, slot: int) -> str:
-        """The name of the worker in this slot."""
-        return self._running[slot][0]
-
-    def wait(self) -> None:
-        """Wait for all workers to end by themselves; one that does not is killed, and has no exit status."""
-        deadline = time.monotonic() + FINISH
-        for slot in list(self._running):
-            name, process = self._running[slot]
-            status: int | None = None
-            try:
-                status = process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            del self._running[slot]
-            self.lives.append(Life(name, None, status, self._complaint(name)))
-
-    def _start(self, slot: int) -> None:
-        self._started += 1
-        name = f"{slot}-{self._started}"
-        flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
-        complaints = calls.open(self._scene.directory / f"complaints-{name}", flags, 0o666)
-        try:
-            process = subprocess.Popen(
-                self._command(name),
-                stdin=subprocess.DEVNULL,
-                stdout=complaints,
-                stderr=complaints,
-                start_new_session=True,  # a Ctrl-C is for us, and we end them
-            )
-        finally:
-            calls.close(complaints)
-        self._running[slot] = name, process
-
-    def _complaint(self, name: str) -> str:
-        try:
-            text = durable.read(self._scene.directory / f"complaints-{name}", limit=1 << 16)
-        except NotFound:
-            return ""
-        lines = text.decode("utf-8", "replace").strip().splitlines()
-        return lines[0] if lines else ""
-
-
-def _stop(process: subprocess.Popen[bytes]) -> bool:
-    """Stop a process and wait until it has; False if it has ended. Without effect on Windows."""
-    if sys.platform == "win32":
-        return process.poll() is None
-    if process.poll() is not None:
-        return False
-    process.send_signal(signal.SIGSTOP)
-    _, status = os.waitpid(process.pid, os.WUNTRACED)
-    if not os.WIFSTOPPED(status):
-        process.returncode = os.waitstatus_to_exitcode(status)
-        return False
-    return True
+        for agent in self.working.values():
+            agent.clear_away()

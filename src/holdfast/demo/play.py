@@ -1,135 +1,209 @@
-"""The course of the demo: start workers, kill and stop some while they hold a lock, then judge."""
+"""The course of the demo: agents work, some are killed, one is paused until others have taken over."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.demo.audit import Tally, examine
-from holdfast.demo.crew import Command, Crew
-from holdfast.demo.scene import Protection, Scene
-from holdfast.errors import Failure
-from holdfast.locks.file_locker import FileLocker
-from holdfast.locks.ledger_lock import LedgerLock
-from holdfast.locks.repo_lock import RepoLock
+from holdfast.demo.audit import Audit, examine
+from holdfast.demo.crew import Agent, Command, Crew
+from holdfast.demo.stage import Stage, set_up
+from holdfast.issues.keys import CLAIMS
+from holdfast.issues.records import Issue, State
+from holdfast.issues.tracker import Tracker
+from holdfast.workspace.overview import look_around
 
-SETTLE = 1.0
-"""How long the workers work undisturbed, at the beginning and at the end."""
-BETWEEN_KILLS = 0.6
+KILLS = 3
+LOOK_EVERY = 0.1
+LONGEST = 300.0
+"""After this long the demo gives up: something is stuck, which is a finding."""
+
+
+class Plan(NamedTuple):
+    """How the demo is to be played."""
+
+    workers: int
+    issues: int
+    seed: int
+    ttl: float
+    store: str | None = None
 
 
 class Incident(NamedTuple):
-    """Something that was done to a worker, `after` so many seconds: `killed`, `stopped` or `resumed`."""
+    """Something that was done to an agent, `after` so many seconds: `killed`, `paused`, `resumed`, or
+    `refused`, which is what becomes of one that was paused."""
 
     after: float
     what: str
-    worker: str
-    held: Protection
+    agent: int
+    issue: str | None
+
+
+class Scene(NamedTuple):
+    """How things stand: for whoever watches."""
+
+    after: float
+    issues: Sequence[Issue]
+    states: Sequence[State]
+    working: dict[int, str | None]
+    """Which agent works on which issue."""
+    paused: frozenset[int]
 
 
 class Report(NamedTuple):
-    """What was shown. It has passed if there are no findings."""
+    """What was shown. It has passed if the audit has no findings."""
 
     seconds: float
     incidents: Sequence[Incident]
-    tallies: Mapping[Protection, Tally]
-    last_acquired: Mapping[Protection, float]
-    findings: Sequence[str]
-
-    @property
-    def passed(self) -> bool:
-        return not self.findings
+    agents: int
+    audit: Audit
 
 
 def play(
     directory: Path,
+    plan: Plan,
+    command: Callable[[Stage], Command],
     *,
-    workers: int,
-    seconds: float,
-    seed: int,
-    command: Callable[[float], Command],
     tell: Callable[[Incident], None],
+    show: Callable[[Scene], None],
 ) -> Report:
-    """Play the demo in an empty directory. `command` makes a worker's command line, given its deadline."""
-    scene = Scene.prepared(directory)
-    began = time.monotonic()
-    until = began + seconds
-    chance = random.Random(seed)
-    with Crew(scene, workers, command(until), chance) as crew:
-        crew.start()
-        incidents = _Mischief(crew, chance, began, tell).make(until - min(SETTLE, seconds / 4))
-        crew.wait()
-    audit = examine(scene, crew.lives)
-    last_acquired, stuck = _acquire_each(scene)
-    return Report(seconds, incidents, audit.tallies, last_acquired, [*audit.findings, *stuck])
+    """Play the demo in an empty directory, and judge what is left."""
+    stage = Stage.at(directory)
+    issues = set_up(stage, issues=plan.issues, seed=plan.seed, store=plan.store)
+    with Crew(plan.workers, command(stage), stage.notes) as crew:
+        course = _Course(stage.tracker(), plan, crew, tell, show)
+        finished = course.run()
+    _let_leases_run_out(stage, plan.ttl)
+    audit = examine(stage, issues, crew.ended, finished=finished, paused=course.was_paused)
+    return Report(course.elapsed(), course.incidents, len(crew.ended), audit)
 
 
-class _Mischief:
-    """Kills and stops workers, each caught while it holds a lock."""
+def _let_leases_run_out(stage: Stage, ttl: float) -> None:
+    """One who was killed after its work was done may have left a lease, which lasts for its time."""
+    deadline = time.monotonic() + 2 * ttl
+    while time.monotonic() < deadline:
+        held = look_around(stage.root).holdings
+        if all(each.reclaim.safe for each in held):
+            return
+        time.sleep(LOOK_EVERY)
 
+
+class _Course:
     def __init__(
-        self, crew: Crew, chance: random.Random, began: float, tell: Callable[[Incident], None]
+        self,
+        tracker: Tracker,
+        plan: Plan,
+        crew: Crew,
+        tell: Callable[[Incident], None],
+        show: Callable[[Scene], None],
     ) -> None:
+        self.incidents: list[Incident] = []
+        self.was_paused = False
+        self._tracker = tracker
+        self._plan = plan
         self._crew = crew
-        self._chance = chance
-        self._began = began
         self._tell = tell
-        self._incidents: list[Incident] = []
+        self._show = show
+        self._chance = random.Random(plan.seed)
+        self._began = time.monotonic()
+        self._kill_at = [self._chance.uniform(1.0, 3.0) for _ in range(KILLS)]
+        self._pause_at = self._chance.uniform(1.5, 3.5)
+        self._paused: tuple[Agent, str, int] | None = None
 
-    def make(self, until: float) -> list[Incident]:
-        """Make mischief until then, with one long stop in the middle."""
-        length = until - time.monotonic()
-        time.sleep(min(SETTLE, length / 4))
-        stop_at = time.monotonic() + length * 0.3
-        stopped = False
-        while time.monotonic() < until:
-            if not stopped and time.monotonic() >= stop_at:
-                stopped = self._stop_one(min(1.5, length / 5))
-            else:
-                self._kill_one()
-            time.sleep(self._chance.uniform(0.5, 1.5) * min(BETWEEN_KILLS, length / 8))
-        return self._incidents
+    def elapsed(self) -> float:
+        return time.monotonic() - self._began
 
-    def _kill_one(self) -> None:
-        caught = self._crew.catch_holder()
-        if caught is not None:
-            slot, held = caught
-            self._note("killed", self._crew.kill(slot), held)
+    def run(self) -> bool:
+        """Play until everything is done; False if that does not come about."""
+        busy_since = time.monotonic()
+        while self.elapsed() < LONGEST:
+            for ended in self._crew.gather():
+                if ended.paused and not ended.killed:
+                    self._happened("refused" if ended.exit_status == 5 else "not refused", ended.agent, None)
+            seen = self._tracker.snapshot()
+            working = self._working()
+            self._show(
+                Scene(
+                    self.elapsed(),
+                    list(seen),
+                    [seen.state(issue) for issue in seen],
+                    working,
+                    frozenset(number for number, agent in self._crew.working.items() if agent.paused),
+                )
+            )
+            if all(issue.state is State.DONE for issue in seen) and not self._crew.working:
+                return True
+            self._do_harm(working, time.monotonic() - busy_since)
+            unclaimed = sum(issue is None for issue in working.values())
+            for number in self._crew.idle()[: max(0, len(seen.ready()) - unclaimed)]:
+                self._crew.start(number)
+            time.sleep(LOOK_EVERY)
+        return False
 
-    def _stop_one(self, duration: float) -> bool:
-        caught = self._crew.catch_holder()
-        if caught is None:
-            return False
-        slot, held = caught
-        self._note("stopped", self._crew.name_in(slot), held)
-        time.sleep(duration)
-        self._note("resumed", self._crew.name_in(slot), held)
-        self._crew.resume(slot)
-        return True
+    def _working(self) -> dict[int, str | None]:
+        """Which of the agents that run has which issue, by the claims that are in force."""
+        claims = [document.record.claim for _, document in self._tracker.store.scan(CLAIMS)]
+        issues = [issue_id for issue_id, _ in self._tracker.store.scan(CLAIMS)]
+        now = self._tracker.store.now()
+        held = {
+            claim.assignee: issue
+            for issue, claim in zip(issues, claims, strict=False)
+            if claim is not None and not claim.is_expired(now)
+        }
+        return {number: held.get(actor(number)) for number in self._crew.working}
 
-    def _note(self, what: str, worker: str, held: Protection) -> None:
-        incident = Incident(round(time.monotonic() - self._began, 3), what, worker, held)
-        self._incidents.append(incident)
+    def _do_harm(self, working: dict[int, str | None], elapsed: float) -> None:
+        if self._paused is not None:
+            self._perhaps_resume()
+        elif not self.was_paused and elapsed >= self._pause_at:
+            self._pause(working)
+        if self._kill_at and elapsed >= self._kill_at[0]:
+            self._kill(working)
+
+    def _kill(self, working: dict[int, str | None]) -> None:
+        running = [number for number, agent in self._crew.working.items() if not agent.paused]
+        if not running:
+            return
+        number = self._chance.choice(running)
+        self._crew.working[number].kill()
+        self._kill_at.pop(0)
+        self._kill_at = [max(each, self.elapsed() + self._chance.uniform(0.3, 1.5)) for each in self._kill_at]
+        self._happened("killed", number, working[number])
+
+    def _pause(self, working: dict[int, str | None]) -> None:
+        """Pause one that is at work, and leave it so until its work has been given to another."""
+        busy = [(number, issue) for number, issue in working.items() if issue is not None]
+        if not busy:
+            return
+        number, issue = self._chance.choice(busy)
+        agent = self._crew.working[number]
+        agent.pause()
+        claim = self._tracker.claims.state(issue)
+        if claim is None or claim.claim is None or claim.claim.assignee != actor(number):
+            agent.paused = False
+            agent.resume()  # it had just come to its end: another one, then
+            return
+        self._paused, self.was_paused = (agent, issue, claim.token), True
+        self._happened("paused", number, issue)
+
+    def _perhaps_resume(self) -> None:
+        assert self._paused is not None
+        agent, issue, token = self._paused
+        claim = self._tracker.claims.state(issue)
+        if claim is not None and claim.token > token and claim.claim is None:  # the other has finished
+            agent.resume()
+            self._paused = None
+            self._happened("resumed", agent.number, issue)
+
+    def _happened(self, what: str, agent: int, issue: str | None) -> None:
+        incident = Incident(self.elapsed(), what, agent, issue)
+        self.incidents.append(incident)
         self._tell(incident)
 
 
-def _acquire_each(scene: Scene) -> tuple[dict[Protection, float], list[str]]:
-    """Take and release each lock once more; how long that took, and which could not be had."""
-    took: dict[Protection, float] = {}
-    stuck: list[str] = []
-    last_turn: dict[Protection, Callable[[], object]] = {
-        Protection.COUNTER: lambda: FileLocker(5.0, fair=True).lock_exclusive(scene.counter_lock).release(),
-        Protection.JOURNAL: lambda: RepoLock(scene.data).lock("demo", "audit").unlock(),
-        Protection.LEDGER: lambda: LedgerLock(scene.ledger, "audit").acquire().release(),
-    }
-    for protection, take in last_turn.items():
-        began = time.monotonic()
-        try:
-            take()
-        except Failure as failure:
-            stuck.append(f"{protection.value}: stuck: {failure.message}")
-        took[protection] = time.monotonic() - began
-    return took, stuck
+def actor(number: int) -> str:
+    """The name under which an agent claims work."""
+    return f"agent:{number}"

@@ -29,6 +29,7 @@ unlink = os.unlink
 mkdir = os.mkdir
 rmdir = os.rmdir
 scandir = os.scandir
+listdir = os.listdir
 readlink = os.readlink
 realpath = os.path.realpath
 symlink = os.symlink
@@ -176,4 +177,15 @@ CHANGING = (
     "flock",
     "flock_interruptible",
 )
-READING = ("read", "lseek", "fstat", "stat", "scandir", "readlink", "realpath", "listxattr", "getxattr")
+READING = (
+    "read",
+    "lseek",
+    "fstat",
+    "stat",
+    "scandir",
+    "listdir",
+    "readlink",
+    "realpath",
+    "listxattr",
+    "getxattr",
+)

@@ -23,6 +23,7 @@ from holdfast.errors import (
     FilesystemUnsafe,
     NotDurable,
     NotFound,
+    NotWritable,
     PathEscape,
     Refused,
     TooLarge,
@@ -32,6 +33,9 @@ from holdfast.fs.directory import Directory, close_quietly, io_failure
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
+_NOATIME = getattr(os, "O_NOATIME", 0)
+"""Without this, reading changes the file: the time of access, which the next sync has to write as well."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _CHUNK = 1 << 20
 
@@ -129,8 +133,7 @@ def read(path: Path, *, limit: int | None = None) -> bytes:
 
 def read_in(directory: Directory, name: str, *, limit: int | None = None) -> bytes:
     """The content of the regular file `name`; more than `limit` bytes are refused, not read."""
-    flags = os.O_RDONLY | _NOFOLLOW | _CLOEXEC | getattr(os, "O_NONBLOCK", 0)
-    fd = _open(directory, name, flags, 0, action="read")
+    fd = _open_to_read(directory, name)
     try:
         status = calls.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -326,10 +329,18 @@ def _open(directory: Directory, name: str, flags: int, mode: int, *, action: str
         raise io_failure(action, where, error) from error
 
 
+def _open_to_read(directory: Directory, name: str) -> int:
+    flags = os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK
+    try:
+        return _open(directory, name, flags | _NOATIME, 0, action="read")
+    except NotWritable:  # only who owns a file may read it without a trace
+        return _open(directory, name, flags, 0, action="read")
+
+
 def _write_all(fd: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[calls.write(fd, rest) :]
+    written = calls.write(fd, content)
+    while written < len(content):
+        written += calls.write(fd, content[written:])
 
 
 def _read_all(fd: int, limit: int | None, where: str, *, expected: int = 0) -> bytes:

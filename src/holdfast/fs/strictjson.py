@@ -63,7 +63,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_LARGE = re.compile(rb"[0-9](?:[eE]\+?[0-9]{3}|[0-9]{199})")
+_LARGE = re.compile(rb"[0-9](?:[eE]\+?[0-9]{3,}(?:[\s,\]}]|$)|[0-9]{199})")
 """What a text must contain to have an infinite number; few do. A lone surrogate needs an escape."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -97,14 +97,17 @@ class Creating:
         if circles:
             raise cycle(circles[0])
         created: dict[str, Created] = {}
+        places = {each.id: place for place, each in enumerate(issues)}
         for start in range(0, len(order), MOST_TOGETHER):
             part = [batch[each] for each in order[start : start + MOST_TOGETHER]]
-            add = lambda part=part: self._add(part, imported=imported)  # noqa: E731
+            add = lambda part=part: self._add(part, places, imported=imported)  # noqa: E731
             for each in self._transactions.retrying(add):
                 created[each.issue.id] = each
         return [created[each.id] for each in issues]
 
-    def _add(self, issues: Sequence[Issue], *, imported: bool) -> list[Created]:
+    def _add(self, issues: Sequence[Issue], places: Mapping[str, int], *, imported: bool) -> list[Created]:
+        """Create these, which stand in an order in which none depends on a later one; and list them by
+        their places."""
         walk = Walk(self._transactions)
         new = {each.id: each for each in issues}
         walk.learn({each.id: each.dependencies for each in issues})
@@ -121,12 +124,12 @@ class Creating:
                 if draft.lookup(on) is None:
                     raise _no_dependency(on)
             if imported:
-                walk.check(draft, walk.known(), found=False)
+                walk.check(draft, walk.known())
             check_defined(draft, (gate for each in issues for gate in each.gates_required))
             made = [self._draft(draft, each, *needed[each.id]) for each in issues]
             if imported:
                 draft.add_edges((each.issue.id, on) for each in made for on in each.issue.dependencies)
-            _list(draft, new)
+            _list(draft, sorted(new, key=lambda each: places[each]))
             return made
 
         also: list[Key[Any]] = [INDEX, *map(DEPENDENTS.key, touched)]

@@ -6,16 +6,20 @@ That is done without locks, and is still true when the edge is committed, becaus
 1. The count of additions (`jit/graph`) is read before the first issue.
 2. The issues are walked.
 3. The transaction names the count. Additions since 1 are listed there; removals do no harm. If one of
-   them begins at an issue that was walked, the way may go on from there: look again. Otherwise the
-   walk is as good as new.
+   them leads from an issue that was walked to one that was not, the way may go on from there: look
+   again. Otherwise the walk is as good as new.
 4. The edge, its reverse, and the new count are committed together.
+
+If the walk has found a way, the issues on it are named instead, and the way is checked under the locks.
 
 So additions exclude each other for a moment only, and none waits for all issues to be locked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import pairwise
 from typing import NamedTuple
 
 from holdfast.errors import Changed, DependencyCycle
@@ -60,15 +64,29 @@ class Walk:
         """All that was looked at."""
         return set(self._edges)
 
-    def check(self, draft: Draft, walked: Iterable[str], *, found: bool) -> None:
-        """Raise `Changed` unless what was seen still holds: that there is no way, or (`found`) a way."""
+    def check(self, draft: Draft, walked: AbstractSet[str]) -> None:
+        """Raise `Changed` unless there is still no way out of what was walked."""
         graph = draft.get(GRAPH) or Graph()
         count = graph.epoch - self.epoch
         if count == 0:
             return
-        beginnings = {each for each, _ in graph.recent[-count:]}
-        if found or count > len(graph.recent) or not beginnings.isdisjoint(walked):
+        leads_on = any(each in walked and on not in walked for each, on in graph.recent[-count:])
+        if count > len(graph.recent) or leads_on:
             raise Changed("dependencies were added while this one was being looked at")
+
+    def check_way(self, draft: Draft, way: Sequence[str]) -> None:
+        """Raise `Changed` unless the way that was found is still there: the issues on it are named.
+
+        One that is too long for that was there when the walk began, if nothing was added since.
+        """
+        if len(way) > MOST_NAMED:
+            if (draft.get(GRAPH) or Graph()).epoch != self.epoch:
+                raise Changed("dependencies were added while this one was being looked at")
+            return
+        for here, there in pairwise(way):
+            issue = draft.lookup(here)
+            if issue is None or there not in issue.dependencies:
+                raise Changed("a dependency was removed while this one was being looked at")
 
 
 class Dependencies:
@@ -90,23 +108,26 @@ class Dependencies:
         back = find_path(walk.edges, on, issue_id)  # 2. the walk
         there = None if back else find_path(walk.edges, issue_id, on)
         walked = reachable(walk.edges, [on]) if back is None else set()
+        way = back or there or []
 
         def body(draft: Draft) -> Added:
             issue, target = draft.issue(issue_id), draft.issue(on)
             if on in issue.dependencies:
                 return Added(issue, False, (issue_id, on))
-            walk.check(draft, walked, found=bool(back or there))  # 3.
+            walk.check_way(draft, way)
             if back:
                 raise cycle([issue_id, *back])
             if there:
                 return Added(issue, False, tuple(there))
+            walk.check(draft, walked)  # 3.
             issue = draft.put(rules.with_dependency(issue, target))
             draft.add_dependent(on, issue_id)
             draft.add_edges([(issue_id, on)])  # 4.
             draft.record("dependency_added", issue_id, depends_on=on)
             return Added(issue, True)
 
-        return self._transactions.change(body, issues=[issue_id, on], also=[GRAPH, DEPENDENTS.key(on)])
+        named = [issue_id, on, *way[:MOST_NAMED]]
+        return self._transactions.change(body, issues=named, also=[GRAPH, DEPENDENTS.key(on)])
 
     def _remove(self, issue_id: str, on: str) -> Issue | None:
         seen = self._transactions.with_dependencies(self._transactions.need(issue_id))

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists, Changed, NotFound, SettingInvalid, TransitionRefused
+from holdfast.errors import AlreadyExists, NotFound, SettingInvalid, TransitionRefused
 from holdfast.fs.names import safe_name
 from holdfast.issues import rules
 from holdfast.issues.draft import Draft
 from holdfast.issues.keys import CLAIMS, DEPENDENTS, GATE_RUNS, GATES
 from holdfast.issues.records import Gate, GateRun, GateStatus, Issue, Registry, gate_of
-from holdfast.issues.transactions import Transactions
+from holdfast.issues.transactions import Transactions, check_dependents
 from holdfast.store.records import Key
 
 AUTO, MANUAL = "auto", "manual"
@@ -170,8 +170,7 @@ class Gating:
         around = self._transactions.surroundings(issue_id)
 
         def body(draft: Draft) -> Issue:
-            if not around.seen.keys() >= set(draft.dependents(issue_id)):
-                raise Changed("somebody began to depend on it")
+            check_dependents(draft, around)
             issue = rules.judged(draft.issue(issue_id), gate, status, by, draft.at, draft.lookup)
             if run is not None:
                 draft.set(GATE_RUNS.key(run.run_id), run)

@@ -36,7 +36,7 @@ from holdfast.issues.records import (
     checked_title,
     without_repeats,
 )
-from holdfast.issues.transactions import Surroundings, Transactions
+from holdfast.issues.transactions import Transactions, check_dependents
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.base import Store
 from holdfast.store.records import Document, Entry, Key
@@ -153,7 +153,7 @@ class Tracker:
         index = self.store.read(INDEX)
         if index is None:
             raise NotInitialised("there is no issue tracker here")
-        matches = [each for each in index.record.all_ids if each.startswith(text.lower())] if text else []
+        matches = [each for each in index.record.all_ids if text and each.startswith((text, text.lower()))]
         if len(matches) > 1:
             raise IdAmbiguous(text, matches)
         if not matches:
@@ -198,17 +198,15 @@ class Tracker:
         def body(draft: Draft) -> Issue:
             before = draft.issue(issue_id)
             _check_version(draft, issue_id, if_version)
-            if claim is not None:
-                draft.set_claim(
-                    issue_id, claims.authorised(before, draft.claim(issue_id), draft.now, claim, moving=False)
-                )
             issue = _unmoved(before, function(before))
+            moving = issue.assignee != before.assignee  # to take work away is to move it
+            record = claims.authorised(before, draft.claim(issue_id), draft.now, claim, moving=moving)
+            draft.set_claim(issue_id, record)
             if issue != before:
                 draft.record("issue_updated", issue_id, fields=_changed_fields(before, issue))
             return draft.put(issue)
 
-        also = [CLAIMS.key(issue_id)] if claim is not None else []
-        return self.transactions.change(body, issues=[issue_id], also=also)
+        return self.transactions.change(body, issues=[issue_id], also=[CLAIMS.key(issue_id)])
 
     def _move(self, issue_id: str, update: Update, claim: ClaimId | None, if_version: str | None) -> Issue:
         around = self.transactions.surroundings(issue_id)
@@ -217,7 +215,7 @@ class Tracker:
             before = draft.issue(issue_id)
             assert update.state is not None
             _check_version(draft, issue_id, if_version)
-            _check_dependents(draft, around)
+            check_dependents(draft, around)
             record = draft.claim(issue_id)
             draft.set_claim(issue_id, claims.authorised(before, record, draft.now, claim, moving=True))
             issue = update.applied(before)
@@ -237,7 +235,7 @@ class Tracker:
 
         def body(draft: Draft) -> Issue:
             issue = draft.issue(issue_id)
-            _check_dependents(draft, around)
+            check_dependents(draft, around)
             if issue.dependencies != around.issue.dependencies:
                 raise Changed(f"{issue_id} was changed meanwhile", issue_id=issue_id)
             claims.authorised(issue, draft.claim(issue_id), draft.now, claim, moving=True)
@@ -266,11 +264,6 @@ def _check_version(draft: Draft, issue_id: str, wanted: str | None) -> None:
     document = draft.view.document(ISSUES.key(issue_id))
     if wanted is not None and document is not None and document.version != wanted:
         raise VersionMismatch(f"{issue_id} is not as it was when you looked at it", version=document.version)
-
-
-def _check_dependents(draft: Draft, around: Surroundings) -> None:
-    if not around.seen.keys() >= set(draft.dependents(around.issue.id)):
-        raise Changed(f"somebody began to depend on {around.issue.id}", issue_id=around.issue.id)
 
 
 def _unmoved(before: Issue, after: Issue) -> Issue:

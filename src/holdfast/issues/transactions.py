@@ -45,6 +45,12 @@ class Surroundings(NamedTuple):
     followers: list[str]
 
 
+def check_dependents(draft: Draft, around: Surroundings) -> None:
+    """Raise `Changed` if somebody depends on the issue who was not seen. Its dependents must be named."""
+    if not set(draft.dependents(around.issue.id)) <= set(around.dependents):
+        raise Changed(f"somebody began to depend on {around.issue.id}", issue_id=around.issue.id)
+
+
 class _Failed(NamedTuple):
     failure: Failure
 
@@ -85,12 +91,12 @@ class Transactions:
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
         """Which issues depend on one. Without complete records of that, all issues are looked at."""
         graph = self.store.read(GRAPH)
+        document = self.store.read(DEPENDENTS.key(issue_id))
+        known = document.record.dependents if document else ()
         if graph is not None and graph.record.dependents_complete:
-            known = self.store.read(DEPENDENTS.key(issue_id))
-            return known.record.dependents if known else ()
-        return tuple(
-            name for name, document in self.store.scan(ISSUES) if issue_id in document.record.dependencies
-        )
+            return known
+        others = (name for name, each in self.store.scan(ISSUES) if issue_id in each.record.dependencies)
+        return tuple(dict.fromkeys((*known, *others)))
 
     def with_dependencies(self, issue: Issue) -> dict[str, Issue | None]:
         """The issue and what it depends on."""

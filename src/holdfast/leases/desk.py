@@ -159,12 +159,26 @@ class Desk:
         deadlocks.refuse_deadlock(ticket, held_by, waits)
 
     def _grant(self, worktree: str, request: Request, *, wait: bool) -> Granted | Waiting:
-        gone = self._dead_waiters(worktree)
-        return self._rule(
-            worktree,
-            lambda view, moment, keys: protocol.acquire(view, moment, keys, request, wait=wait, gone=gone),
-            granting=True,
-        )
+        """Ask at once; only if others are in the way, see whether they are dead, and ask without them."""
+
+        def ask(gone: frozenset[str]) -> Granted | Waiting:
+            return self._rule(
+                worktree,
+                lambda view, moment, keys: protocol.acquire(
+                    view, moment, keys, request, wait=wait, gone=gone
+                ),
+                granting=True,
+            )
+
+        try:
+            answer = ask(frozenset())
+        except LockConflict:
+            gone = self._dead_waiters(worktree)
+            if not gone:
+                raise
+            return ask(gone)
+        gone = frozenset() if isinstance(answer, Granted) else self._dead_waiters(worktree)
+        return ask(gone) if gone else answer
 
     def _rule(self, worktree: str, rule: Rule[Told], *, granting: bool = False) -> Told:
         keys = LeaseKeys.of(worktree)

@@ -88,18 +88,23 @@ class HeldLease:
         if self._heart is None:
             self._heart = threading.Thread(target=self._keep_alive, name="holdfast-heartbeat", daemon=True)
             self._heart.start()
+            threading.Thread(target=self._mind_the_end, name="holdfast-lease-end", daemon=True).start()
         return self
 
     def release(self) -> None:
         """Give the lease back; twice is fine, and so is one that has been lost."""
         if self._ended.is_set() or self._pid != os.getpid():
             return
+        self.hand_on()
+        with contextlib.suppress(LockNotHeld):
+            self._desk.release(self.worktree, self.lock_id)
+
+    def hand_on(self) -> None:
+        """Stop renewing without giving the lease back: it goes on as that of whoever has its id."""
         self._ended.set()
         self._woken.set()
         if self._heart is not None and self._heart is not threading.current_thread():
             self._heart.join()
-        with contextlib.suppress(LockNotHeld):
-            self._desk.release(self.worktree, self.lock_id)
 
     def _keep_alive(self) -> None:
         pause = self.lease.ttl / BEATS
@@ -115,6 +120,16 @@ class HeldLease:
                 if self.lost.is_set():
                     return
                 pause = min(1.0, self.lease.ttl / (4 * BEATS))  # a store that does not answer: try again
+
+    def _mind_the_end(self) -> None:
+        """Say so when the time is up, also while a renewal is on its way to a store that does not answer."""
+        while not self._ended.is_set() and not self.lost.is_set():
+            left = self._valid_until - self._clock.boot()
+            if left <= 0:
+                with contextlib.suppress(Failure):
+                    self.check()
+                return
+            self._ended.wait(left)
 
     def _lose(self, reason: Failure) -> None:
         self._reason = reason

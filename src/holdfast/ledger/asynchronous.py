@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from holdfast.ledger.claiming import Claims
@@ -48,7 +48,7 @@ class AsyncLedger:
 
     async def watch(
         self, *, after: int | None = None, timeout: float | None = None
-    ) -> AsyncIterator[Recorded]:
+    ) -> AsyncGenerator[Recorded, None]:
         cancelled = threading.Event()
         source = self.ledger.watch(after=after, timeout=timeout, cancelled=cancelled)
         try:
@@ -57,7 +57,7 @@ class AsyncLedger:
                     yield each
         finally:
             cancelled.set()
-            source.close()  # type: ignore[attr-defined]
+            source.close()
 
 
 class AsyncClaims:

@@ -40,7 +40,7 @@ class Claims(ClaimDesk):
         if abs(priority) > HIGHEST_PRIORITY:
             raise UsageFailure(f"a priority is a number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
         request = self.request(node, owner, ttl=ttl, priority=priority)
-        if wait == 0.0:
+        if wait is not None and wait <= 0.0:
             return HeldClaim(self, self.take(request), request.ttl, clock=clock)
         try:
             claim = self._wait(request, wait, cancelled, clock)

@@ -25,6 +25,7 @@ LONGEST_TYPE = 128
 LONGEST_ID = 128
 
 _WHAT = "an event"
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 class Recorded(NamedTuple):
@@ -34,13 +35,18 @@ class Recorded(NamedTuple):
     event: Event
 
 
+class Checked(Event):
+    """An event that has been looked at closely: all of it can be stored."""
+
+
 class EventCodec:
     """Events as compact strict JSON, one line each, for people who look at the files."""
 
     def encode(self, record: Event) -> bytes:
         """The line; more than `MOST_BYTES` are refused."""
         try:
-            content = strictjson.encode(record, what=_WHAT, limit=MOST_BYTES - 1) + b"\n"
+            known = isinstance(record, Checked)
+            content = strictjson.encode(record, what=_WHAT, limit=MOST_BYTES - 1, string_keys=known) + b"\n"
         except JsonInvalid as error:
             raise UsageFailure(f"{_WHAT} cannot be stored: {error.facts['problem']}") from None
         except TooLarge as error:
@@ -106,8 +112,16 @@ def checked(event: Mapping[str, Any]) -> Event:
         raise UsageFailure(f"the `id` of an event must be a text of 1 to {LONGEST_ID} characters")
     if timestamp is not None:
         check_timestamp(timestamp)
-    CODEC.encode(stamped(copy, 0.0))  # refuse what cannot be stored before anything is locked or written
-    return copy
+    known = Checked(copy)
+    CODEC.encode(
+        stamped(known if _is_flat(copy) else copy, 0.0)
+    )  # refuse before anything is locked or written
+    return known
+
+
+def _is_flat(event: Event) -> bool:
+    """Whether there is nothing to look at below the surface."""
+    return all(type(name) is str and type(value) in _PLAIN for name, value in event.items())
 
 
 def check_timestamp(timestamp: object) -> float:
@@ -125,13 +139,11 @@ def stamped(event: Event, now: float) -> Event:
     """The event with a timestamp: its own, or now."""
     if event.get("timestamp") is not None:
         return event
-    return {"type": event["type"], "timestamp": format_instant(now), **_without(event, "type", "timestamp")}
+    rest = {name: value for name, value in event.items() if name not in ("type", "timestamp")}
+    whole = {"type": event["type"], "timestamp": format_instant(now), **rest}
+    return Checked(whole) if isinstance(event, Checked) else whole
 
 
 def new_id() -> str:
     """An id that no other event has."""
     return str(uuid.uuid4())
-
-
-def _without(event: Event, *names: str) -> Event:
-    return {name: value for name, value in event.items() if name not in names}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from holdfast.errors import (
@@ -99,6 +99,8 @@ class Ledger:
     def sequence(self) -> int:
         """The sequence of the last event, 0 if there is none. A few looks, however many there are."""
         known, leap = self._known, 1
+        if known and not self.has_after(known - 1):
+            known = 0  # events were taken away
         while self.has_after(known + leap - 1):
             known += leap
             leap *= 2
@@ -139,7 +141,7 @@ class Ledger:
         after: int | None = None,
         timeout: float | None = None,
         cancelled: threading.Event | None = None,
-    ) -> Iterator[Recorded]:
+    ) -> Generator[Recorded, None, None]:
         """The events behind `after` (default: the end as of now), and then each new one as it comes.
 
         Ends when nothing has come for `timeout` seconds, or soon after `cancelled` is set.

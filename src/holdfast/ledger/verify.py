@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.clock import parse_instant
-from holdfast.errors import Corrupt, Failure, NotFound
+from holdfast.errors import Failure, NotFound
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.ledger.claim_files import ClaimFiles
@@ -24,7 +24,7 @@ from holdfast.ledger.log import Ledger
 
 DIRECTORY = "ledger"
 _EVENT = re.compile(r"event-([0-9]+)\.json", re.ASCII)
-_OWN = frozenset(("ledger.lock", ".ledger.lock.guard", ".meta.lock"))
+_OWN = frozenset(("ledger.lock", ".meta.lock"))
 MOST_GAPS = 20
 """How many gaps are listed one by one."""
 
@@ -60,7 +60,7 @@ def verify(ledger: Ledger, root: Path | None = None, files: ClaimFiles | None = 
     try:
         for each in ledger.events():
             findings += examined.take(each)
-    except Corrupt as failure:
+    except Failure as failure:  # on files, the file has been found already
         if root is None:
             findings.append(_error("unreadable", str(failure.facts.get("source")), failure.message, _LOST))
     findings += _checkpoint_findings(ledger, examined.book)
@@ -104,7 +104,7 @@ def _file_findings(path: Path) -> Iterator[Finding]:
 
 def _other_file(directory: Directory, name: str) -> Iterator[Finding]:
     where = directory.where(name)
-    if name in _OWN or name.startswith(".ledger.lock.turnstile"):
+    if name in _OWN or name.startswith(".ledger.lock"):  # with its guard, turnstile and drafts
         return
     if name.startswith(".") and name.endswith(".tmp"):
         yield _note(

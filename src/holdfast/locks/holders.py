@@ -9,7 +9,6 @@ three answers. Only "dead" ever allows anything: whatever is not certain is "unk
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import sys
 from collections.abc import Mapping
@@ -167,6 +166,8 @@ def _user() -> str:
 
 def _machine_id() -> str:
     """A name for this machine that outlives a restart, hashed because the real one is confidential."""
+    import hashlib  # takes its time to load, and who only asks for a boot clock has no use for it
+
     machine = processes.read_small("/etc/machine-id")
     return hashlib.blake2s(machine.encode(), person=b"holdfast", digest_size=8).hexdigest() if machine else ""
 

@@ -36,6 +36,7 @@ from holdfast.errors import (
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.locks.file_locker import FileLocker, LockGuard
+from holdfast.locks.kept_draft import KeptDraft
 
 GUARD_TIMEOUT = 5.0
 MOST_BYTES = 64 << 10
@@ -53,8 +54,12 @@ class Sighting(NamedTuple):
 class LockFile:
     """The lock file `name` in a directory, and its guard `<name>.guard` beside it (dot in front)."""
 
-    def __init__(self, root: Path, relative: str, name: str) -> None:
-        """The directory is `relative` (plain parts, or empty) below `root`; no link leads out of that."""
+    def __init__(self, root: Path, relative: str, name: str, *, often: bool = False) -> None:
+        """The directory is `relative` (plain parts, or empty) below `root`; no link leads out of that.
+
+        `often` says that this lock is taken again and again: see `kept_draft`.
+        """
+        self._draft = KeptDraft() if often else None
         self.path = root / relative / name
         self._root = root
         self._relative = relative
@@ -62,6 +67,7 @@ class LockFile:
         self._guard_name = f".{name.lstrip('.')}.guard"
         self._guard_path = str(self.path.parent / self._guard_name)
         self._guards = FileLocker(GUARD_TIMEOUT)
+        self._has_guard = False
 
     def create(self, record: Mapping[str, object], *, synced: bool) -> bool:
         """Take the lock if nobody has it. Commit point: the link of the finished record."""
@@ -94,8 +100,13 @@ class LockFile:
 
     def remove_own(self, field: str, value: str) -> bool:
         """Remove the lock if its record says that it is ours; False if it is gone or another's."""
-        with suppress(NotFound), self._guard(), self._directory() as directory:
-            if self._says(directory, field, value):
+        with (
+            suppress(NotFound),
+            self._directory() as directory,
+            self._guards.lock_exclusive(self._guard_path),
+        ):
+            kept = self._draft is not None and self._draft.is_lock(directory, self._name, value)
+            if kept or self._says(directory, field, value):
                 return durable.remove_in(directory, self._name, durable=False)
         return False
 
@@ -106,6 +117,11 @@ class LockFile:
                 durable.replace_in(directory, self._name, _content(record), mode=0o600)
                 return True
         return False
+
+    def close(self) -> None:
+        """Leave nothing behind that was kept for speed."""
+        if self._draft is not None:
+            self._draft.discard()
 
     def _directory(self) -> Directory:
         if not self._relative:
@@ -120,7 +136,10 @@ class LockFile:
 
     def _make_guard(self, directory: Directory) -> None:
         """Have what it takes to give the lock back before it is taken: the disk may be full by then."""
-        if directory.status(self._guard_name) is None:
+        if self._has_guard:
+            return
+        self._has_guard = directory.status(self._guard_name) is not None
+        if not self._has_guard:
             guard = self._guards.try_lock_exclusive(self._guard_path)
             if guard is not None:
                 guard.release()
@@ -139,6 +158,10 @@ class LockFile:
         if directory.status(self._name) is not None:
             return False  # spares the draft; what decides is the link
         self._make_guard(directory)
+        if self._draft is not None and not synced:
+            made = self._draft.publish(directory, self._name, _content(record), str(record["lock_id"]))
+            if made is not None:
+                return made
         try:
             durable.create_in(directory, self._name, _content(record), mode=0o600, durable=synced)
         except AlreadyExists:
@@ -190,7 +213,8 @@ def _identity(status: os.stat_result, content: bytes) -> str:
 
 def _content(record: Mapping[str, object]) -> bytes:
     """A record as it is stored: never larger than what is read again."""
-    return strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1) + b"\n"
+    text = strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1, string_keys=True)
+    return text + b"\n"
 
 
 def _record(content: bytes) -> Mapping[str, object] | None:

@@ -19,9 +19,9 @@ raises to refuse; then nothing is changed.
 
 from __future__ import annotations
 
+import os
 import threading
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
 from holdfast.errors import AlreadyExists, NameInvalid, NotFound, UsageFailure
@@ -125,7 +125,7 @@ class Deciding(threading.local):
 
 def new_commit_id() -> str:
     """An id that no other commit has."""
-    return str(uuid.uuid4())
+    return os.urandom(16).hex()
 
 
 def check_commit_id(commit_id: str) -> str:
@@ -136,16 +136,15 @@ def check_commit_id(commit_id: str) -> str:
 
 
 def check_changes(
-    named: Iterable[Key[Any] | Stream[Any]],
+    named: Collection[Key[Any] | Stream[Any]],
     view: View,
     changes: Sequence[Change],
 ) -> None:
     """Refuse changes that do not fit what was named and read: the same in every store."""
-    allowed = set(named)
     touched: set[Key[Any]] = set()
     for change in changes:
         target = change.stream if isinstance(change, Append) else change.key
-        if target not in allowed:
+        if target not in named:
             raise UsageFailure(
                 f"a transaction changes {target.name}, which it does not name", key=target.name
             )

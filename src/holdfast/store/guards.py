@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 
 from holdfast.errors import NotFound
@@ -23,10 +23,12 @@ class Guards:
         self._locker = FileLocker(timeout)
         self._ledger_locks: dict[str, LedgerLock] = {}
 
-    def locked(self, places: Iterable[Place], *, shared: bool = False) -> AbstractContextManager[object]:
+    def locked(self, places: Collection[Place], *, shared: bool = False) -> AbstractContextManager[object]:
         """Hold the guards of all places; `LockTimeout` if one cannot be had, and then none is held."""
+        if len(places) == 1:
+            return self._lock(next(iter(places)).guard, shared=shared)
         guards = [guard for _, guard in sorted({(place.rank, place.guard) for place in places})]
-        return self._lock(guards[0], shared=shared) if len(guards) == 1 else self._all(guards, shared=shared)
+        return self._all(guards, shared=shared)
 
     @contextlib.contextmanager
     def _all(self, guards: list[str], *, shared: bool) -> Iterator[None]:
@@ -39,9 +41,15 @@ class Guards:
         """What was locked and waited for so far."""
         return self._locker.statistics()
 
+    def without_waiting(self) -> Guards:
+        """The same guards, but `LockTimeout` at once if one is held."""
+        return Guards(self._root, 0.0, self._agent_id)
+
     def close(self) -> None:
-        """Close the lock files that are kept open for speed."""
+        """Close the lock files that are kept open for speed, and remove those that are kept for it."""
         self._locker.close()
+        for lock in self._ledger_locks.values():
+            lock.close()
 
     def _lock(self, guard: str, *, shared: bool) -> AbstractContextManager[object]:
         try:

@@ -28,6 +28,7 @@ import msgspec
 from holdfast.errors import AlreadyExists, Corrupt, NotDurable, NotFound
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
+from holdfast.store.directories import open_directory
 from holdfast.store.layout import INTENTS, Kind, Layout, Place
 from holdfast.store.records import StructCodec
 
@@ -75,13 +76,18 @@ class Intents:
         """All intents that are to be carried out now: most often none."""
         return self._listed(_PENDING)
 
-    def touching(self, names: Iterable[str]) -> list[Intent]:
-        """Those that change one of these documents or streams."""
-        return _that_touch(self.pending(), names)
-
     def unfinished(self, names: Iterable[str]) -> list[Intent]:
-        """The same for one who is about to change them: also those of which only the mark is left."""
-        return _that_touch(self._listed(_PENDING, _DONE), names)
+        """Those that change one of these documents or streams, for one who is about to change them: also
+        those of which only the mark is left."""
+        found = self._listed(_PENDING, _DONE)
+        if not found:
+            return found  # most often
+        wanted = set(names)
+        return [each for each in found if any(step.name in wanted for step in each.steps)]
+
+    def left(self) -> list[Intent]:
+        """All that are there, also those of which only the mark is left."""
+        return self._listed(_PENDING, _DONE)
 
     def publish(self, intent: Intent) -> None:
         """Step 1: make the commit. From here on it will be carried out, by us or by another."""
@@ -89,8 +95,11 @@ class Intents:
         with self._root.beneath(INTENTS, create=True) as directory:
             durable.create_in(directory, f"{intent.id}.json", content)
 
-    def carry_out(self, intent: Intent) -> None:
-        """Steps 2 to 4. The caller holds the guards of all that the intent touches."""
+    def carry_out(self, intent: Intent) -> list[int]:
+        """Steps 2 to 4; the numbers that the records of numbered streams have now, in order.
+
+        The caller holds the guards of all that the intent touches.
+        """
         with contextlib.ExitStack() as open_directories:
             directories: dict[str, Directory] = {}
             prepared: list[_Prepared] = []
@@ -106,12 +115,13 @@ class Intents:
                     )
                 if bulk:
                     self._sync_filesystem()
-                _publish(prepared)
+                published = _publish(prepared)
             except BaseException:
                 for each in prepared:  # no litter, however often this is tried: the disk may be full
                     each.discard()
                 raise
         self._drop(intent)
+        return [number for number in published if type(number) is int]  # others give none
 
     def finish(self, intent: Intent) -> None:
         """Do what its author did not come to do, if it still has to be. The caller holds the guards."""
@@ -143,12 +153,12 @@ class Intents:
 
     def _listed(self, *endings: str) -> list[Intent]:
         try:
-            with calls.scandir(self._path) as entries:
-                names = [each.name for each in entries if each.name.endswith(endings) and each.name[0] != "."]
+            listed = calls.listdir(self._path)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise io_failure("list", self._path, error) from error
+        names = [name for name in listed if name.endswith(endings) and name[0] != "."]
         if not names:
             self._known = {}
             return []
@@ -174,16 +184,6 @@ class Intents:
         return _CODEC.decode(content, os.path.join(self._path, name))
 
 
-def open_directory(root: Directory, relative: str, *, create: bool = False) -> Directory:
-    """A directory of the store; "" is the root itself."""
-    return root.beneath(relative, create=create) if relative else Directory.open(root.path)
-
-
-def _that_touch(intents: list[Intent], names: Iterable[str]) -> list[Intent]:
-    wanted = set(names)
-    return [each for each in intents if any(step.name in wanted for step in each.steps)]
-
-
 class _Prepared(NamedTuple):
     """A step that is ready to be published, or to be forgotten. `directory` is where names change."""
 
@@ -192,16 +192,18 @@ class _Prepared(NamedTuple):
     discard: Callable[[], None] = lambda: None
 
 
-def _publish(prepared: Iterable[_Prepared]) -> None:
+def _publish(prepared: Iterable[_Prepared]) -> list[object]:
     """Step 3: one after the other, each directory on the disk before the next one is changed."""
+    results: list[object] = []
     changed: Directory | None = None
     for each in prepared:
         if changed is not None and each.directory is not changed:
             durable.sync_names(changed)
-        each.publish()
+        results.append(each.publish())
         changed = each.directory
     if changed is not None:
         durable.sync_names(changed)
+    return results
 
 
 def _prepare(directory: Directory, place: Place, step: Step, intent: Intent, *, synced: bool) -> _Prepared:
@@ -263,17 +265,25 @@ def _write_again(directory: Directory, place: Place, lines: bytes, at: int) -> N
 
 def _prepare_number(directory: Directory, place: Place, step: Step, *, synced: bool) -> _Prepared:
     """The intended number, or the next free one if the ledger's lock was broken wrongly meanwhile."""
-    content, number = step.content.encode(), step.at
-    while (there := read_if_there(directory, place.numbered(number))) is not None:
-        if there == content:
-            return _Prepared(directory)
-        number += 1
+    content = step.content.encode()
+    number, there = _find_number(directory, place, step.at, content)
+    if there:
+        return _Prepared(directory, lambda: number)
     draft = durable.write_draft(directory, place.numbered(number), content, durable=synced)
     return _Prepared(
         directory,
         lambda: publish_number(directory, place, draft, number),
         lambda: durable.discard(directory, draft),
     )
+
+
+def _find_number(directory: Directory, place: Place, number: int, content: bytes) -> tuple[int, bool]:
+    """The first number from `number` on that has this content or none; and whether it has it."""
+    while directory.status(place.numbered(number)) is not None:
+        if read_if_there(directory, place.numbered(number)) == content:
+            return number, True
+        number += 1
+    return number, False
 
 
 def publish_number(directory: Directory, place: Place, draft: str, number: int) -> int:

@@ -12,7 +12,7 @@ from holdfast.errors import UsageFailure
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.store.intents import read_if_there
-from holdfast.store.layout import Place
+from holdfast.store.layout import Kind, Place
 
 _CHUNK = 1 << 20
 
@@ -72,10 +72,15 @@ class LastNumbers:
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
+        self._durable: dict[str, int] = {}
 
-    def remember(self, place: Place, number: int) -> None:
-        """Note a number that exists."""
-        self._last[place.path] = number
+    def remember_durable(self, place: Place, number: int) -> None:
+        """Note a number whose name, like all names before it, we have brought to the disk ourselves."""
+        self._last[place.path] = self._durable[place.path] = number
+
+    def is_durable(self, place: Place) -> bool:
+        """Whether the last number, as it was found last, is durable by our own doing."""
+        return place.kind is Kind.NUMBERED and self._last.get(place.path, 0) == self._durable.get(place.path)
 
     def last(self, directory: Directory, place: Place) -> tuple[int, bytes] | None:
         """The last record and its number; None if there is none."""

@@ -303,10 +303,12 @@ def cut_short(
     try:
         with interposed(fate, names), _finalisers_may_die():
             operation()
-    except Death:  # holds all that the operation referred to until here, so nothing of it is closed twice
+    except BaseException as end:  # keeps what the operation referred to: none of it was closed yet
         _bury(fate.close_all())
+        if not isinstance(end, Death):
+            raise
     else:
-        fate.close_all()
+        _bury(fate.close_all())
     return fate.struck
 
 

@@ -38,7 +38,18 @@ from holdfast.testing.crash import (
 from holdfast.testing.disk import LIMIT, Disk, Mark, State, Sync, Trace, build, describe
 from holdfast.testing.recorder import Recorder, verify
 
-__all__ = ["Disk", "State", "Sync", "Trace", "build", "mark", "power_cuts", "record", "redundant_syncs"]
+__all__ = [
+    "Case",
+    "Disk",
+    "State",
+    "Sync",
+    "Trace",
+    "build",
+    "mark",
+    "power_cuts",
+    "record",
+    "redundant_syncs",
+]
 
 
 Case = tuple[tuple[str, ...], bool, State]

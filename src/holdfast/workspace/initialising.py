@@ -31,7 +31,7 @@ from holdfast.locks.file_locker import FileLocker
 from holdfast.store.base import Store
 from holdfast.store.records import Create, Decision, View
 from holdfast.workspace.repository import checked_format
-from holdfast.workspace.stores import open_store
+from holdfast.workspace.stores import address_of, configure_store, open_store
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import (
     FORMAT,
@@ -64,12 +64,14 @@ def initialise(
     root: str | os.PathLike[str],
     *,
     source: str | os.PathLike[str] | None = None,
+    store: str | None = None,
     probe: Callable[[Path], Capabilities] = require_safe,
 ) -> Initialised:
     """Make a repository in the directory `root`, with the content of `source` in `main/`, if it is given.
 
     The source is copied and stays as it is. A directory that is a repository already is left alone.
-    `probe` finds out what the filesystem does, and refuses one that is not safe.
+    `store` is the address of a server that keeps the records, if they are not to be in files; `probe` finds
+    out what the filesystem does, and refuses one that is not safe.
     """
     places = Places(Path(os.path.abspath(root)))
     imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), places.root)
@@ -82,7 +84,15 @@ def initialise(
         with FileLocker().lock_exclusive(places.guards / "init.lock"):
             known = _known_format(places.root)
             if known is None:
+                if store is not None:
+                    configure_store(places.root, store)
                 return _initialise(places, imported_from, capabilities)
+    if store is not None and address_of(places.root, store) != address_of(places.root):
+        raise AlreadyExists(
+            f"{places.root} is a repository already, whose records are kept in {address_of(places.root)}",
+            hint="Move them: 'holdfast migrate --to ADDRESS'.",
+            path=str(places.root),
+        )
     if source is not None:
         raise AlreadyExists(
             f"{places.root} is a repository already: a directory is imported when it is made",

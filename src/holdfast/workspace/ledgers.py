@@ -32,6 +32,12 @@ class OpenLedger(NamedTuple):
     lock: LedgerLock | None
     files: ClaimFiles | None
 
+    def close(self) -> None:
+        """Let go of the files that are kept open for speed. Nothing is lost by not doing so."""
+        store = self.ledger.store
+        if isinstance(store, FileStore):
+            store.close()
+
     def verify(self) -> Verdict:
         """Look it over."""
         return verify(self.ledger, None if self.lock is None else self.root, self.files)
@@ -42,12 +48,13 @@ def init_ledger(
     *,
     lock_timeout: float = meta.DEFAULT_LOCK_TIMEOUT,
     claim_files: bool = False,
+    address: str | None = None,
 ) -> OpenLedger:
     """Begin a ledger in a directory; `AlreadyExists` if there is one.
 
     Commit point: `meta.json`. A directory of events that another program began is taken as it is.
     """
-    store = open_store(root)
+    store = open_store(root, address)
     try:
         meta.create_meta(store, lock_timeout=lock_timeout, claim_files=claim_files)
     except AlreadyExists:
@@ -61,24 +68,30 @@ def init_ledger(
     return _wired(Path(os.path.abspath(root)), store)
 
 
-def open_ledger(root: str | os.PathLike[str]) -> OpenLedger:
-    """Open the ledger of a directory; `NotFound` if there is none. Makes nothing."""
+def open_ledger(root: str | os.PathLike[str], *, address: str | None = None) -> OpenLedger:
+    """Open the ledger of a directory, kept at this address if one is given; `NotFound` if there is none.
+
+    Makes nothing.
+    """
     path = Path(os.path.abspath(root))
     if not _is_there(path):
         raise _no_ledger(path)
-    store = open_store(path)
-    files_there = isinstance(store, FileStore) and _is_there(path / DIRECTORY)
+    store = open_store(path, address)
+    files_there = isinstance(store, FileStore) and _is_there(store.path / DIRECTORY)
     if not files_there and meta.read_meta(store) is None:
         raise _no_ledger(path)
     return _wired(path, store)
 
 
 def _wired(root: Path, store: Store) -> OpenLedger:
-    on_files = isinstance(store, FileStore)
-    files = ClaimFiles(root) if on_files and meta.has_claim_files(meta.read_meta(store)) else None
-    ledger = Ledger(store, shelf=FileShelf(root))
-    lock = LedgerLock(root / DIRECTORY, AGENT) if on_files else None
-    return OpenLedger(root, ledger, Claims(ledger, files=files), lock, files)
+    ledger = Ledger(
+        store, shelf=FileShelf(root)
+    )  # also of a ledger on a server: a cache, here, of what is there
+    if not isinstance(store, FileStore):
+        return OpenLedger(root, ledger, Claims(ledger), None, None)
+    files = ClaimFiles(store.path) if meta.has_claim_files(meta.read_meta(store)) else None
+    lock = LedgerLock(store.path / DIRECTORY, AGENT)
+    return OpenLedger(store.path, ledger, Claims(ledger, files=files), lock, files)
 
 
 def _is_there(path: Path) -> bool:

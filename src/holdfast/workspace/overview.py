@@ -107,17 +107,20 @@ def find_workspace(start: Path) -> Path:
     )
 
 
-def look_around(root: Path, *, repo_locks: RepoLock | None = None) -> Overview:
-    """Everything that is held below `root`; and of the repo locks, which are kept elsewhere, all."""
+def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str | None = None) -> Overview:
+    """Everything that is held below `root`; and of the repo locks, which are kept elsewhere, all.
+
+    `address` is where issues and the ledger are kept, if that is not as it was settled for `root`.
+    """
     present = _names(root)
     sources: dict[str, Callable[[], Iterable[Holding]]] = {}
     if ".jvs" in present:
         sources["lease"] = lambda: _leases(Repository(root))
         sources["operation"] = lambda: _operations(Repository(root))
-    if ".jit" in present or ".holdfast" in present:
-        sources["issue"] = lambda: _issue_claims(root)
-    if "ledger" in present or ".holdfast" in present:
-        sources["claim"] = lambda: _ledger_claims(root)
+    if ".jit" in present or ".holdfast" in present or address:
+        sources["issue"] = lambda: _issue_claims(root, address)
+    if "ledger" in present or ".holdfast" in present or address:
+        sources["claim"] = lambda: _ledger_claims(root, address)
     sources["file lock"] = lambda: _file_locks(root)
     if repo_locks is not None:
         sources["repo lock"] = lambda: _repo_locks(repo_locks)
@@ -196,8 +199,8 @@ def _operations(repository: Repository) -> Iterator[Holding]:
 # --- Work ---------------------------------------------------------------------------------------------
 
 
-def _issue_claims(root: Path) -> Iterator[Holding]:
-    store = open_store(root)
+def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
+    store = open_store(root, address)
     now = store.now()
     for issue_id, document in store.scan(CLAIMS):
         claim = document.record.claim
@@ -219,8 +222,8 @@ def _issue_claims(root: Path) -> Iterator[Holding]:
         )
 
 
-def _ledger_claims(root: Path) -> Iterator[Holding]:
-    opened: OpenLedger = open_ledger(root)
+def _ledger_claims(root: Path, address: str | None) -> Iterator[Holding]:
+    opened: OpenLedger = open_ledger(root, address=address)
     now = opened.ledger.store.now()
     lines: dict[str, list[Waiting]] = {}
     for waiter in opened.claims.waiting():

@@ -16,10 +16,11 @@ from holdfast.errors import LockConflict, NotFound, Refused
 from holdfast.fs import calls
 from holdfast.leases.desk import DEFAULT_TTL, Desk
 from holdfast.leases.held import HeldLease, acquire
+from holdfast.leases.moments import SKEW
 from holdfast.leases.protocol import Granted
 from holdfast.locks.holders import Holder
 from holdfast.store.base import Store
-from holdfast.workspace.stores import open_store
+from holdfast.workspace.stores import open_store, skew_of
 from holdfast.worktrees.control import Control, Places, may_be_leased
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.payloads import directory_of, worktree_name
@@ -28,7 +29,8 @@ from holdfast.worktrees.records import FORMAT, FORMAT_VERSION, MAIN, RepositoryF
 
 if TYPE_CHECKING:
     from holdfast.fs.trees import Engine
-    from holdfast.fs.trees.intake import Progress
+    from holdfast.fs.trees.tally import Progress
+    from holdfast.worktrees.doctor import Finding, Repaired
     from holdfast.worktrees.guarding import Right
     from holdfast.worktrees.keeping import Snapshots
     from holdfast.worktrees.lifecycle import Worktrees
@@ -53,6 +55,7 @@ class Repository:
             also_named=worktree_keys,
             precondition=may_be_leased,
             holder=holder,
+            skew=SKEW if (skew := skew_of(store)) is None else skew,
         )
         self.control = Control(places, store, trail, desk)
 
@@ -79,9 +82,9 @@ class Repository:
     ) -> HeldLease:
         """Acquire the lease of a worktree, to be used as a context manager, also an asynchronous one.
 
-        `wait` is how many seconds to wait in line, None without limit; `cancelled`, once it is set, ends
-        the wait. With `behalf_of` the lease is somebody else's, and is not released by the end of this
-        process; with `client` it is held for that: see `Desk.request`.
+        `wait` is how many seconds to wait in line, None without limit. With `behalf_of` the lease is
+        somebody else's, and is not released by the end of this process; with `client` it is held for
+        that: see `Desk.request`. Who sets `cancelled` ends the waiting at once, as if the time were up.
         """
         name = worktree_name(worktree)
         request = self.desk.request(
@@ -108,12 +111,18 @@ class Repository:
         purpose: str = "",
         priority: int = 0,
     ) -> HeldLease:
-        """The same for coroutines: waiting does not hold up the others. `async with await …`."""
-        import asyncio
+        """The same for coroutines: waiting holds up nobody else. `async with await repository.lease_async()`.
 
-        return await asyncio.to_thread(
-            self.lease, worktree, ttl=ttl, wait=wait, purpose=purpose, priority=priority
-        )
+        What a cancelled coroutine is given all the same, because it came too late, is given back.
+        """
+        from holdfast.workspace.waiting import in_a_thread
+
+        def wait_for_it(cancelled: threading.Event) -> HeldLease:
+            return self.lease(
+                worktree, ttl=ttl, wait=wait, purpose=purpose, priority=priority, cancelled=cancelled
+            )
+
+        return await in_a_thread(wait_for_it, HeldLease.release)
 
     def steal(
         self,
@@ -197,6 +206,20 @@ class Repository:
 
         kept = save if keep_unsaved else None
         return self.worktrees.remove(name, save=kept, force=force, lock_id=lock_id)
+
+    def examine(self, *, strict: bool = False) -> list[Finding]:
+        """What is wrong here; changes nothing. `strict` reads every file of every snapshot."""
+        from holdfast.workspace.checks import all_checks
+        from holdfast.worktrees.doctor import examine
+
+        return examine(self.control, all_checks(), strict=strict)
+
+    def repair(self, *, strict: bool = False) -> Repaired:
+        """Repair what can be repaired without risk. Repairing twice is the same as repairing once."""
+        from holdfast.workspace.checks import all_checks
+        from holdfast.worktrees.doctor import repair
+
+        return repair(self.control, all_checks(), strict=strict)
 
 
 def _proof(lease: HeldLease | None) -> Proof | None:

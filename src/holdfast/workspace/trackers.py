@@ -12,22 +12,28 @@ from holdfast.locks.retry import RetryConfig
 from holdfast.workspace.stores import open_store
 
 MARKS = (".jit", ".holdfast")
-"""What a directory has in it that is the root of a workspace."""
+"""What a directory has in it that is the root of a tracker: its files, or else those of a store elsewhere."""
 
 
 def find_root(start: Path) -> Path:
     """The directory with a tracker in it, this one or the nearest above it; else `NotInitialised`."""
-    for directory in (start, *start.parents):
-        if any(_is_there(directory / mark) for mark in MARKS):
-            return directory
+    for mark in MARKS:
+        for directory in (start, *start.parents):
+            if _is_there(directory / mark):
+                return directory
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
 
 
 def open_tracker(
-    root: Path, *, actor: str, timeout: float | None = DEFAULT_TIMEOUT, retry: RetryConfig | None = None
+    root: Path,
+    *,
+    actor: str,
+    address: str | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    retry: RetryConfig | None = None,
 ) -> Tracker:
-    """The tracker of the directory `root`, for somebody who acts on it."""
-    return Tracker(open_store(root, timeout=timeout), actor=actor, root=root, retry=retry)
+    """The tracker of the directory `root`, kept at this address if one is given, for who acts on it."""
+    return Tracker(open_store(root, address, timeout=timeout), actor=actor, root=root, retry=retry)
 
 
 def _is_there(path: Path) -> bool:

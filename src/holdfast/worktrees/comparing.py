@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,7 +12,7 @@ from holdfast.errors import Failure, NotFound, TooLarge
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import io_failure
 from holdfast.worktrees.control import Control
-from holdfast.worktrees.naming import resolve, visible
+from holdfast.worktrees.naming import is_ready, resolve, visible
 from holdfast.worktrees.records import Descriptor
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ def unsaved(control: Control, payload: Path, tip: str | None, worktree: str) -> 
     return (each for each in found if each.path and is_work(each)) if tip is None else filter(is_work, found)
 
 
+def differs(control: Control, payload: Path, tip: str | None, worktree: str) -> bool:
+    """Whether a directory is not what the snapshot `tip` holds; one that is not complete is like nothing."""
+    if tip is not None and not is_ready(control.places, tip):
+        return True
+    return next(unsaved(control, payload, tip, worktree), None) is not None
+
+
 def is_work(change: Change) -> bool:
     """Whether a difference is worth anything: not the mere time at which a directory was changed."""
     return not (change.kind == "d" and change.aspects == ("mtime",))
@@ -120,10 +128,15 @@ def patches(comparison: Comparison) -> Iterator[Patch]:
         if old is None or new is None:
             yield Patch(change, None)
             continue
-        name = escaped(change.path)
+        name = _on_one_line(escaped(change.path))
         before = "/dev/null" if change.what == "added" else f"a/{name}"
         after = "/dev/null" if change.what == "removed" else f"b/{name}"
         yield Patch(change, tuple(_marked(difflib.unified_diff(old, new, before, after, lineterm=""))))
+
+
+def _on_one_line(name: str) -> str:
+    """A name in the head of a patch: a line break in it must not make lines of its own."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)
 
 
 def _has_lines(change: Change) -> bool:
@@ -136,7 +149,7 @@ def _lines(side: Side, change: Change) -> list[str] | None:
     """The lines of a file, each without its line break but for a last one that has none; None if no text."""
     if side.files is None:
         return []
-    path = side.files / _text(change.path)
+    path = side.files / os.fsdecode(change.path)
     try:
         content = _content(path)
     except (TooLarge, NotFound):
@@ -168,9 +181,3 @@ def _content(path: Path) -> bytes:
         raise
     except OSError as error:
         raise io_failure("read", path, error) from error
-
-
-def _text(path: bytes) -> str:
-    import os
-
-    return os.fsdecode(path)

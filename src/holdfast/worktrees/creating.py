@@ -2,13 +2,13 @@
 
 1. The payload lock of the name, and a scratch that names the snapshot it needs (so that it stays).
 2. The payload is made in the scratch, and brought to the disk.
-3. T1: the name is free, the snapshot is not about to be collected; an `Operation` says which directory
-   is on its way.
+3. T1: the name is free, the snapshot is not about to be collected; an `Operation` with the id of the
+   scratch says what is on its way.
 4. The directory is renamed into its place, never over something that stands there.
 5. T2: the record of the worktree, the audit entry; the `Operation` goes. Commit point.
 
-Killed before 4, nothing was visible: `finish` undoes it. Killed after 4, the directory is there and
-somebody may have put work into it: `finish` goes on with 5.
+Killed before 4 (the payload is still in the scratch), nothing was visible: `finish` undoes it. Killed
+after 4, the directory is there and somebody may have put work into it: `finish` goes on with 5.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists
-from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
 from holdfast.fs.moving import move
 from holdfast.leases.records import Identity
@@ -36,7 +35,7 @@ from holdfast.worktrees.records import (
     WorktreeConfig,
     worktree_keys,
 )
-from holdfast.worktrees.scratch import Scratch, scratch
+from holdfast.worktrees.scratch import Scratch, scratch, sweep
 
 PAYLOAD = "payload"
 
@@ -70,11 +69,12 @@ def create(control: Control, wanted: Wanted) -> WorktreeConfig:
 
 def finish(control: Control, operation: Operation) -> WorktreeConfig | None:
     """Bring a creation to its end: None if it had not come far enough and was undone."""
-    status = payloads.status_of(control.places, operation.worktree_id)
-    if operation.inode is not None and payloads.inode_of(status) == operation.inode:
+    in_scratch = payloads.is_there(control.places.scratch / operation.operation_id / PAYLOAD)
+    if not in_scratch and payloads.status_of(control.places, operation.worktree_id) is not None:
         payloads.sync_names(control.places, operation.worktree_id)
         return _make_visible(control, operation)
     _undo(control, operation)
+    sweep(control.places, operation.operation_id)
     return None
 
 
@@ -106,7 +106,6 @@ def _make_payload(control: Control, wanted: Wanted, payload: Path) -> None:
 
 
 def _decide(control: Control, wanted: Wanted, made_in: Scratch) -> Operation:
-    inode = payloads.inode_of(calls.stat(made_in.path / PAYLOAD, follow_symlinks=False))
     keys: list[Key[Any] | Stream[Any]] = [*worktree_keys(wanted.name)]
     if wanted.snapshot_id is not None:
         keys.append(DESCRIPTORS.key(wanted.snapshot_id))
@@ -129,7 +128,6 @@ def _decide(control: Control, wanted: Wanted, made_in: Scratch) -> Operation:
             begun_at=format_instant(now),
             holder_id=control.holder.holder_id,
             identity=Identity.of(control.holder),
-            inode=inode,
             isolation=wanted.isolation,
             label=wanted.label,
             snapshot_id=wanted.snapshot_id,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.worktrees import creating, removing, renaming, restoring
+from holdfast.worktrees import creating, exchanging, removing, renaming
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.payload_lock import payload_locked
 from holdfast.worktrees.records import OPERATIONS, Operation, OperationKind
@@ -30,7 +30,7 @@ _FINISHERS: dict[OperationKind, Finisher] = {
     OperationKind.CREATE: creating.finish,
     OperationKind.RENAME: renaming.finish,
     OperationKind.REMOVE: removing.finish,
-    OperationKind.RESTORE: restoring.finish,
+    OperationKind.RESTORE: exchanging.finish,
 }
 
 

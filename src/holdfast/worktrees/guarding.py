@@ -41,8 +41,8 @@ class Right(NamedTuple):
 def guarded(control: Control, worktree: str, purpose: str, *, lock_id: str | None = None) -> Iterator[Right]:
     """Hold the lease of a worktree for the block: acquired now, or the caller's own if it has it.
 
-    A lease that somebody else holds is a conflict. The caller's own is renewed, and is still there
-    afterwards unless the block has deleted it.
+    A lease that somebody else holds is a conflict. The caller's own is kept alive meanwhile, and is still
+    there afterwards unless the block has deleted it.
     """
     config = control.config(worktree)
     if config.isolation is Isolation.SHARED:
@@ -50,7 +50,10 @@ def guarded(control: Control, worktree: str, purpose: str, *, lock_id: str | Non
         return
     own = None if lock_id is None else _own(control, worktree, lock_id)
     if own is not None:
-        yield Right(config, own, control)
+        try:
+            yield Right(config, own.beat(), control)
+        finally:
+            own.hand_on()
         return
     request = control.desk.request(ttl=TTL, purpose=purpose)
     with acquire(control.desk, worktree, request) as held:

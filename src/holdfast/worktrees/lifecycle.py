@@ -80,7 +80,7 @@ class Worktrees:
         settle(self._control, name)
         return creating.create(self._control, creating.Wanted(name, snapshot_id, isolation, label))
 
-    def rename(self, old: str, new: str, *, force: bool = False) -> WorktreeConfig:
+    def change_name(self, old: str, new: str, *, force: bool = False) -> WorktreeConfig:
         """Give a worktree another name. An active lease is a conflict; `force` overlooks processes in it."""
         old, new = other_than_main(worktree_name(old), "renamed"), worktree_name(new)
         if new in (old, MAIN):

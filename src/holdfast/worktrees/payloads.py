@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.errors import AlreadyExists, NotDurable, NotFound, Refused
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory
+from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.names import safe_name
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import MAIN
@@ -62,6 +62,17 @@ def directory_of(control: Control, worktree: str) -> Path:
                 path=str(control.places.payload(worktree)),
             ) from None
     return control.places.payload(worktree)
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything has this path, be it a link to nothing."""
+    try:
+        calls.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise io_failure("look at", path, error) from error
+    return True
 
 
 def inode_of(status: os.stat_result | None) -> str | None:

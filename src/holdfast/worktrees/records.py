@@ -113,7 +113,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     becomes: bool = False
     """Whether this is the record under the new name of a rename."""
     inode: str | None = None
-    """Which directory is created, renamed or removed: whatever else stands at its path is not touched."""
+    """Which directory it is about, if that has to be told from another one that stands in its way."""
     isolation: Isolation | None = None
     label: str | None = None
     """What the worktree that is created will be like."""
@@ -136,12 +136,17 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """Keeps a snapshot from being collected, for a reason, perhaps until a moment."""
+    """Keeps a snapshot from being collected, for a reason, perhaps until a moment.
 
+    A snapshot may have several, each somebody's own: taking one away leaves the others.
+    """
+
+    pin_id: str
     snapshot_id: str
     created_at: str
     reason: str = ""
     until: str | None = None
+    holder_id: str = ""
 
 
 FORMAT: Key[RepositoryFormat] = Key("jvs/format", StructCodec(RepositoryFormat))

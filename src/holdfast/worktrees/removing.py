@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import Refused
-from holdfast.fs import calls
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.moving import move
@@ -96,7 +95,6 @@ def _refuse_if_mounted(control: Control, name: str) -> None:
 
 
 def _decide(control: Control, name: str, right: Right, saved: str | None) -> Operation:
-    inode = payloads.inode_of(payloads.status_of(control.places, name))
     operation_id, validate = secrets.token_hex(8), right.validator()
     keys: list[Key[Any] | Stream[Any]] = [*LeaseKeys.of(name).all(), *worktree_keys(name)]
 
@@ -110,7 +108,6 @@ def _decide(control: Control, name: str, right: Right, saved: str | None) -> Ope
             begun_at=format_instant(now),
             holder_id=control.holder.holder_id,
             identity=Identity.of(control.holder),
-            inode=inode,
             snapshot_id=saved,
         )
         return Decision([Create(OPERATIONS.key(name), operation)], operation)
@@ -119,16 +116,16 @@ def _decide(control: Control, name: str, right: Right, saved: str | None) -> Ope
 
 
 def _move_away(control: Control, operation: Operation, into: Path) -> None:
-    """Move the directory that was decided about out of sight; what else stands at its path stays there.
+    """Move the directory out of sight, once: what has come to stand at its path since then stays there.
 
-    The directory is known by its inode. That could be given to another one once it has been deleted, so
-    the mark that it was moved is set before.
+    So that this can be told when it has been deleted, the mark that it was moved is set before.
     """
     name = operation.worktree_id
-    if operation.inode is not None and not _is_there(into / MOVED):
-        if payloads.inode_of(payloads.status_of(control.places, name)) == operation.inode:
-            move(control.places.payload(name), into / REMOVED)
-        make_directories(into / MOVED)
+    if payloads.is_there(into / MOVED):
+        return
+    if not payloads.is_there(into / REMOVED) and payloads.status_of(control.places, name) is not None:
+        move(payloads.directory_of(control, name), into / REMOVED)
+    make_directories(into / MOVED)
 
 
 def _delete(into: Path) -> None:
@@ -160,11 +157,3 @@ def _make_visible(control: Control, operation: Operation) -> None:
 
     control.store.transact([*leases.all(), *worktree_keys(name), control.trail.stream], decide)
     payloads.drop_empty_home(control.places, name)
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        calls.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True

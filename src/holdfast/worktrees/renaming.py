@@ -9,7 +9,8 @@
 5. T2: the record goes over, the lease is deleted, the new name's token counter becomes the greater of
    both (so tokens grow under either name), the audit entry; the `Operation`s go. Commit point.
 
-Killed after 3, `finish` goes on with 4. If something else has come to stand at the new path it goes back.
+Killed after 3, `finish` goes on with 4. If something else has come to stand at the new path, or somebody
+has taken the directory away, it is undone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists
+from holdfast.errors import AlreadyExists, NotFound
 from holdfast.fs.moving import move
 from holdfast.leases.records import Identity, LeaseKeys, TokenCounter
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace, Stream, View
@@ -59,21 +60,31 @@ def rename(control: Control, old: str, new: str, *, force: bool = False) -> Work
 def finish(control: Control, operation: Operation) -> None:
     """Bring a renaming to its end, whichever of its two records it is known by."""
     old, new = _names(operation)
-    with contextlib.suppress(AlreadyExists):  # then it was undone, which is an end too
+    with contextlib.suppress(AlreadyExists, NotFound):  # then it was undone, which is an end too
         _carry_out(control, operation, old, new)
 
 
 def _carry_out(control: Control, operation: Operation, old: str, new: str) -> WorktreeConfig:
-    if payloads.inode_of(payloads.status_of(control.places, old)) == operation.inode:
+    if not _is_moved(control, operation, old, new):
         try:
-            move(control.places.payload(old), control.places.payload(new))  # 4
-        except AlreadyExists:
+            move(payloads.directory_of(control, old), control.places.payload(new))  # 4
+        except (AlreadyExists, NotFound) as failure:
             _undo(control, old, new)
+            if isinstance(failure, NotFound):  # somebody has taken the directory away
+                raise
             raise payloads.stranger(control.places.payload(new)) from None
     else:
         payloads.sync_names(control.places, new)
     payloads.drop_cache(control.places, old)
     return _make_visible(control, operation, old, new)  # 5
+
+
+def _is_moved(control: Control, operation: Operation, old: str, new: str) -> bool:
+    """Whether the directory has its new name. If something stands at both, it is known by its inode."""
+    at_old, at_new = (payloads.status_of(control.places, name) for name in (old, new))
+    if at_old is None or at_new is None:
+        return at_new is not None
+    return payloads.inode_of(at_new) == operation.inode
 
 
 def _names(operation: Operation) -> tuple[str, str]:

@@ -21,42 +21,37 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import ExchangeUnavailable, NotFound, Refused, UsageFailure
-from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure, make_directories
-from holdfast.fs.moving import move, sync_parents
+from holdfast.errors import ConsistencyUnavailable, Refused, UsageFailure
+from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import split_relative
 from holdfast.leases.records import Identity
-from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace, Stream, View
-from holdfast.worktrees.comparing import unsaved
+from holdfast.store.records import Change, Create, Decision, Key, Stream, View
+from holdfast.worktrees.comparing import differs
 from holdfast.worktrees.control import Control, new_snapshot_id
-from holdfast.worktrees.naming import is_ready, no_snapshot, usable, visible
+from holdfast.worktrees.exchanging import CACHE, NEW, carry_out, inode_at
+from holdfast.worktrees.naming import no_snapshot, usable, visible
 from holdfast.worktrees.payload_lock import payload_locked
 from holdfast.worktrees.proof import Permission, Proof, check_early, permission, publishing_keys
 from holdfast.worktrees.records import (
     DESCRIPTORS,
     OPERATIONS,
-    Consistency,
     Descriptor,
     Isolation,
     Operation,
     OperationKind,
     WorktreeConfig,
 )
-from holdfast.worktrees.scratch import Scratch, scratch, sweep
+from holdfast.worktrees.scratch import Scratch, scratch
 from holdfast.worktrees.snapshots import Wanted, published_tree, publishing, same_worktree, snapshot
 
 if TYPE_CHECKING:
     from holdfast.fs.trees import Change as Difference
-    from holdfast.fs.trees.intake import Progress
-
-NEW, REPLACED, LATE, CACHE = "payload", "replaced", "late", "stat"
+    from holdfast.fs.trees.tally import Progress
 
 
 class InPlace(NamedTuple):
@@ -99,12 +94,13 @@ def restore_in_place(
             _link(control, room, source)
             with payload_locked(control, worktree), published_tree(control, room, operation_id):
                 published = _Beginning.of(control, config, proof, source, operation).whole()  # 3
-                _carry_out(control, operation)  # 4, 5, 6
+                carry_out(control, operation)  # 4, 5, 6
         else:
             published = None
             with payload_locked(control, worktree):
+                _require_kept(control, worktree, how)
                 _Beginning.of(control, config, proof, source, operation).part()
-                _carry_out(control, operation)
+                carry_out(control, operation)
         return Restored(source, published, kept)
 
 
@@ -137,23 +133,26 @@ def below(path: str, found: Iterable[Difference]) -> Iterator[Difference]:
 def _keep(
     control: Control, config: WorktreeConfig, snapshot_id: str, proof: Proof | None, how: InPlace
 ) -> Descriptor | None:
-    lost = _inode(control.places.payload(config.worktree_id)) is None
+    lost = inode_at(control.places.payload(config.worktree_id)) is None
     if lost or not differs_from_head(control, config):
         return None
     note = f"before restoring {snapshot_id}: {how.reason}"
     return snapshot(control, config.worktree_id, proof, Wanted(note=note, progress=how.progress))
 
 
+def _require_kept(control: Control, worktree: str, how: InPlace) -> None:
+    """Refuse to replace a part if something was written since the snapshot that keeps what is replaced."""
+    if how.keep and differs_from_head(control, control.config(worktree)):
+        raise ConsistencyUnavailable(
+            f"{worktree} was written to while {how.path} was being restored; nothing was replaced",
+            worktree=worktree,
+        )
+
+
 def differs_from_head(control: Control, config: WorktreeConfig) -> bool:
     """Whether a worktree's directory holds something that its head does not, or lacks something."""
     tip = config.head_snapshot_id or config.base_snapshot_id
-    return _differs(control, control.places.payload(config.worktree_id), tip, config.worktree_id)
-
-
-def _differs(control: Control, payload: Path, tip: str | None, worktree: str) -> bool:
-    if tip is not None and not is_ready(control.places, tip):
-        return True
-    return next(unsaved(control, payload, tip, worktree), None) is not None
+    return differs(control, control.places.payload(config.worktree_id), tip, config.worktree_id)
 
 
 # --- 2. What shall be there -------------------------------------------------------------------------
@@ -187,7 +186,7 @@ def _prepare(control: Control, worktree: str, room: Scratch, source: Descriptor,
         reason=how.reason,
         keeps=how.keep,
     )
-    return msgspec.structs.replace(operation, inode=_inode(room.path / NEW))
+    return msgspec.structs.replace(operation, inode=inode_at(room.path / NEW))
 
 
 def _placed(control: Control, worktree: str, path: str) -> tuple[str, tuple[str, ...]]:
@@ -296,167 +295,3 @@ class _Beginning(NamedTuple):
             fencing_token=self.proof.token if self.proof and exclusive else None,
             restored_from=source.snapshot_id,
         )
-
-
-# --- 4 to 6. Carrying it out ------------------------------------------------------------------------
-
-
-def finish(control: Control, operation: Operation) -> None:
-    """Bring the restore of a process that is gone to its end. Whoever calls this holds the payload lock."""
-    _carry_out(control, operation)
-    sweep(control.places, operation.operation_id)
-
-
-def _carry_out(control: Control, operation: Operation) -> None:
-    """Do what was decided. Every step looks first whether it is done: so this can be interrupted
-    anywhere, and be done again."""
-    room = control.places.scratch / operation.operation_id
-    new, target, replaced = room / NEW, _target(control, operation), room / REPLACED
-    if not _is_in_place(control, operation, room):
-        _exchange(control, operation, room)  # 4
-    sync_parents(new, target)
-    if _inode(new) is not None:
-        move(new, replaced)  # 5. what was replaced is never taken for what is to be put in place
-    late = _late(control, operation, room) if operation.keeps and operation.path is None else None
-    _end(control, operation, late)  # 6
-    if operation.path is None:
-        _adopt_cache(control, operation, room)
-
-
-def _is_in_place(control: Control, operation: Operation, room: Path) -> bool:
-    """Whether the exchange has been made: the inode tells, or in a copy of the repository the content."""
-    new, target = _inode(room / NEW), _inode(_target(control, operation))
-    if operation.inode in (new, target):
-        return target == operation.inode
-    if operation.path is not None:
-        return True  # either part may be there, and is: whoever wants the other one restores it again
-    tree = control.places.tree(operation.operation_id)
-    if new is not None:
-        return not _holds(room / NEW, tree)  # the old content is here, so the new one is there
-    return _inode(room / REPLACED) is not None or _holds(_target(control, operation), tree)
-
-
-def _holds(directory: Path, tree: Path) -> bool:
-    """Whether a directory has the content of a snapshot, apart from what copying may lose."""
-    from holdfast.fs.trees import changes
-
-    try:
-        found = list(changes(directory, tree))
-    except NotFound:
-        return False
-    return all(each.what == "modified" and not _CONTENT.intersection(each.aspects) for each in found)
-
-
-_CONTENT = frozenset({"kind", "content", "target"})
-
-
-def _exchange(control: Control, operation: Operation, room: Path) -> None:
-    """Put the new directory in the place of the old one: in one step, or where there is none such in two.
-
-    Between the two the name is missing; the operation on record says how it goes on.
-    """
-    from holdfast.fs.trees import exchange, materialise, sync_tree
-
-    new, target = room / NEW, _target(control, operation)
-    if _inode(new) is None:  # somebody has cleared our scratch away; the snapshot has it all
-        make_directories(room)
-        materialise(control.places.tree(operation.operation_id), new)
-        sync_tree(room)
-    if _inode(target) is None:
-        move(new, target)
-        return
-    try:
-        exchange(new, target)
-    except ExchangeUnavailable:
-        move(target, room / REPLACED)
-        move(new, target)
-
-
-def _late(control: Control, operation: Operation, room: Path) -> Descriptor | None:
-    """A snapshot of what was replaced, if it is not what was kept of it: nobody's last write is lost."""
-    document = control.store.read(DESCRIPTORS.key(operation.operation_id))
-    replaced = room / REPLACED
-    if document is None or _inode(replaced) is None:
-        return None
-    kept = document.record.parent_id
-    if not _differs(control, replaced, kept, operation.worktree_id):
-        return None
-    return _captured_late(control, operation, room, kept)
-
-
-def _captured_late(control: Control, operation: Operation, room: Path, kept: str | None) -> Descriptor:
-    from holdfast.fs.trees import capture, choose_engine, remove_tree, sync_tree
-
-    remove_tree(room / LATE)  # what a finisher that died has left
-    base = control.places.tree(kept) if kept and is_ready(control.places, kept) else None
-    engine = choose_engine(room / REPLACED, room)
-    captured = capture(room / REPLACED, room / LATE, engine=engine, base=base, cache=None, quiesced=False)
-    sync_tree(room / LATE)
-    late_id = new_snapshot_id()
-    make_directories(control.places.snapshots)
-    move(room / LATE, control.places.tree(late_id))
-    return Descriptor(
-        snapshot_id=late_id,
-        worktree_id=operation.worktree_id,
-        parent_id=kept,
-        created_at=format_instant(control.store.now()),
-        consistency_level=Consistency.BEST_EFFORT,
-        engine=str(captured.engine),
-        payload_hash=captured.payload_hash,
-        files=captured.files,
-        bytes=captured.bytes,
-        note=f"written while {operation.snapshot_id} was being restored: {operation.reason}",
-        holder_id=control.holder.holder_id,
-        not_preserved=tuple(captured.not_preserved),
-        special=tuple(captured.special),
-    )
-
-
-def _end(control: Control, operation: Operation, late: Descriptor | None) -> None:
-    """Take the operation off the record; a late snapshot goes between R and its parent."""
-    pending, published = OPERATIONS.key(operation.worktree_id), DESCRIPTORS.key(operation.operation_id)
-    named: list[Key[Any] | Stream[Any]] = [pending, published, control.trail.stream]
-    if late is not None:
-        named.append(DESCRIPTORS.key(late.snapshot_id))
-
-    def decide(view: View, now: float) -> Decision[None]:
-        found = view.get(pending)
-        if found is None or found.operation_id != operation.operation_id:
-            return Decision([], None)  # ended by another
-        changes: list[Change] = [Delete(pending)]
-        above = view.get(published)
-        if late is not None and above is not None:
-            below = msgspec.structs.replace(late, parent_id=above.parent_id)
-            changes.append(Create(DESCRIPTORS.key(late.snapshot_id), below))
-            changes.append(Replace(published, msgspec.structs.replace(above, parent_id=late.snapshot_id)))
-        facts = {
-            "worktree_id": operation.worktree_id,
-            "operation_id": operation.operation_id,
-            "restored_from": operation.snapshot_id,
-            "path": operation.path,
-            "late_snapshot_id": late.snapshot_id if late else None,
-        }
-        return Decision([*changes, control.audit(view, now, "restore_finished", **facts)], None)
-
-    control.store.transact(named, decide)
-
-
-def _adopt_cache(control: Control, operation: Operation, room: Path) -> None:
-    """What was noted about the new files while they were written spares reading them again."""
-    with contextlib.suppress(OSError):
-        calls.replace(room / CACHE, control.places.stat_cache(operation.worktree_id))
-
-
-def _target(control: Control, operation: Operation) -> Path:
-    payload = control.places.payload(operation.worktree_id)
-    return payload if operation.path is None else payload / operation.path
-
-
-def _inode(path: Path) -> str | None:
-    """What tells this file or directory from every other one on the filesystem; None if it is not there."""
-    try:
-        return str(calls.stat(path, follow_symlinks=False).st_ino)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise io_failure("look at", path, error) from error

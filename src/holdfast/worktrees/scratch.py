@@ -13,6 +13,7 @@ that. One of them sees the other.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,16 +23,17 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, Corrupt, Failure, NotFound
-from holdfast.fs import durable
-from holdfast.fs.directory import Directory, make_directories
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory, close_quietly, io_failure, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.leases.records import Identity
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks import system
+from holdfast.locks.file_locker import FileLocker, LockGuard
 from holdfast.store.records import StructCodec
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import OPERATIONS
 
-LOCK, INTENT = "lock", "intent.json"
+LOCK, INTENT, SWEPT = "lock", "intent.json", ".swept"
 
 
 class ScratchIntent(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,12 +85,9 @@ def scratch(
     A kill leaves it for whoever sweeps next. The name is never used again. As long as an operation
     of the same id is pending on the worktree, its scratch is what it will be finished with: it stays.
     """
-    from holdfast.fs.trees import remove_tree
-
     scratch_id = scratch_id or secrets.token_hex(8)
     path = control.places.scratch / scratch_id
-    make_directories(path)
-    with FileLocker().lock_exclusive(path / LOCK):  # 1. before there is anything that could look abandoned
+    with _locked(path):  # 1. before there is anything that could look abandoned
         intent = ScratchIntent(
             scratch_id=scratch_id,
             purpose=purpose,
@@ -104,7 +103,15 @@ def scratch(
             yield Scratch(scratch_id, path)
         finally:
             if worktree is None or not is_needed(control, scratch_id, worktree):
-                remove_tree(path)
+                _discard(path)
+
+
+def _locked(path: Path) -> LockGuard:
+    """Make a scratch and lock it. One who sweeps may take it for abandoned before we have locked it."""
+    while True:
+        make_directories(path)
+        with contextlib.suppress(NotFound):
+            return FileLocker().lock_exclusive(path / LOCK)
 
 
 def is_needed(control: Control, scratch_id: str, worktree: str) -> bool:
@@ -134,11 +141,20 @@ def abandoned(places: Places) -> Iterator[Abandoned]:
             yield Abandoned(scratch_id, path, _intent_of(path))
 
 
+def is_left(places: Places, scratch_id: str) -> bool:
+    """Whether there is still something of a scratch: who worked in it has not come to its end."""
+    path = places.scratch / scratch_id
+    return _is_there(path) or _is_there(path.with_name(scratch_id + SWEPT))
+
+
 def sweep(places: Places, scratch_id: str) -> bool:
     """Remove a scratch if nobody works in it; False if somebody does. Not there is fine."""
-    from holdfast.fs.trees import remove_tree
-
     path = places.scratch / scratch_id
+    if scratch_id.endswith(SWEPT):  # nobody begins there any more
+        if not _is_abandoned(path):
+            return not _is_there(path)
+        _remove(path)
+        return True
     try:
         guard = FileLocker().try_lock_exclusive(path / LOCK)
     except NotFound:
@@ -146,8 +162,37 @@ def sweep(places: Places, scratch_id: str) -> bool:
     if guard is None:
         return False
     with guard:
-        remove_tree(path)
+        _discard(path)
     return True
+
+
+def _discard(path: Path) -> None:
+    """Remove a scratch that we have locked.
+
+    It gets another name first. Should somebody be about to begin in it, they find it gone and make it
+    anew; and who looks whether it is in use makes no lock file in what is being removed.
+    """
+    swept = path.with_name(path.name + SWEPT)
+    if _is_there(swept):
+        _remove(swept)  # left by an earlier one that was killed
+    try:
+        calls.rename(path, swept)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise io_failure("move away", path, error) from error
+    _remove(swept)
+
+
+def _remove(swept: Path) -> None:
+    """The lock goes last: as long as it is held, what is there is not abandoned."""
+    from holdfast.fs.trees import remove_tree
+
+    with contextlib.suppress(NotFound), Directory.open(swept) as directory:
+        for name in directory.names():
+            if name != LOCK:
+                remove_tree(swept / name)
+    remove_tree(swept)
 
 
 def _scratch_ids(places: Places) -> list[str]:
@@ -159,13 +204,28 @@ def _scratch_ids(places: Places) -> list[str]:
 
 
 def _is_abandoned(path: Path) -> bool:
+    """Whether nobody works there. Makes nothing: it may be about to be removed."""
     try:
-        guard = FileLocker().try_lock_shared(path / LOCK)
-    except NotFound:
-        return False  # removed by now
-    if guard is None:
+        fd = calls.open(path / LOCK, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+    except FileNotFoundError:
+        return _is_there(path)  # its process died, or is about to lock it, or to remove it
+    except OSError as error:
+        raise io_failure("look at", path / LOCK, error) from error
+    try:
+        return system.try_lock(fd, shared=True)
+    except OSError as error:
+        raise io_failure("look at", path / LOCK, error) from error
+    finally:
+        close_quietly(fd)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        calls.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
         return False
-    guard.release()
+    except OSError as error:
+        raise io_failure("look at", path, error) from error
     return True
 
 

@@ -17,8 +17,8 @@ A refusal at 5 takes the tree back. So does an error; what a kill leaves is a tr
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -53,7 +53,7 @@ from holdfast.worktrees.scratch import Scratch, scratch
 
 if TYPE_CHECKING:
     from holdfast.fs.trees import Captured, Engine
-    from holdfast.fs.trees.intake import Progress
+    from holdfast.fs.trees.tally import Progress
 
 
 class Wanted(NamedTuple):
@@ -82,11 +82,13 @@ def snapshot(control: Control, worktree: str, proof: Proof | None, wanted: Wante
     snapshot_id = new_snapshot_id()
     tip = config.head_snapshot_id or config.base_snapshot_id
     uses = [tip] if tip else []
+    payload = _Directory(control.places.payload(worktree), worktree)
     # 1. The scratch has the id of the snapshot: whoever finds the tree can tell that it is in the making.
     with scratch(control, "snapshot", worktree=worktree, uses=uses, scratch_id=snapshot_id) as room:
-        captured = _capture(control, worktree, room, tip, level, wanted)  # 2, 3
+        captured = _capture(control, payload, room, tip, level, wanted)  # 2, 3
         descriptor = _describe(control, config, snapshot_id, captured, level, proof, wanted.note)
         with published_tree(control, room, snapshot_id):  # 4
+            payload.require_same()
             return _publish(control, config, descriptor, proof, wanted.tag)  # 5
 
 
@@ -126,52 +128,56 @@ def _take_back(control: Control, room: Scratch, snapshot_id: str) -> None:
             move(control.places.tree(snapshot_id), room.path / "refused")
 
 
+class _Directory:
+    """The payload as it was when a snapshot began: another one at the same path is not what was captured."""
+
+    def __init__(self, path: Path, worktree: str) -> None:
+        self.path = path
+        self.worktree = worktree
+        self._identity = self._look()
+
+    def require_same(self) -> None:
+        """Raise if the directory was replaced since; it may have been restored in place, or renamed."""
+        if self._look() != self._identity:
+            raise ConsistencyUnavailable(
+                f"the directory of {self.worktree} was replaced while it was being captured",
+                worktree=self.worktree,
+            )
+
+    def _look(self) -> tuple[int, int]:
+        try:
+            status = calls.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            raise NotFound(
+                f"the directory of {self.worktree} is not there: {self.path}",
+                hint="Bring it back, or restore a snapshot: 'holdfast restore ID'.",
+                worktree=self.worktree,
+            ) from None
+        except OSError as error:
+            raise io_failure("look at", self.path, error) from error
+        return status.st_dev, status.st_ino
+
+
 def _capture(
-    control: Control, worktree: str, room: Scratch, tip: str | None, level: Consistency, wanted: Wanted
+    control: Control, payload: _Directory, room: Scratch, tip: str | None, level: Consistency, wanted: Wanted
 ) -> Captured:
     from holdfast.fs.trees import capture, choose_engine, sync_tree
 
-    payload = control.places.payload(worktree)
     make_directories(control.places.caches)
-    with same_directory(payload, worktree):
-        captured = capture(
-            payload,
-            room.tree,
-            engine=choose_engine(payload, room.path, wanted.engine),
-            base=control.places.tree(tip) if tip and _can_be_base(control, tip) else None,
-            cache=control.places.stat_cache(worktree),
-            quiesced=level is Consistency.QUIESCED,
-            progress=wanted.progress,
-        )
+    captured = capture(
+        payload.path,
+        room.tree,
+        engine=choose_engine(payload.path, room.path, wanted.engine),
+        base=control.places.tree(tip) if tip and _can_be_base(control, tip) else None,
+        cache=control.places.stat_cache(payload.worktree),
+        quiesced=level is Consistency.QUIESCED,
+        progress=wanted.progress,
+    )
+    payload.require_same()
     sync_tree(room.tree)
     if wanted.progress is not None:
         wanted.progress(captured.files, captured.bytes)  # the last moment to say no: nobody sees it yet
     return captured
-
-
-@contextlib.contextmanager
-def same_directory(payload: os.PathLike[str], worktree: str) -> Iterator[None]:
-    """Raise unless the payload is the same directory before and after the block."""
-    before = _identity(payload, worktree)
-    yield
-    if _identity(payload, worktree) != before:
-        raise ConsistencyUnavailable(
-            f"the directory of {worktree} was replaced while it was being captured", worktree=worktree
-        )
-
-
-def _identity(payload: os.PathLike[str], worktree: str) -> tuple[int, int]:
-    try:
-        status = calls.stat(payload, follow_symlinks=False)
-    except FileNotFoundError:
-        raise NotFound(
-            f"the directory of {worktree} is not there: {os.fspath(payload)}",
-            hint="Bring it back, or restore a snapshot into a new worktree: 'holdfast restore ID'.",
-            worktree=worktree,
-        ) from None
-    except OSError as error:
-        raise io_failure("look at", payload, error) from error
-    return status.st_dev, status.st_ino
 
 
 def _can_be_base(control: Control, snapshot_id: str) -> bool:

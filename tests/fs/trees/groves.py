@@ -1,4 +1,4 @@
-"""Directories to take snapshots of, with everything that a file system can hold; and what is in a directory."""
+"""Directories with everything that a file system can hold, and a look at them by no code of ours."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import stat
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,7 +52,8 @@ def seen(directory: Path) -> dict[bytes, Seen]:
     for path, status in found.items():
         links.setdefault(status.st_ino, set()).add(path)
     return {
-        path: _seen(os.path.join(top, path), status, links[status.st_ino]) for path, status in found.items()
+        path: _seen(os.path.join(top, path).rstrip(b"/"), status, links[status.st_ino])
+        for path, status in found.items()
     }
 
 
@@ -69,12 +71,21 @@ def _seen(path: bytes, status: os.stat_result, names: set[bytes]) -> Seen:
         (status.st_uid, status.st_gid),
         content,
         _xattrs(path),
-        status.st_rdev if kind in (stat.S_IFCHR, stat.S_IFBLK) else 0,
+        getattr(status, "st_rdev", 0) if kind in (stat.S_IFCHR, stat.S_IFBLK) else 0,
         frozenset(names) if kind == stat.S_IFREG else frozenset(),
     )
 
 
+def set_xattr(path: Path, name: str, value: bytes) -> None:
+    """Set an extended attribute, where there are such."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setxattr(path, name, value)
+
+
 def _xattrs(path: bytes) -> tuple[tuple[str, bytes], ...]:
+    if sys.platform != "linux":
+        return ()
     try:
         names = os.listxattr(path, follow_symlinks=False)
     except OSError:
@@ -84,6 +95,8 @@ def _xattrs(path: bytes) -> tuple[tuple[str, bytes], ...]:
 
 def grow(top: Path) -> Path:
     """Make a directory with one of everything; times lie in the past."""
+    if sys.platform == "win32":
+        raise NotImplementedError
     top.mkdir()
     for number, name in enumerate(NAMES):
         Path(os.fsdecode(os.fsencode(top) + b"/" + name)).write_bytes(b"content of %d\n" % number)
@@ -107,12 +120,11 @@ def grow(top: Path) -> Path:
     os.mkfifo(top / "fifo")
     _socket(top)
     (top / "script").write_text("#!/bin/sh\n")
-    for name, mode in {"script": 0o755, "other name": 0o640, "empty": 0o711, "plain": 0o444}.items():
-        (top / name).chmod(mode)
-    for target in (top / "plain", top / "empty"):
-        with contextlib.suppress(OSError):
-            os.setxattr(target, "user.colour", b"blue\0green")
-            os.setxattr(target, "user.empty", b"")
+    for text, mode in {"script": 0o755, "other name": 0o640, "empty": 0o711, "plain": 0o444}.items():
+        (top / text).chmod(mode)
+    for place in (top / "plain", top / "empty"):
+        set_xattr(place, "user.colour", b"blue\0green")
+        set_xattr(place, "user.empty", b"")
     if os.getuid() == 0:
         os.mknod(top / "device", stat.S_IFCHR | 0o600, os.makedev(1, 3))
         os.chown(top / "script", 12, 34)
@@ -122,6 +134,8 @@ def grow(top: Path) -> Path:
 
 
 def _socket(top: Path) -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError
     place = os.getcwd()
     with socket.socket(socket.AF_UNIX) as listener:
         os.chdir(top)  # the path of a socket is short

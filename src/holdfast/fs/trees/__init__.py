@@ -7,7 +7,7 @@
 | `restore` | `materialise`, `Materialised`: a snapshot's tree becomes a directory |
 | `linking` | `link_tree`: a second tree with the same content |
 | `comparing` | `changes`, `compare`, `Change`: what is different |
-| `verification` | `verify`, `Problem`: whether a tree is still what it was |
+| `verification` | `verify`, `verify_manifest`, `Problem`: whether a tree is still what it was |
 | `manifest` | `read_manifest`, `ManifestEntry`: what is in a tree |
 | `removal` | `remove_tree`, `tree_bytes`: getting rid of a tree, and what that frees |
 | `swap` | `exchange`: two directories swap their places in one step |
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from holdfast.fs.trees.swap import exchange as exchange
     from holdfast.fs.trees.verification import Problem as Problem
     from holdfast.fs.trees.verification import verify as verify
+    from holdfast.fs.trees.verification import verify_manifest as verify_manifest
 
 _HOMES = {
     "Captured": "capturing",
@@ -67,6 +68,7 @@ _HOMES = {
     "materialise": "restore",
     "Problem": "verification",
     "verify": "verification",
+    "verify_manifest": "verification",
 }
 
 __all__ = [*_HOMES]

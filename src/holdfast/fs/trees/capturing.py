@@ -7,25 +7,29 @@ visible to anybody: the caller syncs once and renames the tree to its place.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.clock import SystemClock
 from holdfast.errors import ConsistencyUnavailable, Failure, NotFound
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import Directory, io_failure
-from holdfast.fs.mounts import mounts_beneath
-from holdfast.fs.trees.attributes import Attributes
 from holdfast.fs.trees.descent import NOFOLLOW, Descent, shown, unwritable
 from holdfast.fs.trees.engines import Engine, clone_whole, is_whole
-from holdfast.fs.trees.intake import Base, Intake, Progress, Taken, Tally
-from holdfast.fs.trees.layout import PAYLOAD, READY
-from holdfast.fs.trees.linking import link_unchanged
+from holdfast.fs.trees.files import Base
+from holdfast.fs.trees.intake import Intake, Taken
+from holdfast.fs.trees.layout import MANIFEST, PAYLOAD, READY
+from holdfast.fs.trees.linking import Linker, link_or_copy_file
 from holdfast.fs.trees.manifest import Manifest, write_all, write_manifest
+from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.second_look import second_look
 from holdfast.fs.trees.stat_cache import Known, StatCache, write_cache
-from holdfast.fs.trees.workers import together
+from holdfast.fs.trees.tally import Progress, Tally
+from holdfast.fs.trees.watch import SourceWatch
 
+_STEP = 0.02
 _NAMED = 5
 
 
@@ -61,9 +65,7 @@ def capture(
     """
     with ExitStack() as stack:
         way = stack.enter_context(Descent(source))
-        now = _make_tree(tree)  # 1. the tree, and what time it is for its file system
-        capturing = _Capture(stack, way, tree, engine, base, cache, now, quiesced=quiesced, progress=progress)
-        return capturing.run()
+        return _Capture(stack, way, tree, engine, quiesced=quiesced).run(base, cache, Tally(progress))
 
 
 def sync_tree(tree: Path) -> None:
@@ -79,116 +81,57 @@ def sync_tree(tree: Path) -> None:
 
 class _Capture:
     def __init__(
-        self,
-        stack: ExitStack,
-        source: Descent,
-        tree: Path,
-        engine: Engine,
-        base: Path | None,
-        cache: Path | None,
-        now: int,
-        *,
-        quiesced: bool,
-        progress: Progress | None,
+        self, stack: ExitStack, source: Descent, tree: Path, engine: Engine, *, quiesced: bool
     ) -> None:
-        self.tree, self.engine, self.now, self.quiesced = tree, engine, now, quiesced
-        self.stack, self.source, self.cache_path = stack, source, cache
-        self.tally = Tally(progress)
+        self.stack, self.source, self.tree, self.engine, self.quiesced = stack, source, tree, engine, quiesced
         self.device = calls.fstat(source.enter("")).st_dev
-        self.base = None if base is None or engine is Engine.COPY else self._open_base(base)
         self.taken: list[Taken] = []
+        self.base: Base | None = None
+        self._steps = _clock_steps()
 
-    def run(self) -> Captured:
-        """Steps 2 to 7."""
-        scanned = self.source
-        if is_whole(self.engine):
-            clone_whole(self.engine, self.source.root, os.fspath(self.tree / PAYLOAD))  # 2. all at once
-            if self.engine is Engine.BTRFS_SUBVOLUME:
-                scanned = self.stack.enter_context(Descent(self.tree / PAYLOAD))  # it cannot change any more
-        intake = self._intake(scanned)
-        self._take(intake)  # 3. every directory: known, or read
-        checked = self.quiesced and self.engine is not Engine.BTRFS_SUBVOLUME
-        self._link_and_look_again(intake, checked=checked)  # 4. the links; 5. the second look
-        payload_hash = self._write_manifest()  # 6.
-        if self.cache_path is not None:
-            known = (Known(os.fsencode(each.path), each.kept, each.body) for each in self.taken if each.kept)
-            write_cache(self.cache_path, self.device, known)
-        captured = Captured(
-            self.engine,
-            payload_hash,
-            self.tally.files,
-            self.tally.directories,
-            self.tally.bytes,
-            self.tally.stored_bytes,
-            tuple(self.tally.not_preserved),
-            tuple(self.tally.special),
+    def run(self, base: Path | None, cache: Path | None, tally: Tally) -> Captured:
+        """Carry out the steps."""
+        now = _make_tree(self.tree)  # 1. the tree, and what time it is for its file system
+        clones_later = self.engine is Engine.JUICEFS_CLONE and self.quiesced
+        frozen = is_whole(self.engine) and not clones_later
+        scanned = self._clone() if frozen else self.source  # 2. all at once, if it can be
+        watch = SourceWatch(self.source.root) if self.quiesced and not frozen else None
+        if self.engine is Engine.JUICEFS_CLONE and frozen:
+            cache = None  # it is about the inodes of the source, and they are not those of the clone
+        if base is not None and not is_whole(self.engine) and self.engine is not Engine.COPY:
+            self.base = self._open_base(base)
+        known = StatCache.read(cache, self.device)
+        intake = Intake(
+            scanned,
+            cache=known,
+            tally=tally,
+            payload=None if is_whole(self.engine) else self._make_payload(),
+            base=self.base,
+            watch=None if watch is None else self.stack.enter_context(watch),
+            now=now,
+            clones=self.engine is Engine.REFLINK,
+            retry=not self.quiesced,
         )
+        self._take(intake)  # 3. every directory: linked as a whole, or read
+        if clones_later:
+            self._clone()
+        if watch is not None:
+            self._require_no_change(watch, tally)  # 4. the source was all so at one moment
+        payload_hash = self._write_manifest()  # 5. what there is
+        if cache is not None and not (len(known) == len(self.taken) and self._is_as_known()):
+            write_cache(cache, self.device, _known(self.taken))  # 6. what need not be read the next time
+        captured = _captured(self.engine, payload_hash, tally)
         _write_ready(self.tree, captured)  # 7. complete
         return captured
 
-    def _intake(self, source: Descent) -> Intake:
-        payload: Descent | None = None
-        attributes: Attributes | None = None
-        if not is_whole(self.engine):
-            try:
-                calls.mkdir(self.tree / PAYLOAD)
-            except OSError as error:
-                raise unwritable(os.fspath(self.tree / PAYLOAD), error) from error
-            payload = self.stack.enter_context(Descent(self.tree / PAYLOAD))
-            attributes = Attributes(calls.fstat(payload.enter("")), kept=True)
-        return Intake(
-            source,
-            payload=payload,
-            attributes=attributes,
-            base=self.base,
-            cache=StatCache.read(self.cache_path, self.device),
-            device=calls.fstat(source.enter("")).st_dev,
-            mounts=mounts_beneath(source.enter("")),
-            now=self.now,
-            clones=self.engine is Engine.REFLINK,
-            retry=not self.quiesced,
-            tally=self.tally,
-        )
+    def _clone(self) -> Descent:
+        """Let an engine that clones all at once do so; return the clone, which does not change any more."""
+        payload = self.tree / PAYLOAD
+        clone_whole(self.engine, self.source.root, os.fspath(payload))
+        return self.stack.enter_context(Descent(payload))
 
-    def _take(self, intake: Intake) -> None:
-        waiting = [""]
-        while waiting:
-            path = waiting.pop()
-            taken, below = intake.take(path)
-            if taken is not None:
-                self.taken.append(taken)
-            elif path == "":
-                raise NotFound(f"there is no directory {self.source.root}", path=self.source.root)
-            waiting += [f"{path}/{name}" if path else name for name in reversed(below)]
-        if self.quiesced:
-            self._refuse_changes()
-
-    def _link_and_look_again(self, intake: Intake, *, checked: bool) -> None:
-        jobs = []
-        if intake.attributes is not None:
-            jobs.append(lambda: link_unchanged(self.taken, intake))
-        if checked:
-            jobs.append(lambda: second_look(self.source, self.taken, self.tally))
-        together(jobs, size=self.tally.files)
-        if self.quiesced:
-            self._refuse_changes()
-
-    def _refuse_changes(self) -> None:
-        changed = sorted(set(self.tally.changed))
-        if not changed:
-            return
-        named = [shown(path) or "." for path in changed[:_NAMED]]
-        more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-        raise ConsistencyUnavailable(
-            f"{self.source.root} changed while it was captured: {', '.join(named)}{more}", paths=named
-        )
-
-    def _write_manifest(self) -> str:
-        records = ((os.fsencode(each.path), each.body) for each in self.taken)
-        with Directory.open(self.tree) as directory:
-            if directory.fd is None:
-                raise NotImplementedError("trees need directories that can be opened")
-            return write_manifest(directory.fd, records, where=os.fspath(self.tree))
+    def _make_payload(self) -> Payload:
+        return self.stack.enter_context(Payload.make(self.tree / PAYLOAD, kept=True))
 
     def _open_base(self, base: Path) -> Base | None:
         """The base, unless nothing can be linked from it; a damaged one is as good as none."""
@@ -196,9 +139,87 @@ class _Capture:
             payload = self.stack.enter_context(Descent(base / PAYLOAD))
             if calls.fstat(payload.enter("")).st_dev != calls.stat(self.tree).st_dev:
                 return None
-            return Base(Manifest.read(base), payload)
+            return Base(Manifest.read(base), payload, base)
         except (Failure, OSError):
             return None
+
+    def _take(self, intake: Intake) -> None:
+        linker = None
+        if intake.base is not None and intake.payload is not None:
+            linker = Linker(intake.base, intake.payload, intake.files, self.source.root)
+            self.stack.enter_context(linker)
+        waiting = [""]
+        while waiting:
+            path = waiting.pop()
+            taken, below = intake.take(path)
+            if taken is not None:
+                self.taken.append(taken)
+                if linker is not None and taken.link_from is not None:
+                    linker.link(taken)
+            elif path == "":
+                raise NotFound(f"there is no directory {self.source.root}", path=self.source.root)
+            waiting += [f"{path}/{name}" if path else name for name in reversed(below)]
+        if linker is not None:
+            linker.finish()
+
+    def _require_no_change(self, watch: SourceWatch, tally: Tally) -> None:
+        """Refuse a source that changed since the capture began.
+
+        We are told of changes where we listen; and whatever changed before we looked at it has a time that
+        is not older than the beginning. Where one of the two cannot be relied on, look again.
+        """
+        everything = tally.any_recent or abs(_clock_steps() - self._steps) > _STEP
+        if not tally.changed:
+            again = (each for each in self.taken if everything or not each.watched)
+            second_look(self.source, again, tally)
+        changed = sorted({*tally.changed, *watch.changed()})
+        if changed:
+            named = [shown(path) or "." for path in changed[:_NAMED]]
+            more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+            raise ConsistencyUnavailable(
+                f"{self.source.root} changed while it was captured: {', '.join(named)}{more}", paths=named
+            )
+
+    def _write_manifest(self) -> str:
+        """Write the manifest, or link that of the base if it is the same."""
+        base = self.base
+        if base is not None and self._is_as_in(base.manifest):
+            try:
+                link_or_copy_file(base.tree / MANIFEST, self.tree / MANIFEST)
+            except OSError as error:
+                raise unwritable(os.fspath(self.tree / MANIFEST), error) from error
+            return base.manifest.payload_hash
+        records = ((os.fsencode(each.path), each.body) for each in self.taken)
+        return write_manifest(self.tree / MANIFEST, records)
+
+    def _is_as_in(self, manifest: Manifest) -> bool:
+        return len(manifest) == len(self.taken) and all(each.link_from == each.path for each in self.taken)
+
+    def _is_as_known(self) -> bool:
+        return all(each.from_cache for each in self.taken)
+
+
+def _known(taken: list[Taken]) -> Iterator[Known]:
+    return (Known(os.fsencode(each.path), each.kept, each.body) for each in taken if each.kept)
+
+
+def _clock_steps() -> float:
+    """Grows or shrinks by as much as somebody sets the wall clock."""
+    clock = SystemClock()
+    return clock.wall() - clock.monotonic()
+
+
+def _captured(engine: Engine, payload_hash: str, tally: Tally) -> Captured:
+    return Captured(
+        engine,
+        payload_hash,
+        tally.files,
+        tally.directories,
+        tally.bytes,
+        tally.stored_bytes,
+        tuple(tally.not_preserved),
+        tuple(tally.special),
+    )
 
 
 def _make_tree(tree: Path) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.descent import Descent
-from holdfast.fs.trees.intake import Intake, Tally
+from holdfast.fs.trees.intake import Intake
 from holdfast.fs.trees.manifest import Manifest, ManifestEntry, decode_entry, directory_of, raw_entries
 from holdfast.fs.trees.stat_cache import StatCache
+from holdfast.fs.trees.tally import Tally
 
 Records = Iterator[tuple[bytes, bytes]]
 
@@ -48,21 +48,8 @@ def changes(source: Path, tree: Path | None, *, cache: Path | None = None) -> It
 
 
 def _scan(way: Descent, cache: Path | None) -> Records:
-    here = way.enter("")
-    status = calls.fstat(here)
-    intake = Intake(
-        way,
-        payload=None,
-        attributes=None,
-        base=None,
-        cache=StatCache.read(cache, status.st_dev),
-        device=status.st_dev,
-        mounts=mounts_beneath(here),
-        now=0,
-        clones=False,
-        retry=False,
-        tally=Tally(None),
-    )
+    device = calls.fstat(way.enter("")).st_dev
+    intake = Intake(way, cache=StatCache.read(cache, device), tally=Tally())
     waiting = [""]
     while waiting:
         path = waiting.pop()

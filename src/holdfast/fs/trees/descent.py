@@ -18,7 +18,7 @@ NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 DIRECTORY: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NOFOLLOW
 
 _KEPT = 64
-_INTERVAL = 1024
+_DEEP = 4096
 _CLOSED = -1
 
 
@@ -32,6 +32,7 @@ class Descent:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.fspath(root)
         self._names: list[str] = []
+        self._path: str | None = ""
         self._open = [open_directory(self.root)]
 
     def enter(self, path: str) -> int:
@@ -39,15 +40,34 @@ class Descent:
 
         Raises the system's own error if there is no such directory.
         """
-        names = path.split("/") if path else []
-        common = _common(self._names, names)
+        if path == self._path:
+            return self._open[-1]
+        common, rest = self._shared_with(path)
         self._leave(common)
+        self._path = None  # until it is reached
         level = common
         while self._open[level] == _CLOSED:
             level -= 1
-        for depth in range(level, len(names)):
-            self._step(depth, names[depth])
+        for depth, name in enumerate([*self._names[level:], *rest], level):
+            self._step(depth, name)
+        self._path = path
         return self._open[-1]
+
+    def _shared_with(self, path: str) -> tuple[int, list[str]]:
+        """How many steps of the way are also the way to `path`, and the names of its other steps.
+
+        Most ways lead on from where we are, or from one step back: so those are not taken apart.
+        """
+        here = self._path or ""
+        if here and path.startswith(here) and path[len(here)] == "/":
+            return len(self._names), path[len(here) + 1 :].split("/")
+        back = here.rpartition("/")[0]
+        if here and path.startswith(back) and (not back or path[len(back) : len(back) + 1] == "/"):
+            rest = path[len(back) + 1 :] if back else path
+            return len(self._names) - 1, rest.split("/") if rest else []
+        names = path.split("/") if path else []
+        common = _common(self._names, names)
+        return common, names[common:]
 
     def _step(self, depth: int, name: str) -> None:
         found = calls.open(name, DIRECTORY, dir_fd=self._open[depth])
@@ -56,7 +76,7 @@ class Descent:
         else:
             self._open.append(found)
             self._names.append(name)
-        if depth >= _KEPT and depth % _INTERVAL:
+        if depth >= _KEPT and depth % (_KEPT if depth < _DEEP else _DEEP):
             close_quietly(self._open[depth])
             self._open[depth] = _CLOSED
 
@@ -73,6 +93,7 @@ class Descent:
     def close(self) -> None:
         """Let go of all descriptors."""
         self._leave(0)
+        self._path = None
         if self._open[0] != _CLOSED:
             close_quietly(self._open[0])
             self._open[0] = _CLOSED

@@ -5,77 +5,134 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+import threading
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Self
 
 from holdfast.fs import calls
-from holdfast.fs.trees.attributes import Attributes, meta_of_entry, place_file
-from holdfast.fs.trees.descent import Descent, joined, split, unreadable, unwritable
-from holdfast.fs.trees.intake import Intake, Taken
+from holdfast.fs.trees.attributes import meta_of_entry, place_file
+from holdfast.fs.trees.descent import Descent, split, unreadable, unwritable
+from holdfast.fs.trees.files import Base, Files, Known, Place
+from holdfast.fs.trees.intake import Taken
 from holdfast.fs.trees.layout import MANIFEST, PAYLOAD, READY
 from holdfast.fs.trees.manifest import (
     Manifest,
     ManifestEntry,
     decode_entry,
-    directory_of,
     raw_entries,
     read_whole,
     write_all,
 )
+from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.scan import HEAD
 
+NOTHING_KNOWN = Known({}, {}, {}, "")
+_WORTH_A_THREAD = 100
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
-def link_unchanged(taken: Iterable[Taken], intake: Intake) -> None:
-    """Fill the directories of the payload that were left for linking."""
-    assert intake.payload is not None
-    assert intake.attributes is not None
-    with Descent(intake.payload.root) as payload:
-        for each in taken:
-            if each.link_from is not None and intake.base is not None:
-                _link_directory(intake.base.payload, payload, each, intake)
-            elif not each.identity:  # a mount point
-                _finish(payload, each.path, each.body, intake.attributes)
+class Linker:
+    """Fills directories of a payload that are the same in the base; in a thread of its own if they are many.
+
+    The system does most of that work, so that the next directories can be looked at meanwhile.
+    """
+
+    def __init__(self, base: Base, payload: Payload, files: Files, source: str) -> None:
+        self._files, self._source = files, source
+        self._base = Descent(base.payload.root)
+        try:
+            self._payload = payload.again()
+        except BaseException:
+            self._base.close()
+            raise
+        self._waiting: SimpleQueue[Taken | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._seen = 0
+        self._abandoned = False
+
+    def link(self, taken: Taken) -> None:
+        """Link all that is in a directory, now or soon."""
+        self._seen += 1
+        if self._thread is None and self._seen > _WORTH_A_THREAD:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        if self._thread is not None:
+            self._waiting.put(taken)
+        else:
+            self._link_directory(taken)
+
+    def finish(self) -> None:
+        """Wait until all is linked; raise what went wrong."""
+        self._waiting.put(None)
+        if self._thread is not None:
+            self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._abandoned = True
+        self._waiting.put(None)
+        if self._thread is not None:
+            self._thread.join()
+        self._payload.close()
+        self._base.close()
+
+    def _run(self) -> None:
+        try:
+            while (taken := self._waiting.get()) is not None:
+                if self._abandoned:
+                    return
+                self._link_directory(taken)
+        except BaseException as error:
+            self._failure = error
+
+    def _link_directory(self, taken: Taken) -> None:
+        assert taken.link_from is not None
+        link = calls.link
+        try:
+            target = self._payload.enter(taken.path)
+            here = self._base.enter(taken.link_from)
+            for name in names_in(taken.identity):
+                link(name, name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
+        except OSError:
+            self._link_what_is_missing(taken, taken.link_from)
+        self._payload.finish_directory(taken.path, taken.body)
+
+    def _link_what_is_missing(self, taken: Taken, link_from: str) -> None:
+        """Go through a directory entry by entry after a link failed: what cannot be linked is copied."""
+        for raw in raw_entries(taken.body).values():
+            entry = decode_entry(b"", raw)
+            if not link_or_copy(self._base, link_from, self._payload, taken.path, entry):
+                self._copy_again(taken, os.fsdecode(entry.name), raw)
+
+    def _copy_again(self, taken: Taken, name: str, raw: bytes) -> None:
+        with Descent(self._source) as way:
+            try:
+                here = way.enter(taken.path)
+            except OSError as error:
+                raise unreadable(way.where(taken.path), error) from error
+            target = self._payload.enter(taken.path)
+            self._files.copy_again(Place(taken.path, here, target, NOTHING_KNOWN), name, raw)
 
 
-def _link_directory(base: Descent, payload: Descent, taken: Taken, intake: Intake) -> None:
-    """Link all that is in a directory of the base, and complete the directory."""
-    assert intake.attributes is not None
-    assert taken.link_from is not None
-    link = calls.link
-    try:
-        target = payload.enter(taken.path)
-        here = base.enter(taken.link_from)
-        for name in names_in(taken.identity):
-            link(name, name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
-    except OSError:
-        _link_what_is_missing(base, payload, taken, intake)
-    _finish(payload, taken.path, taken.body, intake.attributes)
+def link_or_copy(base: Descent, base_path: str, payload: Payload, path: str, entry: ManifestEntry) -> bool:
+    """Put an entry into the payload by a link, or else as a copy; False if the base does not have it.
 
-
-def _link_what_is_missing(base: Descent, payload: Descent, taken: Taken, intake: Intake) -> None:
-    """Go through a directory entry by entry after a link failed: what cannot be linked is copied."""
-    assert intake.attributes is not None
-    assert taken.link_from is not None
-    for raw in raw_entries(taken.body).values():
-        entry = decode_entry(b"", raw)
-        if not link_or_copy(base, taken.link_from, payload, taken.path, entry, intake.attributes):
-            intake.copy_again(payload.enter(taken.path), taken.path, os.fsdecode(entry.name), raw)
-
-
-def link_or_copy(
-    base: Descent, base_path: str, payload: Descent, path: str, entry: ManifestEntry, attributes: Attributes
-) -> bool:
-    """Put an entry into the payload by a link, or else as a copy; False if the base does not have it."""
+    What is special is in the manifest alone.
+    """
     name = os.fsdecode(entry.name)
+    target = payload.enter(path)
     try:
-        target = payload.enter(path)
         if entry.kind not in "fl" or _is_there(target, name):
             return True
         if entry.kind == "l":
             calls.symlink(os.fsdecode(entry.target), name, dir_fd=target)
-            attributes.finish_other(target, name, meta_of_entry(entry), entry.xattrs)
+            payload.attributes.finish_other(target, name, meta_of_entry(entry), entry.xattrs)
             return True
         here = base.enter(base_path)
         if not _is_like(here, name, entry):
@@ -85,11 +142,11 @@ def link_or_copy(
         except OSError as error:
             if error.errno in _FULL:
                 raise
-            place_file(here, entry, target, name, attributes)
+            place_file(here, entry, target, name, payload.attributes)
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise unwritable(payload.where(path, name), error) from error
+        raise unwritable(payload.way.where(path, name), error) from error
     return True
 
 
@@ -106,45 +163,35 @@ def _is_like(directory: int, name: str, entry: ManifestEntry) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == entry.size
 
 
-def _finish(payload: Descent, path: str, body: bytes, attributes: Attributes) -> None:
-    entry = directory_of(b"", body)
-    try:
-        attributes.finish_directory(payload.enter(path), meta_of_entry(entry), entry.xattrs)
-    except OSError as error:
-        raise unwritable(payload.where(path), error) from error
-
-
 def link_tree(tree: Path, new_tree: Path) -> None:
     """Make `new_tree` a second tree with the same content, by hard links; copies where there can be none."""
     manifest = Manifest.read(tree)
     try:
         calls.mkdir(new_tree)
-        calls.mkdir(new_tree / PAYLOAD)
-        with Descent(tree / PAYLOAD) as base, Descent(new_tree / PAYLOAD) as payload:
+        with Descent(tree / PAYLOAD) as base, Payload.make(new_tree / PAYLOAD, kept=True) as payload:
             for path in manifest.paths():  # 1. all directories
                 parent, name = split(os.fsdecode(path))
                 if name:
-                    calls.mkdir(name, dir_fd=payload.enter(parent))
-            _link_all(manifest, base, payload)  # 2. all files, and nothing more is put into a directory
+                    payload.make_directories(parent, [name])
+            for path, body in manifest.records():  # 2. what is in them
+                _link_entries(base, os.fsdecode(path), payload, body)
         for name in (MANIFEST, READY):  # 3. the mark last
-            _link_or_copy_file(tree / name, new_tree / name)
+            link_or_copy_file(tree / name, new_tree / name)
     except OSError as error:
         raise unwritable(os.fspath(new_tree), error) from error
 
 
-def _link_all(manifest: Manifest, base: Descent, payload: Descent) -> None:
-    attributes = Attributes(calls.fstat(payload.enter("")), kept=True)
-    for encoded, body in manifest.records():
-        path = os.fsdecode(encoded)
-        for raw in raw_entries(body).values():
-            entry = decode_entry(b"", raw)
-            if not link_or_copy(base, path, payload, path, entry, attributes):
-                missing = base.where(joined(path, os.fsdecode(entry.name)))
-                raise unreadable(missing, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
-        _finish(payload, path, body, attributes)
+def _link_entries(base: Descent, path: str, payload: Payload, body: bytes) -> None:
+    for raw in raw_entries(body).values():
+        entry = decode_entry(b"", raw)
+        if not link_or_copy(base, path, payload, path, entry):
+            missing = base.where(path, os.fsdecode(entry.name))
+            raise unreadable(missing, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    payload.finish_directory(path, body)
 
 
-def _link_or_copy_file(source: Path, target: Path) -> None:
+def link_or_copy_file(source: Path, target: Path) -> None:
+    """Give a file of a tree a second name in another one, or else copy it."""
     try:
         calls.link(source, target, follow_symlinks=False)
     except OSError as error:

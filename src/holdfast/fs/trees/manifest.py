@@ -24,6 +24,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Corrupt
@@ -139,12 +140,12 @@ def encode_body(meta: Meta, extras: bytes, entries: list[bytes]) -> bytes:
     return BODY.pack(*meta, len(extras), len(entries)) + extras + b"".join(entries)
 
 
-def write_manifest(directory: int, records: Iterable[tuple[bytes, bytes]], *, where: str) -> str:
-    """Write the manifest into an open directory and return its hash, which is the payload's."""
+def write_manifest(path: Path, records: Iterable[tuple[bytes, bytes]]) -> str:
+    """Write a new manifest and return its hash, which is the payload's."""
     digest = hashlib.sha256()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW
     try:
-        descriptor = calls.open(MANIFEST, flags, 0o444, dir_fd=directory)
+        descriptor = calls.open(path, flags, 0o444)
         try:
             for chunk in _chunks(records):
                 digest.update(chunk)
@@ -152,7 +153,7 @@ def write_manifest(directory: int, records: Iterable[tuple[bytes, bytes]], *, wh
         finally:
             calls.close(descriptor)
     except OSError as error:
-        raise unwritable(f"{where}/{MANIFEST}", error) from error
+        raise unwritable(os.fspath(path), error) from error
     return digest.hexdigest()
 
 
@@ -207,6 +208,10 @@ class Manifest:
         """The body of a directory's record; None if there is no such directory."""
         found = self._bodies.get(path)
         return None if found is None else self._content[found[0] : found[1]]
+
+    def __len__(self) -> int:
+        """The number of directories."""
+        return len(self._bodies)
 
     def paths(self) -> Iterator[bytes]:
         """The directories, each before what is below it."""
@@ -334,10 +339,46 @@ def decode_xattrs(value: bytes) -> Xattrs:
     return tuple(found)
 
 
+# --- A file's entry, as bytes -----------------------------------------------------------------------
+
+_SIZE_AT, _NAME_LENGTH_AT, _EXTRAS_LENGTH_AT = 20, 28, 30
+
+
+def size_of(raw: bytes) -> int:
+    """The size of the file."""
+    return int.from_bytes(raw[_SIZE_AT:_NAME_LENGTH_AT], "little")
+
+
 def digest_of(raw: bytes) -> bytes:
-    """The SHA-256 of the file that an entry is of."""
-    end = ENTRY.size + int.from_bytes(raw[ENTRY.size - 6 : ENTRY.size - 4], "little")
-    return raw[end : end + DIGEST]
+    """The SHA-256 of the file."""
+    end = _extras_at(raw)
+    return raw[end - DIGEST : end]
+
+
+def without_first_link(raw: bytes) -> bytes:
+    """The entry as if the file had no other name."""
+    at = _extras_at(raw)
+    if len(raw) == at or b"H" not in (extras := decode_extras(raw[at:])):
+        return raw
+    return _with_extras(raw, encode_extras(xattrs=extras.get(b"X", b"")))
+
+
+def with_first_link(raw: bytes, first: bytes) -> bytes:
+    """The entry of a file that was met before, under the path `first`."""
+    extras = decode_extras(raw[_extras_at(raw) :])
+    return _with_extras(raw, encode_extras(first_link=first, xattrs=extras.get(b"X", b"")))
+
+
+def _with_extras(raw: bytes, extras: bytes) -> bytes:
+    length = len(extras).to_bytes(4, "little")
+    return raw[:_EXTRAS_LENGTH_AT] + length + raw[ENTRY.size : _extras_at(raw)] + extras
+
+
+def _extras_at(raw: bytes) -> int:
+    return ENTRY.size + int.from_bytes(raw[_NAME_LENGTH_AT:_EXTRAS_LENGTH_AT], "little") + DIGEST
+
+
+# --- Files ------------------------------------------------------------------------------------------
 
 
 def read_whole(path: str) -> bytes:

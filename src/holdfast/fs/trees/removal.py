@@ -59,27 +59,58 @@ def _empty_directory(top: int) -> None:
 
     What lies deeper is moved up to the top first, so neither descriptors nor the stack grow with the depth.
     """
-    moved = 0
-    pending = True
-    while pending:
-        pending = False
-        stack: list[tuple[int, list[str], str]] = [(top, _unlink_files(top), "")]
-        while stack:
+    moved = _Moved(top)
+    while True:
+        before = moved.count
+        _empty_levels(top, moved)
+        if moved.count == before:
+            return
+
+
+def _empty_levels(top: int, moved: _Moved) -> None:
+    stack: list[tuple[int, list[str], str]] = [(top, _unlink_files(top), "")]
+    try:
+        while True:
             here, below, name = stack[-1]
             if below:
                 child = below.pop()
                 if len(stack) > _LEVELS:
-                    moved = _move_up(here, child, top, moved)
-                    pending = True
-                    continue
-                inner = _enter(here, child)
-                if inner is not None:
-                    stack.append((inner, _unlink_files(inner), child))
+                    moved.move(here, child)
+                elif (inner := _enter(here, child)) is not None:
+                    stack.append((inner, [], child))
+                    stack[-1][1].extend(_unlink_files(inner))
                 continue
+            if len(stack) == 1:
+                return
             stack.pop()
-            if stack:
-                close_quietly(here)
-                _remove_directory(name, stack[-1][0])
+            close_quietly(here)
+            _remove_directory(name, stack[-1][0])
+    finally:
+        for descriptor, _, _ in stack[1:]:
+            close_quietly(descriptor)
+
+
+class _Moved:
+    """What was moved up to the top, in order to be removed from there."""
+
+    def __init__(self, top: int) -> None:
+        self.count = 0
+        self._top = top
+
+    def move(self, here: int, name: str) -> None:
+        """Move a directory to the top, under a name that nothing has there."""
+        while True:
+            self.count += 1
+            try:
+                _make_movable(here, name)
+                calls.rename(name, f".removed-{self.count}", src_dir_fd=here, dst_dir_fd=self._top)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise
+            else:
+                return
 
 
 def _unlink_files(here: int) -> list[str]:
@@ -113,10 +144,14 @@ def _open_writable(name: str, here: int | None) -> int:
     except PermissionError:
         _make_writable(name, here)
         descriptor = calls.open(name, DIRECTORY, dir_fd=here)
-    mode = calls.fstat(descriptor).st_mode
-    if mode & stat.S_IRWXU != stat.S_IRWXU:
-        with contextlib.suppress(PermissionError):  # not ours; removing may be allowed all the same
-            calls.chmod(descriptor, stat.S_IMODE(mode) | stat.S_IRWXU)
+    try:
+        mode = calls.fstat(descriptor).st_mode
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            with contextlib.suppress(PermissionError):  # not ours; removing may be allowed all the same
+                calls.chmod(descriptor, stat.S_IMODE(mode) | stat.S_IRWXU)
+    except BaseException:
+        close_quietly(descriptor)
+        raise
     return descriptor
 
 
@@ -125,21 +160,6 @@ def _make_writable(name: str, here: int | None) -> None:
     status = calls.stat(name, dir_fd=here, follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode):
         calls.chmod(name, stat.S_IMODE(status.st_mode) | stat.S_IRWXU, dir_fd=here)
-
-
-def _move_up(here: int, name: str, top: int, moved: int) -> int:
-    while True:
-        moved += 1
-        try:
-            _make_movable(here, name)
-            calls.rename(name, f".removed-{moved}", src_dir_fd=here, dst_dir_fd=top)
-        except FileNotFoundError:
-            return moved
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                raise
-            continue
-        return moved
 
 
 def _make_movable(here: int, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +14,12 @@ from holdfast.fs import calls
 from holdfast.fs.trees.attributes import Attributes, meta_of_entry, place_file
 from holdfast.fs.trees.content import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, head_of_body, head_of_entry
 from holdfast.fs.trees.descent import Descent, joined, shown, split, unreadable, unwritable
-from holdfast.fs.trees.intake import Progress
+from holdfast.fs.trees.files import NO_LINK
 from holdfast.fs.trees.layout import PAYLOAD, READY
 from holdfast.fs.trees.manifest import Manifest, ManifestEntry, decode_entry, directory_of, raw_entries
 from holdfast.fs.trees.scan import Listing, look, without_recent
 from holdfast.fs.trees.stat_cache import Known, write_cache
+from holdfast.fs.trees.tally import Progress
 
 _A_TICK = 0.03
 _KINDS = {"p": 0o010000, "s": 0o140000, "c": 0o020000, "b": 0o060000}
@@ -155,6 +157,8 @@ class _Making:
             elif entry.kind == "f":
                 self.bytes += entry.size
                 lost = self._file(here, source, entry, into, name, attributes)
+                if first is not None:
+                    lost.append(f"hard link to {shown(first)}")
             else:
                 lost = _other(entry, into, name, attributes)
         except OSError as error:
@@ -182,6 +186,7 @@ class _Making:
         entry = directory_of(path, self._body(path))
         if entry.kind == "m":
             self.not_preserved.append(f"{shown(os.fsdecode(path))}: what is mounted there was not captured")
+            return
         try:
             here = target.enter(new_path)
             lost = attributes.finish_directory(here, meta_of_entry(entry), entry.xattrs)
@@ -228,7 +233,7 @@ class _Making:
     def write_cache(self, cache: Path) -> None:
         """Note what has just been made, once its times are old enough to be trusted."""
         time.sleep(_A_TICK)
-        with Descent(self.destination) as way:
+        with Descent(self.destination) as way, suppress(OSError):  # without a cache it is slower, and no more
             here = way.enter("")
             status = calls.fstat(here)
             calls.utime(here, ns=(status.st_atime_ns, status.st_mtime_ns))  # so that its ctime is now
@@ -265,13 +270,16 @@ def _make_directory(target: Descent, parent: str, name: str) -> None:
 
 
 def _link(root: str, first: str, into: int, name: str) -> bool:
+    """Give a file that was made before a second name; False where it cannot have one."""
     directory, first_name = split(first)
     with Descent(root) as way:
         try:
             calls.link(
                 first_name, name, src_dir_fd=way.enter(directory), dst_dir_fd=into, follow_symlinks=False
             )
-        except OSError:
+        except OSError as error:
+            if error.errno not in NO_LINK:
+                raise
             return False
     return True
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast.fs import calls
@@ -44,43 +46,48 @@ class Listing(NamedTuple):
 
 
 def look(descriptor: int) -> Listing:
-    """Look at an open directory. The order of names is that of their bytes."""
+    """Look at an open directory. The order of names is that of their bytes.
+
+    This is the price of every file that has not changed, so it is written for speed.
+    """
     own = calls.fstat(descriptor)
-    directories: list[str] = []
-    found: list[tuple[str, os.stat_result]] = []
-    with calls.scandir(descriptor) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                directories.append(entry.name)
-            else:
-                found.append((entry.name, entry.stat(follow_symlinks=False)))
+    with calls.scandir(descriptor) as listed:
+        entries = list(listed)
+    directories = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    if directories:
+        entries = [entry for entry in entries if not entry.is_dir(follow_symlinks=False)]
+    try:
+        found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
+    except FileNotFoundError:
+        found = list(_still_there(entries))
     found.sort()
     directories.sort()
-    blob = "\0".join([name for name, _ in found])
-    if not blob.isascii():
+    names = [name for name, _ in found]
+    blob, below = "\0".join(names), "\0".join(directories)
+    if not (blob.isascii() and below.isascii()):
         found.sort(key=_bytes_of_name)
-        blob = "\0".join([name for name, _ in found])
-    if not all(map(str.isascii, directories)):
         directories.sort(key=os.fsencode)
-    return _listing(own, directories, found, os.fsencode(blob))
+        names = [name for name, _ in found]
+        blob, below = "\0".join(names), "\0".join(directories)
+    pack, statuses = MARK.pack, [status for _, status in found]
+    marks = [pack(s.st_ino, s.st_mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in statuses]
+    encoded, encoded_below = os.fsencode(blob), os.fsencode(below)
+    head = own_mark(own, len(names), len(encoded), len(encoded_below))
+    return Listing(
+        own,
+        directories,
+        names,
+        statuses,
+        b"".join([head, encoded, encoded_below, *marks]),
+        max([each.st_ctime_ns for each in statuses], default=0),
+        max([each.st_nlink for each in statuses], default=1) > 1,
+    )
 
 
-def _listing(
-    own: os.stat_result, directories: list[str], found: list[tuple[str, os.stat_result]], blob: bytes
-) -> Listing:
-    pack = MARK.pack
-    newest, linked = 0, False
-    below = os.fsencode("\0".join(directories))
-    parts = [own_mark(own, len(found), len(blob), len(below)), blob, below]
-    for _, status in found:
-        changed = status.st_ctime_ns
-        parts.append(pack(status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, changed))
-        if changed > newest:
-            newest = changed
-        if status.st_nlink > 1:
-            linked = True
-    names, statuses = [name for name, _ in found], [status for _, status in found]
-    return Listing(own, directories, names, statuses, b"".join(parts), newest, linked)
+def _still_there(entries: list[os.DirEntry[str]]) -> Iterator[tuple[str, os.stat_result]]:
+    for entry in entries:
+        with suppress(FileNotFoundError):
+            yield entry.name, entry.stat(follow_symlinks=False)
 
 
 def _bytes_of_name(found: tuple[str, os.stat_result]) -> bytes:

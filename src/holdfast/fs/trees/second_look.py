@@ -13,8 +13,10 @@ from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly
 from holdfast.fs.trees.content import READ, hash_file
 from holdfast.fs.trees.descent import Descent, joined, unreadable
-from holdfast.fs.trees.intake import GONE, Recent, Taken, Tally
+from holdfast.fs.trees.files import GONE
+from holdfast.fs.trees.intake import Taken
 from holdfast.fs.trees.scan import look, marks_by_name
+from holdfast.fs.trees.tally import Recent, Tally
 
 _ENOUGH = 100
 

@@ -59,6 +59,10 @@ class StatCache:
         except OSError:
             return cls()
 
+    def __len__(self) -> int:
+        """The number of directories."""
+        return len(self._places)
+
     def known(self, inode: int) -> Known | None:
         """What is known of the directory with this inode."""
         place = self._places.get(inode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,20 +40,34 @@ def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
     `what` is `ready` (the mark of completeness), `manifest`, `missing`, `extra`, `unreadable`, `kind`,
     `content`, `target`, `mode` or `mtime`.
     """
+    manifest = yield from _check_manifest(tree, payload_hash)
+    if manifest is not None:
+        bodies = {path: raw_entries(body) for path, body in manifest.records()}
+        yield from _check_payload(tree, manifest, bodies)
+
+
+def verify_manifest(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
+    """Like `verify`, but look only at the mark of completeness and at the manifest: no file is read."""
+    yield from _check_manifest(tree, payload_hash)
+
+
+def _check_manifest(tree: Path, payload_hash: str | None) -> Generator[Problem, None, Manifest | None]:
+    """Check the mark and the manifest; return the manifest if it can be understood."""
     yield from _check_ready(tree, payload_hash)
     try:
         manifest = Manifest.read(tree)
-        bodies = {path: raw_entries(body) for path, body in manifest.records()}
+        for _, body in manifest.records():
+            raw_entries(body)
     except Failure as failure:
         yield Problem("manifest", "manifest", failure.message)
-        return
+        return None
     except Exception as error:
         yield Problem("manifest", "manifest", f"the manifest has a broken record: {error}")
-        return
+        return None
     found = manifest.payload_hash
     if payload_hash is not None and found != payload_hash:
         yield Problem("manifest", "manifest", f"its hash is {found}, but must be {payload_hash}")
-    yield from _check_payload(tree, manifest, bodies)
+    return manifest
 
 
 def _check_ready(tree: Path, payload_hash: str | None) -> Iterator[Problem]:

@@ -50,6 +50,9 @@ class Performer:
         if name == "scandir":
             listing = Listing.made_by(lambda: self._make(attempt))
             return listing, listing.names
+        if name == "listdir":
+            names = sorted(self._make(attempt))  # any order is allowed
+            return names, tuple(names)
         result = self._make(attempt)
         self.changes += name in _CHANGING_FILES
         if name in ("mkdir", "symlink"):

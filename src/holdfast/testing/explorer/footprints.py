@@ -129,6 +129,7 @@ class Footprints:
             "stat": self._stat,
             "readlink": self._stat,
             "scandir": self._list,
+            "listdir": self._list,
             "mkdir": lambda attempt: self._create(attempt, 0),
             "symlink": lambda attempt: self._create(attempt, 1),
             "link": self._link,

@@ -1,0 +1,349 @@
+"""The issue tracker: creating, updating and listing, beside SQLite and beside bare JSON files without locks.
+
+The bare files are the unsafe floor: durable replacement, but nothing that keeps two writers apart; what
+they lose is counted. SQLite runs with WAL and synchronous=FULL and keeps an issue as a row and an event
+as another one, in one transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from time import monotonic, perf_counter
+from typing import Any, ClassVar, NamedTuple
+
+from bench.crew import Crew
+from bench.report import Column, Report, Table, at_most, number
+from holdfast.issues.creating import NewIssue
+from holdfast.issues.tracker import Tracker, Update
+from holdfast.locks.retry import RetryConfig
+from holdfast.store.files import FileStore
+
+PROCESSES = (1, 8, 32)
+MILLI = 1e3
+
+
+class Size(NamedTuple):
+    """How much to measure; durations in seconds."""
+
+    crew_seconds: float = 2.0
+    counts: tuple[int, ...] = (100, 1_000, 10_000)
+    rounds: int = 7
+
+
+FULL = Size()
+QUICK = Size(crew_seconds=0.2, counts=(20, 100), rounds=2)
+
+
+class Contender(ABC):
+    """Something that keeps issues with a title, a state and a counter."""
+
+    name: ClassVar[str]
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @abstractmethod
+    def make(self, count: int) -> list[str]:
+        """Begin with so many issues; their ids."""
+
+    @abstractmethod
+    def create(self) -> None:
+        """One more issue, durably."""
+
+    @abstractmethod
+    def update(self, issue: str) -> None:
+        """Count an issue up, durably."""
+
+    @abstractmethod
+    def counted(self) -> tuple[int, int]:
+        """How many issues there are, and the sum of their counters."""
+
+    @abstractmethod
+    def ready(self) -> int:
+        """How many can be worked on."""
+
+
+class Ours(Contender):
+    """`Tracker` on files."""
+
+    name = "holdfast"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        retry = RetryConfig(max_attempts=100, initial_delay=0.001)
+        self.tracker = Tracker(FileStore(directory, timeout=60.0), actor="agent:bench", retry=retry)
+        self.tracker.initialise()
+
+    def make(self, count: int) -> list[str]:
+        created = self.tracker.create_all(
+            [NewIssue(title=f"issue {n}", description="x" * 200) for n in range(count)]
+        )
+        return [each.issue.id for each in created]
+
+    def create(self) -> None:
+        self.tracker.create(NewIssue(title="one more"))
+
+    def update(self, issue: str) -> None:
+        self.tracker.update(issue, Update(increments={"n": 1}))
+
+    def counted(self) -> tuple[int, int]:
+        issues = list(self.tracker.snapshot())
+        return len(issues), sum(int(issue.context.get("n", 0)) for issue in issues)
+
+    def ready(self) -> int:
+        return len(self.tracker.snapshot().ready())
+
+
+class Sqlite(Contender):
+    """SQLite with WAL and synchronous=FULL."""
+
+    name = "SQLite (WAL, FULL)"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.connection = sqlite3.connect(directory / "issues.db", timeout=60.0, isolation_level=None)
+        for statement in (
+            "PRAGMA journal_mode=WAL",
+            "PRAGMA synchronous=FULL",
+            "CREATE TABLE IF NOT EXISTS issues (id TEXT PRIMARY KEY, state TEXT, record TEXT)",
+            "CREATE TABLE IF NOT EXISTS events (record TEXT)",
+        ):
+            self.connection.execute(statement)
+
+    def make(self, count: int) -> list[str]:
+        records = [_record(n) for n in range(count)]
+        self.connection.execute("BEGIN IMMEDIATE")
+        rows = [(each["id"], "ready", json.dumps(each)) for each in records]
+        self.connection.executemany("INSERT INTO issues VALUES (?, ?, ?)", rows)
+        self.connection.execute("COMMIT")
+        return [each["id"] for each in records]
+
+    def create(self) -> None:
+        record = _record(0)
+        self.connection.execute("BEGIN IMMEDIATE")
+        row = (record["id"], "ready", json.dumps(record))
+        self.connection.execute("INSERT INTO issues VALUES (?, ?, ?)", row)
+        self._event("issue_created", record["id"])
+        self.connection.execute("COMMIT")
+
+    def update(self, issue: str) -> None:
+        self.connection.execute("BEGIN IMMEDIATE")
+        [(text,)] = self.connection.execute("SELECT record FROM issues WHERE id = ?", (issue,)).fetchall()
+        record = _counted(json.loads(text))
+        self.connection.execute("UPDATE issues SET record = ? WHERE id = ?", (json.dumps(record), issue))
+        self._event("issue_updated", issue)
+        self.connection.execute("COMMIT")
+
+    def counted(self) -> tuple[int, int]:
+        records = [json.loads(text) for (text,) in self.connection.execute("SELECT record FROM issues")]
+        return len(records), sum(int(each["context"].get("n", 0)) for each in records)
+
+    def ready(self) -> int:
+        rows = self.connection.execute("SELECT record FROM issues WHERE state = 'ready'").fetchall()
+        return len([json.loads(text) for (text,) in rows])
+
+    def _event(self, kind: str, issue: str) -> None:
+        self.connection.execute(
+            "INSERT INTO events VALUES (?)", (json.dumps({"type": kind, "issue_id": issue}),)
+        )
+
+
+class BareFiles(Contender):
+    """JSON files without any lock: what they lose, they lose."""
+
+    name = "bare files, no locks (unsafe)"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        (directory / "issues").mkdir(exist_ok=True)
+        if not (directory / "index.json").exists():
+            _replace(directory / "index.json", {"all_ids": []})
+
+    def make(self, count: int) -> list[str]:
+        records = [_record(n) for n in range(count)]
+        for each in records:
+            (self.directory / f"issues/{each['id']}.json").write_text(json.dumps(each, indent=2))
+        _replace(self.directory / "index.json", {"all_ids": [each["id"] for each in records]})
+        return [each["id"] for each in records]
+
+    def create(self) -> None:
+        record = _record(0)
+        _replace(self.directory / f"issues/{record['id']}.json", record)
+        index = json.loads((self.directory / "index.json").read_text())
+        _replace(self.directory / "index.json", {"all_ids": [*index["all_ids"], record["id"]]})
+        self._event("issue_created", record["id"])
+
+    def update(self, issue: str) -> None:
+        path = self.directory / f"issues/{issue}.json"
+        _replace(path, _counted(json.loads(path.read_text())))
+        self._event("issue_updated", issue)
+
+    def counted(self) -> tuple[int, int]:
+        records = self._records()
+        return len(records), sum(int(each["context"].get("n", 0)) for each in records)
+
+    def ready(self) -> int:
+        return len([each for each in self._records() if each["state"] == "ready"])
+
+    def _records(self) -> list[dict[str, Any]]:
+        ids = json.loads((self.directory / "index.json").read_text())["all_ids"]
+        return [json.loads((self.directory / f"issues/{each}.json").read_text()) for each in ids]
+
+    def _event(self, kind: str, issue: str) -> None:
+        with (self.directory / "events.jsonl").open("a") as file:
+            file.write(json.dumps({"type": kind, "issue_id": issue}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+KINDS: tuple[type[Contender], ...] = (Ours, Sqlite, BareFiles)
+
+
+def run(*, quick: bool) -> Report:
+    """The whole suite."""
+    report, size = Report(), QUICK if quick else FULL
+    if sys.platform == "win32":
+        report.notes.append("issues: the floor needs directories that can be synced; nothing was measured")
+        return report
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=Path.cwd()) as directory:
+        together(Path(directory), size, report)
+        listing(Path(directory), size, report)
+    return report
+
+
+def together(directory: Path, size: Size, report: Report) -> None:
+    """Several processes that create issues, or update one issue, or each its own."""
+    titles = [f"{count} {what}" for count in PROCESSES for what in ("create", "same", "own")]
+    table = Table(
+        "creates/s, updates/s of the same issue, updates/s of own issues; by the number of processes",
+        [Column(title, number(",.0f")) for title in titles],
+    )
+    table.rows = {kind.name: [] for kind in KINDS}
+    for count in PROCESSES:
+        _say(f"{count} processes")
+        with Crew(count) as crew:
+            for kind in KINDS:
+                for what in ("create", "same", "own"):
+                    place = directory / f"{kind.__name__}-{count}-{what}"
+                    place.mkdir()
+                    ids = kind(place).make(count)
+                    done = sum(crew.all_do(_prepare, kind, place, what, ids, seconds=size.crew_seconds))
+                    table.rows[kind.name].append(done / size.crew_seconds)
+                    _check(kind, place, what, count, done, report)
+    report.tables.append(table)
+
+
+def _prepare(kind: type[Contender], place: Path, what: str, ids: list[str]) -> Callable[[float], int]:
+    each = kind(place)
+    issue = ids[0] if what == "same" else _own(place, ids)
+
+    def work(end_at: float) -> int:
+        done = 0
+        while monotonic() < end_at:
+            with suppress(json.JSONDecodeError, FileNotFoundError):  # the unsafe one, in another's way
+                each.create() if what == "create" else each.update(issue)
+            done += 1
+        return done
+
+    return work
+
+
+def _own(place: Path, ids: list[str]) -> str:
+    """One of the issues that no other process has taken."""
+    for issue in ids:
+        with suppress(FileExistsError):
+            os.close(os.open(place / f"taken-{issue}", os.O_CREAT | os.O_EXCL))
+            return issue
+    raise AssertionError("there are more processes than issues")
+
+
+def _check(kind: type[Contender], place: Path, what: str, before: int, done: int, report: Report) -> None:
+    issues, counts = kind(place).counted()
+    found = issues - before if what == "create" else counts
+    if found != done:
+        report.notes.append(f"{kind.name}: {done - found} of {done} ({what}, {before} processes) were lost")
+
+
+def listing(directory: Path, size: Size, report: Report) -> None:
+    """What can be worked on: in a process that runs already, and by a command from its cold start."""
+    columns = [Column(f"{count:,} issues", number(".1f")) for count in size.counts]
+    table = Table("ms to find what is ready, and to update one issue, by the number of issues", columns)
+    names = ["holdfast ready (cold start)", "holdfast issue list (cold start)", "holdfast update of one"]
+    table.rows = {name: [] for name in (*(f"{kind.name}, running" for kind in KINDS), *names)}
+    updates: list[float] = []
+    for count in size.counts:
+        _say(f"{count} issues")
+        for kind in KINDS:
+            place = directory / f"{kind.__name__}-list-{count}"
+            place.mkdir()
+            each = kind(place)
+            ids = each.make(count)
+            assert each.ready() == count
+            table.rows[f"{kind.name}, running"].append(_timed(each.ready, size.rounds) * MILLI)
+            if isinstance(each, Ours):
+                cold = [
+                    _timed(_command(place, *words), size.rounds) for words in (["ready"], ["issue", "list"])
+                ]
+                for name, seconds in zip(names, cold, strict=False):
+                    table.rows[name].append(seconds * MILLI)
+                updates.append(_timed(lambda each=each, one=ids[0]: each.update(one), 5 * size.rounds))  # type: ignore[misc]
+                table.rows[names[2]].append(updates[-1] * MILLI)
+    report.tables.append(table)
+    most = f"{size.counts[-1]:,}"
+    report.targets += [
+        at_most(0.5, f"'{name}' of {most} issues ≤ 0.5 s", seconds, "s")
+        for name, seconds in zip(("ready", "issue list"), cold, strict=True)
+    ]
+    text = f"updating one of {most} issues ≤ 1.5 x updating one of {size.counts[0]}"
+    report.targets.append(at_most(1.5, text, updates[-1] / updates[0]))
+
+
+def _command(place: Path, *words: str) -> Callable[[], object]:
+    command = [sys.executable, "-m", "holdfast", *words, "--repo", str(place)]
+    return lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def _timed(act: Callable[[], object], rounds: int) -> float:
+    found = []
+    for _ in range(rounds):
+        started = perf_counter()
+        act()
+        found.append(perf_counter() - started)
+    return median(found)
+
+
+def _record(n: int) -> dict[str, Any]:
+    record = {"id": str(uuid.uuid4()), "title": f"issue {n}", "description": "x" * 200, "state": "ready"}
+    return {**record, "priority": "normal", "dependencies": [], "context": {}, "labels": []}
+
+
+def _counted(record: dict[str, Any]) -> dict[str, Any]:
+    record["context"]["n"] = str(int(record["context"].get("n", 0)) + 1)
+    return record
+
+
+def _replace(path: Path, record: object) -> None:
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    os.write(fd, json.dumps(record, indent=2).encode())
+    os.fsync(fd)
+    os.close(fd)
+    os.replace(draft, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    os.fsync(directory)
+    os.close(directory)
+
+
+def _say(what: str) -> None:
+    print(f"issues: {what} ...", file=sys.stderr, flush=True)

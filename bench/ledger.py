@@ -1,0 +1,379 @@
+"""The ledger: durable appends, claims, many writers and replay, at sizes up to 100 000 events.
+
+Beside SQLite with WAL and synchronous=FULL, which promises the same durability, and beside the floor:
+what one durable file costs whoever makes it (write, fsync, link, unlink, fsync of the directory).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import monotonic, perf_counter
+from typing import ClassVar, NamedTuple
+
+import msgspec
+
+from bench.crew import Crew
+from bench.measure import enough_times, interleave, ratio, seconds_each
+from bench.report import Column, Report, Table, Value, at_least, at_most, number
+from holdfast.fs import calls
+from holdfast.ledger.checkpoints import FileShelf
+from holdfast.ledger.claiming import Claims
+from holdfast.ledger.keeper import BookKeeper
+from holdfast.ledger.log import Ledger
+from holdfast.store.files import FileStore
+
+MICRO = 1e6
+WRITERS = (1, 8, 32)
+BATCH = 100
+PATIENCE = 60.0
+EVENT = {
+    "type": "lock_acquired",
+    "timestamp": "2024-01-15T10:30:00.000000Z",
+    "node_id": "1.2.3",
+    "owner": "agent-uuid-1234",
+    "expires_at": "2024-01-15T10:35:00.000000Z",
+}
+
+
+class Size(NamedTuple):
+    """How much to measure; durations in seconds."""
+
+    rounds: int = 51
+    sample_seconds: float = 0.02
+    claim_rounds: int = 31
+    crew_seconds: float = 1.5
+    events: tuple[int, ...] = (0, 1_000, 100_000)
+
+
+FULL = Size()
+QUICK = Size(rounds=5, claim_rounds=3, crew_seconds=0.2, events=(0, 100, 1_000))
+
+
+class Contender(ABC):
+    """Something that events are appended to."""
+
+    name: ClassVar[str]
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @abstractmethod
+    def fill(self, count: int) -> None:
+        """Have so many events, somehow."""
+
+    @abstractmethod
+    def append(self) -> None:
+        """One event, durably."""
+
+    @abstractmethod
+    def append_many(self, count: int) -> None:
+        """Several, durably, all or none."""
+
+    @abstractmethod
+    def replay(self) -> int:
+        """Read all, and tell how many there are."""
+
+
+class Floor(Contender):
+    """No lock, no order, no all or none: just durable files."""
+
+    name = "bare calls (floor)"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._content = msgspec.json.encode(EVENT) + b"\n"
+        self._last = 0
+
+    def fill(self, count: int) -> None:
+        _write_files(self.directory, count)
+        self._last = count
+
+    def append(self) -> None:
+        self._last += 1
+        path = os.path.join(self.directory, f"event-{self._last:06d}.json")
+        draft = os.path.join(self.directory, f".event-{self._last:06d}.tmp")
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        os.write(fd, self._content)
+        os.fsync(fd)
+        os.close(fd)
+        os.link(draft, path)
+        os.unlink(draft)
+        directory = os.open(self.directory, os.O_RDONLY)
+        os.fsync(directory)
+        os.close(directory)
+
+    def append_many(self, count: int) -> None:
+        """One sync for all contents and one for all names; not all or none."""
+        numbers = range(self._last + 1, self._last + count + 1)
+        drafts = [os.path.join(self.directory, f".event-{each:06d}.tmp") for each in numbers]
+        for draft in drafts:
+            fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            os.write(fd, self._content)
+            os.close(fd)
+        directory = os.open(self.directory, os.O_RDONLY)
+        calls.sync_filesystem(directory)
+        for each, draft in zip(numbers, drafts, strict=True):
+            os.link(draft, os.path.join(self.directory, f"event-{each:06d}.json"))
+            os.unlink(draft)
+        os.fsync(directory)
+        os.close(directory)
+        self._last += count
+
+    def replay(self) -> int:
+        count = 0
+        for last in range(1, self._last + 1):
+            with open(os.path.join(self.directory, f"event-{last:06d}.json"), "rb") as file:
+                msgspec.json.decode(file.read())
+            count += 1
+        return count
+
+
+class Ours(Contender):
+    """`Ledger` on files."""
+
+    name = "holdfast ledger"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.store = FileStore(directory, timeout=PATIENCE)
+        self.ledger = Ledger(self.store, shelf=FileShelf(directory))
+
+    def fill(self, count: int) -> None:
+        (self.directory / "ledger").mkdir()
+        _write_files(self.directory / "ledger", count)
+
+    def append(self) -> None:
+        self.ledger.append(EVENT)
+
+    def append_many(self, count: int) -> None:
+        self.ledger.append_many([EVENT] * count)
+
+    def replay(self) -> int:
+        return BookKeeper(Ledger(self.store)).look(lambda book: book.sequence)
+
+
+class Sqlite(Contender):
+    """SQLite with WAL and synchronous=FULL."""
+
+    name = "SQLite (WAL, FULL)"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        path = directory / "events.db"
+        self.connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+        self.connection.execute("PRAGMA journal_mode=WAL")
+        self.connection.execute("PRAGMA synchronous=FULL")
+        self.connection.execute("CREATE TABLE IF NOT EXISTS e (n INTEGER PRIMARY KEY, content BLOB)")
+
+    def fill(self, count: int) -> None:
+        self._insert(count)
+
+    def append(self) -> None:
+        self._insert(1)
+
+    def append_many(self, count: int) -> None:
+        self._insert(count)
+
+    def replay(self) -> int:
+        rows = self.connection.execute("SELECT content FROM e ORDER BY n")
+        return sum(1 for (content,) in rows if msgspec.json.decode(content))
+
+    def _insert(self, count: int) -> None:
+        content = msgspec.json.encode(EVENT)
+        self.connection.execute("BEGIN IMMEDIATE")
+        self.connection.executemany("INSERT INTO e (content) VALUES (?)", [(content,)] * count)
+        self.connection.execute("COMMIT")
+
+
+KINDS: tuple[type[Contender], ...] = (Floor, Ours, Sqlite)
+
+
+def run(*, quick: bool) -> Report:
+    """The whole suite."""
+    report, size = Report(), QUICK if quick else FULL
+    if sys.platform == "win32":
+        report.notes.append("ledger: the floor needs directories that can be synced; nothing was measured")
+        return report
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-", dir=Path.cwd()) as place:
+        directory = Path(place)
+        filled = {count: _contenders(directory / str(count), count) for count in size.events}
+        appends(filled, size, report)
+        batches(filled[0], size, report)
+        claims(filled, size, report)
+        replays(filled[max(filled)], report)
+        writers(directory, size, report)
+    return report
+
+
+def appends(filled: dict[int, dict[str, Contender]], size: Size, report: Report) -> None:
+    """One writer: what an append costs, by how many events there are."""
+    _say("appends")
+    samples = {
+        (name, count): _sampled(each.append, size.sample_seconds)
+        for count, contenders in filled.items()
+        for name, each in contenders.items()
+    }
+    found = interleave({f"{name} {count}": act for (name, count), act in samples.items()}, size.rounds)
+    report.note_failures("appends", found.failures)
+    least, most = min(filled), max(filled)
+    table = Table(f"one durable append; medians of {size.rounds} rounds", [])
+    for count in filled:
+        table.columns += [Column(f"at {count:,} µs", number(".0f")), Column("/ floor")]
+        for name in filled[count]:
+            values, floor = found.series[f"{name} {count}"], found.series[f"{Floor.name} {count}"]
+            cells: list[Value] = [median(values) * MICRO, ratio(values, floor)]
+            table.rows.setdefault(name, []).extend(cells)
+    report.tables.append(table)
+    first, last = found.series[f"{Ours.name} {least}"], found.series[f"{Ours.name} {most}"]
+    floor = found.series[f"{Floor.name} {least}"]
+    text = f"append at event {most:,} ≤ 1.2 x append at event 1"
+    report.targets.append(at_most(1.2, text, ratio(last, first).median))
+    report.targets.append(at_most(1.5, "append ≤ 1.5 x the floor", ratio(first, floor).median))
+
+
+def batches(contenders: dict[str, Contender], size: Size, report: Report) -> None:
+    """One writer: what an event costs in a batch, and alone."""
+    _say("batches")
+    samples: dict[str, Callable[[], float]] = {}
+    for name, each in contenders.items():
+        samples[f"{name} alone"] = _sampled(each.append, size.sample_seconds)
+        samples[name] = partial(_batch, each)
+    found = interleave(samples, size.rounds)
+    table = Table(
+        f"events in batches of {BATCH}", [Column("µs each", number(".0f")), Column("alone / in a batch")]
+    )
+    for name in contenders:
+        cheaper = ratio(found.series[f"{name} alone"], found.series[name])
+        table.rows[name] = [median(found.series[name]) * MICRO, cheaper]
+        if name == Ours.name:
+            text = f"append_many of {BATCH} at least 20 x cheaper per event than single appends"
+            report.targets.append(at_least(20, text, cheaper.median))
+    report.tables.append(table)
+
+
+def claims(filled: dict[int, dict[str, Contender]], size: Size, report: Report) -> None:
+    """A new object, a claim and its release, with a warm checkpoint."""
+    _say("claims")
+    places = {count: contenders[Ours.name].directory for count, contenders in filled.items()}
+    for place in places.values():
+        _claim_and_release(place)  # leaves a checkpoint
+    found = interleave(
+        {str(count): partial(_claim_and_release, at) for count, at in places.items()}, size.claim_rounds
+    )
+    base = found.series[str(min(places))]
+    table = Table(
+        "open, claim and release, with a warm checkpoint", [Column("ms", number(".2f")), Column("/ empty")]
+    )
+    for count in places:
+        values = found.series[str(count)]
+        table.rows[f"{count:,} events"] = [median(values) * 1000, ratio(values, base)]
+    report.tables.append(table)
+    grown = ratio(found.series[str(max(places))], base).median
+    text = f"claim + release at {max(places):,} events ≤ 2 x that of an empty ledger"
+    report.targets.append(at_most(2.0, text, grown))
+
+
+def replays(contenders: dict[str, Contender], report: Report) -> None:
+    """Reading everything and folding it, without a checkpoint."""
+    _say("replay")
+    found = interleave({name: partial(_rate, each) for name, each in contenders.items()}, 3)
+    table = Table("replay without a checkpoint", [Column("events/s", number(",.0f"))])
+    for name, values in found.series.items():
+        table.rows[name] = [median(values)]
+    report.tables.append(table)
+    report.note_failures("replay", found.failures)
+    ours = median(found.series[Ours.name])
+    report.targets.append(at_least(50_000, "cold replay ≥ 50 000 events/s", ours, "events/s"))
+
+
+def writers(directory: Path, size: Size, report: Report) -> None:
+    """Several processes: appends per second in all."""
+    columns = [Column(f"{count} writers", number(",.0f")) for count in WRITERS]
+    table = Table("durable appends/s by several processes", columns)
+    for count in WRITERS:
+        _say(f"{count} writers")
+        with Crew(count) as crew:
+            for kind in (Ours, Sqlite):
+                place = directory / f"{kind.__name__}-{count}"
+                place.mkdir()
+                kind(place)
+                done = crew.all_do(_prepare, kind, place, seconds=size.crew_seconds)
+                table.rows.setdefault(kind.name, []).append(sum(done) / size.crew_seconds)
+                there = kind(place).replay()
+                if there != sum(done):
+                    report.notes.append(f"{kind.name}: {sum(done)} were appended, {there} are there")
+    report.tables.append(table)
+
+
+def _contenders(directory: Path, count: int) -> dict[str, Contender]:
+    _say(f"filling {count}")
+    directory.mkdir()
+    made: dict[str, Contender] = {}
+    for kind in KINDS:
+        place = directory / kind.__name__
+        place.mkdir()
+        made[kind.name] = kind(place)
+        made[kind.name].fill(count)
+    return made
+
+
+def _write_files(directory: Path, count: int) -> None:
+    content = msgspec.json.encode({**EVENT, "type": "note"}) + b"\n"
+    for each in range(1, count + 1):
+        fd = os.open(os.path.join(directory, f"event-{each:06d}.json"), os.O_WRONLY | os.O_CREAT)
+        os.write(fd, content)
+        os.close(fd)
+    if sys.platform != "win32":
+        os.sync()
+
+
+def _sampled(act: Callable[[], None], seconds: float) -> Callable[[], float]:
+    def cycle(times: int) -> None:
+        for _ in range(times):
+            act()
+
+    times = enough_times(cycle, seconds)
+    return lambda: seconds_each(cycle, times)
+
+
+def _batch(each: Contender) -> float:
+    started = perf_counter()
+    each.append_many(BATCH)
+    return (perf_counter() - started) / BATCH
+
+
+def _claim_and_release(directory: Path) -> float:
+    started = perf_counter()
+    with FileStore(directory, timeout=PATIENCE) as store:
+        Claims(Ledger(store, shelf=FileShelf(directory))).claim("7.7", "bench").release()
+    return perf_counter() - started
+
+
+def _rate(each: Contender) -> float:
+    started = perf_counter()
+    return each.replay() / (perf_counter() - started)
+
+
+def _prepare(kind: type[Contender], place: Path) -> Callable[[float], int]:
+    each = kind(place)
+
+    def work(end_at: float) -> int:
+        done = 0
+        while monotonic() < end_at:
+            each.append()
+            done += 1
+        return done
+
+    return work
+
+
+def _say(what: str) -> None:
+    print(f"ledger: {what} ...", file=sys.stderr, flush=True)

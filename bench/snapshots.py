@@ -1,0 +1,502 @@
+"""Snapshots and restores of directories, beside the programs that people use for that.
+
+Every figure includes one sync of the file system. Each phase is done by all contenders in turn, on the
+same source, before the next phase begins; the source is changed once between them. Peers that are not on
+the PATH are named and left out, and what is compared with them is not measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter, sleep
+from typing import NamedTuple
+
+from bench.measure import Ratio, interleave, ratio, rotated
+from bench.report import Column, Report, Table, Target, Value, at_most
+from bench.report import number as written
+from holdfast.fs.trees import Engine, capture, choose_engine, materialise, remove_tree, sync_tree, tree_bytes
+
+OURS = "holdfast"
+PHASES = ("first", "unchanged", "changed", "restore")
+MIB = 1 << 20
+SETTLED = 0.1  # people do not write and snapshot within one tick of the clock
+MANY = 1_000_000
+
+
+class Size(NamedTuple):
+    """How much to measure."""
+
+    rounds: int = 3
+    files: int = 100_000
+    directories: int = 5_000
+    packages: int = 2_000
+    big: int = 2048 * MIB
+    history: int = 10
+
+
+FULL = Size()
+QUICK = Size(rounds=1, files=2_000, directories=100, packages=40, big=64 * MIB, history=3)
+
+LIMITS: dict[str, dict[str, float]] = {
+    "first": {"cp -a": 1.7},
+    "unchanged": {"cp -al": 1.0, "rsync": 0.25},
+    "changed": {"git": 1.0, "rsync": 0.3, "restic": 0.2},
+    "restore": {"cp -a": 1.5},
+}
+"""How many times as long as a peer we may take, phase by phase."""
+
+
+# --- Sources ----------------------------------------------------------------------------------------
+
+
+def small_files(top: Path, size: Size) -> None:
+    """Many small files, as in a large repository."""
+    each = size.files // size.directories
+    for number in range(size.directories):
+        directory = top / f"g{number // 100:03d}" / f"d{number:05d}"
+        directory.mkdir(parents=True)
+        for name in range(each):
+            (directory / f"file{name:03d}.txt").write_bytes(
+                os.urandom(512) + b"%08d%08d" % (number, name) * 32
+            )
+
+
+def packages(top: Path, size: Size) -> None:
+    """Something like a virtual environment: packages with some large and many small files, and links."""
+    for number in range(size.packages):
+        directory = top / "lib" / f"package{number:04d}" / "sub"
+        directory.mkdir(parents=True)
+        for name in range(14):
+            length = 200 * MIB // 10_000 if name == 0 else 700 * (name + 1)
+            (directory.parent / f"module{name}.py").write_bytes(os.urandom(length // 2) + bytes(length // 2))
+        (directory / "__init__.py").touch()
+        (directory / "link").symlink_to("../module1.py")
+
+
+def change_one_percent(top: Path, token: int) -> None:
+    """Write into every hundredth file."""
+    every = 0
+    for here, directories, names in os.walk(top):
+        directories.sort()
+        for name in sorted(names):
+            path = Path(here, name)
+            every += 1
+            if every % 100 == 50 and not path.is_symlink():
+                path.write_bytes(b"changed %d " % token + os.urandom(600))
+
+
+# --- Contenders -------------------------------------------------------------------------------------
+
+
+class Contender(ABC):
+    """Something that keeps states of `source` in `place` and gives them back."""
+
+    program: str | None = None
+    phases: tuple[str, ...] = PHASES
+
+    def __init__(self, source: Path, place: Path) -> None:
+        self.source, self.place, self.count = source, place, 0
+        place.mkdir(parents=True)
+
+    @abstractmethod
+    def take(self) -> None:
+        """Keep the source as it is now."""
+
+    @abstractmethod
+    def restore(self, target: Path) -> None:
+        """Make `target` the state that was kept last."""
+
+    def next(self) -> Path:
+        """Where the next state goes."""
+        self.count += 1
+        return self.place / f"{self.count}"
+
+    def last(self) -> Path:
+        """Where the last state is."""
+        return self.place / f"{self.count}"
+
+
+class Holdfast(Contender):
+    """Ours, as the library is used."""
+
+    def take(self) -> None:
+        base = self.last() if self.count else None
+        tree, cache = self.next(), self.place / "cache"
+        engine = choose_engine(self.source, self.place)
+        capture(self.source, tree, engine=engine, base=base, cache=cache, quiesced=True)
+
+    def restore(self, target: Path) -> None:
+        materialise(self.last(), target, cache=self.place / "cache-of-restored")
+
+
+class Copy(Contender):
+    """The plain copy."""
+
+    program = "cp"
+
+    def take(self) -> None:
+        call("cp", "-a", self.source, self.next())
+
+    def restore(self, target: Path) -> None:
+        call("cp", "-a", self.last(), target)
+
+
+class Links(Contender):
+    """The floor of hard-linking: no content, no check."""
+
+    program = "cp"
+    phases = ("first", "unchanged", "changed")
+
+    def __init__(self, source: Path, place: Path) -> None:
+        super().__init__(source, place)
+        self.source = (
+            place / "copy"
+        )  # not the source itself: links to it would change the times of all its files
+        call("cp", "-a", source, self.source)
+
+    def take(self) -> None:
+        call("cp", "-al", self.source, self.next())
+
+    def restore(self, target: Path) -> None:
+        raise NotImplementedError
+
+
+class Rsync(Contender):
+    """rsync with links to the state before."""
+
+    program = "rsync"
+
+    def take(self) -> None:
+        options = [f"--link-dest={self.last()}"] if self.count else []
+        call("rsync", "-a", *options, f"{self.source}/", f"{self.next()}/")
+
+    def restore(self, target: Path) -> None:
+        call("rsync", "-a", f"{self.last()}/", f"{target}/")
+
+
+class Git(Contender):
+    """git, without anything that is done later, such as packing."""
+
+    program = "git"
+
+    def _git(self, *arguments: object, work: Path | None = None) -> None:
+        options = ["-c", "gc.auto=0", "-c", "user.name=b", "-c", "user.email=b@localhost"]
+        call("git", *options, f"--git-dir={self.place}/git", f"--work-tree={work or self.source}", *arguments)
+
+    def take(self) -> None:
+        if not self.count:
+            call("git", "init", "-q", "--bare", f"{self.place}/git")
+            self._git("config", "core.bare", "false")
+        self.next()
+        self._git("add", "-A")
+        self._git("commit", "-qm", "state", "--allow-empty")
+
+    def restore(self, target: Path) -> None:
+        target.mkdir()
+        self._git("checkout", "-q", "HEAD", "--", ".", work=target)
+
+
+class Restic(Contender):
+    """restic, with its cache in a place of its own."""
+
+    program = "restic"
+
+    def _restic(self, *arguments: object) -> None:
+        secret = {"RESTIC_PASSWORD": "bench", "RESTIC_CACHE_DIR": f"{self.place}/cache"}
+        call("restic", "-q", "-r", f"{self.place}/repository", *arguments, environment=secret)
+
+    def take(self) -> None:
+        if not self.count:
+            self._restic("init")
+        self.next()
+        self._restic("backup", self.source)
+
+    def restore(self, target: Path) -> None:
+        self._restic("restore", "latest", "--target", target)
+
+
+class Borg(Contender):
+    """borg without encryption."""
+
+    program = "borg"
+
+    def _borg(self, *arguments: object, directory: Path | None = None) -> None:
+        call("borg", *arguments, environment={"BORG_BASE_DIR": f"{self.place}/base"}, directory=directory)
+
+    def take(self) -> None:
+        if not self.count:
+            self._borg("init", "-e", "none", f"{self.place}/repository")
+        state = self.next().name
+        self._borg("create", f"{self.place}/repository::{state}", ".", directory=self.source)
+
+    def restore(self, target: Path) -> None:
+        target.mkdir()
+        self._borg("extract", f"{self.place}/repository::{self.count}", directory=target)
+
+
+CONTENDERS: dict[str, type[Contender]] = {
+    OURS: Holdfast,
+    "cp -a": Copy,
+    "cp -al": Links,
+    "rsync": Rsync,
+    "git": Git,
+    "restic": Restic,
+    "borg": Borg,
+}
+
+
+def call(
+    *command: object, environment: Mapping[str, str] | None = None, directory: Path | None = None
+) -> None:
+    """Run a program to its end; it must succeed."""
+    words = [str(each) for each in command]
+    full = {**os.environ, **(environment or {})}
+    done = subprocess.run(words, env=full, cwd=directory, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise ChildProcessError(f"`{' '.join(words[:4])} ...` ended with {done.returncode}: {said}")
+
+
+# --- Measuring --------------------------------------------------------------------------------------
+
+
+def say(what: str) -> None:
+    """Tell those who wait what is going on."""
+    print(f"{what} ...", file=sys.stderr, flush=True)
+
+
+class Cost(NamedTuple):
+    """Seconds until it is done, and seconds of CPU time."""
+
+    wall: float
+    cpu: float
+
+
+def timed(action: Callable[[], None], place: Path) -> Cost:
+    """What it costs, with one sync; what others have left to be written is written before."""
+    sync_tree(place)
+    started, used = perf_counter(), sum(os.times()[:4])
+    action()
+    sync_tree(place)
+    return Cost(perf_counter() - started, sum(os.times()[:4]) - used)
+
+
+def present(report: Report, where: str) -> dict[str, type[Contender]]:
+    """The contenders that can be had here."""
+    found = {}
+    for name, kind in CONTENDERS.items():
+        if kind.program is None or shutil.which(kind.program):
+            found[name] = kind
+        else:
+            report.notes.append(f"{where}: {name} is NOT THERE and was left out")
+    return found
+
+
+Series = dict[str, dict[str, list[Cost]]]
+
+
+def measure_phases(where: str, make: Callable[[Path], None], rounds: int, report: Report) -> Series:
+    """All phases of all contenders, round by round; seconds by phase and contender."""
+    series: Series = {phase: {} for phase in PHASES}
+    for number_of_round in range(rounds):
+        with scratch() as top:
+            source = top / "source"
+            make(source)
+            sleep(SETTLED)
+            contenders = {
+                name: kind(source, top / f"place-{index}")
+                for index, (name, kind) in enumerate(present(Report(), where).items())
+            }
+            for phase in PHASES:
+                print(
+                    f"{where}: round {number_of_round + 1} of {rounds}, {phase} ...",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                if phase == "changed":
+                    change_one_percent(source, number_of_round)
+                    sleep(SETTLED)
+                actions = {
+                    name: _action(each, phase, top)
+                    for name, each in contenders.items()
+                    if phase in each.phases
+                }
+                ordered = {name: actions[name] for name in rotated(list(actions), number_of_round)}
+                results = interleave(ordered, 1)
+                report.note_failures(f"{where}, {phase}", results.failures)
+                for name, costs in results.series.items():
+                    series[phase].setdefault(name, []).extend(costs)
+    return series
+
+
+def _action(contender: Contender, phase: str, top: Path) -> Callable[[], Cost]:
+    def restore() -> None:
+        contender.restore(contender.place / "restored")
+
+    return lambda: timed(restore if phase == "restore" else contender.take, top)
+
+
+def judge(where: str, series: Series, report: Report) -> None:
+    """Two tables, and the targets, which are about the time until it is done."""
+    report.tables.append(_table(f"{where}; medians, one sync included", series, lambda cost: cost.wall))
+    report.tables.append(_table(f"{where}; the same in CPU time", series, lambda cost: cost.cpu))
+    for phase, peers in LIMITS.items():
+        for peer, limit in peers.items():
+            found = _ours_to(peer, series[phase], lambda cost: cost.wall)
+            text = f"{where}, {phase}: at most {limit:g} times {peer}"
+            report.targets.append(at_most(limit, text, found and found.median))
+
+
+def _table(title: str, series: Series, measure: Callable[[Cost], float]) -> Table:
+    columns = [
+        column for phase in PHASES for column in (Column(f"{phase} s", written(".2f")), Column("ours /"))
+    ]
+    table = Table(title, columns)
+    for name in CONTENDERS:
+        cells: list[Value] = []
+        for phase in PHASES:
+            costs = series[phase].get(name)
+            cells.append(median(map(measure, costs)) if costs else None)
+            cells.append(_ours_to(name, series[phase], measure))
+        if any(cell is not None for cell in cells):
+            table.rows[name] = cells
+    return table
+
+
+def _ours_to(peer: str, series: Mapping[str, list[Cost]], measure: Callable[[Cost], float]) -> Ratio | None:
+    """How many times what the peer takes we take; None if one of the two was not measured in every round."""
+    theirs, ours = [*map(measure, series.get(peer, []))], [*map(measure, series.get(OURS, []))]
+    return ratio(ours, theirs) if ours and len(ours) == len(theirs) else None
+
+
+def measure_big_file(size: int, rounds: int, report: Report) -> None:
+    """One big file: changed, it is read once; unchanged, not at all."""
+    where = f"one file of {size // MIB} MiB"
+    first: dict[str, list[float]] = {OURS: [], "cp": []}
+    again: list[float] = []
+    for number_of_round in range(rounds):
+        say(f"{where}: round {number_of_round + 1} of {rounds}")
+        with scratch() as top:
+            source = top / "source"
+            source.mkdir()
+            with (source / "big").open("wb") as file:
+                for _ in range(size // MIB):
+                    file.write(os.urandom(MIB))
+            sleep(SETTLED)
+            ours = Holdfast(source, top / "ours")
+            actions = {"cp": lambda: call("cp", "-a", source, top / "copy"), OURS: ours.take}  # noqa: B023
+            for name in [*actions][:: 1 if number_of_round % 2 else -1]:
+                first[name].append(timed(actions[name], top).wall)
+            again.append(timed(ours.take, top).wall)
+    table = Table(f"{where}; medians, one sync included", [Column("seconds", written(".3f")), Column("/ cp")])
+    for name, seconds in {**first, f"{OURS}, unchanged": again}.items():
+        table.rows[name] = [median(seconds), ratio(seconds, first["cp"])]
+    report.tables.append(table)
+    changed, unchanged = ratio(first[OURS], first["cp"]).median, ratio(again, first["cp"]).median
+    report.targets.append(at_most(1.3, f"{where}, changed: at most 1.3 times cp", changed))
+    report.targets.append(at_most(0.1, f"{where}, unchanged: not read (at most 0.1 times cp)", unchanged))
+
+
+MEMORY = """
+import json, resource, sys
+from pathlib import Path
+from holdfast.fs.trees import Engine, capture
+source, place = map(Path, sys.argv[1:])
+known = {"cache": place / "cache", "engine": Engine.LINKED, "quiesced": True}
+capture(source, place / "1", **known)
+capture(source, place / "2", base=place / "1", **known)
+print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+"""
+
+
+def measure_memory(size: Size, report: Report) -> None:
+    """Peak memory of a first and a second capture, and by its slope that of a million files."""
+    say("memory")
+    found = []
+    for files in (size.files // 10, size.files):
+        with scratch() as top:
+            part = size._replace(files=files, directories=max(1, size.directories * files // size.files))
+            small_files(top / "source", part)
+            (top / "place").mkdir()
+            command = [sys.executable, "-c", MEMORY, str(top / "source"), str(top / "place")]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            found.append((files, int(json.loads(said))))
+    (few, little), (many, much) = found
+    million = much + (much - little) / (many - few) * (MANY - many)
+    table = Table("peak memory of captures", [Column("MiB", written(".0f"))])
+    table.rows |= {
+        f"{few} files": [little / MIB],
+        f"{many} files": [much / MIB],
+        "1 000 000, by slope": [million / MIB],
+    }
+    report.tables.append(table)
+    report.targets.append(at_most(600, "peak memory of a million files, by slope", million / MIB, "MiB"))
+
+
+def measure_history(size: Size, report: Report) -> None:
+    """What a history costs on the disk: the changed files and the directories, at most twice."""
+    say("history")
+    with scratch() as top:
+        source, place = top / "source", top / "place"
+        small_files(source, size)
+        place.mkdir()
+        ours = Holdfast(source, place / "ours")
+        ours.take()
+        first = tree_bytes([ours.last()])
+        for token in range(size.history):
+            change_one_percent(source, token)
+            ours.take()
+        everything = tree_bytes([ours.place / str(each + 1) for each in range(ours.count)])
+        changed = size.files // 100 * 4096
+        directories = tree_bytes([source]) - size.files * 4096
+        per_state = (everything - first) / size.history
+    report.targets.append(_storage(per_state, changed + directories))
+
+
+def _storage(per_state: float, floor: float) -> Target:
+    text = "each further snapshot, 1 % changed: at most twice its changed files and directories"
+    return at_most(2.0, text, per_state / floor)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory that is removed at the end, outside of what is measured."""
+    path = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
+    try:
+        yield path
+    finally:
+        remove_tree(path)
+
+
+def run_all(size: Size, report: Report) -> None:
+    """All parts of the suite."""
+    present(report, "snapshots")
+    for where, make in _sources(size):
+        judge(where, measure_phases(where, make, size.rounds, report), report)
+    measure_big_file(size.big, size.rounds, report)
+    measure_memory(size, report)
+    measure_history(size, report)
+
+
+def _sources(size: Size) -> Iterator[tuple[str, Callable[[Path], None]]]:
+    yield f"{size.files} files of 1 KiB", lambda top: small_files(top, size)
+    yield f"{size.packages} packages", lambda top: packages(top, size)
+
+
+def run(*, quick: bool) -> Report:
+    """The whole suite."""
+    report = Report()
+    engine = choose_engine(Path(tempfile.gettempdir()), Path(tempfile.gettempdir()))
+    report.notes.append(f"snapshots: the engine here is {Engine(engine)}")
+    run_all(QUICK if quick else FULL, report)
+    return report

@@ -1,0 +1,128 @@
+"""`holdfast audit`: what was done to a repository, by whom; and whether somebody changed that story."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.options import json_option
+from holdfast.cli.output import Output
+from holdfast.cli.repository import open_repository, repo_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from holdfast.audit.chain import AuditEntry
+    from holdfast.workspace.repository import Repository
+
+FOLLOW_PAUSE = 5.0
+"""How long a look for news lasts at most: so that an interruption is noticed on every system."""
+
+
+def _since(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """A duration (from so long ago on, told by its length) or an instant (told by its text)."""
+    if value is None:
+        return None
+    from holdfast.clock import parse_duration, parse_instant
+    from holdfast.errors import SettingInvalid
+
+    try:
+        return "at", parse_instant(value)
+    except ValueError:
+        pass
+    try:
+        return "ago", parse_duration(value)
+    except SettingInvalid:
+        expected = "a duration such as 2h, or an instant such as 2026-01-31T12:00:00Z"
+        raise SettingInvalid(parameter.opts[0], value, expected) from None
+
+
+@click.command("audit", short_help="Show what was done, by whom, and check that nobody changed it.")
+@click.option("--verify", is_flag=True, help="Check the whole chain; E_AUDIT_CHAIN_BROKEN names the place.")
+@click.option("--follow", is_flag=True, help="Go on with what is added, until interrupted.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=0), help="Show the last N entries only.")
+@click.option(
+    "--since", metavar="WHEN", callback=_since, help="From so long ago on (2h), or from this instant on."
+)
+@repo_option
+@json_option
+@click.pass_obj
+def audit(
+    output: Output,
+    *,
+    verify: bool,
+    follow: bool,
+    limit: int | None,
+    since: tuple[str, float] | None,
+    repo: str | None,
+) -> None:
+    """Show the audit trail: every change of the repository, in the order in which it was made.
+
+    Each entry carries the hash of the one before it, so whatever is altered, removed or reordered later
+    shows. (Cutting off the end does not: note the last hash elsewhere and compare.)
+
+    With --json, all entries are in one object; with --follow too, there is one object per line for each.
+
+    \b
+    Examples:
+      holdfast audit --limit 20
+      holdfast audit --verify --json
+      holdfast audit --follow --since 1h
+    """
+    from holdfast.audit.reading import Reader
+
+    repository = open_repository(repo)
+    control = repository.control
+    reader = Reader(control.store, control.trail, verified=verify)
+    entries = list(deque(_wanted(reader.read(), _start(since, control.store.now())), maxlen=limit))
+    if follow:
+        _follow(output, repository, reader, entries)
+        return
+    number, last = reader.end
+    record = {
+        "entries": [_record(each) for each in entries],
+        "verified": verify,
+        "count": number,
+        "last_hash": last,
+    }
+    lines = [_line(each) for each in entries]
+    if verify:
+        lines.append(f"The chain holds: {number} entries, the last hash is {last}.")
+    output.result(record, lines or ["The audit trail is empty."])
+
+
+def _follow(output: Output, repository: Repository, reader: Any, entries: list[AuditEntry]) -> None:
+    control = repository.control
+    with control.store.watch(control.trail.stream) as watch:  # before the next look: nothing is missed
+        while True:
+            for each in entries:
+                output.result({"entry": _record(each)}, [_line(each)])
+            entries = list(reader.read())
+            if not entries:
+                watch.wait(FOLLOW_PAUSE)
+
+
+def _start(since: tuple[str, float] | None, now: float) -> float | None:
+    if since is None:
+        return None
+    kind, value = since
+    return value if kind == "at" else now - value
+
+
+def _wanted(entries: Iterable[AuditEntry], start: float | None) -> Iterator[AuditEntry]:
+    from holdfast.clock import parse_instant
+
+    return (each for each in entries if start is None or parse_instant(each.at) >= start)
+
+
+def _record(entry: AuditEntry) -> dict[str, object]:
+    import msgspec
+
+    return msgspec.structs.asdict(entry)
+
+
+def _line(entry: AuditEntry) -> str:
+    facts = " ".join(f"{name}={value}" for name, value in entry.facts.items() if value not in (None, ""))
+    return f"{entry.number:>6}  {entry.at}  {entry.event}  {facts}  by {entry.actor}"

@@ -1,0 +1,175 @@
+"""`holdfast gc`: what is kept and why, and deleting the rest by a plan that can be read first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.cli.group import Group
+from holdfast.cli.options import json_option
+from holdfast.cli.output import Output
+from holdfast.cli.repository import open_repository, repo_option
+
+if TYPE_CHECKING:
+    from holdfast.worktrees.retention import Policy
+
+group = Group(
+    "gc",
+    help="""\
+Delete snapshots that nothing keeps. Heads, references, pins and whatever a running command needs are
+always kept. Of the history behind the heads all is kept, unless a policy says how much.
+
+Nothing is deleted that was not in a plan: 'plan' shows what would go and why the rest stays, 'run'
+looks again and carries it out, or refuses.
+
+\b
+Example:
+  holdfast gc policy --keep-last 20 --keep-for 14d
+  holdfast gc plan
+  holdfast gc run --plan 4f1c9a0b
+""",
+)
+
+
+@group.command(short_help="Show what would be deleted, and why the rest is kept.")
+@click.option("--dry-run", is_flag=True, help="Do not even write the plan down; it cannot be run then.")
+@repo_option
+@json_option
+@click.pass_obj
+def plan(output: Output, *, dry_run: bool, repo: str | None) -> None:
+    """Show what may be deleted, what is kept and why, and how many bytes become free. Deletes nothing.
+
+    The plan is written down under an id, by which it can be run within a day.
+
+    \b
+    Examples:
+      holdfast gc plan
+      holdfast gc plan --dry-run --json
+    """
+    from holdfast.cli.gc_view import proposal_lines, proposal_record
+    from holdfast.worktrees.planning import propose
+
+    proposal = propose(open_repository(repo).control, store=not dry_run)
+    output.result(proposal_record(proposal), proposal_lines(proposal))
+
+
+@group.command(short_help="Delete what a plan says.")
+@click.option("--plan", "plan_id", required=True, metavar="ID", help="The plan, as 'gc plan' has shown it.")
+@click.option("--dry-run", is_flag=True, help="Only look whether the plan still fits.")
+@repo_option
+@json_option
+@click.pass_obj
+def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> None:
+    """Delete the snapshots of a plan.
+
+    If one of them is needed by now, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. After an
+    interruption, run the same plan again; it goes on where it was.
+
+    \b
+    Examples:
+      holdfast gc run --plan 4f1c9a0b --dry-run
+      holdfast gc run --plan 4f1c9a0b
+    """
+    from holdfast.cli.gc_view import counted
+    from holdfast.cli.sizes import format_size
+    from holdfast.worktrees import collecting
+
+    control = open_repository(repo).control
+    if dry_run:
+        found = collecting.check(control, plan_id)
+        deleted, text = 0, f"The plan {plan_id} fits: it would delete {counted(len(found.snapshots))}."
+    else:
+        done = collecting.run(control, plan_id)
+        found, deleted = done.plan, len(done.snapshots)
+        text = f"Deleted {counted(deleted)}; {format_size(found.bytes)} are free. The plan {plan_id} is done."
+    output.result(
+        {
+            "dry_run": dry_run,
+            "plan": plan_id,
+            "state": found.state.value,
+            "snapshots": list(found.snapshots),
+            "deleted": deleted,
+            "bytes": found.bytes,
+        },
+        [text],
+    )
+
+
+def _number(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
+    if value is None or value == "none":
+        return value
+    from holdfast.errors import SettingInvalid
+
+    if not (value.isascii() and value.isdigit()):
+        raise SettingInvalid(parameter.opts[0], value, "a number, or 'none'")
+    return int(value)
+
+
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
+    from holdfast.cli.sizes import parse_size
+
+    return value if value in (None, "none") else parse_size(str(value), setting=parameter.opts[0])
+
+
+def _duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | str | None:
+    from holdfast.cli.options import duration
+
+    return value if value in (None, "none") else duration(context, parameter, value)
+
+
+@group.command(short_help="Show or set how much history is kept.")
+@click.option("--keep-last", metavar="N", callback=_number, help="Keep the newest N of each line.")
+@click.option("--keep-for", metavar="DURATION", callback=_duration, help="Keep what is younger, such as 14d.")
+@click.option(
+    "--max-bytes",
+    metavar="SIZE",
+    callback=_size,
+    help="Keep the rest too as long as all snapshots together take no more, such as 50G.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what the policy would be.")
+@repo_option
+@json_option
+@click.pass_obj
+def policy(
+    output: Output,
+    *,
+    keep_last: int | str | None,
+    keep_for: float | str | None,
+    max_bytes: int | str | None,
+    dry_run: bool,
+    repo: str | None,
+) -> None:
+    """Show the policy of retention, or set parts of it; 'none' takes a part away.
+
+    What any part keeps is kept. Without a policy all history that leads to a head is kept. Setting a
+    policy deletes nothing: it says what the next plan may contain.
+
+    \b
+    Examples:
+      holdfast gc policy --keep-last 20 --keep-for 14d
+      holdfast gc policy --max-bytes 50G
+      holdfast gc policy --keep-for none
+    """
+    from holdfast.cli.gc_view import policy_lines
+    from holdfast.worktrees.planning import check_policy, policy_of, set_policy
+
+    control = open_repository(repo).control
+    before = policy_of(control)
+    wanted = _changed(before, keep_last=keep_last, keep_for=keep_for, max_bytes=max_bytes)
+    check_policy(wanted)
+    if wanted != before and not dry_run:
+        set_policy(control, wanted)
+    import msgspec
+
+    output.result(
+        {"policy": msgspec.structs.asdict(wanted), "changed": wanted != before, "dry_run": dry_run},
+        policy_lines(wanted),
+    )
+
+
+def _changed(policy: Policy, **parts: object) -> Policy:
+    import msgspec
+
+    given = {name: None if value == "none" else value for name, value in parts.items() if value is not None}
+    return msgspec.structs.replace(policy, **given)

@@ -1,0 +1,291 @@
+"""`holdfast issue init`, `create`, `list`, `show`, `search`, `update`, `delete`."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.cli.output import Output
+from holdfast.cli.tracking import (
+    claim_for,
+    claim_option,
+    field_option,
+    reading_options,
+    show_field,
+    tracking,
+    writing_options,
+)
+
+STATES = ("backlog", "ready", "in_progress", "gated", "done", "rejected", "archived")
+PRIORITIES = ("low", "normal", "high", "critical")
+
+_priority = click.option(
+    "--priority", metavar="PRIORITY", type=click.Choice(PRIORITIES), help="low, normal, high or critical."
+)
+_state_filter = click.option(
+    "--state",
+    "states",
+    metavar="STATE",
+    multiple=True,
+    type=click.Choice(STATES),
+    help="Only issues in this state; may be repeated.",
+)
+_priority_filter = click.option(
+    "--priority",
+    "priorities",
+    metavar="PRIORITY",
+    multiple=True,
+    type=click.Choice(PRIORITIES),
+    help="Only issues of this priority; may be repeated.",
+)
+_assignee_filter = click.option("--assignee", metavar="KIND:NAME", help="Only issues of this assignee.")
+_label_filter = click.option(
+    "--label", "labels", metavar="LABEL", multiple=True, help="Only issues with this label ('x*': like it)."
+)
+_limit = click.option("--limit", metavar="N", type=click.IntRange(1), help="At most this many.")
+
+
+@click.command()
+@writing_options
+@click.pass_obj
+def init(output: Output, *, repo: str | None, actor: str | None) -> None:
+    """Make an empty tracker in this directory, or in the one that --repo names.
+
+    One that is there already is left as it is.
+
+    \b
+    Example:
+      holdfast issue init
+    """
+    with tracking(repo, actor, init=True) as tracker:
+        made = tracker.initialise()
+    output.result({"created": made}, ["made a tracker in .jit" if made else "there is a tracker already"])
+
+
+@click.command()
+@click.argument("title", required=False)
+@click.option("--description", metavar="TEXT", default="", help="What is to be done, in detail.")
+@_priority
+@click.option("--depends-on", metavar="ID", multiple=True, help="It waits for this issue; may be repeated.")
+@click.option("--gate", "gates", metavar="KEY", multiple=True, help="It needs this gate; may be repeated.")
+@click.option("--label", "labels", metavar="LABEL", multiple=True, help="A label; may be repeated.")
+@click.option("--assignee", metavar="KIND:NAME", help="Who shall do it.")
+@click.option("--batch", is_flag=True, help="Read a JSON list of issues from standard input.")
+@field_option
+@writing_options
+@click.pass_obj
+def create(
+    output: Output,
+    *,
+    title: str | None,
+    description: str,
+    priority: str | None,
+    depends_on: tuple[str, ...],
+    gates: tuple[str, ...],
+    labels: tuple[str, ...],
+    assignee: str | None,
+    batch: bool,
+    field: str | None,
+    repo: str | None,
+    actor: str | None,
+) -> None:
+    """Create an issue with this TITLE. It is ready at once, unless it depends on others.
+
+    With --batch, the issues are read from standard input: a JSON list of objects with "title" and, if
+    wanted, "description", "priority", "depends_on", "gates", "labels", "context", "assignee", and a "key"
+    by which others of the batch may depend on it. Up to 250 are created all or none.
+
+    \b
+    Examples:
+      holdfast issue create "Write the parser" --priority high --gate review
+      holdfast issue create "Use the parser" --depends-on 4f1c
+      echo '[{"title":"A","key":"a"},{"title":"B","depends_on":["a"]}]' |
+        holdfast issue create --batch
+    """
+    from holdfast.cli.issue_create import create_batch, create_one
+
+    if batch is (title is not None):
+        raise click.UsageError("Give a TITLE, or --batch.", click.get_current_context())
+    with tracking(repo, actor) as tracker:
+        if batch:
+            create_batch(tracker, output, field)
+        else:
+            words = {"title": title, "description": description, "priority": priority or "normal"}
+            create_one(
+                tracker, output, field, words, depends_on, gates=gates, labels=labels, assignee=assignee
+            )
+
+
+@click.command("list")
+@_state_filter
+@_priority_filter
+@_assignee_filter
+@_label_filter
+@_limit
+@field_option
+@reading_options
+@click.pass_obj
+def list_(
+    output: Output,
+    *,
+    states: tuple[str, ...],
+    priorities: tuple[str, ...],
+    assignee: str | None,
+    labels: tuple[str, ...],
+    limit: int | None,
+    field: str | None,
+    repo: str | None,
+) -> None:
+    """List issues in the order in which they were created.
+
+    \b
+    Examples:
+      holdfast issue list --state ready --state in_progress
+      holdfast issue list --label 'area:*' --field id
+    """
+    _find(output, (), states, priorities, assignee, labels, limit, field, repo)
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True)
+@_state_filter
+@_priority_filter
+@_assignee_filter
+@_label_filter
+@_limit
+@field_option
+@reading_options
+@click.pass_obj
+def search(
+    output: Output,
+    *,
+    words: tuple[str, ...],
+    states: tuple[str, ...],
+    priorities: tuple[str, ...],
+    assignee: str | None,
+    labels: tuple[str, ...],
+    limit: int | None,
+    field: str | None,
+    repo: str | None,
+) -> None:
+    """Find the issues that have all these WORDS in title, description, labels, context or id.
+
+    \b
+    Example:
+      holdfast issue search parser --state ready
+    """
+    _find(output, words, states, priorities, assignee, labels, limit, field, repo)
+
+
+@click.command()
+@click.argument("issue_id", metavar="ID")
+@field_option
+@reading_options
+@click.pass_obj
+def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) -> None:
+    """Show everything that is known of one issue.
+
+    \b
+    Examples:
+      holdfast issue show 4f1c
+      holdfast issue show 4f1c --field state
+    """
+    from holdfast.cli.issue_view import full, lines
+
+    with tracking(repo) as tracker:
+        record = full(tracker, tracker.find_id(issue_id))
+        if field:
+            show_field(output, [record], field)
+        else:
+            output.result(record, lines(record, tracker.store.now()))
+
+
+@click.command()
+@click.argument("issue_id", metavar="ID")
+@click.option("--title", metavar="TEXT", help="Another title.")
+@click.option("--description", metavar="TEXT", help="Another description.")
+@_priority
+@click.option("--state", metavar="STATE", type=click.Choice(STATES), help="Where it shall stand.")
+@click.option("--assignee", metavar="KIND:NAME", help="Who shall do it; 'none' for nobody.")
+@click.option("--label", "labels", metavar="LABEL", multiple=True, help="Add a label.")
+@click.option("--remove-label", "remove_labels", metavar="LABEL", multiple=True, help="Take a label off.")
+@click.option("--context", metavar="KEY=VALUE", multiple=True, help="Set a key; 'KEY=' removes it.")
+@click.option("--increment", metavar="KEY[=N]", multiple=True, help="Count a number in the context up.")
+@click.option("--if-version", metavar="VERSION", help="Only if it still has this version, as 'show' says.")
+@claim_option
+@field_option
+@writing_options
+@click.pass_obj
+def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | None, **words: object) -> None:
+    """Change an issue. Changes that others make at the same time are not lost.
+
+    Asking for the state 'done' makes it 'gated' until all its gates are passed, and is refused while it
+    waits for other issues. An issue that somebody has claimed is moved only with that claim.
+
+    \b
+    Examples:
+      holdfast issue update 4f1c --state done
+      holdfast issue update 4f1c --label area:parser --context branch=parser
+      holdfast issue update 4f1c --increment attempts
+    """
+    from holdfast.cli.issue_update import update_one
+
+    with tracking(repo, actor) as tracker:
+        update_one(tracker, output, tracker.find_id(issue_id), words)
+
+
+@click.command()
+@click.argument("issue_id", metavar="ID")
+@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
+@claim_option
+@writing_options
+@click.pass_obj
+def delete(
+    output: Output,
+    *,
+    issue_id: str,
+    dry_run: bool,
+    claim_text: str | None,
+    repo: str | None,
+    actor: str | None,
+) -> None:
+    """Delete an issue, and take it out of the dependencies of all others with it.
+
+    \b
+    Example:
+      holdfast issue delete 4f1c
+    """
+    from holdfast.cli.issue_view import SHORT, summary
+
+    with tracking(repo, actor) as tracker:
+        found = tracker.find_id(issue_id)
+        dependents = list(tracker.dependents_of(found))
+        issue = tracker.issue(found) if dry_run else tracker.delete(found, claim=claim_for(found, claim_text))
+        record = {**summary(issue, issue.state), "deleted": not dry_run, "freed": dependents}
+        freed = (
+            f"; no longer waited for by {', '.join(each[:SHORT] for each in dependents)}"
+            if dependents
+            else ""
+        )
+        what = "would delete" if dry_run else "deleted"
+        output.result(record, [f"{what} {found[:SHORT]}: {issue.title}{freed}"])
+
+
+def _find(
+    output: Output,
+    words: tuple[str, ...],
+    states: tuple[str, ...],
+    priorities: tuple[str, ...],
+    assignee: str | None,
+    labels: tuple[str, ...],
+    limit: int | None,
+    field: str | None,
+    repo: str | None,
+) -> None:
+    from holdfast.cli.issue_view import show_issues
+    from holdfast.issues.records import Priority, State
+    from holdfast.issues.search import Query, find
+
+    query = Query(words, tuple(map(State, states)), tuple(map(Priority, priorities)), assignee, labels)
+    with tracking(repo) as tracker:
+        snapshot = tracker.snapshot()
+        show_issues(output, snapshot, find(snapshot, query)[:limit], field)

@@ -1,0 +1,115 @@
+"""`holdfast pin`: keep a snapshot from being collected, for a reason, for some time."""
+
+from __future__ import annotations
+
+import click
+
+from holdfast.cli.group import Group
+from holdfast.cli.options import duration, json_option
+from holdfast.cli.output import Output
+from holdfast.cli.repository import open_repository, open_worktree, repo_option, worktree_option
+
+group = Group(
+    "pin",
+    help="""\
+A pin keeps a snapshot from being collected: until it is removed, or for some time. A snapshot may
+have several pins, each somebody's own; removing one leaves the others.
+
+\b
+Example:
+  holdfast pin add head --reason "the customer looks at it" --until 30d
+""",
+)
+
+
+@group.command(short_help="Keep a snapshot.")
+@click.argument("snapshot")
+@click.option("--reason", default="", metavar="TEXT", help="Why it is kept: others will read it.")
+@click.option(
+    "--until", metavar="DURATION", callback=duration, help="For how long, such as 30d.  [default: for good]"
+)
+@repo_option
+@worktree_option
+@json_option
+@click.pass_obj
+def add(
+    output: Output,
+    *,
+    snapshot: str,
+    reason: str,
+    until: float | None,
+    repo: str | None,
+    worktree: str | None,
+) -> None:
+    """Keep the snapshot SNAPSHOT: an id or the beginning of one, a reference, head, or head~2.
+
+    \b
+    Examples:
+      holdfast pin add head --reason "the customer looks at it" --until 30d
+      holdfast pin add 4f1c
+    """
+    import msgspec
+
+    from holdfast.worktrees.naming import resolve_usable
+    from holdfast.worktrees.references import add_pin
+
+    found = open_worktree(repo, worktree)
+    control = found.repository.control
+    snapshot_id = resolve_usable(control, snapshot, worktree=found.worktree).snapshot_id
+    made = add_pin(control, snapshot_id, reason=reason, keep_for=until)
+    lasting = f"until {made.until}" if made.until else "until the pin is removed"
+    output.result(
+        msgspec.structs.asdict(made),
+        [
+            f"{made.snapshot_id} is kept {lasting}.",
+            f"To let it go: holdfast pin remove {made.pin_id}",
+        ],
+    )
+
+
+@group.command("list", short_help="Show all pins.")
+@repo_option
+@json_option
+@click.pass_obj
+def list_(output: Output, *, repo: str | None) -> None:
+    """Show all pins, also those that have run out. Changes nothing.
+
+    \b
+    Example:
+      holdfast pin list --json
+    """
+    import msgspec
+
+    from holdfast.worktrees.references import pins
+    from holdfast.worktrees.retention import pin_holds
+
+    control = open_repository(repo).control
+    found, now = pins(control), control.store.now()
+    records = [{**msgspec.structs.asdict(each), "holds": pin_holds(each, now)} for each in found]
+    lines = [
+        f"{each.pin_id}  {each.snapshot_id}  "
+        + (f"{'until' if pin_holds(each, now) else 'ran out'} {each.until}" if each.until else "for good")
+        + (f"  {each.reason}" if each.reason else "")
+        for each in found
+    ]
+    output.result({"pins": records}, lines or ["There are no pins."])
+
+
+@group.command(short_help="Take a pin away.")
+@click.argument("pin_id", metavar="PIN")
+@repo_option
+@json_option
+@click.pass_obj
+def remove(output: Output, *, pin_id: str, repo: str | None) -> None:
+    """Take the pin PIN away, named by its id as 'pin list' shows it.
+
+    \b
+    Example:
+      holdfast pin remove 9b8c4353
+    """
+    import msgspec
+
+    from holdfast.worktrees.references import remove_pin
+
+    gone = remove_pin(open_repository(repo).control, pin_id)
+    output.result(msgspec.structs.asdict(gone), [f"The pin {gone.pin_id} on {gone.snapshot_id} is gone."])

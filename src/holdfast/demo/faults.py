@@ -1,0 +1,39 @@
+"""A fault to be found: with fencing switched off, the demo must fail. Nothing else uses this."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.issues import claims
+from holdfast.issues.claim_records import Claim
+from holdfast.issues.claiming import HeldClaim
+from holdfast.leases import protocol
+from holdfast.leases.held import HeldLease
+
+
+def switch_off_fencing() -> None:
+    """Let everybody publish in this process, whoever holds the lease or the claim by now."""
+
+    def any_lease(view: Any, moment: Any, keys: Any, lock_id: str, token: int) -> Any:
+        return view.get(keys.lease)
+
+    def any_claim(issue_id: str, record: Any, now: float, shown: Any) -> Any:
+        return Claim(
+            claim_id=shown.text,
+            assignee="agent:stale",
+            token=shown.token,
+            ttl=60.0,
+            claimed_at="",
+            renewed_at="",
+            expires_at="9999-01-01T00:00:00Z",
+        )
+
+    def nothing(self: Any) -> None:
+        return None
+
+    protocol.validate = any_lease
+    claims.in_force = any_claim
+    HeldClaim.check = nothing  # type: ignore[method-assign]
+    HeldClaim.renew = nothing  # type: ignore[method-assign]
+    HeldLease.check = nothing  # type: ignore[method-assign]
+    HeldLease.release = nothing  # type: ignore[method-assign]

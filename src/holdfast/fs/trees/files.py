@@ -1,0 +1,290 @@
+"""Taking the files of a source, one by one: each is read once, and linked or copied into a payload."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import ConsistencyUnavailable
+from holdfast.fs import calls
+from holdfast.fs.directory import close_quietly
+from holdfast.fs.trees.content import (
+    HEAD_OF_ENTRY,
+    READ,
+    Content,
+    clone_file,
+    copy_file,
+    hash_file,
+    head_of_entry,
+    meta_of,
+    read_xattrs,
+)
+from holdfast.fs.trees.descent import Descent, joined, shown, split, unreadable, unwritable
+from holdfast.fs.trees.manifest import (
+    Manifest,
+    Xattrs,
+    digest_of,
+    encode_entry,
+    encode_extras,
+    encode_xattrs,
+    size_of,
+    with_first_link,
+    without_first_link,
+)
+from holdfast.fs.trees.payload import Payload
+from holdfast.fs.trees.scan import NO_MARK, is_recent, mark_of
+from holdfast.fs.trees.tally import Recent, Tally
+
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
+NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOENT)
+_ATTEMPTS = 3
+
+
+class Base(NamedTuple):
+    """The snapshot that unchanged files are linked from."""
+
+    manifest: Manifest
+    payload: Descent
+    tree: Path
+
+
+class Known(NamedTuple):
+    """What is known of the files of one directory: by the cache, and in the base."""
+
+    marks: dict[bytes, bytes]
+    raw: dict[bytes, bytes]
+    base_raw: dict[bytes, bytes]
+    base_path: str
+
+
+class Place(NamedTuple):
+    """A directory that is being taken: where it is, open here and (or -1) in the payload."""
+
+    path: str
+    here: int
+    target: int
+    known: Known
+
+
+class Taken(NamedTuple):
+    """A file that was taken: its entry, the mark to know it by again, and what was written anew."""
+
+    entry: bytes
+    mark: bytes
+    stored: int = 0
+
+
+class Files:
+    """Takes files, into a payload or (None) only to know them.
+
+    With `retry`, a file that changes while it is read is read again, up to a limit.
+    """
+
+    def __init__(
+        self,
+        source: Descent,
+        payload: Payload | None,
+        base: Base | None,
+        *,
+        now: int,
+        clones: bool,
+        retry: bool,
+        tally: Tally,
+    ) -> None:
+        self._source = source
+        self._payload = payload
+        self._base = base
+        self._now = now
+        self._clones = clones
+        self._retry = retry
+        self._tally = tally
+        self._first_links: dict[int, str] = {}
+
+    def take(self, place: Place, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
+        """The entry of one file, and the mark to remember it by."""
+        encoded, known = os.fsencode(name), place.known
+        first = self._first_links.get(status.st_ino) if status.st_nlink > 1 else None
+        raw = known.raw.get(encoded) if known.marks.get(encoded) == mark else None
+        if raw is not None and raw[:1] == b"f":
+            taken = self._known(place, name, Taken(without_first_link(raw), mark), first)
+        else:
+            taken = self._unknown(place, name, first)
+        entry = taken.entry
+        if is_recent(status.st_ctime_ns, self._now):
+            self._tally.recent.append(Recent(place.path, name, digest_of(entry)))
+        if first is not None:
+            entry = with_first_link(entry, os.fsencode(first))
+        elif status.st_nlink > 1:
+            self._first_links[status.st_ino] = joined(place.path, name)
+        self._tally.files += 1
+        self._tally.stored_bytes += taken.stored
+        self._tally.bytes += size_of(entry)
+        return entry, taken.mark
+
+    def copy_again(self, place: Place, name: str, raw: bytes) -> None:
+        """Copy a file that was to be linked, but that the base has lost."""
+        path = joined(place.path, name)
+        try:
+            taken = self._copy(place, name)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise unreadable(self._source.where(path), error) from error
+            taken = Taken(b"", NO_MARK)
+        if taken.entry != raw:
+            where = self._source.where(path)
+            raise ConsistencyUnavailable(f"{shown(where)} changed while it was captured", paths=[shown(path)])
+        self._tally.stored_bytes += taken.stored
+
+    # --- Known or not ----------------------------------------------------------------------------------
+
+    def _known(self, place: Place, name: str, known: Taken, first: str | None) -> Taken:
+        """A file that is as it was the last time."""
+        if self._payload is None or (first is not None and self._link_first(place, first, name)):
+            return known
+        if self._in_base(place, name) == known.entry and self._link_base(place, name):
+            return known
+        taken = self._copy(place, name)
+        if taken.entry != known.entry:
+            self._tally.changed.append(joined(place.path, name))
+        return taken
+
+    def _unknown(self, place: Place, name: str, first: str | None) -> Taken:
+        """A file that has to be read. If it turns out to be in the base, it is linked all the same."""
+        if self._payload is None or (first is not None and self._link_first(place, first, name)):
+            return self._read(place, name)
+        in_base = self._in_base(place, name)
+        if in_base:
+            taken = self._read(place, name, like=in_base)
+            if taken.entry == in_base and self._link_base(place, name):
+                return taken
+        return self._copy(place, name)
+
+    def _in_base(self, place: Place, name: str) -> bytes:
+        raw = place.known.base_raw.get(os.fsencode(name), b"")
+        return without_first_link(raw) if raw[:1] == b"f" else b""
+
+    # --- Reading and copying ---------------------------------------------------------------------------
+
+    def _read(self, place: Place, name: str, *, like: bytes = b"") -> Taken:
+        """Read a file; it is not read, and has no entry, if it cannot have the entry `like`."""
+        reading = calls.open(name, READ, dir_fd=place.here)
+        try:
+            status = _regular(reading)
+            if like and like[:HEAD_OF_ENTRY] != head_of_entry(status):
+                return Taken(b"", NO_MARK)
+            xattrs, lost = read_xattrs(reading)
+            content = hash_file(reading, status.st_size)
+            mark = self._mark_after(reading, status)
+        finally:
+            close_quietly(reading)
+        if not like:
+            self._tally.lose(joined(place.path, name), lost)
+        return Taken(_entry(status, name, content, xattrs), mark)
+
+    def _copy(self, place: Place, name: str) -> Taken:
+        """Copy a file; its entry is that of what was really copied."""
+        for _ in range(_ATTEMPTS - 1):
+            taken = self._copy_once(place, name)
+            if taken.mark != NO_MARK:
+                return taken
+            calls.unlink(name, dir_fd=place.target)  # it changed meanwhile: once more
+        return self._copy_once(place, name)
+
+    def _copy_once(self, place: Place, name: str) -> Taken:
+        reading = calls.open(name, READ, dir_fd=place.here)
+        try:
+            status = _regular(reading)
+            xattrs, lost = read_xattrs(reading)
+            try:
+                content = self._write(reading, status, place.target, name, xattrs)
+            except OSError as error:
+                raise unwritable(self._where(place, name), error) from error
+            mark = self._mark_after(reading, status)
+        finally:
+            close_quietly(reading)
+        if lost:
+            self._tally.lose(joined(place.path, name), lost)
+        return Taken(_entry(status, name, content, xattrs), mark, content.written)
+
+    def _write(self, reading: int, status: os.stat_result, target: int, name: str, xattrs: Xattrs) -> Content:
+        assert self._payload is not None
+        attributes, meta = self._payload.attributes, meta_of(status)
+        writing = attributes.create(target, name, meta.mode)
+        try:
+            if self._clones and clone_file(reading, writing, status.st_size):
+                content = self._hash_clone(reading, status, target, name)
+            else:
+                content = copy_file(reading, status, writing)
+            attributes.finish_file(writing, meta, xattrs)
+        finally:
+            calls.close(writing)
+        return content
+
+    def _hash_clone(self, reading: int, status: os.stat_result, target: int, name: str) -> Content:
+        """Hash what was cloned: by the source, which is in memory, unless it may have changed since."""
+        content = hash_file(reading, status.st_size)
+        same = mark_of(calls.fstat(reading)) == mark_of(status)
+        if same and not is_recent(status.st_ctime_ns, self._now):
+            return content
+        cloned = calls.open(name, READ, dir_fd=target)
+        try:
+            return hash_file(cloned, status.st_size)
+        finally:
+            close_quietly(cloned)
+
+    def _mark_after(self, reading: int, status: os.stat_result) -> bytes:
+        """The mark of a file that was read; none if it changed meanwhile.
+
+        A quiesced capture finds that out for all files at once, in its own way.
+        """
+        mark = mark_of(status)
+        if self._retry and mark_of(calls.fstat(reading)) != mark:
+            return NO_MARK
+        return mark
+
+    # --- Links -----------------------------------------------------------------------------------------
+
+    def _link_base(self, place: Place, name: str) -> bool:
+        """Link a file from the base; where that cannot be, it has to be copied."""
+        assert self._base is not None
+        try:
+            here = self._base.payload.enter(place.known.base_path)
+            calls.link(name, name, src_dir_fd=here, dst_dir_fd=place.target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in NO_LINK:
+                return False
+            raise unwritable(self._where(place, name), error) from error
+        return True
+
+    def _link_first(self, place: Place, first: str, name: str) -> bool:
+        """Link the first name that the same inode has in the payload."""
+        assert self._payload is not None
+        directory, first_name = split(first)
+        try:
+            with Descent(self._payload.way.root) as way:
+                here = way.enter(directory)
+                calls.link(first_name, name, src_dir_fd=here, dst_dir_fd=place.target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in NO_LINK:
+                return False
+            raise unwritable(self._where(place, name), error) from error
+        return True
+
+    def _where(self, place: Place, name: str) -> str:
+        way = self._source if self._payload is None else self._payload.way
+        return way.where(place.path, name)
+
+
+def _regular(descriptor: int) -> os.stat_result:
+    status = calls.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "it is no file any more")
+    return status
+
+
+def _entry(status: os.stat_result, name: str, content: Content, xattrs: Xattrs) -> bytes:
+    extras = encode_extras(xattrs=encode_xattrs(xattrs)) if xattrs else b""
+    return encode_entry(meta_of(status), os.fsencode(name), content.size, content.digest, extras)

@@ -1,0 +1,82 @@
+"""Being told of every change in a source while it is captured, so that nothing has to be looked at twice.
+
+What the system does not tell of: changes by other machines, writes through a mapping of a file into memory,
+and writes through a name outside of the source. The last two leave their time in the status of the file;
+see `capturing`, which looks twice where that matters.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from holdfast.fs import calls
+from holdfast.fs.directory import close_quietly
+from holdfast.fs.mounts import filesystem_kind, is_network
+from holdfast.fs.trees.descent import joined
+
+_EVENT = struct.Struct("iIII")
+_MASK = 0xFC6  # content or status changed; moved, created, deleted; itself deleted or moved
+_OVERFLOW = 0x4000
+_ENOUGH = 1 << 16
+_CLOSED = -1
+
+
+class SourceWatch:
+    """Listens to directories from the moment when each is added."""
+
+    def __init__(self, root: str) -> None:
+        self._fd = _CLOSED
+        self._paths: dict[int, str] = {}
+        self._possible = sys.platform == "linux" and not is_network(filesystem_kind(root))
+
+    def add(self, directory: int, path: str) -> bool:
+        """Listen to an open directory from now on; False if that cannot be."""
+        if sys.platform != "linux" or not self._possible:
+            return False
+        from holdfast.fs import native
+
+        if self._fd == _CLOSED:
+            self._fd = native.inotify_open()
+        number = native.inotify_watch(self._fd, b"/proc/self/fd/%d" % directory, _MASK)
+        if number < 0:  # too many
+            self._possible = False
+            return False
+        self._paths[number] = path
+        return True
+
+    def changed(self) -> list[str]:
+        """Paths that something happened to; perhaps not all of them."""
+        found: list[str] = []
+        with suppress(BlockingIOError):
+            while self._fd != _CLOSED and len(found) < _ENOUGH:
+                found += self._events(calls.read(self._fd, _ENOUGH))
+        return found
+
+    def _events(self, content: bytes) -> list[str]:
+        at, found = 0, []
+        while at < len(content):
+            number, mask, _, length = _EVENT.unpack_from(content, at)
+            at += _EVENT.size
+            name = content[at : at + length].rstrip(b"\0")
+            at += length
+            found.append("" if mask & _OVERFLOW else joined(self._paths.get(number, ""), os.fsdecode(name)))
+        return [path.rstrip("/") for path in found]
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._fd != _CLOSED:
+            close_quietly(self._fd)
+            self._fd = _CLOSED
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

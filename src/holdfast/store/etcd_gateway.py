@@ -1,0 +1,362 @@
+"""Requests to etcd through the gateway that every member has: JSON over HTTP, from the standard library.
+
+Whichever member answers first is kept; if it stops answering, the next one is asked. What may be done twice
+(reading) is simply asked again; a commit is not, unless it cannot have been sent.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import random
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.errors import Failure, Refused, SettingInvalid, StoreUnavailable, UsageFailure
+from holdfast.store.addresses import without_secrets
+from holdfast.store.etcd_clock import ServerTime
+
+TIMEOUT = 10.0
+"""How long etcd may take to answer, and how long a member that does is looked for."""
+
+MOST_IDLE = 4
+DEFAULT_PORT = 2379
+OPTIONS = ("cacert", "cert", "key", "password", "tls")
+_INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 5, 7, 8, 9, 16
+"""Codes of gRPC after which nothing has happened."""
+
+
+class Address(NamedTuple):
+    """Where a store is: the members, the prefix of its keys, who asks, and how it is shown."""
+
+    members: tuple[tuple[str, int], ...]
+    prefix: str
+    user: str
+    password: str
+    options: Mapping[str, str]
+    place: str
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """Read `etcd://[user@]host:port,host:port/prefix[?tls=true&cacert=…&cert=…&key=…]`."""
+        parts = urlsplit(url)
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        user, _, hosts = parts.netloc.rpartition("@")
+        name, _, password = user.partition(":")
+        prefix = unquote(parts.path).strip("/")
+        unknown = sorted(set(options) - set(OPTIONS))
+        if unknown or not hosts or not prefix.isprintable():
+            problem = f"not {unknown[0]!r}" if unknown else "with hosts and a prefix"
+            expected = f"etcd://host:port,…/prefix, with the options {', '.join(OPTIONS)}; {problem}"
+            raise SettingInvalid("store", without_secrets(url), expected)
+        members = tuple(_host_and_port(each, url) for each in hosts.split(","))
+        secret = unquote(password) or options.get("password", "")
+        return cls(members, prefix or "holdfast", unquote(name), secret, options, without_secrets(url))
+
+    @property
+    def secure(self) -> bool:
+        return bool({"cacert", "cert", "key"} & set(self.options)) or self.options.get("tls") in ("true", "1")
+
+
+def _host_and_port(text: str, url: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":") if not text.endswith("]") else (text, "", "")
+    if not colon:
+        host, port = text, str(DEFAULT_PORT)
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise SettingInvalid("store", without_secrets(url), "etcd://host:port,…/prefix")
+    return host.strip("[]"), int(port)
+
+
+class GatewayError(Exception):
+    """etcd answered, with an error. `code` is that of gRPC."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    @property
+    def nothing_happened(self) -> bool:
+        return self.code in (_INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED)
+
+
+class NotSent(Exception):
+    """No member could be connected to, so nothing was asked of any."""
+
+
+class Gateway:
+    """The members of one cluster, as one process talks to them."""
+
+    def __init__(self, address: Address, *, timeout: float = TIMEOUT, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.address = address
+        self.timeout = timeout
+        self.time = ServerTime(clock)
+        self._members = list(address.members)
+        random.shuffle(self._members)  # many clients spread over the members
+        self._idle: list[HTTPConnection] = []
+        self._pid = os.getpid()
+        weakref.finalize(self, _close_all, self._idle)
+        self._token = ""
+        self._lock = threading.Lock()
+        self._answer_within = timeout / len(address.members)  # to ask the others in the same time
+        self._tls = self._context() if address.secure else None
+
+    def ask(self, path: str, request: object, *, patience: float | None = None) -> Any:
+        """A request that may be made twice; made again, of another member, until one answers."""
+        deadline = time.monotonic() + (self.timeout if patience is None else patience)
+        while True:
+            try:
+                return self.ask_once(path, request)
+            except GatewayError as error:
+                if error.nothing_happened:
+                    raise self.failure(error) from error
+                problem: Exception = error
+            except (OSError, HTTPException, NotSent) as error:
+                problem = error
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise StoreUnavailable(self.address.place, _reason(problem)) from problem
+            time.sleep(min(left, 0.02 + random.random() * 0.08))
+
+    def ask_once(self, path: str, request: object) -> Any:
+        """One request to one member: its answer, `GatewayError`, `NotSent`, or what the network raises."""
+        connection = self._take()
+        try:
+            answer = self._exchange_as_user(connection, path, request)
+        except BaseException:
+            connection.close()
+            self._next_member(connection)
+            raise
+        self._give_back(connection)
+        return answer
+
+    def _exchange_as_user(self, connection: HTTPConnection, path: str, request: object) -> Any:
+        try:
+            return self._exchange(connection, path, request)
+        except GatewayError as error:
+            if not self.address.user or error.code != _UNAUTHENTICATED:
+                raise
+        self._authenticate(connection)  # the token has run out; nothing has happened, so once more
+        return self._exchange(connection, path, request)
+
+    def _exchange(self, connection: HTTPConnection, path: str, request: object) -> Any:
+        body = msgspec.json.encode(request)
+        try:
+            connection.request("POST", path, body, self._headers())
+            response = connection.getresponse()
+            content = response.read()
+        except TimeoutError as error:
+            raise TimeoutError(f"no answer from {connection.host}:{connection.port} in time") from error
+        self.time.heard(response.getheader("Date"))
+        try:
+            answer = msgspec.json.decode(content) if content else {}
+        except msgspec.DecodeError:
+            answer = {"message": f"{response.status} {response.reason}: not the gateway of etcd, it seems"}
+        if response.status == 200 and "error" not in answer:
+            return answer
+        code, message = int(answer.get("code", 0)), str(answer.get("message") or answer.get("error"))
+        raise GatewayError(code, message)
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = self._token
+        return headers
+
+    def failure(self, error: GatewayError) -> Failure:
+        """An answer that asking again does not change."""
+        message = f"{self.address.place} refuses: {error}"
+        if "too large" in str(error) or "too many operations" in str(error):
+            return UsageFailure(
+                f"{self.address.place} takes no commit of this size: {error}",
+                hint="Start etcd with larger --max-request-bytes and --max-txn-ops, or commit less at once.",
+            )
+        if error.code == _EXHAUSTED:
+            return StoreUnavailable(
+                self.address.place, error, hint="etcd is full: compact and defragment it, or raise its quota."
+            )
+        return Refused(message, hint="Check user, password and certificates, and what the user may do.")
+
+    # --- Connections -------------------------------------------------------------------------------
+
+    def _take(self) -> HTTPConnection:
+        if self._pid != os.getpid():  # after a fork: the parent's connections are not ours
+            self._pid, self._idle = os.getpid(), []
+            weakref.finalize(self, _close_all, self._idle)
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                connection = self._idle.pop()
+                if not _has_ended(connection):
+                    return connection
+                connection.close()
+        return self.connect()
+
+    def _give_back(self, connection: HTTPConnection) -> None:
+        if connection.sock is not None and len(self._idle) < MOST_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    def connect(self) -> HTTPConnection:
+        """A connection to the first member that takes one."""
+        reason = "there is none"
+        for host, port in list(self._members):
+            connection = self._connection(host, port)
+            try:
+                connection.connect()
+                connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.timeout = self._answer_within
+                connection.sock.settimeout(self._answer_within)
+                if self.address.user and not self._token:
+                    self._authenticate(connection)
+                return connection
+            except OSError as error:
+                connection.close()
+                reason = f"{host}:{port}: {_reason(error)}"
+                self._next_member(connection)
+            except Failure:
+                connection.close()
+                raise
+        raise NotSent(reason)
+
+    def _connection(self, host: str, port: int) -> HTTPConnection:
+        limit = max(0.05, self.timeout / (2 * len(self._members)))  # to try the others in the same time
+        if self._tls is not None:
+            return HTTPSConnection(host, port, timeout=limit, context=self._tls)
+        return HTTPConnection(host, port, timeout=limit)
+
+    def _next_member(self, connection: HTTPConnection) -> None:
+        """A member that failed is asked last."""
+        with self._lock:
+            failed = (connection.host, connection.port)
+            if failed in self._members:
+                self._members.remove(failed)
+                self._members.append(failed)
+
+    def _authenticate(self, connection: HTTPConnection) -> None:
+        request = {"name": self.address.user, "password": self.address.password}
+        self._token = ""
+        try:
+            self._token = self._exchange(connection, "/v3/auth/authenticate", request)["token"]
+        except GatewayError as error:
+            if "not enabled" not in str(error):  # the user is that of a certificate, perhaps
+                raise self.failure(error) from error
+
+    def _context(self) -> ssl.SSLContext:
+        options = self.address.options
+        try:
+            context = ssl.create_default_context(cafile=options.get("cacert"))
+            if "cert" in options:
+                context.load_cert_chain(options["cert"], options.get("key"))
+        except (OSError, ssl.SSLError) as error:
+            expected = f"with certificates that work: {error}"
+            raise SettingInvalid("store", self.address.place, expected) from error
+        return context
+
+    def close(self) -> None:
+        """Close what is idle."""
+        _close_all(self._idle)
+
+
+def _close_all(idle: list[HTTPConnection]) -> None:
+    while idle:
+        with contextlib.suppress(IndexError):
+            idle.pop().close()
+
+
+def _has_ended(connection: HTTPConnection) -> bool:
+    """Whether the other end has hung up while nobody used the connection."""
+    if connection.sock is None:
+        return True
+    connection.sock.setblocking(False)
+    try:
+        connection.sock.recv(1)
+        return True  # the end, or something that nobody asked for
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return False
+    except OSError:
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            connection.sock.settimeout(connection.timeout)
+
+
+def _reason(problem: Exception) -> str:
+    return str(problem) or type(problem).__name__
+
+
+def coded(text: bytes) -> str:
+    """Bytes as etcd's JSON has them."""
+    return base64.b64encode(text).decode("ascii")
+
+
+def plain(text: str) -> bytes:
+    """The same, back."""
+    return base64.b64decode(text)
+
+
+def end_of(prefix: bytes) -> bytes:
+    """The first key that does not begin like this."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+class Messages:
+    """A response that does not end, as the values that it consists of: one JSON object in each line."""
+
+    def __init__(self, gateway: Gateway, path: str, request: object) -> None:
+        self._connection = gateway.connect()
+        self._connection.request("POST", path, msgspec.json.encode(request), gateway._headers())  # noqa: SLF001
+        self._raw = b""
+        self._body = b""
+        self._in_body = False
+
+    def wait(self, timeout: float) -> Iterator[Any]:
+        """What arrives within this time, at least one message if one does; `OSError` when it has ended."""
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._body:
+            left = deadline - time.monotonic()
+            try:
+                self._connection.sock.settimeout(max(0.001, left))
+                received = self._connection.sock.recv(1 << 16)
+            except (TimeoutError, ssl.SSLWantReadError):
+                return
+            if not received:
+                raise ConnectionError("etcd has ended the watch")
+            self._raw += received
+            self._unwrap()
+        *lines, self._body = self._body.split(b"\n")
+        yield from (msgspec.json.decode(line) for line in lines if line.strip())
+
+    def _unwrap(self) -> None:
+        """Take the chunks out of what has arrived so far."""
+        if not self._in_body:
+            head, blank, rest = self._raw.partition(b"\r\n\r\n")
+            if not blank:
+                return
+            if b" 200 " not in head.split(b"\r\n")[0]:
+                raise ConnectionError(f"etcd refuses to be watched: {head[:200]!r}")
+            self._in_body, self._raw = True, rest
+        while True:
+            size, line, rest = self._raw.partition(b"\r\n")
+            if not line:
+                return
+            length = int(size.split(b";")[0], 16)
+            if length == 0:
+                raise ConnectionError("etcd has ended the watch")
+            if len(rest) < length + 2:
+                return
+            self._body += rest[:length]
+            self._raw = rest[length + 2 :]
+
+    def close(self) -> None:
+        self._connection.close()

@@ -1,0 +1,127 @@
+"""What the PostgreSQL store asks of the server: plain SQL, which its distributed relatives take too.
+
+No advisory locks, no procedures, no triggers, no collations: names are bytes, so that their order is the
+same everywhere. A document that was removed leaves its row, without content: an absence can be locked and
+has a version, like everything else. A stream has a row too, with the position of its last record.
+"""
+
+from __future__ import annotations
+
+SCHEMA_VERSION = 1
+
+CREATE = """
+CREATE TABLE IF NOT EXISTS settings (name text PRIMARY KEY, value text NOT NULL);
+CREATE TABLE IF NOT EXISTS documents (
+    name bytea PRIMARY KEY, version text NOT NULL, content bytea, position bigint);
+CREATE TABLE IF NOT EXISTS entries (
+    stream bytea NOT NULL, position bigint NOT NULL, content bytea NOT NULL, PRIMARY KEY (stream, position));
+CREATE TABLE IF NOT EXISTS commits (id text PRIMARY KEY, made boolean NOT NULL, at timestamptz NOT NULL);
+CREATE TABLE IF NOT EXISTS watchers (id text PRIMARY KEY, until timestamptz NOT NULL);
+"""
+
+FOUND_VERSION = "SELECT value FROM settings WHERE name = 'schema_version'"
+NOTE_VERSION = """
+INSERT INTO settings (name, value) VALUES ('schema_version', %s) ON CONFLICT (name) DO NOTHING"""
+
+NOW = "SELECT extract(epoch FROM clock_timestamp())::float8"
+
+FETCH = """
+SELECT extract(epoch FROM clock_timestamp())::float8,
+    d.name, d.version, coalesce(d.content, e.content), d.position
+FROM (SELECT 1 AS one) AS always
+LEFT JOIN documents AS d ON d.name = ANY(%s::bytea[])
+LEFT JOIN entries AS e ON e.stream = d.name AND e.position = d.position"""
+"""One statement sees one moment. There is always a row, so that there is always a time."""
+
+FETCH_ONE = """
+SELECT extract(epoch FROM clock_timestamp())::float8, d.version, d.content
+FROM (SELECT 1 AS one) AS always LEFT JOIN documents AS d ON d.name = %s"""
+"""The same for a single document."""
+
+LOCK = "SELECT name FROM documents WHERE name = ANY(%s::bytea[]) ORDER BY name FOR UPDATE"
+"""Those who met on a document line up here, in the one order of names."""
+
+COMMIT = """
+WITH held AS (
+    SELECT d.name FROM documents AS d
+    JOIN unnest(%(names)s::bytea[], %(versions)s::text[]) AS n (name, version)
+        ON d.name = n.name AND d.version = n.version
+    ORDER BY d.name FOR UPDATE OF d
+), fits AS (
+    SELECT count(*) = %(count)s::bigint AS yes FROM held
+), put AS (
+    INSERT INTO documents AS d (name, version, content, position)
+    SELECT p.name, p.version, p.content, p.position
+    FROM unnest(%(put)s::bytea[], %(new_versions)s::text[], %(contents)s::bytea[], %(positions)s::bigint[])
+        AS p (name, version, content, position)
+    CROSS JOIN fits WHERE fits.yes ORDER BY p.name
+    ON CONFLICT (name) DO UPDATE SET
+        version = CASE WHEN d.version = ANY(%(versions)s::text[]) THEN excluded.version END,
+        content = excluded.content, position = excluded.position
+), added AS (
+    INSERT INTO entries (stream, position, content)
+    SELECT a.stream, a.position, a.content
+    FROM unnest(%(streams)s::bytea[], %(places)s::bigint[], %(records)s::bytea[])
+        AS a (stream, position, content)
+    CROSS JOIN fits WHERE fits.yes
+), noted AS (
+    INSERT INTO commits (id, made, at) SELECT %(id)s, true, clock_timestamp() FROM fits WHERE fits.yes
+)
+SELECT fits.yes FROM fits"""
+"""All of a commit in one statement, which is its own transaction.
+
+`held` locks every row that the decision rests on, in the order of names, and leaves out those whose version
+is another one by now; if any is missing, nothing is done. A name that had no row when we looked may have got
+one since: its version is none that we have seen (whoever sees one document of a commit sees all of them), so
+`put` sets it to null, which the column refuses, and the whole statement with it. (The empty version may be
+one that we have seen; but it means that there still is nothing.)
+"""
+
+COMMIT_ONE = """
+WITH fits AS (
+    UPDATE documents SET version = %(id)s, content = %(content)s
+    WHERE name = %(name)s AND version = %(version)s RETURNING true AS yes
+), noted AS (
+    INSERT INTO commits (id, made, at) SELECT %(id)s, true, clock_timestamp() FROM fits
+)
+SELECT fits.yes FROM fits"""
+"""The same for the change of a single document that rests on nothing else: the row that is changed is the one
+that is compared. Nothing comes back if it was another one by then."""
+
+
+def notifying(commit: str) -> str:
+    """A commit that tells those who watch. Only if there are any: notifying commits wait for each other."""
+    return commit.replace(
+        "SELECT fits.yes FROM fits",
+        """SELECT fits.yes, CASE
+    WHEN fits.yes AND EXISTS (SELECT 1 FROM watchers WHERE until > clock_timestamp())
+    THEN pg_notify(%(channel)s, %(changed)s) END FROM fits""",
+    )
+
+
+COMMIT_AND_NOTIFY = notifying(COMMIT)
+COMMIT_ONE_AND_NOTIFY = notifying(COMMIT_ONE)
+
+RULE_OUT = """
+INSERT INTO commits (id, made, at) VALUES (%s, false, clock_timestamp()) ON CONFLICT (id) DO NOTHING"""
+"""Waits for a commit of this id that is under way, and then finds it, or makes it impossible."""
+
+WAS_MADE = "SELECT made FROM commits WHERE id = %s"
+
+FORGET = "DELETE FROM commits WHERE at < clock_timestamp() - interval '7 days'"
+"""An answer that got lost is asked for within seconds."""
+
+PAGE = """
+SELECT name, version, content FROM documents
+WHERE name > %s AND name < %s AND content IS NOT NULL ORDER BY name LIMIT %s"""
+
+PAGE_OF_STREAM = """
+SELECT position, content FROM entries WHERE stream = %s AND position > %s ORDER BY position LIMIT %s"""
+
+LOOK = "SELECT name, version FROM documents WHERE name = %s AND version <> ''"
+LOOK_AT_FAMILY = "SELECT name, version FROM documents WHERE name > %s AND name < %s AND version <> ''"
+
+REGISTER = """
+INSERT INTO watchers (id, until) VALUES (%s, clock_timestamp() + interval '60 seconds')
+ON CONFLICT (id) DO UPDATE SET until = excluded.until"""
+UNREGISTER = "DELETE FROM watchers WHERE id = %s OR until < clock_timestamp() - interval '1 day'"

@@ -1,0 +1,88 @@
+"""Which checks an examination of a repository makes: those of every layer that keeps something."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.errors import NotFound, NotInitialised
+from holdfast.issues import validate
+from holdfast.issues.tracker import Tracker
+from holdfast.leases.moments import SKEW
+from holdfast.workspace.ledgers import open_ledger
+from holdfast.workspace.stores import FILES, address_of, check_store
+from holdfast.workspace.trackers import open_tracker
+from holdfast.worktrees.checks import CHECKS
+from holdfast.worktrees.doctor import Check, Examination, Finding, Severity
+
+ACTOR = "auto:doctor"
+
+
+def all_checks() -> tuple[Check, ...]:
+    """The checks in the order in which they are made and repaired."""
+    return (
+        Check("store", _store),
+        *CHECKS,
+        Check("ledger", _ledger),
+        Check("issues", _issues),
+    )
+
+
+def _store(examination: Examination) -> Iterator[Finding]:
+    """Whether the store answers, knows our schema, and goes by about the same time as this machine."""
+    address = address_of(examination.control.places.root)
+    if address == FILES:
+        return
+    health = check_store(examination.control.store, address)
+    if abs(health.clock_difference) > SKEW:
+        yield Finding(
+            "clock-differs",
+            Severity.WARNING,
+            address,
+            f"the store's clock and this machine's are {abs(health.clock_difference):.1f} s apart",
+            "Leases are judged by the store's clock. What this machine says about times is off by that much.",
+            "nothing: set this machine's clock, or the server's",
+            facts=health.as_record(),
+        )
+
+
+def _ledger(examination: Examination) -> Iterator[Finding]:
+    """The ledger beside the repository, if there is one; it is never changed."""
+    try:
+        opened = open_ledger(examination.control.places.root)
+    except NotFound:
+        return
+    severities = {"error": Severity.ERROR, "warning": Severity.WARNING}
+    for each in opened.verify().findings:
+        yield Finding(
+            f"ledger-{each.kind}",
+            severities.get(each.severity, Severity.NOTE),
+            each.where,
+            f"{each.where}: {each.problem}",
+            "The ledger is not as it was written.",
+            f"nothing: {each.remedy}",
+        )
+
+
+def _issues(examination: Examination) -> Iterator[Finding]:
+    """The issues beside the repository, if there are any."""
+    tracker = open_tracker(examination.control.places.root, actor=ACTOR)
+    try:
+        found = validate.examine(tracker)
+    except NotInitialised:
+        return
+    for each in found:
+        yield _issue_finding(each, tracker)
+
+
+def _issue_finding(found: validate.Finding, tracker: Tracker) -> Finding:
+    abandoned = found.kind == "abandoned"
+    severity = Severity.NOTE if abandoned else Severity.WARNING if found.fixable else Severity.ERROR
+    return Finding(
+        f"issue-{found.kind}",
+        severity,
+        found.issue_id or "issues",
+        found.message,
+        "The next one who looks for work takes it over." if abandoned else "The issues do not fit together.",
+        "puts it right: there is only one way" if found.fixable else "nothing: a person has to look at it",
+        fix=(lambda: validate.repair(tracker)) if found.fixable else None,
+    )

@@ -1,0 +1,206 @@
+"""Moving everything from one store to another: every row of the layout, as it is stored, byte for byte.
+
+1. Refuse if somebody holds a lease: what is being written would be written to a store that nobody reads.
+2. Copy what differs, in small commits. What the target has must be a beginning of what the source has, so a
+   migration that was interrupted goes on, and nothing foreign is overwritten.
+3. Read everything again, from both, and compare. If the source has changed meanwhile, 2 again.
+
+Nothing in the source is changed. Only when all is equal may the directory be told to use the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from holdfast.audit.chain import AuditTrail
+from holdfast.errors import Refused, TooManyRetries
+from holdfast.fs import strictjson
+from holdfast.leases.desk import Desk
+from holdfast.store.base import Store
+from holdfast.store.layout import TABLE, Kind, Row
+from holdfast.store.records import (
+    MOST_BYTES,
+    Append,
+    Change,
+    Create,
+    Decision,
+    Delete,
+    Entry,
+    Family,
+    Key,
+    Replace,
+    Stream,
+    View,
+)
+
+MOST_CHANGES = 50
+MOST_AT_ONCE = 512 << 10
+"""Commits of at most this many changes and bytes, which every server takes; a larger record goes alone."""
+
+PASSES = 5
+
+
+class RawCodec:
+    """Content as it is stored, if it is strict JSON. Final line breaks are each store's own affair."""
+
+    def encode(self, record: bytes) -> bytes:
+        return record
+
+    def decode(self, content: bytes, source: str) -> bytes:
+        content = content.removesuffix(b"\n")
+        strictjson.decode(content, source=source, limit=MOST_BYTES)
+        return content
+
+
+_RAW = RawCodec()
+_LEASES = "jvs/leases/{name}"
+
+
+class Moved(NamedTuple):
+    """What a migration has found and done: how many there are in all, and how many of them were copied."""
+
+    documents: int
+    records: int
+    copied_documents: int
+    copied_records: int
+    passes: int
+
+
+class _Pass:
+    """One walk over both stores."""
+
+    def __init__(
+        self, source: Store, target: Store, written: set[str], *, dry_run: bool, overwrite: bool
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._written = written
+        self._dry_run = dry_run
+        self._overwrite = overwrite
+        self.documents = self.records = self.copied_documents = self.copied_records = 0
+
+    @property
+    def found_differences(self) -> bool:
+        return bool(self.copied_documents or self.copied_records)
+
+    def documents_of(self, row: Row) -> None:
+        changes: list[Change] = []
+        here, there = _contents(self._source, row), _contents(self._target, row)
+        self.documents += len(here)
+        for name in sorted(here.keys() | there.keys()):
+            if here.get(name) == there.get(name):
+                continue
+            if name in there and not (self._overwrite or name in self._written):
+                raise _foreign(name)
+            self._written.add(name)
+            self.copied_documents += 1
+            key = Key(name, _RAW)
+            if name not in here:
+                changes.append(Delete(key))
+            else:
+                changes.append((Replace if name in there else Create)(key, here[name]))
+        self._apply(changes)
+
+    def records_of(self, row: Row) -> None:
+        stream: Stream[bytes] = Stream(row.key, _RAW)
+        pairs = zip_longest(self._source.entries(stream), self._target.entries(stream))
+        self._apply(self._missing(stream, pairs))
+
+    def _missing(
+        self, stream: Stream[bytes], pairs: Iterable[tuple[Entry[bytes] | None, Entry[bytes] | None]]
+    ) -> Iterator[Append]:
+        for mine, other in pairs:
+            self.records += mine is not None
+            if other is None and mine is not None:
+                self.copied_records += 1
+                yield Append(stream, mine.record)
+            elif mine is None or other is None or mine.record != other.record:
+                raise _foreign(stream.name)
+
+    def _apply(self, changes: Iterable[Change]) -> None:
+        batch: list[Change] = []
+        size = 0
+        for change in changes:
+            more = 0 if isinstance(change, Delete) else len(change.record)  # type: ignore[arg-type]
+            if batch and (len(batch) >= MOST_CHANGES or size + more > MOST_AT_ONCE):
+                self._commit(batch)
+                batch, size = [], 0
+            batch.append(change)
+            size += more
+        self._commit(batch)
+
+    def _commit(self, changes: Sequence[Change]) -> None:
+        if not changes or self._dry_run:
+            return
+        named = [each.stream if isinstance(each, Append) else each.key for each in changes]
+        made = tuple(changes)
+
+        def decide(view: View, now: float) -> Decision[None]:
+            return Decision(made, None)
+
+        self._target.transact(named, decide)
+
+
+def migrate(
+    source: Store,
+    target: Store,
+    *,
+    rows: Sequence[Row] = TABLE,
+    dry_run: bool = False,
+    overwrite: bool = False,
+) -> Moved:
+    """Copy everything, and see that it is all there. A dry run only looks, and refuses what this would.
+
+    With `overwrite` documents of the target may be replaced: those of an older copy of the source. Its
+    streams must be a beginning of the source's all the same.
+    """
+    _refuse_held_leases(source, rows)  # 1.
+    written: set[str] = set()
+    copied_documents = copied_records = 0
+    for number in range(1, PASSES + 1):
+        walk = _Pass(source, target, written, dry_run=dry_run, overwrite=overwrite)
+        for row in rows:  # 2. and 3.: the walk that finds nothing to copy is the proof
+            if row.kind is Kind.DOCUMENT:
+                walk.documents_of(row)
+            else:
+                walk.records_of(row)
+        copied_documents += walk.copied_documents
+        copied_records += walk.copied_records
+        if dry_run or not walk.found_differences:
+            return Moved(walk.documents, walk.records, copied_documents, copied_records, number)
+    raise TooManyRetries(PASSES, Refused("the source changes faster than it can be copied"))
+
+
+def _refuse_held_leases(store: Store, rows: Sequence[Row]) -> None:
+    if not any(row.key == _LEASES for row in rows):
+        return
+    desk = Desk(store, AuditTrail())
+    names = [name for name, _ in store.scan(Family("jvs/leases", _RAW))]
+    for name in names:
+        state = desk.state(name)
+        if state is not None and not state.expired:
+            raise Refused(
+                f"{name} is locked by {state.lease.holder_id}: what is in use cannot be moved",
+                hint="Wait until it is given back or has run out, and stop all who use the repository.",
+                worktree=name,
+                holder_id=state.lease.holder_id,
+            )
+
+
+def _contents(store: Store, row: Row) -> dict[str, bytes]:
+    """All documents of a row, by name."""
+    if "{name}" not in row.key:
+        document: Any = store.read(Key(row.key, _RAW))
+        return {} if document is None else {row.key: document.record}
+    family = Family(row.key.removesuffix("/{name}"), _RAW)
+    return {f"{family.name}/{name}": document.record for name, document in store.scan(family)}
+
+
+def _foreign(name: str) -> Refused:
+    return Refused(
+        f"the target has something else under {name}: it is not a copy of this store",
+        hint="Choose an empty target: another schema or prefix; for an older copy: --overwrite.",
+        key=name,
+    )

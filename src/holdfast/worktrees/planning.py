@@ -1,0 +1,164 @@
+"""The policy of retention, and plans: what would be deleted, what is kept and why, what it frees.
+
+Making a plan changes nothing but that the plan is written down, under an id by which it can be run.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.clock import format_instant
+from holdfast.errors import NotFound, SettingInvalid
+from holdfast.store.records import Change, Create, Decision, Delete, Replace, View
+from holdfast.worktrees.control import Control
+from holdfast.worktrees.retention import (
+    PLANS,
+    RETENTION,
+    Collectable,
+    Plan,
+    Policy,
+    Protection,
+    Reason,
+    judge,
+    within_budget,
+)
+from holdfast.worktrees.surveying import survey
+
+PLAN_TTL = 24 * 3600.0
+"""A plan that is older is not begun any more: too much has happened since somebody looked at it."""
+
+MOST_SNAPSHOTS = 50_000
+"""The most that one plan deletes; what is left over is for the next one."""
+
+LONGEST_KEEP = 36_500 * 86_400.0
+
+
+class Proposal(NamedTuple):
+    """A plan, with all that people want to know about it."""
+
+    plan: Plan
+    candidates: tuple[Collectable, ...]
+    protected: Mapping[str, tuple[Reason, ...]]
+    total_bytes: int
+    stored: bool
+
+    @property
+    def over_budget(self) -> int:
+        """How many bytes more than the budget will be left, because what is protected takes them."""
+        budget = self.plan.policy.max_bytes
+        return 0 if budget is None else max(0, self.total_bytes - self.plan.bytes - budget)
+
+
+def policy_of(control: Control) -> Policy:
+    """The policy as of now. Takes no lock."""
+    document = control.store.read(RETENTION)
+    return Policy() if document is None else document.record
+
+
+def set_policy(control: Control, policy: Policy) -> Policy:
+    """Put another policy in the place of the one that is there; the one that keeps everything is none."""
+    check_policy(policy)
+
+    def decide(view: View, now: float) -> Decision[Policy]:
+        there = view.get(RETENTION)
+        before = there or Policy()
+        if before == policy:
+            return Decision([], policy)
+        change: Change
+        if there is None:
+            change = Create(RETENTION, policy)
+        else:
+            change = Delete(RETENTION) if policy.keeps_all_history else Replace(RETENTION, policy)
+        facts = {"before": msgspec.to_builtins(before), "after": msgspec.to_builtins(policy)}
+        return Decision([change, control.audit(view, now, "retention_changed", **facts)], policy)
+
+    return control.store.transact([RETENTION, control.trail.stream], decide).result
+
+
+def check_policy(policy: Policy) -> None:
+    """Refuse values that make no sense."""
+    if policy.keep_last is not None and not 1 <= policy.keep_last <= 1_000_000:
+        raise SettingInvalid("keep_last", str(policy.keep_last), "a number from 1 to 1000000")
+    if policy.keep_for is not None and not (
+        math.isfinite(policy.keep_for) and 0 < policy.keep_for <= LONGEST_KEEP
+    ):
+        raise SettingInvalid("keep_for", str(policy.keep_for), "a duration above 0 and of 36500d at most")
+    if policy.max_bytes is not None and not 0 <= policy.max_bytes < 1 << 62:
+        raise SettingInvalid("max_bytes", str(policy.max_bytes), "a number of bytes, 0 or more")
+
+
+def propose(control: Control, *, store: bool = True) -> Proposal:
+    """Find out what may be deleted. With `store`, a plan to delete something is written down to be run."""
+    policy, standing, now = policy_of(control), survey(control), control.store.now()
+    verdict = judge(standing, policy, now)
+    total = _bytes(control, list(standing.descriptors)) if policy.max_bytes is not None else 0
+    count = within_budget(verdict.collectable, policy, total, lambda ids: _bytes(control, ids))
+    chosen, spared = verdict.collectable[: min(count, MOST_SNAPSHOTS)], verdict.collectable[count:]
+    ids = [each.snapshot_id for each in chosen]
+    fits = Reason(Protection.BUDGET, "fits into the budget")
+    plan = Plan(
+        plan_id=secrets.token_hex(4),
+        created_at=format_instant(now),
+        expires_at=format_instant(now + PLAN_TTL),
+        holder_id=control.holder.holder_id,
+        policy=policy,
+        snapshots=tuple(ids),
+        bytes=_bytes(control, ids),
+    )
+    stored = store and bool(ids)
+    if stored:
+        _store(control, plan)
+    protected = {**verdict.protected, **{each.snapshot_id: (fits,) for each in spared}}
+    return Proposal(plan, chosen, protected, total, stored)
+
+
+def plan_of(control: Control, plan_id: str) -> Plan:
+    """A plan by its id."""
+    document = control.store.read(PLANS.key(plan_id))
+    if document is None:
+        raise NotFound(
+            f"there is no plan {plan_id}",
+            hint="Plans are kept for a day. Make a new one: 'holdfast gc plan'.",
+            plan=plan_id,
+        )
+    return document.record
+
+
+def plans(control: Control) -> list[Plan]:
+    """All plans that are kept. Takes no lock."""
+    return [document.record for _, document in control.store.scan(PLANS)]
+
+
+def forget_plan(control: Control, plan_id: str) -> bool:
+    """Remove a plan that has expired; False if it is not there, or is not over."""
+    key = PLANS.key(plan_id)
+
+    def decide(view: View, now: float) -> Decision[bool]:
+        plan = view.get(key)
+        if plan is None or not plan.is_expired(now):
+            return Decision([], False)
+        return Decision([Delete(key), control.audit(view, now, "gc_plan_expired", plan=plan_id)], True)
+
+    return control.store.transact([key, control.trail.stream], decide).result
+
+
+def _store(control: Control, plan: Plan) -> None:
+    key = PLANS.key(plan.plan_id)
+
+    def decide(view: View, now: float) -> Decision[None]:
+        facts = {"plan": plan.plan_id, "snapshots": len(plan.snapshots), "bytes": plan.bytes}
+        return Decision([Create(key, plan), control.audit(view, now, "gc_planned", **facts)], None)
+
+    control.store.transact([key, control.trail.stream], decide)
+
+
+def _bytes(control: Control, snapshot_ids: Sequence[str]) -> int:
+    """What deleting these trees frees; those that are gone by now free nothing."""
+    from holdfast.fs.trees import tree_bytes
+
+    return tree_bytes([control.places.tree(each) for each in snapshot_ids]) if snapshot_ids else 0

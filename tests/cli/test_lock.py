@@ -1,0 +1,269 @@
+"""`holdfast lock` and `holdfast init` as their users meet them: a process for each command."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from os import getpid
+from pathlib import Path
+
+import pytest
+
+from holdfast.locks.holders import Liveness
+from holdfast.workspace.repository import Repository
+from tests.cli.commands import HOLDFAST, Running, data, environment, error, holdfast
+from tests.worktrees.stages import expire, json_at, make_repository
+
+
+@pytest.fixture
+def repo(scratch: Path) -> Path:
+    make_repository(scratch / "repo")
+    return scratch / "repo"
+
+
+@pytest.mark.req("LC-01", "LC-04", "LC-05")
+def test_a_lock_is_a_readable_file_with_everything_that_it_must_have(repo: Path) -> None:
+    lease = data(holdfast("lock", "acquire", "--ttl", "10m", "--purpose", "tests", "--json", cwd=repo))
+    stored = json_at(repo / ".jvs/locks/main.json")
+    assert stored == lease
+    assert {*"lock_id worktree_id holder_id created_at last_renewed_at".split()} < {*stored}
+    assert {"lease_expires_at", "fencing_token"} < {*stored}
+    host, user, pid, start_time = stored["holder_id"].split(":")
+    assert host == platform.node()
+    assert user
+    assert int(pid) == getpid(), "the holder is the process that ran the command"
+    assert start_time.isdigit()
+    assert len(stored["lock_id"]) == 36
+
+
+@pytest.mark.req("LC-08", "LC-29")
+def test_a_conflict_says_who_where_what_for_since_when_how_long_and_whether_it_lives(repo: Path) -> None:
+    lease = data(holdfast("lock", "acquire", "--ttl", "10m", "--purpose", "a long job", "--json", cwd=repo))
+    refused = holdfast("lock", "acquire", "--json", cwd=repo)
+    told = error(refused)
+    assert refused.returncode == 4
+    assert told["code"] == "E_LOCK_CONFLICT"
+    assert told["holder_id"] == lease["holder_id"]
+    assert told["host"] == platform.node()
+    assert told["purpose"] == "a long job"
+    assert told["since"] == lease["created_at"]
+    assert 0 < told["time_left"] <= 600
+    assert told["liveness"] == "alive"
+    shown = holdfast("lock", "acquire", cwd=repo).stderr
+    assert all(each in shown for each in (lease["holder_id"], "a long job", "for another", "alive"))
+
+
+def test_a_lock_is_handed_from_command_to_command_in_the_environment(repo: Path) -> None:
+    found = holdfast("lock", "acquire", "--ttl", "10m", "--field", "lock_id", cwd=repo)
+    lock_id = found.stdout.strip()
+    env = {"HOLDFAST_LOCK_ID": lock_id}
+    before = json_at(repo / ".jvs/locks/main.json")
+    assert holdfast("lock", "renew", "--ttl", "20m", cwd=repo, env=env).returncode == 0
+    after = json_at(repo / ".jvs/locks/main.json")
+    assert after["lease_expires_at"] > before["lease_expires_at"]
+    assert after["last_renewed_at"] > before["last_renewed_at"]
+    assert holdfast("lock", "release", cwd=repo, env=env).returncode == 0
+    assert not (repo / ".jvs/locks/main.json").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_a_shell_can_evaluate_what_acquire_exports(repo: Path) -> None:
+    command = " ".join(HOLDFAST)
+    script = f"""
+        eval "$({command} lock acquire --ttl 10m --export)" && {command} lock renew --json &&
+        printf '%s %s\\n' "$HOLDFAST_TOKEN" "$HOLDFAST_WORKTREE" && {command} lock release
+    """
+    result = subprocess.run(
+        ["sh", "-c", script], cwd=repo, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[1:] == ["1 main", "main: released"]
+
+
+@pytest.mark.req("LC-10", "LC-16", "LC-29")
+@pytest.mark.parametrize("command", ["renew", "release"])
+def test_only_the_holder_renews_and_releases(repo: Path, command: str) -> None:
+    holdfast("lock", "acquire", "--ttl", "10m", cwd=repo)
+    before = json_at(repo / ".jvs/locks/main.json")
+    other = "00000000-0000-4000-8000-000000000000"
+    for arguments in (["--lock-id", other], []):
+        refused = holdfast("lock", command, *arguments, "--json", cwd=repo)
+        assert refused.returncode == 5
+        assert error(refused)["code"] == "E_LOCK_NOT_HELD"
+    assert json_at(repo / ".jvs/locks/main.json") == before
+
+
+@pytest.mark.req("LC-09", "LC-11", "LC-13", "LC-14", "LC-15", "LC-29")
+def test_an_expired_lock_cannot_be_renewed_and_is_taken_over_by_acquiring_or_stealing(repo: Path) -> None:
+    repository = Repository(repo)
+    token = 0
+    for how in ("acquire", "steal"):
+        lease = data(holdfast("lock", "acquire", "--ttl", "10m", "--json", cwd=repo))
+        refused = holdfast("lock", "steal", "--json", cwd=repo)
+        assert error(refused)["code"] == "E_LOCK_CONFLICT"
+        expire(repository)
+        late = holdfast("lock", "renew", "--lock-id", lease["lock_id"], "--json", cwd=repo)
+        assert (late.returncode, error(late)["code"]) == (5, "E_LOCK_EXPIRED")
+        shown = data(holdfast("lock", "status", "--json", cwd=repo))
+        assert shown["state"] == "expired"
+        taken = data(holdfast("lock", how, "--ttl", "10m", "--json", cwd=repo))
+        assert taken["fencing_token"] == lease["fencing_token"] + 1 > token
+        token = taken["fencing_token"]
+        last = json.loads((repo / ".jvs/audit/audit.jsonl").read_text().splitlines()[-1])
+        assert last["event"] == "lock_stolen"
+        assert last["facts"]["old"]["lock_id"] == lease["lock_id"]
+        assert last["facts"]["new"]["fencing_token"] == token
+        assert {"expired_at", "old", "new"} <= {*last["facts"]}
+        holdfast("lock", "release", "--lock-id", taken["lock_id"], cwd=repo)
+    nothing = holdfast("lock", "steal", "--json", cwd=repo)
+    assert error(nothing)["code"] == "E_LOCK_NOT_HELD"
+
+
+def test_a_lock_outlives_the_process_that_it_was_taken_by_and_is_not_called_dead(repo: Path) -> None:
+    program = f"import subprocess; subprocess.run({[*HOLDFAST, 'lock', 'acquire', '--ttl', '10m']!r})"
+    subprocess.run([sys.executable, "-c", program], cwd=repo, env=environment(), check=True)
+    told = data(holdfast("lock", "status", "--json", cwd=repo))
+    assert told["state"] == "locked"
+    assert told["liveness"] == Liveness.UNKNOWN.value
+    assert error(holdfast("lock", "acquire", "--json", cwd=repo))["liveness"] == "unknown"
+    assert "belongs to whoever has its id" in holdfast("lock", "status", cwd=repo).stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_lock_whose_id_nobody_could_be_told_is_given_back(repo: Path) -> None:
+    command = f"{' '.join(HOLDFAST)} lock acquire --ttl 10m >/dev/full"
+    result = subprocess.run(["sh", "-c", command], cwd=repo, env=environment(), check=False)
+    assert result.returncode != 0
+    assert Repository(repo).desk.state("main") is None
+
+
+def test_the_holder_can_be_named(repo: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as agent:
+        lease = data(holdfast("lock", "acquire", "--holder-pid", str(agent.pid), "--json", cwd=repo))
+        assert lease["holder_id"].split(":")[2] == str(agent.pid)
+        agent.kill()
+    refused = holdfast("lock", "acquire", "--holder-pid", str(agent.pid), "--json", cwd=repo)
+    assert error(refused)["code"] == "E_USAGE"
+
+
+def test_who_waits_gets_the_lock_when_it_is_released_and_is_shown_in_line(repo: Path) -> None:
+    lock_id = holdfast("lock", "acquire", "--ttl", "10m", "--field", "lock_id", cwd=repo).stdout.strip()
+    with Running("lock", "acquire", "--repo", repo, "--wait", "1m", "--json") as waiter:
+        while not data(holdfast("lock", "status", "--json", cwd=repo))["waiting"]:
+            pass
+        shown = data(holdfast("lock", "list", "--json", cwd=repo))["worktrees"][0]
+        assert shown["waiting"][0]["holder_id"].split(":")[2] == str(waiter.pid)
+        holdfast("lock", "release", "--lock-id", lock_id, cwd=repo)
+        result = waiter.finish()
+    assert json.loads(result.stdout)["data"]["fencing_token"] == 2
+
+
+def test_who_waits_in_vain_is_told_by_whom_it_was_kept(repo: Path) -> None:
+    lease = data(holdfast("lock", "acquire", "--ttl", "10m", "--json", cwd=repo))
+    refused = holdfast("lock", "acquire", "--wait", "100ms", "--json", cwd=repo)
+    assert (refused.returncode, error(refused)["code"]) == (75, "E_LOCK_TIMEOUT")
+    assert error(refused)["holders"][0]["holder_id"] == lease["holder_id"]
+
+
+@pytest.mark.req("LC-02", "LC-07", "LC-08")
+def test_of_eight_commands_that_acquire_one_wins_and_seven_conflict(repo: Path) -> None:
+    for _ in range(3):
+        running = [
+            subprocess.Popen(
+                [*HOLDFAST, "lock", "acquire", "--ttl", "10m", "--json"],
+                cwd=repo,
+                env=environment(),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(8)
+        ]
+        answers = [json.loads(each.communicate()[0]) for each in running]
+        counted = Counter("won" if each["ok"] else each["error"]["code"] for each in answers)
+        assert counted == {"won": 1, "E_LOCK_CONFLICT": 7}
+        winner = next(each["data"]["lock_id"] for each in answers if each["ok"])
+        holdfast("lock", "release", "--lock-id", winner, cwd=repo)
+
+
+# --- Where a command is ------------------------------------------------------------------------------
+
+
+def test_repository_and_worktree_are_found_from_the_current_directory(repo: Path) -> None:
+    Repository(repo).worktrees.create("dev")
+    below = repo / "worktrees/dev/a/b"
+    below.mkdir(parents=True)
+    for where, worktree in ((repo, "main"), (repo / "main", "main"), (below, "dev")):
+        assert data(holdfast("lock", "status", "--json", cwd=where))["worktree_id"] == worktree
+
+
+def test_flags_come_before_the_environment_and_that_before_the_directory(repo: Path, scratch: Path) -> None:
+    Repository(repo).worktrees.create("dev")
+    Repository(repo).worktrees.create("other")
+    env = {"HOLDFAST_REPO": str(repo), "HOLDFAST_WORKTREE": "dev"}
+    for arguments, worktree in (([], "dev"), (["--worktree", "other"], "other")):
+        result = holdfast("lock", "status", *arguments, "--json", cwd=scratch, env=env)
+        assert data(result)["worktree_id"] == worktree
+    missing = holdfast("lock", "status", "--repo", scratch, "--json", cwd=repo, env=env)
+    assert (missing.returncode, error(missing)["code"]) == (3, "E_NOT_FOUND")
+
+
+def test_a_repository_that_is_reached_by_a_link_knows_the_worktree_one_is_in(
+    repo: Path, scratch: Path
+) -> None:
+    Repository(repo).worktrees.create("dev")
+    (scratch / "link").symlink_to(repo)
+    result = holdfast("lock", "status", "--repo", scratch / "link", "--json", cwd=repo / "worktrees/dev")
+    assert data(result)["worktree_id"] == "dev"
+
+
+# --- init and info -----------------------------------------------------------------------------------
+
+
+def test_init_makes_a_repository_and_says_where_to_work(scratch: Path) -> None:
+    (scratch / "project").mkdir()
+    (scratch / "project/file").write_text("content")
+    made = holdfast("init", "repo", "--import", "project", cwd=scratch)
+    assert made.returncode == 0, made.stderr
+    assert f"Work in {scratch / 'repo/main'}." in made.stdout
+    assert (scratch / "repo/main/file").read_text() == "content"
+    again = data(holdfast("init", "repo", "--json", cwd=scratch))
+    assert again["created"] is False
+    refused = holdfast("init", "project", "--json", cwd=scratch)
+    assert (refused.returncode, error(refused)["code"]) == (4, "E_ALREADY_EXISTS")
+
+
+@pytest.mark.req("LC-03", "LC-22")
+def test_info_shows_format_worktrees_locks_and_what_to_beware_of(repo: Path) -> None:
+    holdfast("worktree", "create", "open", "--shared", cwd=repo)
+    (repo / "worktrees/open/file").write_text("content")
+    holdfast("lock", "acquire", "--ttl", "10m", cwd=repo)
+    saved = Repository(repo).snapshot("open")
+    told = data(holdfast("info", "--json", cwd=repo))
+    assert told["format"] == 1
+    assert told["root"] == str(repo)
+    assert told["engine"] in {"juicefs-clone", "btrfs-subvolume", "reflink", "linked", "copy"}
+    main, shared = told["worktrees"]
+    assert main["lock"]["state"] == "locked"
+    assert (shared["isolation"], shared["high_risk"]) == ("shared", True)
+    assert shared["head_snapshot_id"] == saved.snapshot_id
+    assert told["best_effort_snapshots"] == [
+        {"snapshot_id": saved.snapshot_id, "worktree_id": "open", "warning": "best_effort"}
+    ]
+    assert any("best_effort" in each for each in told["warnings"])
+    shown = holdfast("info", cwd=repo).stdout
+    assert "high-risk" in shown
+    assert "warning" in shown
+
+
+@pytest.mark.skipif(shutil.which("sh") is None, reason="needs a shell")
+def test_a_newer_format_is_refused_with_what_to_do(repo: Path) -> None:
+    path = repo / ".jvs/format.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 99'))
+    for command in (["info"], ["init", "."]):
+        refused = holdfast(*command, "--json", cwd=repo)
+        assert (refused.returncode, error(refused)["code"]) == (7, "E_REFUSED")
+        assert error(refused)["version"] == 99

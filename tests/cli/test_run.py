@@ -1,0 +1,239 @@
+"""`holdfast run`: a command under the lock of a worktree."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.leases.records import LeaseKeys
+from holdfast.workspace.repository import Repository
+from tests.cli.commands import (
+    HOLDFAST,
+    LISTENING,
+    UNTIL_STDIN_ENDS,
+    Running,
+    data,
+    died_of,
+    environment,
+    error,
+    holdfast,
+    is_gone,
+    python,
+    wait_until,
+)
+from tests.worktrees.stages import expire, files_in, make_repository
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+
+
+@pytest.fixture
+def repo(scratch: Path) -> Path:
+    make_repository(scratch / "repo")
+    return scratch / "repo"
+
+
+def is_free(repo: Path) -> bool:
+    return Repository(repo).desk.state("main") is None
+
+
+def outcome(stderr: str) -> dict[str, object]:
+    """What `run --json` has said about it, as the last line of standard error."""
+    envelope = json.loads(stderr.splitlines()[-1])
+    assert envelope["ok"], envelope
+    return dict(envelope["data"])
+
+
+def test_the_command_holds_the_lock_and_knows_by_which_right_it_writes(repo: Path) -> None:
+    program = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if 'HOLDFAST' in k}))"
+    result = holdfast("run", "--json", "--purpose", "tests", "--", *python(program), cwd=repo)
+    assert result.returncode == 0, result.stderr
+    told, said = json.loads(result.stdout), outcome(result.stderr)
+    assert told["HOLDFAST_REPO"] == str(repo)
+    assert told["HOLDFAST_WORKTREE"] == said["worktree_id"] == "main"
+    assert told["HOLDFAST_LOCK_ID"] == said["lock_id"]
+    assert told["HOLDFAST_TOKEN"] == str(said["fencing_token"]) == "1"
+    assert is_free(repo)
+
+
+def test_what_the_command_calls_of_us_uses_its_lock(repo: Path, scratch: Path) -> None:
+    renew = " ".join((*HOLDFAST, "lock", "renew", "--json"))
+    result = holdfast("run", "--worktree", "main", "--repo", repo, "--", "sh", "-c", renew, cwd=scratch)
+    assert data(result)["worktree_id"] == "main"
+
+
+def test_a_command_that_waits_for_the_lock_that_it_runs_under_is_told_so(repo: Path) -> None:
+    for command in (["run", "--wait", "none", "--", "true"], ["lock", "acquire", "--wait", "none"]):
+        result = holdfast("run", "--", *HOLDFAST, *command, cwd=repo)
+        assert result.returncode == 4
+        assert "you hold the lock of main already" in result.stderr
+    assert is_free(repo)
+
+
+def test_others_are_kept_out_while_it_runs_and_are_shown_the_command(repo: Path) -> None:
+    with Running("run", "--repo", repo, "--", *UNTIL_STDIN_ENDS) as running:
+        assert running.hear() == "running"
+        told = error(holdfast("lock", "acquire", "--json", cwd=repo))
+        assert told["code"] == "E_LOCK_CONFLICT"
+        assert "sys.stdin.read" in told["purpose"]
+        assert told["liveness"] == "alive"
+        assert told["holder_id"].split(":")[2] == str(running.pid)
+        assert running.finish().returncode == 0
+    assert is_free(repo)
+
+
+def test_the_lock_is_kept_for_as_long_as_the_command_runs(repo: Path) -> None:
+    desk = Repository(repo).desk
+    with Running("run", "--repo", repo, "--ttl", "300ms", "--", *UNTIL_STDIN_ENDS) as running:
+        assert running.hear() == "running"
+        first = desk.state("main")
+        assert first is not None
+        for _ in range(4):
+            before = desk.state("main")
+            assert before is not None
+            wait_until(lambda before=before: desk.state("main") != before)  # type: ignore[misc]
+        assert running.process.poll() is None
+        last = desk.state("main")
+        assert last is not None
+        assert last.lease.lock_id == first.lease.lock_id
+        assert running.finish().returncode == 0
+
+
+@pytest.mark.parametrize("status", [0, 3, 75])
+def test_it_ends_with_the_status_of_the_command(repo: Path, status: int) -> None:
+    result = holdfast("run", "--", *python(f"raise SystemExit({status})"), cwd=repo)
+    assert (result.returncode, result.stdout, result.stderr) == (status, "", "")
+    assert is_free(repo)
+
+
+def test_it_ends_by_the_signal_that_ended_the_command(repo: Path) -> None:
+    result = holdfast("run", "--", *python("import os; os.kill(os.getpid(), 15)"), cwd=repo)
+    assert died_of(result) is signal.SIGTERM
+    assert is_free(repo)
+
+
+def test_signals_reach_the_command_each_once_beside_the_heartbeat(repo: Path) -> None:
+    with Running("run", "--repo", repo, "--ttl", "200ms", "--", *python(LISTENING)) as running:
+        assert running.hear() == "running"
+        for _ in range(20):
+            for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"):
+                running.send(signal.Signals[name])
+                assert running.hear() == name
+        assert running.finish().returncode == 0
+    assert is_free(repo)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_who_is_ended_while_it_waits_leaves_the_line(repo: Path, number: signal.Signals) -> None:
+    repository = Repository(repo)
+    line = LeaseKeys.of("main").line
+    with repository.lease() as held:
+        with Running("run", "--repo", repo, "--wait", "none", "--", "true") as waiting:
+            wait_until(lambda: repository.control.store.read(line))
+            waiting.send(number)
+            result = waiting.finish()
+        assert repository.control.store.read(line) is None
+        held.check()
+    assert died_of(result) is signal.SIGTERM or result.returncode == 130
+
+
+def test_a_command_that_does_not_exist_leaves_no_lock_behind(repo: Path) -> None:
+    result = holdfast("run", "--json", "--", "there-is-no-such-command", cwd=repo)
+    assert json.loads(result.stderr)["error"]["code"] == "E_COMMAND_NOT_FOUND"
+    assert is_free(repo)
+
+
+@pytest.mark.req("LC-12")
+def test_a_command_whose_lock_is_lost_is_ended(repo: Path) -> None:
+    program = (
+        "import signal, sys, time\n"
+        "def end(*_): print('asked to end', flush=True); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end); print('running', flush=True); time.sleep(600)"
+    )
+    repository = Repository(repo)
+    with Running("run", "--repo", repo, "--ttl", "1s", "--json", "--", *python(program)) as running:
+        assert running.hear() == "running"
+        expire(repository)
+        thief = repository.steal("main", ttl=600)
+        assert running.hear() == "asked to end"
+        result = running.finish()
+    assert result.returncode == 5
+    assert json.loads(result.stderr)["error"]["code"] in ("E_LOCK_NOT_HELD", "E_LOCK_EXPIRED")
+    state = repository.desk.state("main")
+    assert state is not None
+    assert state.lease.lock_id == thief.lease.lock_id, "the thief's lock was touched"
+
+
+@pytest.mark.req("LC-12")
+def test_a_command_that_does_not_end_when_asked_is_killed(repo: Path) -> None:
+    stubborn = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('refused', flush=True))\n"
+        "print(os.getpid(), flush=True)\n"
+        "while True: time.sleep(600)"
+    )
+    arguments = ["run", "--repo", str(repo), "--ttl", "1s", "--json", "--", *python(stubborn)]
+    impatient = (
+        "import sys; from holdfast.cli import child; child.GRACE = 0.5; "
+        f"from holdfast.cli.entry import run; sys.exit(run({arguments!r}))"
+    )
+    with subprocess.Popen(
+        python(impatient), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        pid = int(running.stdout.readline())
+        expire(Repository(repo))
+        assert running.stdout.readline() == "refused\n"
+        _, stderr = running.communicate()
+    assert running.returncode == 5
+    assert json.loads(stderr)["error"]["code"] == "E_LOCK_EXPIRED"
+    assert is_gone(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the command with its parent")
+def test_when_it_is_killed_the_command_dies_and_the_lock_ends_with_its_time(repo: Path) -> None:
+    program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with Running("run", "--repo", repo, "--ttl", "2s", "--", *python(program)) as running:
+        pid = int(running.hear())
+        running.kill()
+        running.process.wait()
+        wait_until(lambda: is_gone(pid))
+        told = error(holdfast("lock", "acquire", "--json", cwd=repo))
+        assert (told["code"], told["liveness"]) == ("E_LOCK_CONFLICT", "dead")
+    result = holdfast("run", "--wait", "20s", "--json", "--", "true", cwd=repo)
+    assert outcome(result.stderr)["fencing_token"] == 2
+
+
+def test_what_succeeds_is_snapshotted_if_wished_and_what_fails_is_not(repo: Path) -> None:
+    write = "from pathlib import Path; Path('made').write_text('by the command')"
+    options = ("--snapshot", "-m", "made", "--chdir", "--json", "--")
+    result = holdfast("run", *options, *python(write), cwd=repo)
+    saved = outcome(result.stderr)["snapshot_id"]
+    assert isinstance(saved, str)
+    repository = Repository(repo)
+    assert repository.control.config("main").head_snapshot_id == saved
+    assert files_in(repository.control.places.tree(saved) / "payload") == {"made": "by the command"}
+    failed = holdfast("run", *options, *python(f"{write}; raise SystemExit(1)"), cwd=repo)
+    assert failed.returncode == 1
+    assert outcome(failed.stderr)["snapshot_id"] is None
+    assert Repository(repo).control.config("main").head_snapshot_id == saved
+    assert is_free(repo)
+
+
+@pytest.mark.req("LC-03")
+def test_in_a_shared_worktree_it_runs_without_a_lock_and_says_so(repo: Path) -> None:
+    holdfast("worktree", "create", "open", "--shared", cwd=repo)
+    program = "import os; print(os.environ.get('HOLDFAST_LOCK_ID', 'none'))"
+    result = holdfast("run", "--worktree", "open", "--", *python(program), cwd=repo)
+    assert (result.returncode, result.stdout) == (0, "none\n")
+    assert "high-risk" in result.stderr
+
+
+def test_a_worktree_that_is_not_there_is_said_so_before_anything_is_run(repo: Path) -> None:
+    result = holdfast("run", "--worktree", "nowhere", "--json", "--", "touch", repo / "ran", cwd=repo)
+    assert (result.returncode, json.loads(result.stderr)["error"]["code"]) == (3, "E_NOT_FOUND")
+    assert not (repo / "ran").exists()

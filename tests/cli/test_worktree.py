@@ -1,0 +1,143 @@
+"""`holdfast worktree` as its users meet it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.workspace.repository import Repository
+from tests.cli.commands import data, error, holdfast
+from tests.worktrees.stages import files_in, make_repository, put_files
+
+
+@pytest.fixture
+def repo(scratch: Path) -> Path:
+    make_repository(scratch / "repo")
+    return scratch / "repo"
+
+
+def save(repo: Path, worktree: str = "main") -> str:
+    repository = Repository(repo)
+    with repository.lease(worktree) as held:
+        return repository.snapshot(worktree, held).snapshot_id
+
+
+@pytest.mark.req("WT-09")
+def test_a_worktree_lives_from_its_creation_to_its_removal(repo: Path) -> None:
+    put_files(repo / "main", {"file": "content"})
+    snapshot = save(repo)
+    made = data(
+        holdfast("worktree", "create", "dev", "--from", "head", "--label", "mine", "--json", cwd=repo)
+    )
+    assert made["base_snapshot_id"] == made["head_snapshot_id"] == snapshot
+    assert files_in(repo / "worktrees/dev") == {"file": "content"}
+    assert holdfast("worktree", "path", "dev", cwd=repo).stdout == f"{repo / 'worktrees/dev'}\n"
+    assert "dev" in holdfast("worktree", "list", cwd=repo).stdout
+    renamed = data(holdfast("worktree", "rename", "dev", "parser", "--json", cwd=repo))
+    assert renamed["renamed_from"] == "dev"
+    assert renamed["path"] == str(repo / "worktrees/parser")
+    assert holdfast("worktree", "remove", "parser", cwd=repo).returncode == 0
+    listed = data(holdfast("worktree", "list", "--json", cwd=repo))["worktrees"]
+    assert [each["worktree_id"] for each in listed] == ["main"]
+
+
+@pytest.mark.req("WT-11")
+def test_removing_keeps_the_snapshots_and_saves_what_was_not_saved(repo: Path) -> None:
+    Repository(repo).worktrees.create("dev")
+    put_files(repo / "worktrees/dev", {"a": "saved"})
+    first = save(repo, "dev")
+    put_files(repo / "worktrees/dev", {"b": "not saved"})
+    removed = data(holdfast("worktree", "remove", "dev", "--json", cwd=repo))
+    kept = removed["saved_snapshot_id"]
+    assert kept not in (None, first)
+    assert removed["head_snapshot_id"] == kept
+    for snapshot, expected in ((first, {"a": "saved"}), (kept, {"a": "saved", "b": "not saved"})):
+        name = f"from-{snapshot}"
+        Repository(repo).worktrees.create(name, snapshot=snapshot)
+        assert files_in(repo / "worktrees" / name) == expected
+
+
+def test_nothing_is_saved_that_is_saved_already_or_is_not_wanted(repo: Path) -> None:
+    Repository(repo).worktrees.create("dev")
+    put_files(repo / "worktrees/dev", {"a": "saved"})
+    save(repo, "dev")
+    assert data(holdfast("worktree", "remove", "dev", "--json", cwd=repo))["saved_snapshot_id"] is None
+    Repository(repo).worktrees.create("dev")
+    put_files(repo / "worktrees/dev", {"a": "not wanted"})
+    removed = data(holdfast("worktree", "remove", "dev", "--no-snapshot", "--json", cwd=repo))
+    assert removed["saved_snapshot_id"] is None
+    assert not (repo / "worktrees/dev").exists()
+
+
+def test_a_dry_run_shows_what_would_go_and_who_is_in_the_way_and_changes_nothing(repo: Path) -> None:
+    Repository(repo).worktrees.create("dev")
+    put_files(repo / "worktrees/dev", {"a": "work"})
+    where = repo / "worktrees/dev"
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, cwd=where) as user:
+        told = data(holdfast("worktree", "remove", "dev", "--dry-run", "--json", cwd=repo))
+        assert told["dry_run"] is True
+        assert [each["pid"] for each in told["would_remove"]["processes"]] == [user.pid]
+        refused = holdfast("worktree", "remove", "dev", "--json", cwd=repo)
+        assert (refused.returncode, error(refused)["code"]) == (4, "E_IN_USE")
+        assert error(refused)["processes"][0]["pid"] == user.pid
+        assert files_in(where) == {"a": "work"}
+        assert holdfast("worktree", "remove", "dev", "--force", cwd=repo).returncode == 0
+        user.kill()
+
+
+@pytest.mark.req("WT-08")
+def test_an_active_lock_is_a_conflict_and_its_holder_may_remove(repo: Path) -> None:
+    Repository(repo).worktrees.create("dev")
+    lock = data(holdfast("lock", "acquire", "--worktree", "dev", "--ttl", "10m", "--json", cwd=repo))
+    for command in (
+        ["rename", "dev", "new"],
+        ["remove", "dev", "--force"],
+        ["rename", "dev", "x", "--force"],
+    ):
+        refused = holdfast("worktree", *command, "--json", cwd=repo)
+        assert (refused.returncode, error(refused)["code"]) == (4, "E_LOCK_CONFLICT")
+        assert error(refused)["lock_id"] == lock["lock_id"]
+    env = {"HOLDFAST_LOCK_ID": lock["lock_id"]}
+    assert holdfast("worktree", "remove", "dev", cwd=repo, env=env).returncode == 0
+
+
+@pytest.mark.req("WT-06")
+@pytest.mark.parametrize("name", ["../main", ""])
+def test_bad_names_are_refused_with_what_is_wrong(repo: Path, name: str) -> None:
+    for command in (["create", name], ["remove", name], ["rename", name, "x"], ["rename", "main", name]):
+        refused = holdfast("worktree", *command, "--json", cwd=repo)
+        assert refused.returncode in (2, 7)
+        assert error(refused)["code"] in ("E_NAME_INVALID", "E_REFUSED")
+        assert refused.stdout.count("\n") == 1
+    assert list((repo / "worktrees").iterdir()) == []
+    assert (repo / "main").is_dir()
+
+
+@pytest.mark.req("LC-03", "WT-01")
+def test_a_shared_worktree_is_called_high_risk_wherever_it_is_shown(repo: Path) -> None:
+    made = holdfast("worktree", "create", "open", "--shared", cwd=repo)
+    shown = [
+        made.stdout,
+        holdfast("worktree", "list", cwd=repo).stdout,
+        holdfast("worktree", "show", "open", cwd=repo).stdout,
+        holdfast("lock", "list", cwd=repo).stdout,
+        holdfast("lock", "status", "--worktree", "open", cwd=repo).stdout,
+        holdfast("lock", "acquire", "--worktree", "open", cwd=repo).stderr,
+        holdfast("info", cwd=repo).stdout,
+    ]
+    assert all("high-risk" in each for each in shown), shown
+    assert data(holdfast("worktree", "show", "open", "--json", cwd=repo))["high_risk"] is True
+
+
+def test_show_tells_the_state_of_the_worktree_that_one_is_in(repo: Path) -> None:
+    holdfast("worktree", "create", "dev", "--label", "experiments", cwd=repo)
+    told = data(holdfast("worktree", "show", "--json", cwd=repo / "worktrees/dev"))
+    assert told["worktree_id"] == "dev"
+    assert told["label"] == "experiments"
+    assert told["lock"]["state"] == "free"
+    assert told["operation"] is None
+    assert os.getpid() not in [each["pid"] for each in told["processes"]]

@@ -1,0 +1,8 @@
+"""What the tests of trees share."""
+
+from __future__ import annotations
+
+import sys
+
+if sys.platform == "win32":
+    collect_ignore_glob = ["test_*.py"]  # trees need directories that can be opened

@@ -1,0 +1,69 @@
+"""The way down is the right one from wherever one comes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import NotFound
+from holdfast.fs.trees.descent import Descent
+
+NAMES = ["a", "b", "ab"]
+PATHS = ["", *NAMES, *(f"{one}/{two}" for one in NAMES for two in NAMES)]
+PATHS += [f"{path}/{name}" for path in PATHS if path.count("/") == 1 for name in NAMES]
+
+
+@pytest.fixture(scope="module")
+def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("top")
+    for path in PATHS:
+        (made / path).mkdir(parents=True, exist_ok=True)
+    return made
+
+
+@given(ways=st.lists(st.sampled_from(PATHS)))
+@settings(max_examples=60, deadline=None)
+def test_each_step_leads_where_it_should(top: Path, ways: list[str]) -> None:
+    with Descent(top) as descent:
+        for path in ways:
+            found = descent.enter(path)
+            assert os.fstat(found).st_ino == (top / path).stat().st_ino
+
+
+@given(ways=st.lists(st.sampled_from([*PATHS, "x", "a/x", "a/b/x", "ab/ab/ab/ab", "abc"]), max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_a_step_that_fails_does_not_mislead_the_next(top: Path, ways: list[str]) -> None:
+    with Descent(top) as descent:
+        for path in ways:
+            if path in PATHS:
+                assert os.fstat(descent.enter(path)).st_ino == (top / path).stat().st_ino
+            else:
+                with pytest.raises(FileNotFoundError):
+                    descent.enter(path)
+
+
+def test_the_root_is_found_after_a_step_that_failed(top: Path) -> None:
+    with Descent(top) as descent:
+        with pytest.raises(FileNotFoundError):
+            descent.enter("a/x")
+        assert os.fstat(descent.enter("")).st_ino == top.stat().st_ino
+
+
+def test_links_are_not_followed_and_nothing_stays_open(tmp_path: Path) -> None:
+    (tmp_path / "real" / "below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    with Descent(tmp_path) as descent:
+        for path in ("link", "link/below"):
+            with pytest.raises(OSError, match="link"):
+                descent.enter(path)
+    assert not before or len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_root_that_is_missing_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        Descent(tmp_path / "nothing")

@@ -1,0 +1,151 @@
+"""Checkers: real commands, with a limit, of which nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.issues.checkers import MOST_OUTPUT, run_checker
+from holdfast.issues.gating import Definition
+from holdfast.issues.records import Checker, State
+from holdfast.issues.tracker import Tracker, Update
+from holdfast.store.files import FileStore
+from tests.issues.trackers import made
+from tests.locks.workers import Line, Workers, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a Unix shell")
+
+LONG = 60.0
+
+
+def checker(command: str, **other: object) -> Checker:
+    given = {"timeout": LONG, "working_dir": None, "env": {}, **other}
+    return Checker(command=command, **given)  # type: ignore[arg-type]
+
+
+def run(command: str, directory: Path, **other: object) -> tuple[bool, int | None, str]:
+    outcome = run_checker(checker(command, **other), directory, dict(os.environ))
+    return outcome.passed, outcome.exit_code, outcome.stdout
+
+
+def test_it_passes_with_status_zero_and_fails_with_any_other(tmp_path: Path) -> None:
+    assert run("echo yes", tmp_path) == (True, 0, "yes\n")
+    assert run("echo no; exit 3", tmp_path) == (False, 3, "no\n")
+    outcome = run_checker(checker("echo why >&2; kill -9 $$"), tmp_path, {})
+    assert (outcome.passed, outcome.exit_code, outcome.stderr) == (False, None, "why\n")
+    assert "signal 9" in str(outcome.message)
+
+
+def test_it_runs_where_and_with_what_it_was_told(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+
+    assert run("pwd; echo $X", tmp_path, working_dir="below", env={"X": "y"})[2] == f"{tmp_path}/below\ny\n"
+    assert run_checker(checker("true", working_dir="../.."), tmp_path, {}).message is not None
+    assert "could not be started" in str(
+        run_checker(checker("true", working_dir="nowhere"), tmp_path, {}).message
+    )
+
+
+@pytest.mark.req("FL-11")
+def test_at_its_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
+    command = "sleep 1000 & echo $! > child; sleep 1000"
+    outcome = run_checker(checker(command, timeout=0.3), tmp_path, dict(os.environ))
+
+    assert (outcome.passed, outcome.exit_code) == (False, None)
+    assert outcome.message == "it was killed after its 0.3 s"
+    wait_until(lambda: not is_running(int((tmp_path / "child").read_text())))
+
+
+def test_what_it_leaves_running_is_killed_when_it_ends(tmp_path: Path) -> None:
+    assert run("sleep 1000 & echo $! > child", tmp_path)[0]
+    wait_until(lambda: not is_running(int((tmp_path / "child").read_text())))
+
+
+def test_of_much_output_the_end_is_kept(tmp_path: Path) -> None:
+    outcome = run_checker(checker("yes x | head -c 1000000; printf '\\377end'"), tmp_path, dict(os.environ))
+
+    assert outcome.stdout.endswith("x\n\\xffend")
+    assert outcome.stdout.startswith(f"[{1000004 - MOST_OUTPUT} bytes left out]\n")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return status != "Z"
+
+
+# --- As gates ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tracker(scratch: Path) -> Tracker:
+    made_here = Tracker(FileStore(scratch, timeout=10.0), actor="agent:x", root=scratch)
+    made_here.initialise()
+    return made_here
+
+
+@pytest.mark.req("FL-11")
+def test_a_checker_judges_its_gate_and_its_output_is_kept(tracker: Tracker, scratch: Path) -> None:
+    tracker.gates.define(Definition("there", command="cat proof && echo $HOLDFAST_GATE $HOLDFAST_ISSUE_ID"))
+    [a] = made(tracker, "a")
+    tracker.gates.require(a, ["there"])
+    tracker.update(a, Update(state=State.DONE))
+
+    issue, failed = tracker.gates.check(a, "there", os.environ)
+    assert (issue.state, failed.status, failed.exit_code) == (State.GATED, "failed", 1)
+    (scratch / "proof").write_text("shown\n")
+    issue, passed = tracker.gates.check(a, "there", os.environ)
+    assert (issue.state, passed.status) == (State.DONE, "passed")
+    assert passed.stdout == f"shown\nthere {a}\n"
+    assert tracker.gates.runs(a) == [failed, passed]
+    assert (scratch / f".jit/gate-runs/{passed.run_id}/result.json").is_file()
+
+
+@pytest.mark.req("FL-11")
+def test_no_lock_is_held_while_a_checker_runs(tracker: Tracker, scratch: Path) -> None:
+    tracker.gates.define(Definition("slow", command="touch begun; while [ ! -e go ]; do sleep 0.01; done"))
+    a, b = made(tracker, "a", "b")
+    tracker.gates.require(a, ["slow"])
+
+    def work(line: Line) -> None:
+        here = Tracker(FileStore(scratch, timeout=10.0), actor="agent:y", root=scratch)
+        line.say(here.gates.check(a, "slow", os.environ)[1].status)
+
+    with Workers() as workers:
+        worker = workers.start(work)
+        wait_until((scratch / "begun").exists)
+        tracker.update(a, Update(title="changed meanwhile"))
+        tracker.gates.define(Definition("other"))
+        tracker.dependencies.add(b, a)
+        made(tracker, "c")
+        (scratch / "go").touch()
+        assert worker.hear() == "passed"
+    issue = tracker.issue(a)
+    assert (issue.title, issue.open_gates()) == ("changed meanwhile", [])
+
+
+@pytest.mark.req("FL-11")
+def test_checkers_of_one_issue_may_run_at_the_same_time(tracker: Tracker, scratch: Path) -> None:
+    gates = [f"g{number}" for number in range(4)]
+    for gate in gates:
+        tracker.gates.define(Definition(gate, command=f"sleep 0.0{gate[1:]}"))
+    [a] = made(tracker, "a")
+    tracker.gates.require(a, gates)
+    tracker.update(a, Update(state=State.DONE))
+
+    def work(line: Line) -> None:
+        here = Tracker(FileStore(scratch, timeout=10.0), actor="agent:y", root=scratch)
+        line.say(here.gates.check(a, line.wait(), os.environ)[1].status)
+
+    with Workers() as workers:
+        crew = workers.start_many(len(gates), work)
+        for worker, gate in zip(crew, gates, strict=True):
+            worker.say(gate)
+        assert [worker.hear() for worker in crew] == ["passed"] * 4
+    assert tracker.issue(a).state is State.DONE
+    assert len(tracker.gates.runs(a)) == 4

@@ -1,0 +1,283 @@
+"""Appending, claiming and reaping, killed at every call: readers see no torn event, the next one goes on.
+
+What a killed process left is judged as any program sees it: by the files. Then somebody appends, which
+finishes what was decided; then the event's own id tells whether it was made.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.clock import ManualClock
+from holdfast.errors import Failure, OutcomeUnknown
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory
+from holdfast.ledger.claims import ACQUIRED, REAPED
+from holdfast.ledger.log import Ledger
+from holdfast.locks import kept_draft
+from holdfast.store.files import FileStore
+from holdfast.testing.crash import Attempt, Outcome, error_points, interposed, kill_points
+from holdfast.testing.powercut import power_cuts
+from tests.ledger.ledgers import acquired, close_all, event_files, open_claims, open_ledger
+from tests.store.commit_operations import determined
+from tests.store.commit_scenarios import break_torn_lock
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, and directories to sync")
+
+CLOCK = ManualClock()
+WARM = 2
+"""How many events are there before."""
+
+
+class Appending:
+    """One event, or several at once."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def prepare(self, directory: Path) -> None:
+        with FileStore(directory, clock=CLOCK) as store:
+            for number in range(WARM):
+                Ledger(store).append({"type": "old", "id": f"old-{number}"})
+
+    def operate(self, directory: Path) -> None:
+        with determined("writer"), FileStore(directory, clock=CLOCK, timeout=1.0) as store:
+            self._append(Ledger(store))
+
+    def _append(self, ledger: Ledger) -> None:
+        made = [{"type": "new", "id": f"new-{number}"} for number in range(self.count)]
+        if self.count == 1:
+            ledger.append(made[0])
+        else:
+            ledger.append_many(made)
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        no_torn_events(directory)
+        with FileStore(directory, clock=CLOCK, timeout=1.0) as store:
+            self._check(Ledger(store), directory, outcome)
+
+    def _check(self, ledger: Ledger, directory: Path, outcome: Outcome) -> None:
+        seen = [each.event["id"] for each in ledger.events()]
+        new = [each for each in seen if each.startswith("new")]
+        assert len(new) in (0, self.count), f"readers see {len(new)} of {self.count}"
+        break_torn_lock(directory)
+        ledger.append({"type": "next", "id": "next"})
+        whole = [f"old-{number}" for number in range(WARM)]
+        made = [f"new-{number}" for number in range(self.count)]
+        found = [each.event["id"] for each in ledger.events()]
+        assert found in ([*whole, "next"], [*whole, *made, "next"]), found
+        was_made = ledger.find("new-0") is not None
+        assert was_made or not outcome.acknowledged, "an acknowledged event is gone"
+        assert was_made == bool(new) or not new, "what readers saw is gone"
+        assert not (was_made and _is_refusal(outcome.error)), "it was refused and made all the same"
+        names = [path.name for path in event_files(directory)]
+        assert names == [f"event-{number:06d}.json" for number in range(1, len(found) + 1)]
+
+
+class AppendingOften(Appending):
+    """By one who has appended before, and keeps a private file for the lock."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def _append(self, ledger: Ledger) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kept_draft, "KEPT_FROM", 0)
+            super()._append(ledger)
+
+
+class Claiming(Appending):
+    """A claim on a node whose old claim has run out: two events, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def prepare(self, directory: Path) -> None:
+        ledger = open_ledger(directory, clock=CLOCK)
+        ledger.append({**acquired("1", "gone", expires_in=-5, at=CLOCK.wall()), "id": "old"})
+
+    def operate(self, directory: Path) -> None:
+        open_claims(directory, clock=CLOCK, files=True).claim("1", "new", ttl=60)
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        no_torn_events(directory)
+        break_torn_lock(directory)
+        claims = open_claims(directory, clock=CLOCK, files=True)
+        if outcome.acknowledged:
+            assert [each.owner for each in claims.active()] == ["new"]
+        holder = [each.owner for each in claims.active()]
+        assert holder in ([], ["new"])
+        if holder:
+            claims.release("1", "new")
+        assert claims.claim("1", "next", ttl=60).owner == "next"
+        kinds = [each.event["type"] for each in claims.ledger.events()]
+        assert kinds.count(REAPED) == 1
+        assert kinds[:3] == [ACQUIRED, REAPED, ACQUIRED]
+        said = json.loads((directory / "locks/1.lock").read_bytes())
+        assert said["owner"] == "next"
+        close_all()
+
+
+class Reaping(Claiming):
+    """Reaping, with a claim file."""
+
+    def operate(self, directory: Path) -> None:
+        open_claims(directory, clock=CLOCK, files=True).reap()
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        no_torn_events(directory)
+        break_torn_lock(directory)
+        claims = open_claims(directory, clock=CLOCK, files=True)
+        claims.reap()
+        kinds = [each.event["type"] for each in claims.ledger.events()]
+        assert kinds == [ACQUIRED, REAPED]
+        assert not (directory / "locks/1.lock").exists()
+        close_all()
+
+
+def no_torn_events(directory: Path) -> None:
+    """As any program sees it, also one that knows nothing of ours."""
+    for path in event_files(directory):
+        assert isinstance(json.loads(path.read_bytes()), dict)
+
+
+def _is_refusal(error: Exception | None) -> bool:
+    return isinstance(error, Failure) and not isinstance(error, OutcomeUnknown)
+
+
+@pytest.mark.req("LG-05", "LG-16")
+@pytest.mark.parametrize(
+    "scenario", [Appending(1), Appending(3), AppendingOften()], ids=["one", "several", "often"]
+)
+def test_a_kill_at_any_call_of_appending_leaves_all_or_nothing(scenario: Appending) -> None:
+    kill_points(scenario).require_clean(at_least=60)
+
+
+@pytest.mark.req("LG-16", "LG-17")
+@pytest.mark.parametrize("scenario", [Claiming(), Reaping()], ids=["claim", "reap"])
+def test_a_kill_at_any_call_of_claiming_or_reaping_leaves_a_claim_or_none(scenario: Claiming) -> None:
+    kill_points(scenario).require_clean(at_least=60)
+
+
+@pytest.mark.req("LG-16")
+def test_an_error_at_any_call_of_appending_is_told_and_leaves_all_or_nothing() -> None:
+    report = error_points(Appending(1), (errno.EIO,), lasting=(errno.ENOSPC,), descriptors=False)
+    report.require_clean(at_least=60)
+
+
+@pytest.mark.req("LG-16")
+@pytest.mark.parametrize(
+    "scenario", [Appending(1), Appending(3), AppendingOften()], ids=["one", "several", "often"]
+)
+def test_a_power_cut_at_any_call_of_appending_leaves_all_or_nothing(scenario: Appending) -> None:
+    power_cuts(scenario).require_clean(at_least=20)
+
+
+class PublishedTorn(Appending):
+    """Planted: the event is written under its own name."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def operate(self, directory: Path) -> None:
+        real = durable.publish_new
+
+        def at_once(opened: Directory, draft: str, name: str, **options: Any) -> None:
+            if not name.startswith("event-"):
+                real(opened, draft, name, **options)
+                return
+            fd = calls.open(name, os.O_WRONLY | os.O_CREAT, 0o666, dir_fd=opened.fd)
+            calls.write(fd, b'{"type":')
+            calls.close(fd)
+            calls.replace(draft, name, src_dir_fd=opened.fd, dst_dir_fd=opened.fd)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(durable, "publish_new", at_once)
+            super().operate(directory)
+
+
+def test_a_torn_event_is_found() -> None:
+    assert kill_points(PublishedTorn(), names=("write",)).violations
+
+
+# --- A lock that is broken though its holder lives ----------------------------------------------------------
+
+
+class _Break:
+    """Breaks `ledger.lock` and appends, at the call before an event is published."""
+
+    def __init__(self, root: Path, act: Any) -> None:
+        self.root, self.act, self.done = root, act, False
+
+    def __call__(self, attempt: Attempt) -> Any:
+        if attempt.name == "link" and "event-" in str(attempt.arguments[1]) and not self.done:
+            self.done = True
+            (self.root / "ledger/ledger.lock").unlink()
+            (self.root / "ledger/.ledger.lock.turnstile").unlink()
+            self.act()
+        return attempt.perform()
+
+
+def _interloper(root: Path) -> Ledger:
+    return open_ledger(root, timeout=5.0)
+
+
+def break_before_publishing(root: Path, act: Any) -> Any:
+    return interposed(_Break(root, act), ("link",))
+
+
+@pytest.mark.req("LG-05", "LG-11", "LG-17")
+def test_a_wrongly_broken_lock_loses_no_event(scratch: Path) -> None:
+    ledger = open_ledger(scratch)
+    ledger.append({"type": "old"})
+    with break_before_publishing(scratch, lambda: _interloper(scratch).append({"type": "interloper"})):
+        made = ledger.append({"type": "mine"})
+    assert made.sequence == 3
+    assert [each.event["type"] for each in ledger.events()] == ["old", "interloper", "mine"]
+    assert not (scratch / "ledger/ledger.lock").exists()
+
+
+@pytest.mark.req("LG-05", "LG-11")
+def test_a_wrongly_broken_lock_does_not_break_compare_and_swap(scratch: Path) -> None:
+    ledger = open_ledger(scratch)
+    ledger.append({"type": "old"})
+    with (
+        break_before_publishing(scratch, lambda: _interloper(scratch).append({"type": "interloper"})),
+        pytest.raises(Failure, match="sequence mismatch"),
+    ):
+        ledger.append_if_sequence({"type": "mine"}, 1)
+    assert [each.event["type"] for each in ledger.events()] == ["old", "interloper"]
+
+
+@pytest.mark.req("LG-05", "LG-15", "LG-17")
+def test_a_wrongly_broken_lock_does_not_give_a_node_to_two(scratch: Path) -> None:
+    claims = open_claims(scratch)
+    with (
+        break_before_publishing(scratch, lambda: open_claims(scratch).claim("1", "interloper")),
+        pytest.raises(Failure, match="node already locked"),
+    ):
+        claims.claim("1", "mine")
+    assert [each.owner for each in claims.active()] == ["interloper"]
+
+
+@pytest.mark.req("LG-05")
+def test_a_wrongly_broken_lock_loses_nothing_of_a_batch(scratch: Path) -> None:
+    ledger = open_ledger(scratch)
+    with break_before_publishing(scratch, lambda: _put_as_a_stranger(scratch, 2)):
+        made = ledger.append_many([{"type": "part", "id": f"part-{number}"} for number in range(3)])
+    assert len(made) == 3
+    ids = [each.event.get("id") for each in ledger.events()]
+    assert sorted(str(each) for each in ids) == ["None", "part-0", "part-1", "part-2"]
+    assert ids[1] is None
+    assert [ids[each.sequence - 1] for each in made] == ["part-0", "part-1", "part-2"]
+
+
+def _put_as_a_stranger(root: Path, number: int) -> None:
+    (root / f"ledger/event-{number:06d}.json").write_bytes(b'{"type":"stranger"}\n')

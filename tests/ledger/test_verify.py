@@ -1,0 +1,158 @@
+"""Looking a ledger over: each kind of damage is found, named, and comes with advice."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import format_instant
+from holdfast.ledger.checkpoints import PLACE, FileShelf
+from holdfast.ledger.claim_files import ClaimFiles
+from holdfast.ledger.log import Ledger
+from holdfast.ledger.verify import Verdict, verify
+from holdfast.store.memory import MemoryStore
+from tests.ledger.ledgers import acquired, fill, open_claims, open_ledger, put_event
+
+Damage = Callable[[Path], object]
+NOW = 1_700_000_000.0
+
+
+def look_over(root: Path) -> Verdict:
+    return verify(open_ledger(root), root, ClaimFiles(root) if (root / "locks").exists() else None)
+
+
+def test_a_sound_ledger_is_sound(scratch: Path) -> None:
+    claims = open_claims(scratch)
+    with claims.claim("1", "a") as held:
+        held.append({"type": "note"})
+        held.extend()
+    claims.ledger.append_many([{"type": "note"}] * 200)
+    claims.active()
+    verdict = look_over(scratch)
+    assert (verdict.sound, verdict.findings, verdict.events) == (True, [], 204)
+
+
+def remove(number: int) -> Damage:
+    return lambda root: (root / f"ledger/event-{number:06d}.json").unlink()
+
+
+def write(number: int, content: bytes) -> Damage:
+    return lambda root: put_event(root, number, content)
+
+
+def named(name: str, content: bytes = b'{"type":"a"}') -> Damage:
+    return lambda root: (root / "ledger" / name).write_bytes(content)
+
+
+def event(**fields: object) -> Damage:
+    return lambda root: put_event(root, 6, json.dumps(fields).encode())
+
+
+STAMP = format_instant(NOW)
+LARGE = b" " * (1 << 20) + b'{"type":"a","timestamp":"2024-01-15T10:30:00Z"}'
+ERRORS: dict[str, tuple[Damage, str]] = {
+    "gap": (remove(3), "event-000003.json"),
+    "torn: empty": (write(3, b""), "event-000003.json"),
+    "torn: half": (write(3, b'{"type":"no'), "event-000003.json"),
+    "torn: key twice": (write(3, b'{"type":"a","type":"b"}'), "event-000003.json"),
+    "torn: list": (write(3, b"[]"), "event-000003.json"),
+    "too-large": (
+        write(3, LARGE),
+        "event-000003.json",
+    ),
+    "wrong-name": (named("event-7.json"), "event-7.json"),
+    "wrong-name: long": (named("event-0000007.json"), "event-0000007.json"),
+    "wrong-name: zero": (named("event-000000.json"), "event-000000.json"),
+    "form: no type": (event(timestamp=STAMP), "event 6"),
+    "form: no timestamp": (event(type="note"), "event 6"),
+    "form: lock event": (event(type="lock_acquired", timestamp=STAMP, node_id="x", owner="a"), "event 6"),
+    "twice": (event(type="note", timestamp=STAMP, id="n-2"), "event 6"),
+}
+
+
+@pytest.mark.req("LG-13", "LG-16")
+@pytest.mark.parametrize("name", ERRORS)
+def test_damage_is_found_and_says_what_to_do(scratch: Path, name: str) -> None:
+    damage, where = ERRORS[name]
+    fill(scratch, 5)
+    damage(scratch)
+    verdict = look_over(scratch)
+    found = [each for each in verdict.findings if each.severity == "error"]
+    assert [each.kind for each in found] == [name.partition(":")[0]]
+    assert found[0].where.endswith(where)
+    assert found[0].remedy.endswith(".")
+    assert not verdict.sound
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs links")
+def test_an_event_that_is_no_file_is_found(scratch: Path) -> None:
+    fill(scratch, 2)
+    os.symlink("event-000002.json", scratch / "ledger/event-000003.json")
+    assert [each.kind for each in look_over(scratch).findings] == ["not-a-file"]
+
+
+def test_drafts_and_foreign_files_are_only_noted(scratch: Path) -> None:
+    fill(scratch, 2)
+    named(".event-000003.json-0123.tmp")(scratch)
+    named("README")(scratch)
+    verdict = look_over(scratch)
+    assert verdict.sound
+    assert sorted(each.kind for each in verdict.findings) == ["draft", "foreign-file"]
+
+
+def test_many_gaps_are_summed_up(scratch: Path) -> None:
+    fill(scratch, 1)
+    write(100, b"{}")(scratch)
+    findings = look_over(scratch).findings
+    assert len(findings) == 21
+    assert "78 more events are missing" in findings[-1].problem
+
+
+@pytest.mark.req("LG-17")
+def test_claims_that_overlap_and_endings_of_no_claim_are_found(scratch: Path) -> None:
+    ledger = open_ledger(scratch)
+    ledger.append(acquired("1", "a", expires_in=10, at=NOW))
+    ledger.append(acquired("1", "b", expires_in=10, at=NOW + 5))
+    ledger.append(acquired("1", "c", expires_in=10, at=NOW + 15))  # the claim of `b` has run out
+    ledger.append({"type": "lock_released", "timestamp": STAMP, "node_id": "1", "owner": "a"})
+    verdict = look_over(scratch)
+    assert [(each.severity, each.kind, each.where) for each in verdict.findings] == [
+        ("error", "overlap", "event 2"),
+        ("note", "without-claim", "event 4"),
+    ]
+
+
+def test_a_checkpoint_that_lies_is_found(scratch: Path) -> None:
+    fill(scratch, 100)
+    ledger = Ledger(MemoryStore(), shelf=FileShelf(scratch))
+    ledger.append_many([acquired("1", "a", expires_in=60)] * 100)
+    last = ledger.read(100)
+    ledger.keep("claims", "1", last, {"claims": [], "waiters": []})
+    assert [each.kind for each in verify(ledger).findings if each.kind == "checkpoint"] == ["checkpoint"]
+    assert look_over(scratch).sound, "one that does not fit is not even looked at"
+    assert (scratch / PLACE).exists()
+
+
+def test_claim_files_out_of_step_are_noted(scratch: Path) -> None:
+    open_claims(scratch, files=True).claim("1", "a")
+    open_claims(scratch).claim("2", "b")
+    open_claims(scratch).release("1", "a")
+    verdict = look_over(scratch)
+    assert verdict.sound
+    assert [(each.kind, Path(each.where).name) for each in verdict.findings] == [
+        ("claim-file", "1.lock"),
+        ("claim-file", "2.lock"),
+    ]
+    open_claims(scratch, files=True).reap()
+    open_claims(scratch, files=True).extend("2", "b")
+    assert look_over(scratch).findings == []
+
+
+def test_a_ledger_that_is_not_on_files_can_be_looked_over_too() -> None:
+    ledger = Ledger(MemoryStore())
+    ledger.append({"type": "note"})
+    assert verify(ledger).sound

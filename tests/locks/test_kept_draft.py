@@ -1,0 +1,143 @@
+"""The private file behind a lock that is taken often: one for each process, never in anybody's way."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.fs import calls
+from holdfast.locks.ledger_lock import LedgerLock
+from tests.locks.workers import Line, Workers
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there the lock is made in the plain way")
+
+
+@pytest.fixture
+def ledger(scratch: Path) -> Path:
+    (scratch / "ledger").mkdir()
+    return scratch / "ledger"
+
+
+def drafts(ledger: Path) -> list[Path]:
+    return sorted(ledger.glob(".ledger.lock-*.tmp"))
+
+
+def test_who_takes_the_lock_once_leaves_nothing_behind(ledger: Path) -> None:
+    LedgerLock(ledger, "once").acquire().release()
+    assert drafts(ledger) == []
+
+
+def test_who_takes_it_often_makes_one_file_and_says_something_new_each_time(ledger: Path) -> None:
+    lock, said = LedgerLock(ledger, "often"), []
+    for _ in range(5):
+        with lock.acquire() as held:
+            record = json.loads((ledger / "ledger.lock").read_bytes())
+            assert record["lock_id"] == held.lock_id
+            state = lock.state()
+            assert state is not None
+            said.append(state.identity)
+        assert not (ledger / "ledger.lock").exists()
+    assert len(set(said)) == 5
+    assert len(drafts(ledger)) == 1
+    assert drafts(ledger)[0].stat().st_mode & 0o777 == 0o600
+    lock.close()
+    assert drafts(ledger) == []
+    lock.acquire().release()
+
+
+def test_the_file_goes_with_the_lock_object(ledger: Path) -> None:
+    lock = LedgerLock(ledger, "often")
+    for _ in range(3):
+        lock.acquire().release()
+    assert drafts(ledger)
+    del lock
+    assert drafts(ledger) == []
+
+
+def test_a_shorter_record_has_no_rest_of_a_longer_one(ledger: Path) -> None:
+    lock = LedgerLock(ledger, "a-very-long-agent-id")
+    for name in ("a-very-long-agent-id", "a-very-long-agent-id", "x"):
+        lock.agent_id = name
+        with lock.acquire():
+            assert json.loads((ledger / "ledger.lock").read_bytes())["agent_id"] == name
+
+
+@pytest.mark.req("LG-04")
+def test_the_lock_of_one_who_came_after_a_wrong_break_is_not_removed(ledger: Path) -> None:
+    lock, other = LedgerLock(ledger, "first"), LedgerLock(ledger, "second", timeout=0.1)
+    for each in (lock, other):
+        for _ in range(2):
+            each.acquire().release()
+    held = lock.acquire()
+    (ledger / "ledger.lock").unlink()
+    (ledger / ".ledger.lock.turnstile").unlink()
+    with ThreadPoolExecutor(1) as elsewhere:
+        others = elsewhere.submit(other.acquire).result()
+        assert held.release() is False
+        assert json.loads((ledger / "ledger.lock").read_bytes())["agent_id"] == "second"
+        assert elsewhere.submit(others.release).result() is True
+
+
+def test_what_is_written_never_shows_in_a_lock_that_is_held(ledger: Path) -> None:
+    lock = LedgerLock(ledger, "first", timeout=0.0)
+    for _ in range(2):
+        lock.acquire().release()
+    held = lock.acquire()
+    before = (ledger / "ledger.lock").read_bytes()
+    (ledger / ".ledger.lock.turnstile").unlink()
+    os.rename(
+        ledger / "ledger.lock", ledger / "moved"
+    )  # somebody takes it away, and the file still has two names
+    with ThreadPoolExecutor(1) as elsewhere:
+        again = elsewhere.submit(lock.acquire).result()
+        assert (ledger / "moved").read_bytes() == before
+        elsewhere.submit(again.release).result()
+    held.release()
+
+
+def test_a_file_that_somebody_cleared_away_is_made_anew(ledger: Path) -> None:
+    lock = LedgerLock(ledger, "often")
+    for _ in range(3):
+        lock.acquire().release()
+        for path in drafts(ledger):
+            path.unlink()
+    with lock.acquire():
+        assert (ledger / "ledger.lock").exists()
+
+
+def test_a_forked_child_has_a_file_of_its_own(ledger: Path, workers: Workers) -> None:
+    lock = LedgerLock(ledger, "parent")
+    for _ in range(2):
+        lock.acquire().release()
+    (own,) = drafts(ledger)
+
+    def task(line: Line) -> None:
+        for _ in range(3):
+            with lock.acquire() as held:
+                assert json.loads((ledger / "ledger.lock").read_bytes())["lock_id"] == held.lock_id
+        line.say(len(drafts(ledger)))
+
+    assert workers.start(task).hear() == 2
+    assert own.exists()
+    lock.acquire().release()
+
+
+def test_where_there_are_no_links_it_is_done_the_plain_way(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: Any, **options: Any) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(calls, "link", refused)
+    lock = LedgerLock(ledger, "often")
+    for _ in range(4):
+        with lock.acquire():
+            assert (ledger / "ledger.lock").exists()
+    assert drafts(ledger) == []

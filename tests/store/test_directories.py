@@ -1,0 +1,156 @@
+"""Directories that are kept open: used again while the path leads to them, opened anew when it does not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import NotFound, PathEscape
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory
+from holdfast.store.directories import MOST_IDLE, Directories, Opened
+from holdfast.store.files import FileStore
+from holdfast.store.records import Create, Replace
+from holdfast.testing.contract_clients import ISSUES, Item, apply
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="there, names are looked up by paths and nothing is kept open"
+)
+ONE = ISSUES.key("one")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Directory]:
+    (tmp_path / "a/b").mkdir(parents=True)
+    with Directory.open(tmp_path) as directory:
+        yield directory
+
+
+@pytest.fixture
+def directories(root: Directory) -> Iterator[Directories]:
+    made = Directories(root)
+    yield made
+    made.close()
+
+
+def used(directories: Directories, relative: str) -> int | None:
+    with Opened(directories) as opened:
+        return opened.get(relative).fd
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_directory_is_opened_once_for_many_uses(
+    directories: Directories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used(directories, "a/b")
+    opened: list[Any] = []
+    monkeypatch.setattr(calls, "open", lambda *arguments, **rest: opened.append(arguments))
+
+    for _ in range(3):
+        used(directories, "a/b")
+    assert opened == []
+
+
+def test_who_uses_one_has_it_alone(directories: Directories) -> None:
+    used(directories, "a/b")
+    with Opened(directories) as mine, Opened(directories) as yours:
+        assert mine.get("a/b").fd != yours.get("a/b").fd
+        assert mine.get("a/b") is mine.get("a/b")
+
+
+def test_one_that_was_replaced_is_opened_anew(directories: Directories, root: Directory) -> None:
+    used(directories, "a/b")
+    (root.path / "a").rename(root.path / "moved")
+    (root.path / "a/b").mkdir(parents=True)
+
+    with Opened(directories) as opened:
+        assert opened.get("a/b").status("x") is None
+        (root.path / "a/b/x").touch()
+        assert opened.get("a/b").status("x") is not None
+
+
+def test_one_that_is_gone_is_not_found_and_can_be_made_again(
+    directories: Directories, root: Directory
+) -> None:
+    used(directories, "a/b")
+    shutil.rmtree(root.path / "a")
+
+    with Opened(directories) as opened:
+        with pytest.raises(NotFound):
+            opened.get("a/b")
+        assert opened.get("a/b", create=True).names() == []
+
+
+def test_a_link_that_leads_elsewhere_is_refused_also_where_a_directory_was_kept(
+    directories: Directories, root: Directory
+) -> None:
+    used(directories, "a/b")
+    (root.path / "elsewhere/b").mkdir(parents=True)
+    (root.path / "a").rename(root.path / "moved")
+    (root.path / "a").symlink_to("elsewhere")
+
+    with pytest.raises(PathEscape):
+        used(directories, "a/b")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+def test_not_more_are_kept_than_a_few_and_none_after_closing(
+    directories: Directories, root: Directory
+) -> None:
+    before = open_descriptors()
+    for number in range(MOST_IDLE + 10):
+        (root.path / f"d{number}").mkdir()
+        used(directories, f"d{number}")
+    assert open_descriptors() == before + MOST_IDLE
+
+    directories.close()
+    assert open_descriptors() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+def test_threads_never_use_what_another_one_has_closed(directories: Directories, root: Directory) -> None:
+    names = [f"d{number}" for number in range(MOST_IDLE + 8)]
+    for name in names:
+        (root.path / name / name).mkdir(parents=True)
+    wrong: list[object] = []
+
+    def work(start: int) -> None:
+        for number in range(600):
+            name = names[(start + number) % len(names)]
+            with Opened(directories) as opened:
+                if opened.get(name).status(name) is None:
+                    wrong.append(name)
+
+    before = open_descriptors()
+    threads = [threading.Thread(target=work, args=(start,)) for start in range(0, 40, 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    directories.close()
+    assert (wrong, open_descriptors()) == ([], before)
+
+
+def test_a_store_goes_on_where_its_directory_was_put_away_and_back(tmp_path: Path) -> None:
+    with FileStore(tmp_path) as store:
+        apply(store, Create(ONE, Item(1)))
+        shutil.copytree(tmp_path / ".jit", tmp_path / "copy")
+        apply(store, Replace(ONE, Item(2)))
+        (tmp_path / ".jit").rename(tmp_path / "away")
+        assert store.read(ONE) is None
+        (tmp_path / "copy").rename(tmp_path / ".jit")
+
+        assert store.read(ONE) is not None
+        apply(store, Replace(ONE, Item(3)))
+        assert '"number": 3' in (tmp_path / ".jit/issues/one.json").read_text()
+        assert '"number": 2' in (tmp_path / "away/issues/one.json").read_text()

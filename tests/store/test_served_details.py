@@ -1,0 +1,200 @@
+"""What only the stores on servers have: limits of a server, ids that are forgotten, patience that ends."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import msgspec
+import pytest
+
+from holdfast.errors import NotFound, TooManyRetries, UsageFailure
+from holdfast.store.etcd import EtcdEngine, EtcdStore
+from holdfast.store.etcd_gateway import coded
+from holdfast.store.records import Create, Decision, Key, Stream, View
+from holdfast.store.served import ServedStore
+from holdfast.testing.contract_clients import (
+    EVENTS,
+    INDEX,
+    ISSUES,
+    Item,
+    apply,
+    increment,
+    increment_often,
+    number_of,
+    run_threads,
+)
+from holdfast.testing.model import Subject, run_state_machine
+from tests.support.servers import Etcd, Postgres
+
+pytest.importorskip("psycopg", reason="psycopg is not installed here")
+
+from holdfast.store.postgres import PostgresEngine, PostgresStore
+
+ONE = ISSUES.key("one")
+
+
+@pytest.fixture(params=["postgresql", "etcd"])
+def store(request: pytest.FixtureRequest) -> Iterator[ServedStore]:
+    if request.param == "postgresql":
+        made: ServedStore = PostgresStore(request.getfixturevalue("postgres_url"), patience=0.3)
+    else:
+        made = EtcdStore(request.getfixturevalue("etcd_url"), patience=0.3)
+    yield made
+    made.close()
+
+
+def test_who_is_never_fast_enough_is_told_so(store: ServedStore) -> None:
+    name = "commit"
+    with mock.patch.object(store.engine, name, return_value=False), pytest.raises(TooManyRetries) as raised:
+        increment(store, ONE)
+
+    assert raised.value.retryable
+    assert raised.value.attempts > 2
+    assert increment(store, ONE) == 1
+
+
+def test_a_rival_who_is_always_faster_once_does_not_stop_it(store: ServedStore) -> None:
+    rivals = itertools.count()
+
+    def decide(view: View, now: float) -> Decision[int]:
+        if next(rivals) == 0:
+            thread = threading.Thread(target=increment, args=(store, ONE))
+            thread.start()
+            thread.join()
+        there = view.get(ONE)
+        assert there is None or there.number == 1
+        return Decision([Create(INDEX, Item(0 if there is None else there.number))], next(rivals))
+
+    store.transact([INDEX, ONE], decide)
+
+    assert number_of(store, INDEX) == 1
+
+
+def test_absence_that_was_relied_on_does_not_end_unnoticed(store: ServedStore) -> None:
+    """Two who each create their document only if the other one is not there: one of them sees the other."""
+    for each in range(20):
+        ours, theirs = ISSUES.key(f"ours-{each}"), ISSUES.key(f"theirs-{each}")
+
+        def create(mine: Key[Item], other: Key[Item]) -> bool:
+            def decide(view: View, now: float) -> Decision[bool]:
+                if view.get(other) is not None:
+                    return Decision([], False)
+                return Decision([Create(mine, Item(1))], True)
+
+            return store.transact([mine, other], decide).result
+
+        won = run_threads(lambda: create(ours, theirs), lambda: create(theirs, ours))  # noqa: B023
+        assert sorted(won) == [False, True]
+
+
+def test_an_id_is_forgotten_after_a_week_and_not_before(store: ServedStore) -> None:
+    def commit(name: str) -> None:
+        store.transact([ONE], lambda view, now: Decision([Create(ONE, Item(1))], None), commit_id=name)
+
+    commit("old")
+    if isinstance(store.engine, PostgresEngine):
+        connections = store.engine.connections
+        connections.run(lambda each: each.execute("UPDATE commits SET at = at - interval '8 days'"))
+        with mock.patch("random.randrange", return_value=0):
+            increment(store, INDEX)
+        kept = connections.run(lambda each: each.execute("SELECT count(*) FROM commits").fetchone()[0])
+    else:
+        assert isinstance(store.engine, EtcdEngine)
+        key = store.engine.keys.commit("old")
+        note = msgspec.json.encode({"outcome": "made", "at": store.now() - 8 * 86400})
+        store.engine.gateway.ask("/v3/kv/put", {"key": coded(key), "value": coded(note)})
+        with mock.patch("random.randrange", return_value=0):
+            increment(store, INDEX)
+        kept = len(store.engine._range(store.engine.keys.commit(""), store.engine.keys.commit("~"), 0))
+    assert kept == 1
+
+
+def test_a_name_that_the_layout_does_not_know_is_refused_as_on_files(store: ServedStore) -> None:
+    for act in _strange(store):
+        with pytest.raises(UsageFailure):
+            act()
+
+
+def _nothing(view: View, now: float) -> Decision[None]:
+    return Decision([], None)
+
+
+def _strange(store: ServedStore) -> list[Callable[[], Any]]:
+    wrong: list[Any] = [
+        Key("jit/nothing", ONE.codec),
+        Key(EVENTS.name, ONE.codec),
+        Stream(INDEX.name, EVENTS.codec),
+    ]
+    acts: list[Callable[[], Any]] = []
+    for each in wrong:
+        acts.append(partial(store.transact, [each], _nothing))
+        acts.append(partial(store.watch, each))
+    return [*acts, lambda: store.read(wrong[0]), lambda: list(store.entries(wrong[2]))]
+
+
+# --- A server with small limits -------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_etcd(server_scratch: Path) -> Iterator[EtcdStore]:
+    """etcd as it comes: at most 128 operations and 1.5 MiB in a transaction."""
+    directory = server_scratch / "etcd"
+    directory.mkdir()
+    server = Etcd(directory)
+    server.start()
+    with EtcdStore(f"{server.url}/x") as store:
+        yield store
+    server.kill()
+
+
+def test_etcd_as_it_comes_takes_what_is_usual_and_says_what_it_does_not_take(small_etcd: EtcdStore) -> None:
+    keys = [ISSUES.key(f"m{each}") for each in range(300)]
+    for start in range(0, 300, 100):
+        apply(small_etcd, *(Create(key, Item(1)) for key in keys[start : start + 100]))
+    view = small_etcd.read_together(keys)
+    assert all(view.get(key) == Item(1) for key in keys)
+
+    for large in (
+        [Create(ISSUES.key(f"n{each}"), Item(1)) for each in range(200)],
+        [Create(INDEX, Item(1, "x" * 2_000_000))],
+    ):
+        with pytest.raises(UsageFailure) as raised:
+            apply(small_etcd, *large)
+        assert "--max-" in raised.value.hint
+    assert len(list(small_etcd.scan(ISSUES))) == 300
+    assert small_etcd.read(INDEX) is None
+
+
+def test_it_runs_on_the_latest_postgres_too(server_scratch: Path) -> None:
+    directory = server_scratch / "postgres"
+    directory.mkdir()
+    server = Postgres(directory, version="18")
+    server.start()
+    numbers = itertools.count()
+
+    def fresh() -> Subject:
+        url = f"{server.url}?schema=s{next(numbers)}"
+        return Subject(PostgresStore(url), lambda: PostgresStore(url))
+
+    run_state_machine(fresh, examples=3)
+    with PostgresStore(server.url) as one, PostgresStore(server.url) as other, one.watch(ONE) as watch:
+        run_threads(
+            lambda: increment_often(one, ONE, EVENTS, 10), lambda: increment_often(other, ONE, EVENTS, 10)
+        )
+        assert watch.wait(30) == {ONE.name}
+        assert number_of(one, ONE) == 20
+    server.kill()
+
+
+def test_a_store_that_is_not_there_is_not_made_by_looking(postgres_url: str, etcd_url: str) -> None:
+    for store in (PostgresStore(postgres_url, create=False), EtcdStore(etcd_url, create=False)):
+        for _ in range(2):
+            with pytest.raises(NotFound):
+                store.read(ONE)
+        store.close()

@@ -1,0 +1,99 @@
+"""The servers of the tests: they work for root and for a user, and never outlive who started them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests.locks.workers import Line, Workers, wait_until
+from tests.support import servers
+from tests.support.servers import Etcd, Postgres, Server, is_root
+
+pytest.importorskip("psycopg", reason="psycopg is not installed here")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+
+KINDS: dict[str, Callable[[Path], Server]] = {"PostgreSQL": Postgres, "etcd": Etcd}
+
+
+def _become(name: str) -> None:
+    if sys.platform != "win32":
+        import pwd
+
+        user = pwd.getpwnam(name)
+        os.setgroups([])
+        os.setgid(user.pw_gid)
+        os.setuid(user.pw_uid)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("user", ["this one", "nobody"])
+def test_a_server_ends_with_the_process_that_started_it(server_scratch: Path, kind: str, user: str) -> None:
+    if user == "nobody" and not is_root():
+        pytest.skip("needs root to become another user")
+    if user == "nobody" and not servers._may_enter(Path(servers.__file__).parent):
+        pytest.skip("this directory cannot be entered by another user")
+    server_scratch.chmod(0o777)
+    "".encode("idna")  # loaded now: the other user may not be able to
+
+    def work(line: Line) -> None:
+        if user == "nobody":
+            _become(user)
+        directory = server_scratch / "server"
+        directory.mkdir()
+        server = KINDS[kind](directory)
+        server.start()
+        assert server.process is not None
+        line.say((server.process.pid, server.answers()))
+        line.wait()
+
+    with Workers() as workers:
+        worker = workers.start(work)
+        pid, answers = worker.hear()
+        assert answers
+        assert _runs(pid)
+        worker.kill()
+        worker.wait()
+        wait_until(lambda: not _runs(pid))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_was_killed_starts_again_with_its_data(server_scratch: Path, kind: str) -> None:
+    from holdfast.store.records import Create
+    from holdfast.testing.contract_clients import INDEX, Item, apply, number_of
+    from holdfast.workspace.stores import close_store, open_address
+
+    directory = server_scratch / "server"
+    directory.mkdir()
+    server = KINDS[kind](directory)
+    server.start()
+    store = open_address(server_scratch, server.url)  # type: ignore[attr-defined]
+    apply(store, Create(INDEX, Item(7)))
+    server.restart()
+    assert number_of(store, INDEX) == 7
+    close_store(store)
+    server.kill()
+
+
+def test_programs_that_a_user_cannot_reach_are_copied(server_scratch: Path) -> None:
+    if not is_root():
+        pytest.skip("needs root: only then PostgreSQL runs as another user")
+    directory = server_scratch / "server"
+    directory.mkdir()
+    with mock.patch.object(servers, "_may_enter", return_value=False):
+        server = Postgres(directory)
+    assert server.bin.is_relative_to(directory)
+    server.start()
+    server.kill()
+
+
+def _runs(pid: int) -> bool:
+    """Whether this process is there, and not only the record of its end."""
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False

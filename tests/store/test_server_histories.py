@@ -1,0 +1,111 @@
+"""What processes see of a store on a server is linearizable, although some of them are killed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from holdfast.store import postgres_sql as statements
+from holdfast.store.etcd import EtcdEngine, EtcdStore
+from holdfast.store.served import Engine, Plan, ServedStore
+from holdfast.testing.linearizability import Check, Operation, Verdict
+from tests.store.test_file_store import (
+    RICH,
+    Act,
+    act_on_accounts,
+    act_on_registers,
+    judge_accounts,
+    judge_registers,
+    record,
+)
+
+pytest.importorskip("psycopg", reason="psycopg is not installed here")
+
+from holdfast.store.postgres import PostgresEngine, PostgresStore
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+
+Open = Callable[[Path], ServedStore]
+
+
+@pytest.fixture(params=["postgresql", "etcd"])
+def open_store(request: pytest.FixtureRequest) -> Open:
+    if request.param == "postgresql":
+        url: str = request.getfixturevalue("postgres_url")
+        return lambda path: PostgresStore(url)
+    address: str = request.getfixturevalue("etcd_url")
+    return lambda path: EtcdStore(address)
+
+
+@pytest.mark.parametrize(
+    ("act", "start", "judge"),
+    [(act_on_accounts, RICH, judge_accounts), (act_on_registers, 0, judge_registers)],
+    ids=["several documents", "single documents"],
+)
+def test_what_processes_see_is_linearizable_although_some_are_killed(
+    scratch: Path, open_store: Open, act: Act, start: int, judge: Callable[[list[Operation]], Check]
+) -> None:
+    history = record(scratch, open_store, act, start, kills=20, each=15)  # type: ignore[arg-type]
+
+    judge(history).require()
+
+
+class ForgetfulPostgres(PostgresEngine):
+    """Locks what it has read, but does not compare the versions."""
+
+    BROKEN = statements.COMMIT_AND_NOTIFY.replace("AND d.version = n.version", "").replace(
+        "CASE WHEN d.version = ANY(%(versions)s::text[]) THEN excluded.version END", "excluded.version"
+    )
+
+    def commit(self, connection: object, plan: Plan) -> bool:
+        with mock.patch.object(statements, "COMMIT_AND_NOTIFY", self.BROKEN):
+            return super().commit(connection, plan)
+
+
+class ForgetfulEtcd(EtcdEngine):
+    """Compares the first document only."""
+
+    def commit(self, plan: Plan) -> bool:
+        return super().commit(plan._replace(named=plan.named[:1]))
+
+
+class OldReads(EtcdEngine):
+    """Remembers what it has read, and says it again now and then."""
+
+    def fetch(self, named: object) -> object:  # type: ignore[override]
+        key = tuple(each.name for each in named)  # type: ignore[attr-defined]
+        known = self.__dict__.setdefault("known", {})
+        if key in known and len(key) == 1:
+            return known.pop(key)
+        known[key] = super().fetch(named)  # type: ignore[arg-type]
+        return known[key]
+
+
+@pytest.mark.parametrize("broken", [ForgetfulPostgres, ForgetfulEtcd, OldReads])
+def test_a_broken_engine_is_found_out(
+    scratch: Path, broken: Callable[[str], Engine], postgres_url: str, etcd_url: str
+) -> None:
+    found = []
+    for attempt in range(10):
+        url = postgres_url if broken == ForgetfulPostgres else f"{etcd_url}-{attempt}"
+        place = scratch / str(attempt)
+        place.mkdir()
+        try:
+            history = record(
+                place,
+                lambda path: ServedStore(broken(url)),  # type: ignore[arg-type,return-value]  # noqa: B023
+                act_on_accounts,
+                RICH,
+                kills=3,
+                each=20,
+            )
+        except AssertionError:  # it broke down altogether
+            return
+        found.append(judge_accounts(history).verdict)
+        if found[-1] is Verdict.NOT_LINEARIZABLE:
+            return
+    raise AssertionError(f"nothing was found: {found}")

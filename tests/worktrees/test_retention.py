@@ -1,0 +1,299 @@
+"""What is kept and why: the rules of retention, which are pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.clock import format_instant
+from holdfast.worktrees.records import Consistency, Descriptor, Operation, OperationKind, Pin, Reference
+from holdfast.worktrees.retention import (
+    Collectable,
+    Policy,
+    Protection,
+    Standing,
+    Use,
+    Verdict,
+    judge,
+    line,
+    within_budget,
+)
+
+NOW = 1_800_000_000.0
+HOUR = 3600.0
+
+
+def descriptor(
+    snapshot_id: str, parent: str | None = None, *, age: float = 0.0, doomed_by: str | None = None
+) -> Descriptor:
+    return Descriptor(
+        snapshot_id=snapshot_id,
+        worktree_id="main",
+        parent_id=parent,
+        created_at=format_instant(NOW - age),
+        consistency_level=Consistency.QUIESCED,
+        engine="copy",
+        payload_hash="",
+        files=0,
+        bytes=0,
+        doomed_by=doomed_by,
+    )
+
+
+def a_line(*names: str) -> dict[str, Descriptor]:
+    """Snapshots of which each is the parent of the next, an hour apart, the last one just taken."""
+    parents = [None, *names]
+    return {
+        name: descriptor(name, parents[number], age=HOUR * (len(names) - 1 - number))
+        for number, name in enumerate(names)
+    }
+
+
+def reference(snapshot_id: str) -> Reference:
+    return Reference(name="v1", snapshot_id=snapshot_id, created_at=format_instant(NOW))
+
+
+def pin(snapshot_id: str, *, left: float | None = None) -> Pin:
+    until = None if left is None else format_instant(NOW + left)
+    return Pin(pin_id="p", snapshot_id=snapshot_id, created_at=format_instant(NOW), until=until)
+
+
+def operation(snapshot_id: str) -> Operation:
+    return Operation(
+        operation_id="o",
+        kind=OperationKind.RESTORE,
+        worktree_id="main",
+        begun_at=format_instant(NOW),
+        holder_id="h",
+        snapshot_id=snapshot_id,
+    )
+
+
+def collectable(verdict: Verdict) -> list[str]:
+    return [each.snapshot_id for each in verdict.collectable]
+
+
+def rules(verdict: Verdict, snapshot_id: str) -> set[Protection]:
+    return {reason.protection for reason in verdict.protected[snapshot_id]}
+
+
+def test_without_a_policy_nothing_that_a_head_leads_to_may_go() -> None:
+    verdict = judge(Standing(a_line("a", "b", "c"), {"main": "c"}), Policy(), NOW)
+    assert collectable(verdict) == []
+    assert rules(verdict, "c") == {Protection.HEAD, Protection.HISTORY}
+    assert rules(verdict, "a") == {Protection.HISTORY}
+
+
+@pytest.mark.req("WT-11")
+def test_what_no_head_leads_to_may_go_oldest_first() -> None:
+    verdict = judge(Standing(a_line("a", "b", "c"), {"main": "a"}), Policy(), NOW)
+    assert collectable(verdict) == ["b", "c"]
+    assert {each.why for each in verdict.collectable} == {"no head leads to it"}
+
+
+@pytest.mark.parametrize("keep", range(1, 6))
+def test_the_newest_of_each_line_are_kept(keep: int) -> None:
+    verdict = judge(Standing(a_line(*"abcd"), {"main": "d"}), Policy(keep_last=keep), NOW)
+    assert collectable(verdict) == list("abcd")[: max(0, 4 - keep)]
+
+
+def test_a_snapshot_is_kept_if_one_of_its_lines_keeps_it() -> None:
+    standing = Standing(a_line(*"abcd"), {"main": "d", "dev": "b"})
+    assert collectable(judge(standing, Policy(keep_last=1), NOW)) == ["a", "c"]
+    assert collectable(judge(standing, Policy(keep_last=2), NOW)) == []
+
+
+def test_what_is_young_is_kept_whether_a_head_leads_to_it_or_not() -> None:
+    standing = Standing(a_line(*"abcd"), {"main": "b"})
+    assert collectable(judge(standing, Policy(keep_for=1.5 * HOUR), NOW)) == ["a"]
+    assert collectable(judge(standing, Policy(keep_for=0.5 * HOUR), NOW)) == ["c", "a"]
+
+
+def test_a_snapshot_from_the_future_is_young_and_one_without_a_time_is_kept() -> None:
+    strange = msgspec.structs.replace(descriptor("x"), created_at="?")
+    standing = Standing({"x": strange, "y": descriptor("y", age=-HOUR)}, {})
+    verdict = judge(standing, Policy(keep_for=60.0), NOW)
+    assert rules(verdict, "x") == {Protection.CLOCK}
+    assert rules(verdict, "y") == {Protection.KEEP_FOR}
+
+
+def test_references_pins_uses_and_operations_keep_what_nothing_else_does() -> None:
+    descriptors = {name: descriptor(name) for name in "abcde"}
+    standing = Standing(
+        descriptors,
+        {},
+        references=[reference("a")],
+        pins=[pin("b", left=1.0)],
+        uses=[Use("c", "restore")],
+        operations=[operation("d")],
+    )
+    verdict = judge(standing, Policy(), NOW)
+    assert collectable(verdict) == ["e"]
+    assert [rules(verdict, each) for each in "abcd"] == [
+        {Protection.REFERENCE},
+        {Protection.PIN},
+        {Protection.IN_USE},
+        {Protection.OPERATION},
+    ]
+
+
+def test_a_pending_restore_keeps_the_parent_of_what_it_has_published() -> None:
+    """It may still put a snapshot between the two: nobody may take that parent away meanwhile."""
+    pending = msgspec.structs.replace(operation("a"), operation_id="d")
+    standing = Standing(a_line(*"abcd"), {"main": "d"}, operations=[pending])
+    verdict = judge(standing, Policy(keep_last=1), NOW)
+    assert rules(verdict, "c") == {Protection.OPERATION}
+    assert collectable(verdict) == ["b"]
+
+
+def test_a_pin_that_has_run_out_keeps_nothing_and_one_that_cannot_be_read_keeps() -> None:
+    unreadable = Pin(pin_id="p", snapshot_id="b", created_at="", until="some day")
+    descriptors = {"a": descriptor("a"), "b": descriptor("b")}
+    standing = Standing(descriptors, {}, pins=[pin("a", left=0.0), unreadable])
+    assert collectable(judge(standing, Policy(), NOW)) == ["a"]
+
+
+def test_what_another_plan_has_doomed_is_left_to_it() -> None:
+    standing = Standing({"a": descriptor("a", doomed_by="one")}, {})
+    assert rules(judge(standing, Policy(), NOW), "a") == {Protection.DOOMED}
+    assert collectable(judge(standing, Policy(), NOW, plan_id="one")) == ["a"]
+    assert collectable(judge(standing, Policy(), NOW, plan_id="two")) == []
+
+
+def test_a_circle_of_parents_ends() -> None:
+    circle = {"a": descriptor("a", "b"), "b": descriptor("b", "a")}
+    assert list(line(circle, "a")) == ["a", "b"]
+    assert collectable(judge(Standing(circle, {"main": "a"}), Policy(keep_last=1), NOW)) == ["b"]
+
+
+@pytest.mark.parametrize(("budget", "count"), [(100, 0), (99, 1), (90, 1), (89, 2), (0, 10), (None, 10)])
+def test_as_many_go_as_it_takes_to_fit_into_the_budget(budget: int | None, count: int) -> None:
+    candidates = [Collectable(str(number), "") for number in range(10)]
+    found = within_budget(candidates, Policy(max_bytes=budget), 100, lambda ids: 10 * len(ids))
+    assert found == count
+
+
+def test_if_all_are_not_enough_for_the_budget_all_go() -> None:
+    candidates = [Collectable("a", ""), Collectable("b", "")]
+    assert within_budget(candidates, Policy(max_bytes=5), 100, len) == 2
+
+
+def test_with_a_budget_alone_all_but_heads_may_go() -> None:
+    verdict = judge(Standing(a_line(*"abc"), {"main": "b"}), Policy(max_bytes=0), NOW)
+    assert collectable(verdict) == ["c", "a"]  # what no head leads to comes first
+
+
+# --- Whatever there is ------------------------------------------------------------------------------
+
+IDS = [f"s{number}" for number in range(12)]
+anything = st.sampled_from(IDS)
+lefts = st.sampled_from([-1.0, 1.0])
+
+
+@st.composite
+def standings(draw: st.DrawFn) -> Standing:
+    """Snapshots with any parents, dooms and ages, and anything that may refer to them, also to nothing."""
+    present = draw(st.lists(anything, unique=True))
+    descriptors = {
+        each: descriptor(
+            each,
+            draw(st.none() | anything),
+            age=draw(st.integers(-2, 50)) * HOUR,
+            doomed_by=draw(st.none() | st.just("other")) if draw(st.integers(0, 9)) == 0 else None,
+        )
+        for each in present
+    }
+    return Standing(
+        descriptors,
+        draw(st.dictionaries(st.sampled_from(["main", "dev", "old"]), anything)),
+        references=[reference(each) for each in draw(st.lists(anything, max_size=2))],
+        pins=[pin(each, left=left) for each, left in draw(st.lists(st.tuples(anything, lefts), max_size=2))],
+        uses=[Use(each, "snapshot") for each in draw(st.lists(anything, max_size=2))],
+        operations=[
+            msgspec.structs.replace(operation(each), operation_id=made)
+            for each, made in draw(st.lists(st.tuples(anything, anything), max_size=1))
+        ],
+    )
+
+
+limits = st.none() | st.integers(1, 14)
+policies = st.builds(
+    lambda last, hours, size: Policy(
+        keep_last=last, keep_for=None if hours is None else hours * HOUR, max_bytes=size
+    ),
+    limits,
+    limits,
+    st.none() | st.just(0),
+)
+
+
+def untouchable(standing: Standing) -> set[str]:
+    """What no policy may ever let go, said a second time in other words."""
+    live_pins = [each for each in standing.pins if each.until is None or each.until > format_instant(NOW)]
+    named: Sequence[str] = [
+        *standing.heads.values(),
+        *(each.snapshot_id for each in standing.references),
+        *(each.snapshot_id for each in live_pins),
+        *(each.snapshot_id for each in standing.uses),
+        *(each.snapshot_id for each in standing.operations if each.snapshot_id),
+        *(
+            made.parent_id
+            for each in standing.operations
+            if (made := standing.descriptors.get(each.operation_id)) and made.parent_id
+        ),
+        *(each.snapshot_id for each in standing.descriptors.values() if each.doomed_by),
+    ]
+    return set(named) & standing.descriptors.keys()
+
+
+@settings(max_examples=300, deadline=None)
+@given(standings(), policies)
+def test_every_snapshot_is_kept_or_may_go_and_what_is_needed_never_goes(
+    standing: Standing, policy: Policy
+) -> None:
+    verdict = judge(standing, policy, NOW)
+    going = collectable(verdict)
+    assert len(going) == len(set(going))
+    assert verdict.protected.keys() & set(going) == set()
+    assert verdict.protected.keys() | set(going) == standing.descriptors.keys()
+    assert all(verdict.protected.values())
+    assert untouchable(standing) <= verdict.protected.keys()
+    if policy.keeps_all_history:
+        for head in standing.heads.values():
+            assert not set(line(standing.descriptors, head)) & set(going)
+
+
+@settings(max_examples=300, deadline=None)
+@given(standings(), policies, st.integers(0, 5), st.integers(0, 5))
+def test_a_policy_that_keeps_more_lets_less_go(
+    standing: Standing, policy: Policy, more: int, longer: int
+) -> None:
+    generous = Policy(
+        keep_last=None if policy.keep_last is None else policy.keep_last + more,
+        keep_for=None if policy.keep_for is None else policy.keep_for + longer * HOUR,
+        max_bytes=policy.max_bytes,
+    )
+    kept = judge(standing, policy, NOW).protected.keys()
+    assert kept <= judge(standing, generous, NOW).protected.keys()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 200), st.integers(0, 50))
+def test_a_larger_budget_lets_less_go_and_no_more_go_than_it_takes(
+    sizes: list[int], budget: int, more: int
+) -> None:
+    candidates = [Collectable(str(number), "") for number in range(len(sizes))]
+
+    def freed(ids: Sequence[str]) -> int:
+        return sum(sizes[int(each)] for each in ids)
+
+    total = sum(sizes) + 30
+    count = within_budget(candidates, Policy(max_bytes=budget), total, freed)
+    assert within_budget(candidates, Policy(max_bytes=budget + more), total, freed) <= count
+    rest = total - sum(sizes[:count])
+    assert rest <= budget or count == len(sizes)
+    assert count == 0 or total - sum(sizes[: count - 1]) > budget
