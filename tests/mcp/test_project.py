@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import mcp_types as types
 import pytest
 
 from holdfast.errors import NotFound
@@ -36,6 +37,23 @@ def test_the_roots_of_the_client_come_before_what_the_server_was_told(
         async with connected("--repo", one, cwd=tmp_path, mode=era, roots=[tmp_path, two / "main"]) as agent:
             assert (await agent.read("worktrees"))["root"] == str(two)
             assert (await agent("who"))["root"] == str(two)
+
+    run(test)
+
+
+def test_when_the_roots_change_the_project_changes(shops: tuple[Path, Path], tmp_path: Path) -> None:
+    one, two = shops
+    roots = [one]
+
+    async def test() -> None:
+        async with connected(cwd=tmp_path, mode="legacy", roots=roots) as agent:
+            lease = await agent("take_lease")
+            roots[:] = [two]
+            await agent.client.session.send_notification(types.RootsListChangedNotification())
+            assert (await agent("who"))["root"] == str(two)
+            roots[:] = [one]
+            await agent.client.session.send_notification(types.RootsListChangedNotification())
+            assert (await agent("take_lease"))["lock_id"] == lease["lock_id"]  # it was kept meanwhile
 
     run(test)
 
