@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import mcp_types as types
 import pytest
 from mcp import MCPError
 
@@ -101,11 +102,18 @@ async def leases(agent: Agent, shop: Path) -> None:
     assert command(shop, "lock", "status")["state"] == "free"
     assert (await agent.failure("release_lease"))["code"] == "E_LOCK_NOT_HELD"
 
-    other = command(shop, "lock", "acquire", "--ttl", "5m")
+    other = command(shop, "lock", "acquire", "--ttl", "5m", "--purpose", "\x1b[2J\x9b")
     told = await agent.failure("take_lease")
     expected = error(holdfast("lock", "acquire", "--json", cwd=shop))
     assert told["code"] == expected["code"] == "E_LOCK_CONFLICT"
     assert told["retryable"] is True
+    shown = (await agent.client.call_tool("take_lease", {})).content[0]
+    assert isinstance(shown, types.TextContent)
+    assert "\\x1b[2J\\x9b" in shown.text
+    assert all(line.isprintable() for line in shown.text.splitlines())
+    everything = (await agent.client.call_tool("who", {})).content[0]
+    assert isinstance(everything, types.TextContent)
+    assert everything.text.isprintable()
     assert set(told) == set(expected)
     assert (await agent.failure("take_lease", wait="100ms"))["code"] == "E_LOCK_TIMEOUT"
     assert (await agent.failure("snapshot"))["code"] == "E_LOCK_CONFLICT"

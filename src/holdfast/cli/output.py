@@ -16,6 +16,8 @@ from typing import TextIO
 
 from holdfast.errors import Failure, IoFailure
 from holdfast.fs import calls
+from holdfast.workspace.plain.values import in_utf_8
+from holdfast.workspace.plain.values import printable as printable
 
 SCHEMA_VERSION = 1
 
@@ -73,8 +75,6 @@ class Output:
     def _write_envelope(self, content: Mapping[str, object]) -> None:
         import json
 
-        from holdfast.workspace.plain.values import in_utf_8
-
         envelope: object = {"schema_version": SCHEMA_VERSION, **content}
         text = json.dumps(envelope, allow_nan=False, separators=(",", ":"), default=in_utf_8)
         if "\\ud" in text:  # a lone surrogate perhaps, which others may refuse: file names may have some
@@ -87,17 +87,6 @@ class Output:
         except IoFailure:
             self._envelopes_to_stderr = True  # the one that tells of this
             raise
-
-
-def printable(text: str) -> str:
-    """The text with everything escaped that is not a visible character or a blank."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else _escaped(each) for each in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def _write(stream: TextIO | None, text: str, name: str) -> None:

@@ -18,7 +18,7 @@ from mcp_types import (
 )
 
 from holdfast.errors import Failure, NotFound, UsageFailure
-from holdfast.workspace.plain.values import in_utf_8
+from holdfast.workspace.plain.values import in_utf_8, printable
 
 JSON = "application/json"
 
@@ -41,9 +41,9 @@ def attempt(work: Callable[[], Any]) -> Answer:
 def as_tool_result(answer: Answer) -> CallToolResult:
     """The result of a tool; its structured content is what `--json` has as `data` or as `error`."""
     if isinstance(answer, Failure):
-        told = f"{answer.code}: {answer.message}\n{answer.hint}"
+        told = f"{answer.code}: {printable(answer.message)}\n{printable(answer.hint)}"
         return CallToolResult(
-            content=[TextContent(text=str(in_utf_8(told)))],
+            content=[TextContent(text=told)],
             structured_content=in_utf_8(answer.as_record()),
             is_error=True,
         )
@@ -57,7 +57,7 @@ def as_contents(uri: str, answer: Answer) -> ReadResourceResult:
         expected = isinstance(answer, NotFound | UsageFailure)
         raise MCPError(
             code=INVALID_PARAMS if expected else INTERNAL_ERROR,
-            message=f"{answer.code}: {answer.message}",
+            message=f"{answer.code}: {printable(answer.message)}",
             data=in_utf_8(answer.as_record()),
         )
     text = _text(in_utf_8(answer))
@@ -65,4 +65,8 @@ def as_contents(uri: str, answer: Answer) -> ReadResourceResult:
 
 
 def _text(plain: object) -> str:
-    return json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """JSON that can be shown as it is: what would move a cursor or forge a line is escaped."""
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)

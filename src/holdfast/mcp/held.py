@@ -56,7 +56,7 @@ class Held:
         """Take charge of a lease: it is kept alive from now on."""
         with self._lock:
             if not self._closed:
-                self._leases[place] = lease.beat()
+                self._leases[place] = lease.beat()  # in the place of one that was lost, perhaps
                 return
         lease.release()
         raise _client_gone()
@@ -80,12 +80,16 @@ class Held:
 
     def keep_work(self, work: Work) -> None:
         """Take charge of work."""
+        name = work.assignment.issue.id
         with self._lock:
-            if not self._closed:
-                self._work[work.assignment.issue.id] = work
-                return
-        work.end.close()
-        raise _client_gone()
+            closed, lost = self._closed, self._work.pop(name, None)
+            if not closed:
+                self._work[name] = work
+        if lost is not None:
+            lost.end.close()  # it ran out, and was claimed again
+        if closed:
+            work.end.close()
+            raise _client_gone()
 
     def take_work(self, issue: str | None) -> Work:
         """Hand out work that was claimed through this server, so that nobody else finishes it meanwhile."""

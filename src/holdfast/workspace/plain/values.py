@@ -1,4 +1,4 @@
-"""Any value as JSON can have it."""
+"""Any value as JSON can have it; any text as people can be shown it."""
 
 from __future__ import annotations
 
@@ -14,3 +14,14 @@ def in_utf_8(value: object) -> object:
     if isinstance(value, list | tuple):
         return [in_utf_8(each) for each in value]
     return value if value is None or isinstance(value, bool | int | float) else in_utf_8(str(value))
+
+
+def printable(text: str) -> str:
+    """The text with everything escaped that is not a visible character or a blank."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else _escaped(each) for each in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
