@@ -98,6 +98,24 @@ def test_when_the_server_is_killed_what_it_held_runs_out_by_itself(shop: Path) -
     run(test)
 
 
+def test_who_has_lost_everything_can_take_it_again(shop: Path) -> None:
+    async def test() -> None:
+        async with connected(cwd=shop) as agent:
+            lease, taken = await take_both(agent, "1s")
+            send(server_pid(lease), "SIGSTOP")
+            wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree_id"]).expired)
+            wait_until(lambda: ready(shop) == ["First"])
+            send(server_pid(lease), "SIGCONT")
+            again, more = await take_both(agent, "10m")
+            assert again["fencing_token"] == lease["fencing_token"] + 1
+            assert (more["id"], more["token"]) == (taken["id"], taken["token"] + 1)
+            assert (await agent("finish_work", outcome="done"))["succeeded"] is True
+            assert (await agent("release_lease"))["lock_id"] == again["lock_id"]
+
+    run(test)
+    assert lease_on(shop) is None
+
+
 def test_the_guard_lets_the_agent_write_where_its_server_holds_the_lease_and_nobody_else(
     shop: Path, tmp_path: Path
 ) -> None:

@@ -21,12 +21,16 @@ class Kept(NamedTuple):
 
 
 def own_leases(repository: Repository, lock_id: str | None = None) -> Iterator[Lease]:
-    """The leases with this id, and those whose holder is a process that this one descends from."""
+    """The leases with this id, and those whose holder is a process that this one descends from.
+
+    Not those that a server holds for the agent: the server keeps them, and ends them.
+    """
     for config in repository.worktrees.configs():
         state = repository.desk.state(config.worktree_id)
         if state is None:
             continue
-        if state.lease.lock_id == lock_id or any(map(is_ours, state.lease.holders())):
+        holder = state.lease.identity.holder(state.lease.holder_id)
+        if state.lease.lock_id == lock_id or (holder is not None and is_ours(holder)):
             yield state.lease
 
 
