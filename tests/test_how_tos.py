@@ -89,7 +89,8 @@ def programs(tmp_path: Path) -> Path:
     directory = tmp_path / "programs"
     directory.mkdir()
     for name, command in {"holdfast": '-m holdfast "$@"', "python3": '"$@"'}.items():
-        (directory / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {command}\n')
+        script = f'#!/bin/sh\nexport PYTHONPATH="{ROOT / "src"}"\nexec "{sys.executable}" {command}\n'
+        (directory / name).write_text(script)  # some programs start others in an environment of their own
         (directory / name).chmod(0o755)
     return directory
 
@@ -104,7 +105,6 @@ def carry_out(page: str, directory: Path, programs: Path) -> list[str]:
     environment = {
         **own,
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "src"),
         "OUT": str(out),
         "HOME": str(directory),
     }

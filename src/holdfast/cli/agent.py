@@ -83,6 +83,7 @@ def run(
     """
     from holdfast.cli import child, signals
     from holdfast.workspace.assignments import Wish, Workshop, take
+    from holdfast.workspace.plain.issues import outcome_record
 
     if take_next is (issue_id is not None):
         raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
@@ -108,7 +109,7 @@ def run(
                 outcome = _concluded(assignment, ended)
             except (LockNotHeld, LockExpired, FencingMismatch) as failure:
                 raise CommandFailed(failure, advice=LOST) from failure
-    output.result(_record(outcome, assignment, ended))
+    output.result({**ended.as_record(), **outcome_record(outcome, assignment)})
     return child.end_like(ended)
 
 
@@ -139,18 +140,3 @@ def _ledger(root: Path) -> Ledger | None:
         return open_ledger(root, address=store_address(os.environ)).ledger
     except NotFound:
         return None
-
-
-def _record(outcome: Outcome, assignment: Assignment, ended: Ended) -> dict[str, object]:
-    return {
-        **ended.as_record(),
-        "issue_id": outcome.issue.id,
-        "state": outcome.issue.state.value,
-        "succeeded": outcome.succeeded,
-        "worktree_id": assignment.lease.worktree,
-        "claim_token": assignment.claim.claim.token,
-        "fencing_token": assignment.lease.token,
-        "snapshot_id": outcome.snapshot_id,
-        "sequence": outcome.sequence,
-        "taken_over_from": assignment.taken_over_from,
-    }

@@ -43,17 +43,12 @@ def history(
       holdfast history --limit 10
       holdfast history --all --graph
     """
-    from holdfast.cli.snapshot_view import entry_record
+    from holdfast.workspace.plain.snapshots import history_record
 
     opened = open_worktree(repo, worktree)
     snapshots = opened.repository.snapshots
     found = snapshots.everything(limit=limit) if all_lines else snapshots.line(opened.worktree, limit=limit)
-    data: dict[str, object] = {
-        "worktree_id": None if all_lines else opened.worktree,
-        "snapshots": [entry_record(each) for each in found.entries],
-        "missing": list(found.missing),
-        "more": found.more,
-    }
+    data = history_record(found, None if all_lines else opened.worktree)
     output.result(data, _lines(found, graph=graph, with_worktree=all_lines))
 
 

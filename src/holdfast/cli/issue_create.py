@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.issue_view import SHORT, summary
 from holdfast.cli.output import Output
 from holdfast.cli.tracking import show_field
 from holdfast.errors import UsageFailure
@@ -15,6 +14,7 @@ from holdfast.issues.creating import Created, NewIssue
 from holdfast.issues.exchange import read_batch
 from holdfast.issues.records import Priority
 from holdfast.issues.tracker import Tracker
+from holdfast.workspace.plain.issues import SHORT, created_record
 
 
 def create_one(
@@ -55,12 +55,6 @@ def create_batch(tracker: Tracker, output: Output, field: str | None) -> None:
     else:
         lines = [line for each in created for line in _lines(each)]
         output.result({"issues": records, "count": len(records)}, lines)
-
-
-def created_record(created: Created) -> dict[str, Any]:
-    """The issue, and which dependencies were left out."""
-    skipped = [{"depends_on": on, "implied_by": way} for on, way in created.implied.items()]
-    return {**summary(created.issue, created.issue.state), "skipped_dependencies": skipped}
 
 
 def _lines(created: Created) -> list[str]:

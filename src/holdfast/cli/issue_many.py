@@ -31,9 +31,8 @@ def breakdown(
     Example:
       holdfast issue breakdown 4f1c --part "Read the file" --part "Check the file"
     """
-    from holdfast.cli.issue_create import created_record
-    from holdfast.cli.issue_view import SHORT
     from holdfast.issues.creating import NewIssue
+    from holdfast.workspace.plain.issues import SHORT, created_record
 
     with tracking(repo, actor) as tracker:
         whole = tracker.issue(tracker.find_id(issue_id))

@@ -9,72 +9,17 @@ from holdfast.cli.output import Output
 from holdfast.cli.tables import show_table
 from holdfast.cli.tracking import show_field
 from holdfast.clock import format_duration, parse_instant
-from holdfast.issues.claim_records import Claim
 from holdfast.issues.claiming import Claimed
 from holdfast.issues.reading import Snapshot
 from holdfast.issues.records import Issue, State
-from holdfast.issues.tracker import Tracker
+from holdfast.workspace.plain.issues import SHORT as SHORT
+from holdfast.workspace.plain.issues import claim_record as claim_record
+from holdfast.workspace.plain.issues import claimed_record as claimed_record
+from holdfast.workspace.plain.issues import full as full
+from holdfast.workspace.plain.issues import list_record
+from holdfast.workspace.plain.issues import summary as summary
 
-SHORT = 8
 COLUMNS = ("ID", "STATE", "PRIORITY", "ASSIGNEE", "TITLE")
-
-
-def summary(issue: Issue, state: State) -> dict[str, Any]:
-    """What lists show of an issue; the state is the one that it is in, whatever is stored."""
-    return {
-        "id": issue.id,
-        "short_id": issue.id[:SHORT],
-        "title": issue.title,
-        "state": state.value,
-        "priority": issue.priority.value,
-        "assignee": issue.assignee,
-        "labels": list(issue.labels),
-        "dependencies": list(issue.dependencies),
-        "gates_required": list(issue.gates_required),
-        "created_at": issue.created_at,
-        "updated_at": issue.updated_at,
-    }
-
-
-def full(tracker: Tracker, issue_id: str) -> dict[str, Any]:
-    """Everything that is known of one issue."""
-    import msgspec
-
-    from holdfast.issues import rules
-
-    issue, version = tracker.document(issue_id)
-    known = msgspec.to_builtins(issue)
-    known.pop("(unknown)", None)
-    record = tracker.claims.state(issue_id)
-    return {
-        **known,
-        **{name: value for name, value in issue.unknown.items() if name not in known},
-        "state": tracker.state(issue).value,
-        "short_id": issue.id[:SHORT],
-        "blocked_by": rules.open_dependencies(issue, tracker.transactions.read),
-        "dependents": list(tracker.dependents_of(issue_id)),
-        "claim": claim_record(record.claim, tracker.store.now()) if record and record.claim else None,
-        "version": version,
-    }
-
-
-def claim_record(claim: Claim, now: float) -> dict[str, Any]:
-    import msgspec
-
-    return {**msgspec.to_builtins(claim), "expired": claim.is_expired(now)}
-
-
-def claimed_record(claimed: Claimed) -> dict[str, Any]:
-    """What a claimer is told: the issue, and what to show from now on."""
-    claim = claimed.claim
-    return {
-        **summary(claimed.issue, claimed.issue.state),
-        "claim_id": claim.claim_id,
-        "token": claim.token,
-        "ttl": claim.ttl,
-        "expires_at": claim.expires_at,
-        "taken_over_from": claimed.taken_over_from,
-    }
 
 
 def claimed_lines(claimed: Claimed) -> Iterator[str]:
@@ -89,13 +34,12 @@ def claimed_lines(claimed: Claimed) -> Iterator[str]:
 
 def show_issues(output: Output, snapshot: Snapshot, issues: Iterable[Issue], field: str | None) -> None:
     """A list of issues: as a table, as records, or one field of each."""
-    listed = [(issue, snapshot.state(issue)) for issue in issues]
     if field:
-        show_field(output, [summary(*each) for each in listed], field)
+        show_field(output, list_record(snapshot, issues)["issues"], field)
     elif output.as_json:
-        output.result({"issues": [summary(*each) for each in listed], "count": len(listed)})
+        output.result(list_record(snapshot, issues))
     else:
-        show_table(output, COLUMNS, [_row(issue, state) for issue, state in listed])
+        show_table(output, COLUMNS, [_row(issue, snapshot.state(issue)) for issue in issues])
 
 
 def changed(

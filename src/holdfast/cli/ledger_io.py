@@ -14,6 +14,8 @@ from holdfast.fs import strictjson
 from holdfast.ledger.events import Event, Recorded
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.nodes import is_node_id, is_under, node_id
+from holdfast.workspace.plain.events import as_record as as_record
+from holdfast.workspace.plain.events import list_record
 
 
 class Selection(NamedTuple):
@@ -66,7 +68,7 @@ def show_log(ledger: Ledger, selection: Selection, output: Output) -> None:
     found = (each for each in _events(ledger, selection) if selection.takes(each.event))
     chosen = found if selection.last is None else iter(deque(found, maxlen=selection.last))
     if output.as_json:
-        output.result({"events": [as_record(each) for each in chosen]})
+        output.result(list_record(chosen))
     else:
         _show(chosen, output)
 
@@ -80,7 +82,7 @@ def show_watch(
     chosen = (each for each in new if selection.takes(each.event))
     limited = chosen if count is None else (each for _, each in zip(range(count), chosen, strict=False))
     if output.as_json:
-        output.result({"events": [as_record(each) for each in limited]})
+        output.result(list_record(limited))
     else:
         _show(limited, output)
 
@@ -98,11 +100,6 @@ def show_one(ledger: Ledger, name: str, output: Output) -> None:
             event_id=name,
         )
     output.result(as_record(found), event_lines(found))
-
-
-def as_record(recorded: Recorded) -> dict[str, Any]:
-    """An event for programs."""
-    return {"sequence": recorded.sequence, "event": recorded.event}
 
 
 def _events(ledger: Ledger, selection: Selection) -> Iterator[Recorded]:

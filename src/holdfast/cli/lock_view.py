@@ -5,47 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from holdfast.clock import format_duration
-from holdfast.leases.desk import host_of
 from holdfast.locks.holders import Liveness
+from holdfast.workspace.plain.leases import lease_record as lease_record
+from holdfast.workspace.plain.leases import state_record as state_record
+from holdfast.workspace.plain.leases import state_word
 from holdfast.worktrees.records import Isolation
 
 if TYPE_CHECKING:
     from holdfast.leases.desk import LeaseState
-    from holdfast.leases.records import Lease
     from holdfast.worktrees.records import WorktreeConfig
 
 HIGH_RISK = "shared (high-risk: nothing keeps writers apart)"
-
-
-def lease_record(lease: Lease) -> dict[str, object]:
-    """The record of a lease, as it is stored."""
-    return dict(msgspec.to_builtins(lease))
-
-
-def state_record(config: WorktreeConfig, state: LeaseState | None) -> dict[str, object]:
-    """Everything that is known. `state` is `free`, `locked`, `expired` or, without locks, `shared`."""
-    shared = config.isolation is Isolation.SHARED
-    record: dict[str, object] = {
-        "worktree_id": config.worktree_id,
-        "isolation": config.isolation.value,
-        "high_risk": shared,
-        "state": "shared" if shared else "free" if state is None else _word(state),
-    }
-    if state is not None:
-        record |= {
-            "lease": lease_record(state.lease),
-            "host": host_of(state.lease),
-            "time_left": round(state.time_left, 3),
-            "liveness": state.liveness.value,
-            "waiting": [
-                {"holder_id": each.holder_id, "priority": each.priority, "since": each.since}
-                for each in state.waiters
-            ],
-        }
-    return record
 
 
 def state_lines(config: WorktreeConfig, state: LeaseState | None) -> Iterator[str]:
@@ -71,11 +42,7 @@ def state_lines(config: WorktreeConfig, state: LeaseState | None) -> Iterator[st
 
 def summary(state: LeaseState) -> str:
     """Who holds a lock, in one line."""
-    return f"{_word(state)}{', was held' if state.expired else ''} by {state.lease.holder_id}"
-
-
-def _word(state: LeaseState) -> str:
-    return "expired" if state.expired else "locked"
+    return f"{state_word(state)}{', was held' if state.expired else ''} by {state.lease.holder_id}"
 
 
 def _expiry(state: LeaseState) -> str:

@@ -16,6 +16,8 @@ from typing import TextIO
 
 from holdfast.errors import Failure, IoFailure
 from holdfast.fs import calls
+from holdfast.workspace.plain.values import in_utf_8
+from holdfast.workspace.plain.values import printable as printable
 
 SCHEMA_VERSION = 1
 
@@ -74,9 +76,9 @@ class Output:
         import json
 
         envelope: object = {"schema_version": SCHEMA_VERSION, **content}
-        text = json.dumps(envelope, allow_nan=False, separators=(",", ":"), default=_in_utf_8)
+        text = json.dumps(envelope, allow_nan=False, separators=(",", ":"), default=in_utf_8)
         if "\\ud" in text:  # a lone surrogate perhaps, which others may refuse: file names may have some
-            text = json.dumps(_in_utf_8(envelope), allow_nan=False, separators=(",", ":"))
+            text = json.dumps(in_utf_8(envelope), allow_nan=False, separators=(",", ":"))
         if self._envelopes_to_stderr:
             _write(sys.stderr, text, "standard error")
             return
@@ -85,28 +87,6 @@ class Output:
         except IoFailure:
             self._envelopes_to_stderr = True  # the one that tells of this
             raise
-
-
-def printable(text: str) -> str:
-    """The text with everything escaped that is not a visible character or a blank."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else _escaped(each) for each in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
-
-
-def _in_utf_8(value: object) -> object:
-    """The value as JSON can have it, with all strings such that they can be written as UTF-8."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if isinstance(value, Mapping):
-        return {str(_in_utf_8(key)): _in_utf_8(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_in_utf_8(each) for each in value]
-    return value if value is None or isinstance(value, bool | int | float) else _in_utf_8(str(value))
 
 
 def _write(stream: TextIO | None, text: str, name: str) -> None:

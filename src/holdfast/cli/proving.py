@@ -54,7 +54,7 @@ def proven(
     from_environment = lock_id is None and environment.get(WORKTREE, worktree) == worktree
     named = lock_id or (environment.get(LOCK_ID) if from_environment else None)
     if named:
-        yield proof_of(control, worktree, named, _token(environment) if from_environment else None)
+        yield proof_of(control, worktree, named, token_named(environment) if from_environment else None)
         return
     try:
         seconds = None if wait == UNLIMITED else wait or 0.0
@@ -66,7 +66,8 @@ def proven(
         yield Proof(lease.lock_id, lease.token)
 
 
-def _token(environment: Mapping[str, str]) -> int | None:
+def token_named(environment: Mapping[str, str]) -> int | None:
+    """The token that the environment hands on with a lock."""
     text = environment.get(TOKEN)
     if not text:
         return None

@@ -111,50 +111,38 @@ def _refuse(options: list[str], why: str) -> None:
 
 
 def _into_new(output: Output, opened: Opened, found: Descriptor, name: str | None, *, dry_run: bool) -> None:
+    from holdfast.workspace.plain.snapshots import restored_record
+
     snapshots = opened.repository.snapshots
     if dry_run:
         chosen = name or next(snapshots.free_names(found.snapshot_id))
         path = opened.repository.control.places.payload(chosen)
-        data: dict[str, object] = {"dry_run": True, "worktree_id": chosen, "path": str(path)}
         output.result(
-            {**data, "snapshot_id": found.snapshot_id},
+            restored_record(chosen, path, found.snapshot_id, dry_run=True),
             [f"Would restore {found.snapshot_id} into the new worktree {chosen}: {path}"],
         )
         return
     config = snapshots.restore(found.snapshot_id, name)
     path = opened.repository.control.places.payload(config.worktree_id)
     output.result(
-        {
-            "dry_run": False,
-            "worktree_id": config.worktree_id,
-            "path": str(path),
-            "snapshot_id": found.snapshot_id,
-        },
+        restored_record(config.worktree_id, path, found.snapshot_id, dry_run=False),
         [f"Restored {found.snapshot_id} into the new worktree {config.worktree_id}: {path}"],
     )
 
 
 def _plan(output: Output, opened: Opened, found: Descriptor, how: InPlace) -> None:
-    from holdfast.cli.snapshot_view import change_lines, comparison_record, counts
+    from holdfast.cli.snapshot_view import change_lines
+    from holdfast.workspace.plain.snapshots import counts, plan_record, undone
 
     plan = opened.repository.snapshots.plan(opened.worktree, found.snapshot_id, how)
-    undone = [each._replace(what=_OPPOSITE[each.what]) for each in plan.comparison.changes]
-    data = {
-        **comparison_record(plan.comparison._replace(changes=tuple(undone))),
-        "dry_run": True,
-        "worktree_id": opened.worktree,
-        "snapshot_id": found.snapshot_id,
-        "path": how.path,
-        "keeps": plan.keeps,
-    }
-    numbers = counts(undone)
+    numbers = counts(undone(plan))
     told = [f"{numbers[what]} would {verb}" for what, verb in _VERBS.items()]
     kept = "What is there now would be kept as a snapshot first." if plan.keeps else _not_kept(how)
     output.result(
-        data,
+        plan_record(opened.worktree, how, plan),
         [
             f"Would restore {found.snapshot_id} in {opened.worktree}:",
-            *change_lines(undone),
+            *change_lines(undone(plan)),
             ", ".join(told) + ".",
             kept,
         ],
@@ -162,7 +150,6 @@ def _plan(output: Output, opened: Opened, found: Descriptor, how: InPlace) -> No
 
 
 _VERBS = {"added": "come back", "removed": "go", "modified": "change"}
-_OPPOSITE = {"added": "removed", "removed": "added", "modified": "modified"}
 
 
 def _not_kept(how: InPlace) -> str:
@@ -185,6 +172,7 @@ def _in_place(
     right: Callable[[], AbstractContextManager[Proof | None]],
 ) -> None:
     from holdfast.cli import progress
+    from holdfast.workspace.plain.snapshots import restored_in_place_record
     from holdfast.worktrees.restoring import checked
 
     checked(opened.repository.control, opened.worktree, how)  # before anybody's lock is asked for
@@ -202,14 +190,4 @@ def _in_place(
     lines += [f"What was there before is in the snapshot {kept}."] if kept else []
     lines += [f"The head is now {head}."] if head else ["It is unsaved work on top of the head."]
     lines += ['You are in the old directory. Enter the new one: cd "$PWD"'] if inside else []
-    output.result(
-        {
-            "dry_run": False,
-            "worktree_id": opened.worktree,
-            "snapshot_id": found.snapshot_id,
-            "path": how.path,
-            "kept_snapshot_id": kept,
-            "head_snapshot_id": head,
-        },
-        lines,
-    )
+    output.result(restored_in_place_record(opened.worktree, how, restored), lines)

@@ -75,6 +75,7 @@ COMMANDS = {
     "who": Entry("holdfast.cli.who:who", "Show who holds what, who waits, and what can be reclaimed."),
     "top": Entry("holdfast.cli.who:top", "The same as 'who', live, for a terminal."),
     "guard": Entry("holdfast.cli.guard:guard", "Say whether paths may be written to, or who leased them."),
+    "mcp": Entry("holdfast.cli.mcp:mcp", "Serve an agent that speaks MCP, over standard input and output."),
     "setup": Entry("holdfast.cli.setup:setup", "Teach coding agents and git to use Holdfast, or undo it."),
     "migrate": Entry("holdfast.cli.migrate:migrate", "Move everything that is shared to another store."),
     "file-lock": Entry(

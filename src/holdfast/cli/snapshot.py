@@ -65,7 +65,8 @@ def snapshot(
       holdfast snapshot --tag v1 --worktree experiment
     """
     from holdfast.cli import progress
-    from holdfast.cli.snapshot_view import WARNING, is_best_effort, record
+    from holdfast.cli.snapshot_view import WARNING
+    from holdfast.workspace.plain.snapshots import is_best_effort, taken_record
     from holdfast.worktrees.records import Consistency
     from holdfast.worktrees.snapshots import Wanted
 
@@ -87,7 +88,7 @@ def snapshot(
     lines += [f"  {WARNING}"] if is_best_effort(made) else []
     lines += [f"  recorded, not captured: {each}" for each in made.special]
     lines += [f"  not preserved: {each}" for each in made.not_preserved]
-    output.result({**record(made), "tag": tag}, lines)
+    output.result(taken_record(made, tag), lines)
 
 
 def engine_named(flag: str | None) -> Engine | None:

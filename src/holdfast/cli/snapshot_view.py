@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from holdfast.cli.progress import bytes_as_text
-from holdfast.worktrees.records import Consistency, Descriptor
+from holdfast.workspace.plain.snapshots import comparison_record as comparison_record
+from holdfast.workspace.plain.snapshots import counts, is_best_effort
+from holdfast.workspace.plain.snapshots import marks_record as marks_record
+from holdfast.workspace.plain.snapshots import record as record
 
 if TYPE_CHECKING:
     from holdfast.fs.trees import Change
-    from holdfast.worktrees.comparing import Comparison, Side
     from holdfast.worktrees.history import Entry, Marks
+    from holdfast.worktrees.records import Descriptor
 
 WARNING = "warning: best effort, its files may be of different moments"
 SIGNS = {"added": "A", "removed": "D", "modified": "M"}
@@ -26,31 +28,6 @@ KINDS = {
     "b": "block device",
     "m": "mount point",
 }
-
-
-def record(descriptor: Descriptor) -> dict[str, object]:
-    """All that is stored about a snapshot, and the warning flag of one that was not quiesced."""
-    import msgspec
-
-    fields: dict[str, object] = msgspec.to_builtins(descriptor)
-    return {**fields, "warning": is_best_effort(descriptor)}
-
-
-def is_best_effort(descriptor: Descriptor) -> bool:
-    return descriptor.consistency_level is Consistency.BEST_EFFORT
-
-
-def entry_record(entry: Entry) -> dict[str, object]:
-    """A snapshot of a history; `visible_parent_id` passes over those that are not complete."""
-    return {
-        **record(entry.descriptor),
-        "visible_parent_id": entry.parent_id,
-        **marks_record(entry.marks),
-    }
-
-
-def marks_record(marks: Marks) -> dict[str, object]:
-    return {"heads": list(marks.heads), "references": list(marks.references), "pinned": marks.pinned}
 
 
 def entry_lines(entry: Entry, *, with_worktree: bool) -> list[str]:
@@ -103,41 +80,6 @@ def lines(descriptor: Descriptor, marks: Marks, path: object) -> Iterator[str]:
 
 
 # --- Differences ------------------------------------------------------------------------------------
-
-
-def change_record(change: Change) -> dict[str, object]:
-    from holdfast.fs.trees.manifest import escaped
-
-    return {
-        "path": escaped(change.path),
-        "what": change.what,
-        "kind": change.kind,
-        "aspects": list(change.aspects),
-        "size": change.size,
-    }
-
-
-def comparison_record(comparison: Comparison) -> dict[str, object]:
-    return {
-        "old": _side_record(comparison.old),
-        "new": _side_record(comparison.new),
-        "changes": [change_record(each) for each in comparison.changes],
-        "counts": counts(comparison.changes),
-    }
-
-
-def _side_record(side: Side) -> dict[str, object]:
-    return {
-        "label": side.label,
-        "snapshot_id": side.descriptor.snapshot_id if side.descriptor else None,
-        "path": str(side.files) if side.files else None,
-        "warning": side.descriptor is not None and is_best_effort(side.descriptor),
-    }
-
-
-def counts(changes: Iterable[Change]) -> dict[str, int]:
-    found = Counter(each.what for each in changes)
-    return {what: found[what] for what in SIGNS}
 
 
 def change_lines(changes: Iterable[Change]) -> Iterator[str]:

@@ -45,7 +45,7 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     """
     seen = _look(repo, data_dir)
     if output.as_json:
-        output.result(_record(seen))
+        output.result(seen.as_record())
         return
     if seen.holdings:
         show_table(output, COLUMNS, [row(each) for each in seen.holdings])
@@ -86,7 +86,7 @@ def top(output: Output, *, repo: str | None, data_dir: str | None, every: float,
             _show_live(looks)
         else:
             for seen in looks:
-                output.result(_record(seen), [*seen_lines(seen), ""])
+                output.result(seen.as_record(), [*seen_lines(seen), ""])
     except KeyboardInterrupt:
         return  # that is how one ends it
 
@@ -117,15 +117,6 @@ def _look(repo: str | None, data_dir: str | None) -> Overview:
     root = Path(os.path.abspath(chosen)) if chosen else find_workspace(current_directory())
     locks = RepoLock(data_directory(data_dir, os.environ))
     return look_around(root, repo_locks=locks, address=store_address(os.environ))
-
-
-def _record(seen: Overview) -> dict[str, object]:
-    return {
-        "root": str(seen.root),
-        "at": seen.at,
-        "holdings": [each.as_record() for each in seen.holdings],
-        "troubles": [each._asdict() for each in seen.troubles],
-    }
 
 
 def seen_lines(seen: Overview) -> list[str]:

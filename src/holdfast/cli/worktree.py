@@ -62,14 +62,12 @@ def list_(output: Output, *, repo: str | None) -> None:
     Example:
       holdfast worktree list --json
     """
-    from holdfast.cli.worktree_view import one_line, record
+    from holdfast.cli.worktree_view import one_line
+    from holdfast.workspace.plain.worktrees import list_record
 
     repository = open_repository(repo)
     states = list(repository.worktrees.states())
-    output.result(
-        {"root": str(repository.root), "worktrees": [record(each) for each in states]},
-        [one_line(each) for each in states],
-    )
+    output.result(list_record(repository.root, states), [one_line(each) for each in states])
 
 
 @group.command(short_help="Show one worktree, and who works in it.")

@@ -5,35 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from holdfast.cli.lock_view import HIGH_RISK, state_lines, state_record, summary
+from holdfast.cli.lock_view import HIGH_RISK, state_lines, summary
+from holdfast.workspace.plain.worktrees import record as record
 
 if TYPE_CHECKING:
     from holdfast.worktrees.lifecycle import WorktreeState
     from holdfast.worktrees.usage import Usage
-
-
-def record(state: WorktreeState) -> dict[str, object]:
-    """Everything that is known, as plain values."""
-    config = state.config
-    return {
-        "worktree_id": config.worktree_id,
-        "path": str(state.path),
-        "is_there": state.is_there,
-        "isolation": config.isolation.value,
-        "high_risk": state.is_shared,
-        "label": config.label,
-        "created_at": config.created_at,
-        "base_snapshot_id": config.base_snapshot_id,
-        "head_snapshot_id": config.head_snapshot_id,
-        "lock": state_record(config, state.lease),
-        "operation": None
-        if state.operation is None
-        else {
-            "kind": state.operation.kind.value,
-            "holder_id": state.operation.holder_id,
-            "since": state.operation.begun_at,
-        },
-    }
 
 
 def usage_record(usage: Usage) -> dict[str, object]:

@@ -76,11 +76,13 @@ class Desk:
         purpose: str = "",
         priority: int = 0,
         behalf_of: Holder | None = None,
+        client: Holder | None = None,
     ) -> Request:
         """A request in this holder's name, under a new id.
 
         `behalf_of` is who the lease is for, if that is not this process: the agent whose every command is
-        a process of its own. Such a lease outlives its processes; only its time ends it.
+        a process of its own. Such a lease outlives its processes; only its time ends it. `client` is the
+        agent that this process, a server, holds it for, and gives it back when that is gone.
         """
         lock_id, ttl = str(uuid.uuid4()), checked_ttl(ttl)
         checked_text(purpose, what="purpose")
@@ -88,7 +90,7 @@ class Desk:
             limits = f"a number from {-HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}"
             raise SettingInvalid("priority", str(priority), limits)
         if behalf_of is None:
-            return Request(lock_id, self.holder, ttl, purpose, priority)
+            return Request(lock_id, self.holder, ttl, purpose, priority, client=client)
         return Request(lock_id, behalf_of, ttl, purpose, priority, detached=True, waiter=self.holder)
 
     def reading(self) -> Reading:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -18,9 +19,13 @@ from holdfast.errors import Failure, LockExpired, LockNotHeld, LockTimeout
 from holdfast.leases.desk import Desk
 from holdfast.leases.protocol import SHOW_EVERY, Granted, Request, Waiting
 from holdfast.leases.records import Lease, LeaseKeys
+from holdfast.store.base import Watch
 
 BEATS = 3
 """How many times a lease is renewed in the time that it lasts."""
+
+LOOK_UP = 0.1
+"""How often one who waits looks whether it is to give up."""
 
 
 class HeldLease:
@@ -36,6 +41,7 @@ class HeldLease:
         self._clock = clock
         self._pid = os.getpid()
         self._ended = threading.Event()
+        self._woken = threading.Event()
         self._reason: Failure | None = None
         self._valid_until = (clock.boot() if began is None else began) + lease.ttl
         self._heart: threading.Thread | None = None
@@ -73,6 +79,8 @@ class HeldLease:
             self._lose(failure)
             raise
         self._valid_until = began + self.lease.ttl
+        if ttl is not None:
+            self._woken.set()  # the heart may be asleep for longer than the lease lasts now
         return self.lease
 
     def beat(self) -> Self:
@@ -94,12 +102,17 @@ class HeldLease:
     def hand_on(self) -> None:
         """Stop renewing without giving the lease back: it goes on as that of whoever has its id."""
         self._ended.set()
+        self._woken.set()
         if self._heart is not None and self._heart is not threading.current_thread():
             self._heart.join()
 
     def _keep_alive(self) -> None:
         pause = self.lease.ttl / BEATS
-        while not self._ended.wait(pause):
+        while True:
+            self._woken.wait(pause)
+            self._woken.clear()
+            if self._ended.is_set():
+                return
             try:
                 self.renew()
                 pause = self.lease.ttl / BEATS
@@ -152,8 +165,8 @@ def acquire(
 ) -> HeldLease:
     """Get a lease: at once, or by waiting in line at most `wait` seconds (None: without limit).
 
-    `LockConflict` names the holder if there is no time to wait, `LockTimeout` if it was not enough,
-    `Deadlock` if the holder waits in turn for something that this process holds.
+    `LockConflict` names the holder if there is no time to wait, `LockTimeout` if it was not enough or
+    `cancelled` was set, `Deadlock` if the holder waits in turn for something that this process holds.
     """
     began = clock.boot()
     if wait == 0.0:
@@ -170,11 +183,22 @@ def acquire(
                 if (left is not None and left <= 0) or (cancelled is not None and cancelled.is_set()):
                     raise _timed_out(desk, worktree, wait or 0.0, answer)
                 desk.refuse_deadlock(request.lock_id)
-                watch.wait(_pause(answer, left))
+                _wait(watch, _pause(answer, left), cancelled)
     except BaseException:
         with contextlib.suppress(Failure):
             desk.leave(worktree, request.lock_id)
         raise
+
+
+def _wait(watch: Watch, pause: float, cancelled: threading.Event | None) -> None:
+    """Wait for a change, at most so long; who may be cancelled looks up from time to time."""
+    if cancelled is None:
+        watch.wait(pause)
+        return
+    end = time.monotonic() + pause
+    while not cancelled.is_set() and (left := end - time.monotonic()) > 0:
+        if watch.wait(min(left, LOOK_UP)):
+            return
 
 
 def _pause(answer: Waiting, left: float | None) -> float:

@@ -42,6 +42,8 @@ class Request(NamedTuple):
     detached: bool = False
     waiter: Holder | None = None
     """Who stands in line for it, if that is not the holder itself."""
+    client: Holder | None = None
+    """The agent that the holder, a server, asks for it for."""
 
 
 class Granted(NamedTuple):
@@ -203,6 +205,7 @@ def _grant(
         purpose=request.purpose,
         identity=Identity.of(request.holder),
         detached=request.detached,
+        on_behalf_of=request.client.holder_id if request.client else "",
         boot_expires_at=moment.mark(request.ttl),
     )
     count = TokenCounter(keys.worktree, lease.fencing_token)

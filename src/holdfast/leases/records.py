@@ -44,7 +44,14 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity = Identity()
     detached: bool = False
     """Taken for others than the process that asked: the end of the holder's process says nothing."""
+    on_behalf_of: str = ""
+    """The agent that its holder, a server, holds it for; it and its children act under it too."""
     boot_expires_at: BootMark | None = None
+
+    def holders(self) -> list[Holder]:
+        """Who acts under it: its holder, and the one that this holds it for; as far as they make sense."""
+        named = (self.holder_id, self.on_behalf_of)
+        return [holder for each in named if each and (holder := self.identity.holder(each))]
 
     def expires_at(self) -> float:
         return parse_instant(self.lease_expires_at)

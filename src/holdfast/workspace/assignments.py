@@ -22,6 +22,7 @@ attempt counts if its token is the one with which the issue was done.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from holdfast.issues.records import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.leases.held import HeldLease
 from holdfast.ledger.log import Ledger
+from holdfast.locks.holders import Holder
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.proof import Proof
 from holdfast.worktrees.records import MAIN, WORKTREES
@@ -61,6 +63,12 @@ class Wish(NamedTuple):
     """The gate that this work decides: passed if it succeeds, failed if it does not."""
     ttl: float = 60.0
     wait: float | None = 0.0
+    by: str = "agent run"
+    """Who does it, in the words that others are shown."""
+    client: Holder | None = None
+    """The agent that this process, a server, takes it for."""
+    cancelled: threading.Event | None = None
+    """Once this is set, nobody waits for the worktree any more."""
 
 
 class Outcome(NamedTuple):
@@ -113,6 +121,12 @@ class Assignment:
             self._workshop.tracker.gates.judge(self.issue.id, self._wish.gate, GateStatus.FAILED)
         issue = self._workshop.tracker.claims.release(self.issue.id, self.claim.id, reason=reason)
         self.outcome = Outcome(issue, False, snapshot_id, sequence)
+        return self.outcome
+
+    def put_back(self, reason: str) -> Outcome:
+        """Put the work back as if it had not been taken. What was written stays where it is."""
+        issue = self._workshop.tracker.claims.release(self.issue.id, self.claim.id, reason=reason)
+        self.outcome = Outcome(issue, False, None, None)
         return self.outcome
 
     def _kept(self, what: str) -> str | None:
@@ -176,8 +190,10 @@ def _begun(
     repository = workshop.repository
     name = wish.worktree or f"issue-{claimed.issue.id[:8]}"
     made = _make_worktree(repository, name)
-    purpose = f"issue {claimed.issue.id[:8]}: {claimed.issue.title}"[:LONGEST_NOTE]
-    lease = repository.lease(name, ttl=wish.ttl, wait=wish.wait, purpose=purpose)
+    purpose = f"{wish.by}, issue {claimed.issue.id[:8]}: {claimed.issue.title}"[:LONGEST_NOTE]
+    lease = repository.lease(
+        name, ttl=wish.ttl, wait=wish.wait, purpose=purpose, client=wish.client, cancelled=wish.cancelled
+    )
     held.callback(lease.release)
     with quietly():
         lease.beat()
@@ -187,7 +203,7 @@ def _begun(
 
 
 def _claimed(tracker: Tracker, wish: Wish) -> Claimed:
-    request = tracker.claims.request(wish.assignee, ttl=wish.ttl, purpose="agent run")
+    request = tracker.claims.request(wish.assignee, ttl=wish.ttl, purpose=wish.by)
     if wish.issue_id is not None:
         return tracker.claims.claim(tracker.find_id(wish.issue_id), request)
     claimed = tracker.claims.claim_next(request)

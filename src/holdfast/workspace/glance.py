@@ -43,7 +43,8 @@ def place_of(path: str) -> Place | None:
 def glance(place: Place, lock_id: str | None) -> LockConflict | bool | None:
     """True if nobody else has leased the worktree, the conflict if somebody has; None if it takes more.
 
-    A lease is ours if we name its `lock_id`, or if its holder is a process that this one descends from.
+    A lease is ours if we name its `lock_id`, or if its holder (or the agent that a server holds it for)
+    is a process that this one descends from.
     """
     if not _is_settled(place.root):
         return None
@@ -87,8 +88,11 @@ def _judged(place: Place, lease: Mapping[str, Any]) -> LockConflict | bool:
     left = moment.until(parse_instant(lease["lease_expires_at"]), mark, margin=True)
     if left <= 0:
         return True
-    holder = Holder.from_record({"holder_id": lease["holder_id"], **lease["identity"]})
-    return True if holder is not None and is_ours(holder) else conflict(place, lease, left)
+    for each in (lease["holder_id"], lease.get("on_behalf_of")):
+        holder = Holder.from_record({"holder_id": each, **lease["identity"]}) if each else None
+        if holder is not None and is_ours(holder):
+            return True
+    return conflict(place, lease, left)
 
 
 def _is_settled(root: str) -> bool:

@@ -24,8 +24,7 @@ def _look_closer(place: Place, lock_id: str | None) -> None:
     state = _state(place)
     if state is None or state.expired:
         return
-    holder = state.lease.identity.holder(state.lease.holder_id)
-    if state.lease.lock_id != lock_id and not (holder is not None and is_ours(holder)):
+    if state.lease.lock_id != lock_id and not any(map(is_ours, state.lease.holders())):
         raise conflict(place, msgspec.to_builtins(state.lease), state.time_left)
 
 

@@ -85,6 +85,15 @@ class Overview(NamedTuple):
     holdings: tuple[Holding, ...]
     troubles: tuple[Trouble, ...]
 
+    def as_record(self) -> dict[str, object]:
+        """Plain values."""
+        return {
+            "root": str(self.root),
+            "at": self.at,
+            "holdings": [each.as_record() for each in self.holdings],
+            "troubles": [each._asdict() for each in self.troubles],
+        }
+
 
 def find_workspace(start: Path) -> Path:
     """The nearest directory upwards that has anything of Holdfast in it."""

@@ -21,7 +21,10 @@ class Kept(NamedTuple):
 
 
 def own_leases(repository: Repository, lock_id: str | None = None) -> Iterator[Lease]:
-    """The leases with this id, and those whose holder is a process that this one descends from."""
+    """The leases with this id, and those whose holder is a process that this one descends from.
+
+    Not those that a server holds for the agent: the server keeps them, and ends them.
+    """
     for config in repository.worktrees.configs():
         state = repository.desk.state(config.worktree_id)
         if state is None:

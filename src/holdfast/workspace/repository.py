@@ -77,16 +77,19 @@ class Repository:
         purpose: str = "",
         priority: int = 0,
         behalf_of: Holder | None = None,
+        client: Holder | None = None,
         cancelled: threading.Event | None = None,
     ) -> HeldLease:
         """Acquire the lease of a worktree, to be used as a context manager, also an asynchronous one.
 
         `wait` is how many seconds to wait in line, None without limit. With `behalf_of` the lease is
-        somebody else's, and is not released by the end of this process: see `Desk.request`. Who sets
-        `cancelled` ends the waiting within a few seconds, as if the time were up.
+        somebody else's, and is not released by the end of this process; with `client` it is held for
+        that: see `Desk.request`. Who sets `cancelled` ends the waiting at once, as if the time were up.
         """
         name = worktree_name(worktree)
-        request = self.desk.request(ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of)
+        request = self.desk.request(
+            ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of, client=client
+        )
         deadline = None if wait is None else time.monotonic() + wait
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -94,7 +97,8 @@ class Repository:
                 settle(self.control, name)
                 return acquire(self.desk, name, request, wait=left, cancelled=cancelled)
             except LockConflict as conflict:
-                if "operation" not in conflict.facts or left == 0.0:
+                given_up = left == 0.0 or (cancelled is not None and cancelled.is_set())
+                if "operation" not in conflict.facts or given_up:
                     raise
             time.sleep(_LOOK_AGAIN)  # somebody is renaming or restoring it, which is soon over
 

@@ -175,6 +175,8 @@ def _prepare(control: Control, worktree: str, room: Scratch, source: Descriptor,
             new = new / each
         materialise(tree, new, only=os.fsencode(how.path), progress=how.progress)
     sync_tree(room.path)
+    if how.progress is not None and how.path is None:
+        how.progress(source.files, source.bytes)  # the last moment to say no: nothing was changed yet
     operation = Operation(
         operation_id=room.scratch_id,
         kind=OperationKind.RESTORE,

@@ -177,6 +177,8 @@ def _capture(
     )
     payload.require_same()
     sync_tree(room.tree)
+    if wanted.progress is not None:
+        wanted.progress(captured.files, captured.bytes)  # the last moment to say no: nobody sees it yet
     return captured
 
 

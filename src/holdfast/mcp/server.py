@@ -1,0 +1,185 @@
+"""The server: requests come in on standard input, and are carried out in worker threads.
+
+When the client goes away (its end of standard input closes) or we are asked to end
+(SIGTERM), everything that is held is given back; if we are killed, it runs out by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import mcp_types as types
+from mcp import MCPError
+from mcp.server import Server, ServerRequestContext
+from mcp.server.stdio import stdio_server
+
+from holdfast import __version__
+from holdfast.mcp import answers, arguments, resources
+from holdfast.mcp.answers import Answer
+from holdfast.mcp.calls import Call, Step, carry_out
+from holdfast.mcp.held import Held
+from holdfast.mcp.project import Settings
+from holdfast.mcp.roots import Roots
+from holdfast.mcp.tools import OFFERS
+
+INSTRUCTIONS = """\
+Several agents and people work in this repository at the same time; Holdfast keeps them apart. \
+Take work with claim_next_work, do it in the directory that the answer names, and end it with finish_work; \
+or take the lease of a worktree (take_lease) before you write into it, and release it when you are done. \
+What you take is kept alive for you, and given back when you disconnect. snapshot keeps a state; nothing \
+that was kept is lost. A failure has a code and a hint: E_LOCK_CONFLICT names who is in the way; after \
+E_LOCK_EXPIRED or E_FENCING_MISMATCH stop writing, take the lease again and look at what has changed."""
+
+MOST_WAITS = 64
+"""How many requests may wait for others at the same time."""
+
+GRACE = 1.0
+"""How long requests have to come to an end when we are asked to end."""
+
+LONGEST_CLIENT = 60
+
+Context = ServerRequestContext[Any]
+
+
+def serve(settings: Settings) -> None:
+    """Serve the client at standard input and output until it goes away."""
+    anyio.run(_serve, settings)
+
+
+async def _serve(settings: Settings) -> None:
+    held = Held()
+    face = Face(settings, held)
+    async with anyio.create_task_group() as group:
+        group.start_soon(_end_at_signals, face, held)
+        async with stdio_server() as (requests, responses):
+            try:
+                await face.server.run(requests, responses, face.server.create_initialization_options())
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(held.release_all)
+        group.cancel_scope.cancel()
+
+
+async def _end_at_signals(face: Face, held: Held) -> None:
+    """When we are asked to end, give everything back and end of that very signal.
+
+    Who waits is told to stop, and has a moment for it. Nothing else is tidied up: reading standard input
+    cannot be interrupted, and whatever is being done is such that a kill does no harm.
+    """
+    if sys.platform == "win32":
+        return
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        async for number in signals:
+            await face.stop(GRACE)
+            await anyio.to_thread.run_sync(held.release_all)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+
+class Face:
+    """What a client sees. One client, for as long as the process lives."""
+
+    def __init__(self, settings: Settings, held: Held) -> None:
+        self._settings = settings
+        self._held = held
+        self._roots = Roots()
+        self._waits: anyio.CapacityLimiter | None = None
+        self._calls: set[Call] = set()
+        self.server: Server[Any] = Server(
+            "holdfast",
+            version=__version__,
+            title="Holdfast",
+            instructions=INSTRUCTIONS,
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+            on_list_resources=self._list_resources,
+            on_list_resource_templates=self._list_templates,
+            on_read_resource=self._read_resource,
+        )
+        self._roots.attend(self.server)
+
+    # --- What there is -----------------------------------------------------------------------------
+
+    async def _list_tools(
+        self, context: Context, asked: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[offer.as_tool(name) for name, offer in OFFERS.items()])
+
+    async def _list_resources(
+        self, context: Context, asked: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        plain = [offer.as_resource() for offer in resources.OFFERS if not offer.is_template]
+        return types.ListResourcesResult(resources=plain)
+
+    async def _list_templates(
+        self, context: Context, asked: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        templates = [offer.as_template() for offer in resources.OFFERS if offer.is_template]
+        return types.ListResourceTemplatesResult(resource_templates=templates)
+
+    # --- What is done ------------------------------------------------------------------------------
+
+    async def _call_tool(
+        self, context: Context, asked: types.CallToolRequestParams
+    ) -> types.CallToolResult | types.InputRequiredResult:
+        offer = OFFERS.get(asked.name)
+        if offer is None:
+            raise MCPError(code=types.INVALID_PARAMS, message=f"there is no tool {asked.name[:100]!a}")
+        roots = await self._roots.ask(context, asked)
+        if isinstance(roots, types.InputRequiredResult):
+            return roots
+
+        answer = await self._carry_out(
+            context,
+            roots,
+            lambda call: offer.step(call, arguments.checked(offer.takes, asked.arguments)),
+            waits=offer.waits,
+        )
+        return answers.as_tool_result(answer)
+
+    async def _read_resource(
+        self, context: Context, asked: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult | types.InputRequiredResult:
+        roots = await self._roots.ask(context, asked)
+        if isinstance(roots, types.InputRequiredResult):
+            return roots
+        answer = await self._carry_out(context, roots, lambda call: resources.read(call, asked.uri))
+        return answers.as_contents(asked.uri, answer)
+
+    async def stop(self, grace: float) -> None:
+        """Cancel all requests, and wait a moment for them to end."""
+        for call in self._calls:
+            call.cancelled.set()
+        with anyio.move_on_after(grace):
+            while self._calls:
+                await anyio.sleep(0.01)
+
+    async def _carry_out(
+        self, context: Context, roots: list[str], step: Step, *, waits: bool = False
+    ) -> Answer:
+        call = Call(self._settings, roots, client_name(context), self._held)
+        self._calls.add(call)
+        try:
+            limiter = self._waiters() if waits else None
+            return await carry_out(call, step, context.session.report_progress, limiter)
+        finally:
+            self._calls.discard(call)
+
+    def _waiters(self) -> anyio.CapacityLimiter:
+        """Threads for those who wait for others, apart from those who do not."""
+        if self._waits is None:
+            self._waits = anyio.CapacityLimiter(MOST_WAITS)
+        return self._waits
+
+
+def client_name(context: Context) -> str:
+    """What the client calls itself, in a form that can be shown."""
+    told = context.session.client_params
+    name = told.client_info.name if told is not None else ""
+    shown = "".join(each for each in name if each.isprintable()).strip()[:LONGEST_CLIENT]
+    return shown or "an MCP client"

@@ -1,0 +1,100 @@
+"""Issues and the work on them for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from holdfast.issues.claim_records import Claim
+    from holdfast.issues.claiming import Claimed
+    from holdfast.issues.creating import Created
+    from holdfast.issues.reading import Snapshot
+    from holdfast.issues.records import Issue, State
+    from holdfast.issues.tracker import Tracker
+    from holdfast.workspace.assignments import Assignment, Outcome
+
+SHORT = 8
+
+
+def summary(issue: Issue, state: State) -> dict[str, Any]:
+    """What lists show of an issue; the state is the one that it is in, whatever is stored."""
+    return {
+        "id": issue.id,
+        "short_id": issue.id[:SHORT],
+        "title": issue.title,
+        "state": state.value,
+        "priority": issue.priority.value,
+        "assignee": issue.assignee,
+        "labels": list(issue.labels),
+        "dependencies": list(issue.dependencies),
+        "gates_required": list(issue.gates_required),
+        "created_at": issue.created_at,
+        "updated_at": issue.updated_at,
+    }
+
+
+def list_record(snapshot: Snapshot, issues: Iterable[Issue]) -> dict[str, Any]:
+    """Some issues of a tracker."""
+    listed = [summary(issue, snapshot.state(issue)) for issue in issues]
+    return {"issues": listed, "count": len(listed)}
+
+
+def full(tracker: Tracker, issue_id: str) -> dict[str, Any]:
+    """Everything that is known of one issue."""
+    from holdfast.issues import rules
+
+    issue, version = tracker.document(issue_id)
+    known = msgspec.to_builtins(issue)
+    known.pop("(unknown)", None)
+    record = tracker.claims.state(issue_id)
+    return {
+        **known,
+        **{name: value for name, value in issue.unknown.items() if name not in known},
+        "state": tracker.state(issue).value,
+        "short_id": issue.id[:SHORT],
+        "blocked_by": rules.open_dependencies(issue, tracker.transactions.read),
+        "dependents": list(tracker.dependents_of(issue_id)),
+        "claim": claim_record(record.claim, tracker.store.now()) if record and record.claim else None,
+        "version": version,
+    }
+
+
+def claim_record(claim: Claim, now: float) -> dict[str, Any]:
+    return {**msgspec.to_builtins(claim), "expired": claim.is_expired(now)}
+
+
+def claimed_record(claimed: Claimed) -> dict[str, Any]:
+    """What a claimer is told: the issue, and what to show from now on."""
+    claim = claimed.claim
+    return {
+        **summary(claimed.issue, claimed.issue.state),
+        "claim_id": claim.claim_id,
+        "token": claim.token,
+        "ttl": claim.ttl,
+        "expires_at": claim.expires_at,
+        "taken_over_from": claimed.taken_over_from,
+    }
+
+
+def created_record(created: Created) -> dict[str, Any]:
+    """The issue, and which dependencies were left out."""
+    skipped = [{"depends_on": on, "implied_by": way} for on, way in created.implied.items()]
+    return {**summary(created.issue, created.issue.state), "skipped_dependencies": skipped}
+
+
+def outcome_record(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:
+    """What became of a piece of work."""
+    return {
+        "issue_id": outcome.issue.id,
+        "state": outcome.issue.state.value,
+        "succeeded": outcome.succeeded,
+        "worktree_id": assignment.lease.worktree,
+        "claim_token": assignment.claim.claim.token,
+        "fencing_token": assignment.lease.token,
+        "snapshot_id": outcome.snapshot_id,
+        "sequence": outcome.sequence,
+        "taken_over_from": assignment.taken_over_from,
+    }

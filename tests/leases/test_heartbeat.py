@@ -1,0 +1,60 @@
+"""A lease that is held keeps itself alive, also when it is to last for another time than before."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from holdfast.audit.chain import AuditTrail
+from holdfast.errors import LockTimeout
+from holdfast.leases.desk import Desk
+from holdfast.leases.held import acquire
+from holdfast.store.files import FileStore
+from tests.locks.workers import wait_until
+
+
+def renewed_at(desk: Desk) -> str:
+    state = desk.state("main")
+    assert state is not None
+    return state.lease.last_renewed_at
+
+
+def was_renewed_after(desk: Desk, instant: str) -> bool:
+    return renewed_at(desk) > instant
+
+
+def test_a_heart_that_sleeps_is_woken_when_the_lease_becomes_shorter(scratch: Path) -> None:
+    desk = Desk(FileStore(scratch), AuditTrail())
+    with acquire(desk, "main", desk.request(ttl=3600.0)) as held:
+        held.renew(3.0)  # the heart would sleep for 20 minutes
+        seen = renewed_at(desk)
+        for _ in range(3):  # at once, and then as often as the new time demands
+            wait_until(partial(was_renewed_after, desk, seen))
+            seen = renewed_at(desk)
+        held.check()
+
+
+def test_who_waits_in_line_and_is_told_to_stop_stops_at_once_and_leaves_the_line(scratch: Path) -> None:
+    desk = Desk(FileStore(scratch), AuditTrail())
+    cancelled = threading.Event()
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        with pytest.raises(LockTimeout) as raised:
+            acquire(desk, "main", desk.request(ttl=3600.0), wait=None, cancelled=cancelled)
+        ended.append(raised.value)
+
+    other = Desk(FileStore(scratch), AuditTrail(), holder=desk.holder._replace(pid=1))
+    with acquire(other, "main", other.request(ttl=3600.0)):
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        wait_until(lambda: (state := desk.state("main")) and len(state.waiters) == 1)
+        cancelled.set()
+        waiting.join()
+        state = desk.state("main")
+        assert state is not None
+        assert state.waiters == ()
+    assert len(ended) == 1

@@ -1,0 +1,133 @@
+"""Real clients of the real server: the SDK's own, over standard input and output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anyio
+import mcp_types as types
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+from holdfast.issues.creating import NewIssue
+from holdfast.workspace.initialising import initialise
+from holdfast.workspace.ledgers import init_ledger
+from holdfast.workspace.trackers import open_tracker
+from tests.cli.commands import HOLDFAST, PATIENCE, environment
+
+NAME = "test-client"
+ERAS = ("auto", "legacy")
+"""Clients of today, and those that begin with a handshake."""
+
+
+class ToolFailed(Exception):
+    """A tool answered with a failure; this is its record."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        super().__init__(record)
+        self.record = record
+        self.code = record["code"]
+
+
+class Agent(NamedTuple):
+    """A client that is connected."""
+
+    client: Client
+
+    async def __call__(self, tool: str, **arguments: Any) -> Any:
+        """What a tool answers, which is in its text too; a failure is raised."""
+        result = await self.client.call_tool(tool, arguments)
+        if result.is_error:
+            raise ToolFailed(result.structured_content)
+        [content] = result.content
+        assert isinstance(content, types.TextContent)
+        assert json.loads(content.text) == result.structured_content
+        return result.structured_content
+
+    async def read(self, address: str) -> Any:
+        """What is at an address, without its scheme."""
+        result = await self.client.read_resource(f"holdfast://{address}")
+        [content] = result.contents
+        assert isinstance(content, types.TextResourceContents)
+        return json.loads(content.text)
+
+    async def failure(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """The failure that a tool must answer with."""
+        try:
+            answer = await self(tool, **arguments)
+        except ToolFailed as failed:
+            return failed.record
+        raise AssertionError(f"{tool} did not fail: {answer}")
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    *options: str | Path,
+    cwd: Path,
+    mode: str = "auto",
+    name: str = NAME,
+    env: Mapping[str, str] | None = None,
+    roots: list[Path] | None = None,
+    errors: Path | None = None,
+) -> AsyncIterator[Agent]:
+    """A server of its own, and a client that talks to it."""
+    server = StdioServerParameters(
+        command=HOLDFAST[0],
+        args=[*HOLDFAST[1:], "mcp", *map(str, options)],
+        env=environment(env),
+        cwd=cwd,
+    )
+
+    async def list_roots(context: object) -> types.ListRootsResult:
+        return types.ListRootsResult(roots=[types.Root(uri=each.as_uri()) for each in roots or ()])  # type: ignore[arg-type]
+
+    with open(errors or os.devnull, "a") as log:
+        async with Client(
+            stdio_client(server, errlog=log),
+            mode=mode,
+            client_info=types.Implementation(name=name, version="1"),
+            list_roots_callback=None if roots is None else list_roots,
+            read_timeout_seconds=PATIENCE,
+        ) as client:
+            yield Agent(client)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run a test that is a coroutine; what it raises is raised plainly."""
+    try:
+        anyio.run(test)
+    except BaseExceptionGroup as group:
+        raise _first(group) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def server_pid(lease: Mapping[str, Any]) -> int:
+    """The process that holds a lease: the server."""
+    return int(str(lease["holder_id"]).split(":")[2])
+
+
+def send(pid: int, name: str) -> None:
+    """Send a signal, by its name: not every system has all of them."""
+    os.kill(pid, getattr(signal, name))
+
+
+def make_shop(root: Path, *titles: str) -> Path:
+    """A repository with a tracker, a ledger and some issues."""
+    initialise(root)
+    tracker = open_tracker(root, actor="human:owner")
+    tracker.initialise()
+    init_ledger(root)
+    if titles:
+        tracker.create_all([NewIssue(title=title) for title in titles])
+    return root

@@ -1,0 +1,160 @@
+"""A request that the client does not want any more leaves nothing behind, and holds up nobody."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from holdfast.mcp.calls import Call, carry_out
+from holdfast.mcp.held import Held
+from holdfast.mcp.project import Settings
+from holdfast.workspace.repository import Repository
+from holdfast.workspace.trackers import open_tracker
+from tests.cli.commands import PATIENCE
+from tests.mcp.clients import ERAS, Agent, connected, make_shop, run
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="how processes end on POSIX")
+
+
+@pytest.fixture
+def shop(scratch: Path) -> Path:
+    return make_shop(scratch / "shop", "First")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition, while everything else goes on."""
+    with anyio.fail_after(PATIENCE):
+        while not condition():
+            await anyio.sleep(0.01)
+
+
+async def cancelled(agent: Agent, when: Callable[[], object], tool: str, **arguments: Any) -> None:
+    """Call a tool, and cancel the request when something has come about."""
+    answers: list[Any] = []
+
+    async def request() -> None:
+        answers.append(await agent(tool, **arguments))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(request)
+        await until(when)
+        group.cancel_scope.cancel()
+    assert answers == []
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_who_does_not_want_to_wait_any_more_leaves_the_line(shop: Path, era: str) -> None:
+    repository = Repository(shop)
+    repository.worktrees.create("side")
+
+    def waiters(worktree: str) -> int:
+        state = repository.desk.state(worktree)
+        return 0 if state is None else len(state.waiters)
+
+    async def test() -> None:
+        async with connected(cwd=shop, mode=era) as agent:
+            with repository.lease("main", ttl=600), repository.lease("side", ttl=600):
+                await cancelled(agent, lambda: waiters("main") == 1, "take_lease", wait="10m")
+                await until(lambda: waiters("main") == 0)
+
+                wish = {"worktree": "side", "wait": "10m"}
+                await cancelled(agent, lambda: waiters("side") == 1, "claim_next_work", **wish)
+                await until(lambda: waiters("side") == 0)
+            tracker = open_tracker(shop, actor="human:owner")
+            await until(lambda: tracker.snapshot().ready())
+            assert (await agent("who"))["holdings"] == []
+            assert (await agent("take_lease"))["fencing_token"] == 2
+
+    run(test)
+
+
+def test_many_who_wait_hold_up_nobody_and_those_of_one_client_get_one_lease(shop: Path) -> None:
+    repository = Repository(shop)
+
+    async def test() -> None:
+        async with connected(cwd=shop) as agent:
+            with repository.lease("main", ttl=600) as held:
+                async with anyio.create_task_group() as group:
+                    for _ in range(50):
+                        group.start_soon(lambda: agent("take_lease", wait="10m"))
+                    await until(lambda: len(_line(repository)) > 1)
+                    assert (await agent("who"))["holdings"]
+                    group.cancel_scope.cancel()
+                await until(lambda: len(_line(repository)) == 0)
+                leases: list[str] = []
+
+                async def take() -> None:
+                    leases.append((await agent("take_lease", wait="10m"))["lock_id"])
+
+                async with anyio.create_task_group() as group:
+                    for _ in range(5):
+                        group.start_soon(take)
+                    await until(lambda: len(_line(repository)) > 1)
+                    held.release()
+                assert len(leases) == 5
+                assert len(set(leases)) == 1
+
+    run(test)
+
+
+def test_what_is_done_when_it_is_cancelled_is_taken_back(tmp_path: Path) -> None:
+    """The step cannot stop any more: it ends as if nothing had happened, and is undone."""
+    done: list[str] = []
+
+    def step(call: Call) -> dict[str, Any]:
+        call.undo = lambda: done.append("undone")
+        begun.set()
+        assert call.cancelled.wait(PATIENCE)
+        done.append("done")
+        return {}
+
+    async def tell(*progress: object) -> None:
+        raise AssertionError("there is no progress")
+
+    begun = threading.Event()
+
+    async def test() -> None:
+        call = Call(Settings(here=tmp_path, repo=None, data_directory=tmp_path), [], "somebody", Held())
+        async with anyio.create_task_group() as group:
+            group.start_soon(carry_out, call, step, tell)
+            await anyio.to_thread.run_sync(begun.wait)
+            group.cancel_scope.cancel()
+
+    run(test)
+    assert done == ["done", "undone"]
+
+
+def _line(repository: Repository) -> tuple[object, ...]:
+    state = repository.desk.state("main")
+    return () if state is None else state.waiters
+
+
+def test_a_snapshot_that_is_cancelled_publishes_nothing(shop: Path) -> None:
+    for number in range(200):
+        directory = shop / f"main/{number}"
+        directory.mkdir()
+        for name in range(40):
+            (directory / str(name)).write_text(f"{number} {name}")
+    repository = Repository(shop)
+
+    def begun() -> bool:
+        place = repository.control.places.scratch
+        return place.is_dir() and any(each.is_dir() for each in place.iterdir())
+
+    async def test() -> None:
+        async with connected(cwd=shop) as agent:
+            await cancelled(agent, begun, "snapshot", note="never")
+            await until(lambda: not begun())
+            assert (await agent("history"))["snapshots"] == []
+            assert (await agent("who"))["holdings"] == []
+            made = await agent("snapshot", note="whole")
+            assert made["files"] == 200 * 40
+
+    run(test)

@@ -1,0 +1,193 @@
+"""Eight clients, each a process with its own server, on one workspace; some of either are killed.
+
+No work is lost, none is done twice, everything that was acknowledged is there, and nothing is torn.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from holdfast.issues.creating import NewIssue
+from holdfast.workspace.ledgers import open_ledger
+from holdfast.workspace.overview import look_around
+from holdfast.workspace.repository import Repository
+from holdfast.workspace.trackers import open_tracker
+from tests.issues.trackers import problems
+from tests.locks.workers import Worker, Workers
+from tests.mcp.clients import make_shop
+from tests.mcp.crowd import client, read_notes
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the clients are forked")
+
+CLIENTS, ISSUES = 8, 24
+PATIENCE = 180.0
+
+
+@pytest.fixture
+def shop(scratch: Path) -> Path:
+    root = make_shop(scratch / "shop")
+    (root / "main/counter").write_text("0")
+    tracker = open_tracker(root, actor="human:owner")
+    tracker.create_all(
+        [
+            NewIssue(
+                title=f"Issue {number}",
+                key=str(number),
+                depends_on=(str(number - 8),) if number % 3 == 2 and number > 8 else (),
+            )
+            for number in range(ISSUES)
+        ]
+    )
+    return root
+
+
+@pytest.mark.req("FL-21")
+def test_eight_clients_some_killed_lose_nothing_and_do_nothing_twice(shop: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    with Workers() as workers:
+        crew = [workers.start(client(shop, notes, number)) for number in range(CLIENTS)]
+        killed = kill_some(crew, notes)
+        for worker in crew:
+            if worker not in killed:
+                assert worker.hear() == "done"
+    told = read_notes(notes)
+    audit(shop, told)
+    audit_finds_planted_faults(shop, told)
+
+
+def kill_some(crew: list[Worker], notes: Path) -> list[Worker]:
+    """Kill a server or a client each time some more work was done; the first clients are left alone."""
+    dice = random.Random(21)
+    killed: list[Worker] = []
+    for number, what in enumerate(("server", "client", "server", "client", "server"), 1):
+        wait_for_work(notes, 3 * number)
+        time.sleep(dice.random() / 5)
+        if what == "client":
+            victim = dice.choice([each for each in crew[4:] if each not in killed])
+            victim.kill()
+            killed.append(victim)
+        else:
+            kill_server(dice.choice([each for each in crew if each not in killed]))
+    return killed
+
+
+def kill_server(worker: Worker) -> None:
+    """Kill the server of a client, as soon as it has one."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        for process in psutil.Process(worker.pid).children():
+            process.kill()
+            return
+        time.sleep(0.01)
+    raise AssertionError("the client has no server")
+
+
+def wait_for_work(notes: Path, count: int) -> None:
+    end = time.monotonic() + PATIENCE
+    while sum(each["what"] == "done" for each in read_notes(notes)) < count:
+        assert time.monotonic() < end, "the clients do not go on"
+        time.sleep(0.02)
+
+
+# --- The audit --------------------------------------------------------------------------------------
+
+
+def audit_finds_planted_faults(shop: Path, notes: list[dict[str, Any]]) -> None:
+    """The same audit with one thing wrong each time."""
+    done = next(each for each in notes if each["what"] == "done")
+    counted = next(each for each in notes if each["what"] == "counted")
+    event = next(each for each in notes if each["what"] == "event")
+    stale = {**done, "token": done["token"] + 1}
+    lost = {**event, "id": "another"}
+    for planted in (done, stale, counted, lost, {"what": "unexpected"}):  # the first: done by two
+        with pytest.raises(AssertionError):
+            audit(shop, [*notes, planted])
+    torn = shop / ".jit/torn.json"
+    torn.write_text('{"half": ')
+    with pytest.raises(json.JSONDecodeError):
+        audit_files(shop)
+    torn.unlink()
+
+
+def audit(shop: Path, notes: list[dict[str, Any]]) -> None:
+    told = {what: [each for each in notes if each["what"] == what] for what in ("done", "event", "counted")}
+    assert [each for each in notes if each["what"] == "unexpected"] == []
+    assert any(each["what"] == "disconnected" for each in notes)
+    audit_work(shop, told["done"], [each["id"] for each in notes if each["what"] == "added"])
+    audit_ledger(shop, told["event"], told["done"])
+    audit_counting(shop, told["counted"])
+    audit_files(shop)
+
+
+def audit_work(shop: Path, done: list[dict[str, Any]], added: list[str]) -> None:
+    """Every issue is done, by one: acknowledged at most once, and completed once."""
+    tracker = open_tracker(shop, actor="human:owner")
+    found = tracker.snapshot()
+    assert {found.state(issue).value for issue in found} == {"done"}
+    assert len(found) >= ISSUES + len(added)
+    assert set(added) <= set(found.issues)
+    assert max(Counter(each["issue"] for each in done).values()) == 1
+    completed = Counter(
+        each.record.issue_id for each in tracker.events() if each.record.type == "issue_completed"
+    )
+    assert completed == Counter(found.issues.keys())
+    assert problems(tracker) == []
+    tokens = {issue.id: tracker.claims.state(issue.id) for issue in found}
+    for each in done:  # nobody was given it after it was done
+        record = tokens[each["issue"]]
+        assert record is not None
+        assert record.token == each["token"]
+    repository = Repository(shop)
+    for each in done:
+        kept = shop / ".jvs/snapshots" / each["snapshot"] / "payload" / f"by-{each['token']}"
+        assert kept.read_text() == each["issue"]
+    for snapshot_id in repository.snapshots.all_ids():
+        assert list(repository.snapshots.verify(snapshot_id)) == []
+
+
+def audit_ledger(shop: Path, events: list[dict[str, Any]], done: list[dict[str, Any]]) -> None:
+    """Every event that was acknowledged is there, where it was said to be; and the ledger is sound."""
+    opened = open_ledger(shop)
+    assert opened.verify().sound
+    there = {each.sequence: each.event for each in opened.ledger.events()}
+    assert len(there) == opened.ledger.sequence
+    for each in events:
+        assert there[each["sequence"]]["id"] == each["id"]
+    recorded = {
+        (each["issue_id"], each["claim_token"]) for each in there.values() if each["type"] == "work_done"
+    }
+    assert {(each["issue"], each["token"]) for each in done} <= recorded
+
+
+def audit_counting(shop: Path, counted: list[dict[str, Any]]) -> None:
+    """No number was written by two: they were never inside together."""
+    values = [each["value"] for each in counted]
+    assert len(values) == len(set(values))
+    assert len(values) > CLIENTS
+    assert max(values) <= int((shop / "main/counter").read_text())
+
+
+def audit_files(shop: Path) -> None:
+    """Everything opens clean, no file is torn, and nobody who lives holds anything."""
+    tracker = open_tracker(shop, actor="human:owner")
+    more = tracker.create(NewIssue(title="One more: the store takes it"))
+    tracker.delete(more.id)
+    for directory in (".jvs", ".jit", "ledger", ".holdfast"):
+        for path in (shop / directory).rglob("*.json"):
+            if "payload" not in path.parts:
+                json.loads(path.read_text())
+        for path in (shop / directory).rglob("*.jsonl"):
+            assert all(json.loads(line) for line in path.read_text().splitlines())
+    seen = look_around(shop)
+    assert seen.troubles == ()
+    assert [each for each in seen.holdings if each.liveness.value == "alive"] == []

@@ -1,0 +1,153 @@
+"""Which directory a client works on: its roots, else what the server was told, else where it was started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import mcp_types as types
+import pytest
+
+from holdfast.errors import NotFound
+from holdfast.mcp.project import Settings, actor_of, find_project, path_of
+from holdfast.workspace.repository import Repository
+from tests.cli.commands import error, holdfast
+from tests.mcp.clients import ERAS, connected, make_shop, run
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="how processes end on POSIX")
+
+
+@pytest.fixture
+def shops(scratch: Path) -> tuple[Path, Path]:
+    return make_shop(scratch / "one"), make_shop(scratch / "two")
+
+
+def settings(here: Path, repo: Path | None = None, actor: str | None = None) -> Settings:
+    return Settings(here=here, repo=repo, data_directory=here, actor=actor)
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_the_roots_of_the_client_come_before_what_the_server_was_told(
+    shops: tuple[Path, Path], tmp_path: Path, era: str
+) -> None:
+    one, two = shops
+
+    async def test() -> None:
+        async with connected("--repo", one, cwd=tmp_path, mode=era, roots=[tmp_path, two / "main"]) as agent:
+            assert (await agent.read("worktrees"))["root"] == str(two)
+            assert (await agent("who"))["root"] == str(two)
+
+    run(test)
+
+
+def test_when_the_roots_change_the_project_changes(shops: tuple[Path, Path], tmp_path: Path) -> None:
+    one, two = shops
+    roots = [one]
+
+    async def test() -> None:
+        async with connected(cwd=tmp_path, mode="legacy", roots=roots) as agent:
+            lease = await agent("take_lease")
+            roots[:] = [two]
+            await agent.client.session.send_notification(types.RootsListChangedNotification())
+            assert (await agent("who"))["root"] == str(two)
+            roots[:] = [one]
+            await agent.client.session.send_notification(types.RootsListChangedNotification())
+            assert (await agent("take_lease"))["lock_id"] == lease["lock_id"]  # it was kept meanwhile
+
+    run(test)
+
+
+def test_without_roots_the_option_counts_then_the_environment_then_the_directory(
+    shops: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, two = shops
+    # From the command to the settings is a straight line: one real server for the environment.
+
+    async def test() -> None:
+        async with connected(cwd=tmp_path, env={"HOLDFAST_REPO": str(two)}) as agent:
+            assert (await agent("who"))["root"] == str(two)
+
+    run(test)
+    assert find_project(settings(two), []).root == two
+    assert find_project(settings(two, repo=one), []).root == one
+    assert find_project(settings(two, repo=one / "main"), []).root == one
+
+
+def test_roots_that_have_nothing_to_do_with_holdfast_are_passed_over(
+    shops: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, two = shops
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    assert find_project(settings(elsewhere), [elsewhere.as_uri(), two.as_uri()]).root == two
+    assert find_project(settings(elsewhere, repo=one), [elsewhere.as_uri()]).root == one
+    with pytest.raises(NotFound, match="elsewhere"):
+        find_project(settings(one), [elsewhere.as_uri()])  # not where we happen to be: that is not theirs
+    assert find_project(settings(one), ["https://example.org/two"]).root == one
+
+
+def test_the_worktree_that_the_client_is_in_is_the_one_that_is_meant(shops: tuple[Path, Path]) -> None:
+    one, _ = shops
+    assert holdfast("worktree", "create", "side", cwd=one).returncode == 0
+
+    project = find_project(settings(one), [(one / "worktrees/side").as_uri()])
+
+    repository = project.repository()
+    assert project.root == one
+    assert project.worktree(repository, None) == "side"
+    assert project.worktree(repository, "main") == "main"
+    assert find_project(settings(one), []).worktree(repository, None) == "main"
+
+
+def test_a_directory_called_ledger_in_a_worktree_is_not_taken_for_a_project(shops: tuple[Path, Path]) -> None:
+    one, _ = shops
+    (one / "main/ledger").mkdir()
+
+    assert find_project(settings(one), [(one / "main").as_uri()]).root == one
+
+
+def test_a_root_is_a_directory_on_this_machine() -> None:
+    assert path_of("file:///a%20b/c") == Path("/a b/c")
+    assert path_of("file://localhost/a") == Path("/a")
+    assert path_of("file://elsewhere/a") is None
+    assert path_of("https://example.org/a") is None
+
+
+def test_work_is_claimed_in_the_name_of_the_client_unless_another_was_given(tmp_path: Path) -> None:
+    assert actor_of(settings(tmp_path), "Claude Code") == "agent:Claude-Code"
+    assert actor_of(settings(tmp_path), "!") == "agent:mcp"
+    assert actor_of(settings(tmp_path, actor="human:ann"), "Claude Code") == "human:ann"
+
+
+def test_a_lease_that_was_handed_on_is_used_and_left_to_its_holder(shops: tuple[Path, Path]) -> None:
+    one, _ = shops
+
+    async def test() -> None:
+        with Repository(one).lease("main", ttl=600) as held:
+            environment = {
+                "HOLDFAST_REPO": str(one),
+                "HOLDFAST_WORKTREE": "main",
+                "HOLDFAST_LOCK_ID": held.lock_id,
+                "HOLDFAST_TOKEN": str(held.token),
+            }
+            async with connected(cwd=one, env=environment) as agent:
+                assert (await agent("take_lease", ttl="5m"))["lock_id"] == held.lock_id
+                assert (await agent("snapshot"))["lock_id"] == held.lock_id
+                assert (await agent.failure("release_lease"))["code"] == "E_LOCK_NOT_HELD"
+            held.check()
+            held.renew()
+
+    run(test)
+
+
+def test_without_the_sdk_it_is_said_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "mcp_types.py").write_text("raise ImportError('not installed', name='mcp_types')\n")
+
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = holdfast("mcp", "--json", env={"PYTHONPATH": path}, cwd=tmp_path)
+
+    told = error(result, on="stderr")
+    assert (result.returncode, told["code"], told["extra"]) == (2, "E_EXTRA_MISSING", "mcp")
+    assert "pip install 'holdfast[mcp]'" in told["hint"]
