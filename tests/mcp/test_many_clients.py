@@ -21,6 +21,7 @@ from holdfast.workspace.ledgers import open_ledger
 from holdfast.workspace.overview import look_around
 from holdfast.workspace.repository import Repository
 from holdfast.workspace.trackers import open_tracker
+from tests.cli.commands import holdfast
 from tests.issues.trackers import problems
 from tests.locks.workers import Worker, Workers
 from tests.mcp.clients import make_shop
@@ -36,6 +37,7 @@ PATIENCE = 180.0
 def shop(scratch: Path) -> Path:
     root = make_shop(scratch / "shop")
     (root / "main/counter").write_text("0")
+    assert holdfast("snapshot", "-m", "the beginning", cwd=root).returncode == 0
     tracker = open_tracker(root, actor="human:owner")
     tracker.create_all(
         [

@@ -178,6 +178,8 @@ async def snapshots(agent: Agent, shop: Path) -> None:
 
 
 def test_work_and_the_ledger(shop: Path) -> None:
+    command(shop, "snapshot", "-m", "what the work begins with")
+
     async def test() -> None:
         async with connected("--actor", "agent:tester", cwd=shop) as agent:
             await work(agent, shop)

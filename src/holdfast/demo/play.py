@@ -137,7 +137,8 @@ class _Course:
             if all(issue.state is State.DONE for issue in seen) and not self._crew.working:
                 return True
             self._do_harm(working, time.monotonic() - busy_since)
-            unclaimed = sum(issue is None for issue in working.values())
+            looking = (number for number, agent in self._crew.working.items() if not agent.paused)
+            unclaimed = sum(working.get(number) is None for number in looking)
             for number in self._crew.idle()[: max(0, len(seen.ready()) - unclaimed)]:
                 self._crew.start(number)
             time.sleep(LOOK_EVERY)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 
 from holdfast.clock import parse_duration
-from holdfast.errors import Deadlock, LockConflict, LockExpired, LockNotHeld
+from holdfast.errors import LockConflict, LockExpired, LockNotHeld, LockTimeout
 from holdfast.leases.desk import DEFAULT_TTL
 from holdfast.leases.held import HeldLease
 from holdfast.leases.records import Lease
@@ -73,6 +74,7 @@ def _taken(
 ) -> HeldLease | Lease:
     """A new lease; or the one that another request of the same client got meanwhile."""
     deadline = time.monotonic() + parse_duration(given.wait, setting="wait")
+    moot = _Moot(call, place)
     while True:
         left = max(0.0, deadline - time.monotonic())
         try:
@@ -83,16 +85,31 @@ def _taken(
                 purpose=call.purpose(given.purpose),
                 priority=given.priority,
                 client=call.project.settings.client,
-                cancelled=call.cancelled,
+                cancelled=moot,
             )
+        except LockTimeout:
+            if not moot.is_set() or (lease := _soon_renewed(call, place, ttl)) is None:
+                raise
+            return lease
         except LockConflict as conflict:
-            own = repository.desk.holder.holder_id
-            if not isinstance(conflict, Deadlock) and conflict.facts.get("holder_id") != own:
+            if conflict.facts.get("holder_id") != repository.desk.holder.holder_id:
                 raise
             if (lease := _soon_renewed(call, place, ttl)) is not None:
                 return lease
             if left == 0.0 or call.cancelled.is_set():
                 raise
+
+
+class _Moot(threading.Event):
+    """Set when a wait has become pointless: cancelled, or another request of the client has the lease."""
+
+    def __init__(self, call: Call, place: Place) -> None:
+        super().__init__()
+        self._call = call
+        self._place = place
+
+    def is_set(self) -> bool:
+        return self._call.cancelled.is_set() or self._call.held.lease(self._place) is not None
 
 
 def _given_back(call: Call, place: Place) -> Lease:
