@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from holdfast.errors import LockConflict, LockNotHeld, LockTimeout, NotFound
 from holdfast.leases.records import LeaseKeys
 from holdfast.store.records import Create, Decision
+from holdfast.workspace.overview import look_around
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.payload_lock import payload_locked
 from holdfast.worktrees.records import MAIN, OPERATIONS, Operation, OperationKind
@@ -147,3 +149,17 @@ def test_the_worktree_that_a_path_is_in_is_known(repository: Repository) -> None
     assert repository.worktree_around(root / "worktrees") == MAIN
     assert repository.worktree_around(root / "worktrees" / "dev" / "below") == "dev"
     assert repository.worktree_around(root.parent) == MAIN
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="descriptors are counted in /proc")
+def test_what_is_opened_again_and_again_leaves_nothing_open(scratch: Path) -> None:
+    make_repository(scratch / "repo")
+
+    def use() -> int:
+        with Repository(scratch / "repo") as opened, opened.lease():
+            pass
+        look_around(scratch / "repo")
+        return len(os.listdir("/proc/self/fd"))
+
+    first = [use() for _ in range(3)][-1]
+    assert [use() for _ in range(20)][-1] <= first

@@ -18,7 +18,7 @@ from holdfast.ledger.verify import DIRECTORY, Verdict, verify
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.store.base import Store
 from holdfast.store.files import FileStore
-from holdfast.workspace.stores import open_store
+from holdfast.workspace.stores import close_store, open_store
 
 AGENT = "holdfast"
 
@@ -78,9 +78,13 @@ def open_ledger(root: str | os.PathLike[str], *, address: str | None = None) -> 
         raise _no_ledger(path)
     store = open_store(path, address)
     files_there = isinstance(store, FileStore) and _is_there(store.path / DIRECTORY)
-    if not files_there and meta.read_meta(store) is None:
-        raise _no_ledger(path)
-    return _wired(path, store)
+    try:
+        if not files_there and meta.read_meta(store) is None:
+            raise _no_ledger(path)
+        return _wired(path, store)
+    except BaseException:
+        close_store(store)
+        raise
 
 
 def _wired(root: Path, store: Store) -> OpenLedger:

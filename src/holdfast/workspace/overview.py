@@ -6,6 +6,7 @@ all. A kind that is not in use there has none. One that cannot be read is told a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +20,10 @@ from holdfast.locks.holders import Holder, Liveness, liveness
 from holdfast.locks.kernel_locks import find_holders
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
-from holdfast.workspace.ledgers import OpenLedger, open_ledger
+from holdfast.store.base import Store
+from holdfast.workspace.ledgers import open_ledger
 from holdfast.workspace.repository import Repository
-from holdfast.workspace.stores import open_store
+from holdfast.workspace.stores import close_store, open_store
 from holdfast.worktrees.records import OPERATIONS
 
 MARKS = (".jvs", ".jit", "ledger", ".holdfast")
@@ -115,8 +117,8 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
     present = _names(root)
     sources: dict[str, Callable[[], Iterable[Holding]]] = {}
     if ".jvs" in present:
-        sources["lease"] = lambda: _leases(Repository(root))
-        sources["operation"] = lambda: _operations(Repository(root))
+        sources["lease"] = lambda: _of_repository(root, _leases)
+        sources["operation"] = lambda: _of_repository(root, _operations)
     if ".jit" in present or ".holdfast" in present or address:
         sources["issue"] = lambda: _issue_claims(root, address)
     if "ledger" in present or ".holdfast" in present or address:
@@ -141,6 +143,20 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
                 away[stores[kind]] = failure
     now = SYSTEM_CLOCK.wall() if None in away else _now(root)
     return Overview(root, format_instant(now), tuple(holdings), tuple(troubles))
+
+
+def _of_repository(root: Path, look: Callable[[Repository], Iterable[Holding]]) -> list[Holding]:
+    with Repository(root) as repository:
+        return list(look(repository))
+
+
+@contextlib.contextmanager
+def _opened(root: Path, address: str | None = None) -> Iterator[Store]:
+    store = open_store(root, address)
+    try:
+        yield store
+    finally:
+        close_store(store)
 
 
 # --- Worktrees ----------------------------------------------------------------------------------------
@@ -207,53 +223,53 @@ def _operations(repository: Repository) -> Iterator[Holding]:
 
 
 def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
-    store = open_store(root, address)
-    now = store.now()
-    for issue_id, document in store.scan(CLAIMS):
-        claim = document.record.claim
-        if claim is None:
-            continue
-        expired = claim.is_expired(now)
-        how = "claimed again by the next one" if expired else "wait until it is released or runs out"
-        yield Holding(
-            kind="issue",
-            what=issue_id,
-            who=claim.assignee,
-            since=claim.claimed_at,
-            until=claim.expires_at,
-            time_left=parse_instant(claim.expires_at) - now,
-            liveness=Liveness.UNKNOWN,
-            purpose=claim.purpose,
-            waiting=(),
-            reclaim=Reclaim(expired, f"holdfast issue claim {issue_id}" if expired else how),
-        )
+    with _opened(root, address) as store:
+        now = store.now()
+        for issue_id, document in store.scan(CLAIMS):
+            claim = document.record.claim
+            if claim is None:
+                continue
+            expired = claim.is_expired(now)
+            how = "claimed again by the next one" if expired else "wait until it is released or runs out"
+            yield Holding(
+                kind="issue",
+                what=issue_id,
+                who=claim.assignee,
+                since=claim.claimed_at,
+                until=claim.expires_at,
+                time_left=parse_instant(claim.expires_at) - now,
+                liveness=Liveness.UNKNOWN,
+                purpose=claim.purpose,
+                waiting=(),
+                reclaim=Reclaim(expired, f"holdfast issue claim {issue_id}" if expired else how),
+            )
 
 
 def _ledger_claims(root: Path, address: str | None) -> Iterator[Holding]:
-    opened: OpenLedger = open_ledger(root, address=address)
-    now = opened.ledger.store.now()
-    lines: dict[str, list[Waiting]] = {}
-    for waiter in opened.claims.waiting():
-        line = lines.setdefault(waiter.node_id, [])
-        line.append(Waiting(waiter.owner, len(line) + 1, None))
-    for claim in (*opened.claims.active(), *opened.claims.expired()):
-        expired = claim.is_expired(now)
-        yield Holding(
-            kind="claim",
-            what=claim.node_id,
-            who=claim.owner,
-            since=claim.acquired_at,
-            until=claim.expires_at,
-            time_left=claim.expiry() - now,
-            liveness=Liveness.UNKNOWN,
-            purpose="",
-            waiting=tuple(lines.get(claim.node_id, ())),
-            reclaim=Reclaim(
-                expired, "holdfast claim reap" if expired else "wait: holdfast claim take --wait"
-            ),
-        )
-    if opened.lock is not None:
-        yield from _ledger_lock(opened.lock)
+    with contextlib.closing(open_ledger(root, address=address)) as opened:
+        now = opened.ledger.store.now()
+        lines: dict[str, list[Waiting]] = {}
+        for waiter in opened.claims.waiting():
+            line = lines.setdefault(waiter.node_id, [])
+            line.append(Waiting(waiter.owner, len(line) + 1, None))
+        for claim in (*opened.claims.active(), *opened.claims.expired()):
+            expired = claim.is_expired(now)
+            yield Holding(
+                kind="claim",
+                what=claim.node_id,
+                who=claim.owner,
+                since=claim.acquired_at,
+                until=claim.expires_at,
+                time_left=claim.expiry() - now,
+                liveness=Liveness.UNKNOWN,
+                purpose="",
+                waiting=tuple(lines.get(claim.node_id, ())),
+                reclaim=Reclaim(
+                    expired, "holdfast claim reap" if expired else "wait: holdfast claim take --wait"
+                ),
+            )
+        if opened.lock is not None:
+            yield from _ledger_lock(opened.lock)
 
 
 def _ledger_lock(lock: LedgerLock) -> Iterator[Holding]:
@@ -339,4 +355,5 @@ def _names(directory: Path) -> set[str]:
 
 
 def _now(root: Path) -> float:
-    return open_store(root).now()
+    with _opened(root) as store:
+        return store.now()

@@ -9,7 +9,7 @@ import threading
 import time
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from holdfast.audit.chain import AuditTrail
 from holdfast.errors import LockConflict, NotFound, Refused
@@ -20,7 +20,7 @@ from holdfast.leases.moments import SKEW
 from holdfast.leases.protocol import Granted
 from holdfast.locks.holders import Holder
 from holdfast.store.base import Store
-from holdfast.workspace.stores import open_store, skew_of
+from holdfast.workspace.stores import close_store, open_store, skew_of
 from holdfast.worktrees.control import Control, Places, may_be_leased
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.payloads import directory_of, worktree_name
@@ -47,7 +47,11 @@ class Repository:
     def __init__(self, root: str | os.PathLike[str], *, holder: Holder | None = None) -> None:
         places = Places(Path(os.path.abspath(root)))
         store = open_store(places.root)
-        self.format = checked_format(store, places.root)
+        try:
+            self.format = checked_format(store, places.root)
+        except BaseException:
+            close_store(store)
+            raise
         trail = AuditTrail()
         desk = Desk(
             store,
@@ -58,6 +62,16 @@ class Repository:
             skew=SKEW if (skew := skew_of(store)) is None else skew,
         )
         self.control = Control(places, store, trail, desk)
+
+    def close(self) -> None:
+        """Let go of the files that are kept open for speed: for who opens many, or again and again."""
+        close_store(self.control.store)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
 
     @property
     def root(self) -> Path:
