@@ -35,7 +35,7 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (file_system_uses, "locks/system.py", "import fcntl"): "the names of the lock modes, no calls",
     (file_system_uses, "locks/system.py", "import msvcrt"): "the handle behind a descriptor, for LockFileEx",
     (file_system_uses, "fs/directory.py", ".is_dir()"): "of an entry that `calls.scandir` has listed",
-    (file_system_uses, "fs/directory.py", "os.close"): "of what was dropped: at any moment, so no point to fail at",
+    (file_system_uses, "fs/directory.py", "os.close"): "of what was dropped: at any moment",
     (file_system_uses, "fs/trees/scan.py", ".is_dir()"): "of an entry that `calls.scandir` has listed",
     (file_system_uses, "fs/trees/scan.py", ".stat()"): "of such an entry: the one call per unchanged file",
     (file_system_uses, "fs/trees/removal.py", ".is_dir()"): "of an entry that `calls.scandir` has listed",

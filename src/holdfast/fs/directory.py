@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -41,6 +41,10 @@ def close_quietly(fd: int) -> None:
         calls.close(fd)
 
 
+witness: Callable[[Directory], object] | None = None
+"""Is shown each directory that is opened: for tests, in which one dies and its process lives on."""
+
+
 class Directory:
     """One directory, held open. `path` is for messages; lookups go through the descriptor.
 
@@ -52,6 +56,8 @@ class Directory:
     def __init__(self, path: str, fd: int | None) -> None:
         self.shown = path
         self.fd = fd
+        if witness is not None:
+            witness(self)
 
     @property
     def path(self) -> Path:

@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from holdfast.fs import calls
+from holdfast.fs import directory as directories_opened
+from holdfast.fs.directory import Directory
 from holdfast.locks.descriptors import _all as _descriptions
 from holdfast.testing.interpose import (
     SHORT_WRITE,
@@ -300,16 +302,28 @@ def cut_short(
     opened is closed. None if it finished first. For scenarios that go on after somebody's death.
     """
     fate = Deadly(when, index, raise_death)
-    try:
-        with interposed(fate, names), _finalisers_may_die():
-            operation()
-    except BaseException as end:  # keeps what the operation referred to: none of it was closed yet
-        _bury(fate.close_all())
-        if not isinstance(end, Death):
-            raise
-    else:
-        _bury(fate.close_all())
+    with _witnessed() as directories:
+        try:
+            with interposed(fate, names), _finalisers_may_die():
+                operation()
+        except BaseException as end:  # keeps what the operation referred to: none of it was closed yet
+            _bury(fate.close_all(), directories)
+            if not isinstance(end, Death):
+                raise
+        else:
+            _bury(fate.close_all(), directories)
     return fate.struck
+
+
+@contextmanager
+def _witnessed() -> Iterator[list[Directory]]:
+    """The directories that are opened meanwhile."""
+    opened: list[Directory] = []
+    before, directories_opened.witness = directories_opened.witness, opened.append
+    try:
+        yield opened
+    finally:
+        directories_opened.witness = before
 
 
 @contextmanager
@@ -323,8 +337,11 @@ def _finalisers_may_die() -> Iterator[None]:
         sys.unraisablehook = report
 
 
-def _bury(closed: Sequence[int]) -> None:
+def _bury(closed: Sequence[int], directories: Sequence[Directory]) -> None:
     """Keep what the dead one left in memory from closing these again: they may be others' by then."""
+    for each in directories:
+        if each.fd in closed:
+            each.fd = -1
     for description in list(_descriptions):
         if description.fd in closed:
             description.fd = -1
