@@ -21,6 +21,7 @@ from holdfast.issues.records import (
     Priority,
     State,
     checked_actor,
+    checked_context,
     checked_description,
     checked_labels,
     checked_title,
@@ -56,7 +57,7 @@ class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             assignee=None if self.assignee is None else checked_actor(self.assignee, "assignee"),
             dependencies=without_repeats(depends_on),
             labels=checked_labels(self.labels),
-            context=self.context,
+            context=checked_context(self.context),
         )
         return rules.with_gates(issue, self.gates)
 
@@ -90,6 +91,10 @@ class Creating:
         """Create issues under the ids and in the states that they have: for importing."""
         for each in issues:
             safe_name(each.id, what="issue id")
+            checked_title(each.title)
+            checked_description(each.description)
+            checked_labels(each.labels)
+            checked_context(each.context)
         if len({each.id for each in issues}) != len(issues):
             raise UsageFailure("an issue stands twice among those that are to be imported")
         return self._add_all(issues, imported=True)

@@ -15,7 +15,7 @@ from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text, safe_name
 from holdfast.issues import rules
 from holdfast.issues.draft import Draft
 from holdfast.issues.keys import CLAIMS, DEPENDENTS, GATE_RUNS, GATES
-from holdfast.issues.records import Gate, GateRun, GateStatus, Issue, Registry, gate_of
+from holdfast.issues.records import Gate, GateRun, GateStatus, Issue, Registry, checked_context, gate_of
 from holdfast.issues.transactions import Transactions, check_dependents
 from holdfast.store.records import Key
 
@@ -75,7 +75,9 @@ class Gating:
         """Define a gate. One that is there is left alone, unless it is to be replaced."""
         key = safe_name(definition.key, what="gate")
         checked_text(definition.title, what="title")
-        checked_text(definition.description, what="description", limit=LONGEST_DESCRIPTION)
+        for what in ("description", "command", "working_dir"):
+            checked_text(getattr(definition, what) or "", what=what, limit=LONGEST_DESCRIPTION)
+        checked_context(definition.env)
         if definition.stage not in ("precheck", "postcheck"):
             raise SettingInvalid("stage", definition.stage, "precheck or postcheck")
         if not 0 < definition.timeout <= 24 * 3600:

@@ -8,7 +8,7 @@ understood is `Corrupt`, never skipped: rules that look at half of the issues ar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -340,6 +340,14 @@ def checked_description(text: str) -> str:
 def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """Labels, each once, that can be shown."""
     return without_repeats(checked_text(each, what="label") for each in labels)
+
+
+def checked_context(context: Mapping[str, str]) -> dict[str, str]:
+    """Keys that can be shown, with values that can be kept."""
+    for key, value in context.items():
+        checked_text(key, what="key in the context")
+        checked_text(value, what=f"context {key}", limit=LONGEST_DESCRIPTION)
+    return dict(context)
 
 
 def without_repeats(values: Iterable[str]) -> tuple[str, ...]:

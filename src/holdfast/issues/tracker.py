@@ -33,6 +33,7 @@ from holdfast.issues.records import (
     Registry,
     State,
     checked_actor,
+    checked_context,
     checked_description,
     checked_labels,
     checked_title,
@@ -82,7 +83,7 @@ class Update(NamedTuple):
             priority=issue.priority if self.priority is None else self.priority,
             assignee=None if assignee is None else checked_actor(assignee, "assignee"),
             labels=without_repeats(labels),
-            context=context,
+            context=checked_context(context),
         )
 
 
