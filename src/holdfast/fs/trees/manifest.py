@@ -280,6 +280,11 @@ def directory_of(path: bytes, body: bytes) -> ManifestEntry:
     )
 
 
+def head_of(body: bytes) -> bytes:
+    """The body of the same directory as if it were empty, but for the number of entries."""
+    return body[: BODY.size + BODY.unpack_from(body)[-2]]
+
+
 def raw_entries(body: bytes) -> dict[bytes, bytes]:
     """The entries of a body, as bytes, by name, in order."""
     extras, count = BODY.unpack_from(body)[-2:]
