@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from holdfast.fs import calls
-from holdfast.fs.trees.attributes import meta_of_entry, place_file
+from holdfast.fs.trees.attributes import NewFile, meta_of_entry, place_file
 from holdfast.fs.trees.descent import Descent, split, unreadable, unwritable
 from holdfast.fs.trees.files import Base, Files, Known, Place
 from holdfast.fs.trees.intake import Taken
@@ -54,9 +54,8 @@ class Linker:
         """Link all that is in a directory, now or soon."""
         assert taken.link_from is not None
         order = Order(taken.path, taken.link_from, names_in(taken.identity), head_of(taken.body))
-        if self._process is not None:
+        if self._process is not None and self._process.try_give(order):
             self._given.append(taken)
-            self._process.give(order)
             return
         try:
             link_directory(order, self._base, self._payload)
@@ -124,7 +123,9 @@ def link_or_copy(base: Descent, base_path: str, payload: Payload, path: str, ent
         except OSError as error:
             if error.errno in _FULL:
                 raise
-            place_file(here, entry, target, name, payload.attributes)
+            place_file(
+                here, target, NewFile(name, name, meta_of_entry(entry), entry.xattrs), payload.attributes
+            )
     except FileNotFoundError:
         return False
     except OSError as error:

@@ -15,6 +15,7 @@ It ends after the directory it is at when the process that started it is gone.
 from __future__ import annotations
 
 import os
+import select
 import struct
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from typing import NamedTuple
 from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.fs.trees.descent import Descent
+from holdfast.fs.trees.manifest import write_all
 from holdfast.fs.trees.payload import Payload
 
 TYPE_CHECKING = False
@@ -94,16 +96,19 @@ class LinkingProcess:
             return None
         return cls(process)
 
-    def give(self, order: Order) -> None:
-        """Hand over an order; its number is how many were given before."""
+    def try_give(self, order: Order) -> bool:
+        """Hand over an order, unless it has enough to do. Orders are numbered as they are given."""
+        pipe = self._process.stdin
+        assert pipe is not None
+        if not select.select((), (pipe,), (), 0)[1]:
+            return False
         parts = (os.fsencode(order.path), os.fsencode(order.link_from), _joined(order.names), order.head)
-        orders = self._process.stdin
-        assert orders is not None
-        self._given += 1
         try:
-            orders.write(_ORDER.pack(*map(len, parts)) + b"".join(parts))
-        except (OSError, ValueError):  # it is gone: then so is its answer
-            return
+            write_all(pipe.fileno(), _ORDER.pack(*map(len, parts)) + b"".join(parts))
+        except OSError:  # it is gone: then there will be no answer to any order
+            return False
+        self._given += 1
+        return True
 
     def failed(self) -> list[int]:
         """Wait until it is done; the numbers of the directories that are not filled."""
@@ -141,9 +146,7 @@ def serve(arguments: list[str]) -> None:
                 link_directory(order, source, target)
             except (OSError, Failure):
                 failed.append(number)
-    answer = b"".join(_NUMBER.pack(number) for number in [*failed, _END])
-    while answer:
-        answer = answer[calls.write(_STDOUT, answer) :]
+    write_all(_STDOUT, b"".join(_NUMBER.pack(number) for number in [*failed, _END]))
 
 
 def _orders() -> Iterator[Order]:

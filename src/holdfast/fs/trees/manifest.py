@@ -347,6 +347,18 @@ def decode_xattrs(value: bytes) -> Xattrs:
 # --- A file's entry, as bytes -----------------------------------------------------------------------
 
 _SIZE_AT, _NAME_LENGTH_AT, _EXTRAS_LENGTH_AT = 20, 28, 30
+_NO_EXTRAS = bytes(4)
+
+
+def is_plain_file(raw: bytes) -> bool:
+    """Whether it is a file that has nothing but its content."""
+    return raw[:1] == b"f" and raw[_EXTRAS_LENGTH_AT : ENTRY.size] == _NO_EXTRAS
+
+
+def plain_file(raw: bytes) -> tuple[bytes, Meta, int]:
+    """The name of such a file, what it has, and its size."""
+    kind, mode, uid, gid, mtime, size, length, _ = ENTRY.unpack_from(raw)
+    return raw[ENTRY.size : ENTRY.size + length], Meta(kind, mode, uid, gid, mtime), size
 
 
 def size_of(raw: bytes) -> int:
