@@ -28,7 +28,7 @@ from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.scan import HEAD
 
 NOTHING_KNOWN = Known({}, {}, {}, "")
-_WORTH_A_PROCESS = 2000
+_WORTH_A_PROCESS = 1 << 20  # bytes of the base's manifest: from some 10 000 files on
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
@@ -46,7 +46,7 @@ class Linker:
         except BaseException:
             self._base.close()
             raise
-        self._linked = 0
+        self._worth_a_process = base.manifest.size >= _WORTH_A_PROCESS
         self._process: LinkingProcess | None = None
         self._given: list[Taken] = []
 
@@ -54,6 +54,9 @@ class Linker:
         """Link all that is in a directory, now or soon."""
         assert taken.link_from is not None
         order = Order(taken.path, taken.link_from, names_in(taken.identity), head_of(taken.body))
+        if self._worth_a_process:
+            self._worth_a_process = False
+            self._process = LinkingProcess.start(self._base, self._payload)
         if self._process is not None and self._process.try_give(order):
             self._given.append(taken)
             return
@@ -61,9 +64,6 @@ class Linker:
             link_directory(order, self._base, self._payload)
         except OSError:
             self._link_what_is_missing(taken, taken.link_from)
-        before, self._linked = self._linked, self._linked + len(order.names)
-        if before < _WORTH_A_PROCESS <= self._linked:
-            self._process = LinkingProcess.start(self._base, self._payload)
 
     def finish(self) -> None:
         """Wait until all is linked; raise what went wrong."""

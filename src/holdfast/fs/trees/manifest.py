@@ -204,6 +204,11 @@ class Manifest:
         """The hash over all of it."""
         return hashlib.sha256(self._content).hexdigest()
 
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+        return len(self._content)
+
     def body(self, path: bytes) -> bytes | None:
         """The body of a directory's record; None if there is no such directory."""
         found = self._bodies.get(path)
