@@ -192,8 +192,8 @@ def test_at_the_limit_of_links_files_are_copied(desk: Desk, monkeypatch: pytest.
     assert len({inodes(tree / PAYLOAD)["d0/f0"] for tree, _ in trees}) == 2
 
 
-def test_links_made_by_a_thread_are_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_THREAD", 1)
+def test_links_made_by_a_second_process_are_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_PROCESS", 1)
     first, captured = desk.take()
     (first / PAYLOAD / "d2/f1").unlink()  # which it must get from the source
     second, again = desk.take()
@@ -201,14 +201,54 @@ def test_links_made_by_a_thread_are_the_same(desk: Desk, monkeypatch: pytest.Mon
     assert again.payload_hash == captured.payload_hash
     assert list(verify(second, again.payload_hash)) == []
     assert inodes(second / PAYLOAD)["d2/f0"] == inodes(first / PAYLOAD)["d2/f0"]
+    assert modes_and_times(second / PAYLOAD) == modes_and_times(desk.source)
 
 
-def test_a_failure_in_that_thread_fails_the_capture(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_THREAD", 1)
+def modes_and_times(payload: Path) -> dict[str, tuple[int, int]]:
+    everything = {str(path.relative_to(payload)): path.lstat() for path in (payload, *payload.rglob("*"))}
+    return {path: (status.st_mode, status.st_mtime_ns) for path, status in everything.items()}
+
+
+def test_the_links_are_made_by_that_process(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_PROCESS", 1)
     desk.take()
+    linked: list[str] = []
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def note(attempt: Attempt) -> Any:
+        linked.append(str(attempt.arguments[0]))
+        return attempt.perform()
+
+    with interposed(note, ("link",)):
+        desk.take()
+
+    assert not [name for name in linked if name.startswith("f")]
+
+
+@pytest.mark.parametrize("program", ["raise SystemExit(1)", "import time; time.sleep(0.1)", "print('?')"])
+def test_without_that_process_there_are_links_all_the_same(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_PROCESS", 1)
+    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", program)
+    first, _ = desk.take()
+    second, again = desk.take()
+
+    assert list(verify(second, again.payload_hash)) == []
+    assert inodes(second / PAYLOAD) == inodes(first / PAYLOAD)
+
+
+def test_what_that_process_cannot_do_fails_the_capture(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_PROCESS", 1)
+    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", "raise SystemExit(1)")
+    desk.take()
+    link = calls.link
+    made: list[object] = []
+
+    def full(*arguments: Any, **options: Any) -> None:
+        if len(made) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        made.append(arguments)
+        link(*arguments, **options)
 
     monkeypatch.setattr(calls, "link", full)
     with pytest.raises(IoFailure, match="No space left"):

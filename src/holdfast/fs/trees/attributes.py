@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from typing import NamedTuple
 
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly
@@ -101,24 +102,32 @@ class Attributes:
         return []
 
 
-def place_file(
-    source: int, entry: ManifestEntry, target: int, name: str, attributes: Attributes
-) -> tuple[int, list[str]]:
-    """Make `name` in the directory `target` an independent file like the entry, which lies in `source`.
+class NewFile(NamedTuple):
+    """A file to be made like another: what it is called there and here, and what it is given."""
+
+    like: str
+    name: str
+    meta: Meta
+    xattrs: Xattrs = ()
+
+
+def place_file(source: int, target: int, new: NewFile, attributes: Attributes) -> tuple[int, list[str]]:
+    """Make an independent file in the directory `target` with the content of one in the directory `source`.
 
     Returns its size as found, and what could not be given to it.
     """
-    reading = calls.open(os.fsdecode(entry.name), READ, dir_fd=source)
+    like, name, meta, xattrs = new
+    reading = calls.open(like, READ, dir_fd=source)
     try:
         status = calls.fstat(reading)
         if not stat.S_ISREG(status.st_mode):
-            raise IsADirectoryError(name)
-        writing = attributes.create(target, name, entry.mode)
+            raise IsADirectoryError(like)
+        writing = attributes.create(target, name, meta.mode)
         try:
             size = status.st_size
             if not clone_file(reading, writing, size):
                 size = copy_file(reading, status, writing, hashed=False).size
-            lost = attributes.finish_file(writing, meta_of_entry(entry), entry.xattrs)
+            lost = attributes.finish_file(writing, meta, xattrs)
         finally:
             calls.close(writing)
     finally:

@@ -38,6 +38,7 @@ _NO_CLONE = (
 )
 _NO_XATTRS = (errno.EOPNOTSUPP, errno.ENOSYS)
 _LABELS_OF_A_PLACE = ("security.selinux", "security.ima", "security.evm")
+_KIND, _MODE = 0o170000, 0o7777
 _KINDS = {
     stat.S_IFREG: b"f",
     stat.S_IFLNK: b"l",
@@ -60,9 +61,9 @@ class Content(NamedTuple):
 
 def meta_of(status: os.stat_result) -> Meta:
     """What the manifest says of something with this status."""
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode), b"?")
-    mode = stat.S_IMODE(status.st_mode)
-    return Meta(kind, mode, status.st_uid, status.st_gid, status.st_mtime_ns)
+    mode = status.st_mode
+    kind = _KINDS.get(mode & _KIND, b"?")
+    return Meta(kind, mode & _MODE, status.st_uid, status.st_gid, status.st_mtime_ns)
 
 
 HEAD_OF_ENTRY = ENTRY.size - 6

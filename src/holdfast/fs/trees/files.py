@@ -25,11 +25,13 @@ from holdfast.fs.trees.content import (
 from holdfast.fs.trees.descent import Descent, joined, shown, split, unreadable, unwritable
 from holdfast.fs.trees.manifest import (
     Manifest,
+    Meta,
     Xattrs,
     digest_of,
     encode_entry,
     encode_extras,
     encode_xattrs,
+    is_plain_file,
     size_of,
     with_first_link,
     without_first_link,
@@ -106,14 +108,21 @@ class Files:
     def take(self, place: Place, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
         """The entry of one file, and the mark to remember it by."""
         encoded, known = os.fsencode(name), place.known
+        recent = is_recent(status.st_ctime_ns, self._now)
+        if status.st_nlink == 1 and not recent and known.marks.get(encoded) == mark:
+            raw = known.raw.get(encoded, b"")
+            if raw == known.base_raw.get(encoded) and is_plain_file(raw) and self._link_base(place, name):
+                self._tally.files += 1
+                self._tally.bytes += status.st_size
+                return raw, mark
         first = self._first_links.get(status.st_ino) if status.st_nlink > 1 else None
-        raw = known.raw.get(encoded) if known.marks.get(encoded) == mark else None
-        if raw is not None and raw[:1] == b"f":
+        raw = known.raw.get(encoded, b"") if known.marks.get(encoded) == mark else b""
+        if raw[:1] == b"f":
             taken = self._known(place, name, Taken(without_first_link(raw), mark), first)
         else:
             taken = self._unknown(place, name, first)
         entry = taken.entry
-        if is_recent(status.st_ctime_ns, self._now):
+        if recent:
             self._tally.recent.append(Recent(place.path, name, digest_of(entry)))
         if first is not None:
             entry = with_first_link(entry, os.fsencode(first))
@@ -182,7 +191,7 @@ class Files:
             close_quietly(reading)
         if not like:
             self._tally.lose(joined(place.path, name), lost)
-        return Taken(_entry(status, name, content, xattrs), mark)
+        return Taken(_entry(meta_of(status), name, content, xattrs), mark)
 
     def _copy(self, place: Place, name: str) -> Taken:
         """Copy a file; its entry is that of what was really copied."""
@@ -198,8 +207,9 @@ class Files:
         try:
             status = _regular(reading)
             xattrs, lost = read_xattrs(reading)
+            meta = meta_of(status)
             try:
-                content = self._write(reading, status, place.target, name, xattrs)
+                content = self._write(reading, status, meta, place.target, name, xattrs)
             except OSError as error:
                 raise unwritable(self._where(place, name), error) from error
             mark = self._mark_after(reading, status)
@@ -207,11 +217,13 @@ class Files:
             close_quietly(reading)
         if lost:
             self._tally.lose(joined(place.path, name), lost)
-        return Taken(_entry(status, name, content, xattrs), mark, content.written)
+        return Taken(_entry(meta, name, content, xattrs), mark, content.written)
 
-    def _write(self, reading: int, status: os.stat_result, target: int, name: str, xattrs: Xattrs) -> Content:
+    def _write(
+        self, reading: int, status: os.stat_result, meta: Meta, target: int, name: str, xattrs: Xattrs
+    ) -> Content:
         assert self._payload is not None
-        attributes, meta = self._payload.attributes, meta_of(status)
+        attributes = self._payload.attributes
         writing = attributes.create(target, name, meta.mode)
         try:
             if self._clones and clone_file(reading, writing, status.st_size):
@@ -285,6 +297,6 @@ def _regular(descriptor: int) -> os.stat_result:
     return status
 
 
-def _entry(status: os.stat_result, name: str, content: Content, xattrs: Xattrs) -> bytes:
+def _entry(meta: Meta, name: str, content: Content, xattrs: Xattrs) -> bytes:
     extras = encode_extras(xattrs=encode_xattrs(xattrs)) if xattrs else b""
-    return encode_entry(meta_of(status), os.fsencode(name), content.size, content.digest, extras)
+    return encode_entry(meta, os.fsencode(name), content.size, content.digest, extras)

@@ -5,21 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import threading
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Self
 
 from holdfast.fs import calls
-from holdfast.fs.trees.attributes import meta_of_entry, place_file
+from holdfast.fs.trees.attributes import NewFile, meta_of_entry, place_file
 from holdfast.fs.trees.descent import Descent, split, unreadable, unwritable
 from holdfast.fs.trees.files import Base, Files, Known, Place
 from holdfast.fs.trees.intake import Taken
 from holdfast.fs.trees.layout import MANIFEST, PAYLOAD, READY
+from holdfast.fs.trees.linking_process import LinkingProcess, Order, link_directory
 from holdfast.fs.trees.manifest import (
     Manifest,
     ManifestEntry,
     decode_entry,
+    head_of,
     raw_entries,
     read_whole,
     write_all,
@@ -28,12 +28,12 @@ from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.scan import HEAD
 
 NOTHING_KNOWN = Known({}, {}, {}, "")
-_WORTH_A_THREAD = 100
+_WORTH_A_PROCESS = 1 << 20  # bytes of the base's manifest: from some 10 000 files on
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 class Linker:
-    """Fills directories of a payload that are the same in the base; in a thread of its own if they are many.
+    """Fills directories of a payload that are the same in the base; with a second process if they are many.
 
     The system does most of that work, so that the next directories can be looked at meanwhile.
     """
@@ -46,62 +46,42 @@ class Linker:
         except BaseException:
             self._base.close()
             raise
-        self._waiting: SimpleQueue[Taken | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
-        self._seen = 0
-        self._abandoned = False
+        self._worth_a_process = base.manifest.size >= _WORTH_A_PROCESS
+        self._process: LinkingProcess | None = None
+        self._given: list[Taken] = []
 
     def link(self, taken: Taken) -> None:
         """Link all that is in a directory, now or soon."""
-        self._seen += 1
-        if self._thread is None and self._seen > _WORTH_A_THREAD:
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
-        if self._thread is not None:
-            self._waiting.put(taken)
-        else:
-            self._link_directory(taken)
+        assert taken.link_from is not None
+        order = Order(taken.path, taken.link_from, names_in(taken.identity), head_of(taken.body))
+        if self._worth_a_process:
+            self._worth_a_process = False
+            self._process = LinkingProcess.start(self._base, self._payload)
+        if self._process is not None and self._process.try_give(order):
+            self._given.append(taken)
+            return
+        try:
+            link_directory(order, self._base, self._payload)
+        except OSError:
+            self._link_what_is_missing(taken, taken.link_from)
 
     def finish(self) -> None:
         """Wait until all is linked; raise what went wrong."""
-        self._waiting.put(None)
-        if self._thread is not None:
-            self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        process, self._process = self._process, None
+        if process is not None:
+            for number in process.failed():
+                taken = self._given[number]
+                assert taken.link_from is not None
+                self._link_what_is_missing(taken, taken.link_from)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._abandoned = True
-        self._waiting.put(None)
-        if self._thread is not None:
-            self._thread.join()
+        if self._process is not None:
+            self._process.kill()
         self._payload.close()
         self._base.close()
-
-    def _run(self) -> None:
-        try:
-            while (taken := self._waiting.get()) is not None:
-                if self._abandoned:
-                    return
-                self._link_directory(taken)
-        except BaseException as error:
-            self._failure = error
-
-    def _link_directory(self, taken: Taken) -> None:
-        assert taken.link_from is not None
-        link = calls.link
-        try:
-            target = self._payload.enter(taken.path)
-            here = self._base.enter(taken.link_from)
-            for name in names_in(taken.identity):
-                link(name, name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
-        except OSError:
-            self._link_what_is_missing(taken, taken.link_from)
-        self._payload.finish_directory(taken.path, taken.body)
 
     def _link_what_is_missing(self, taken: Taken, link_from: str) -> None:
         """Go through a directory entry by entry after a link failed: what cannot be linked is copied."""
@@ -109,6 +89,7 @@ class Linker:
             entry = decode_entry(b"", raw)
             if not link_or_copy(self._base, link_from, self._payload, taken.path, entry):
                 self._copy_again(taken, os.fsdecode(entry.name), raw)
+        self._payload.finish_directory(taken.path, taken.body)
 
     def _copy_again(self, taken: Taken, name: str, raw: bytes) -> None:
         with Descent(self._source) as way:
@@ -142,7 +123,9 @@ def link_or_copy(base: Descent, base_path: str, payload: Payload, path: str, ent
         except OSError as error:
             if error.errno in _FULL:
                 raise
-            place_file(here, entry, target, name, payload.attributes)
+            place_file(
+                here, target, NewFile(name, name, meta_of_entry(entry), entry.xattrs), payload.attributes
+            )
     except FileNotFoundError:
         return False
     except OSError as error:

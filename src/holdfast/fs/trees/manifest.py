@@ -204,6 +204,11 @@ class Manifest:
         """The hash over all of it."""
         return hashlib.sha256(self._content).hexdigest()
 
+    @property
+    def size(self) -> int:
+        """Its length in bytes."""
+        return len(self._content)
+
     def body(self, path: bytes) -> bytes | None:
         """The body of a directory's record; None if there is no such directory."""
         found = self._bodies.get(path)
@@ -280,6 +285,11 @@ def directory_of(path: bytes, body: bytes) -> ManifestEntry:
     )
 
 
+def head_of(body: bytes) -> bytes:
+    """The body of the same directory as if it were empty, but for the number of entries."""
+    return body[: BODY.size + BODY.unpack_from(body)[-2]]
+
+
 def raw_entries(body: bytes) -> dict[bytes, bytes]:
     """The entries of a body, as bytes, by name, in order."""
     extras, count = BODY.unpack_from(body)[-2:]
@@ -342,6 +352,18 @@ def decode_xattrs(value: bytes) -> Xattrs:
 # --- A file's entry, as bytes -----------------------------------------------------------------------
 
 _SIZE_AT, _NAME_LENGTH_AT, _EXTRAS_LENGTH_AT = 20, 28, 30
+_NO_EXTRAS = bytes(4)
+
+
+def is_plain_file(raw: bytes) -> bool:
+    """Whether it is a file that has nothing but its content."""
+    return raw[:1] == b"f" and raw[_EXTRAS_LENGTH_AT : ENTRY.size] == _NO_EXTRAS
+
+
+def plain_file(raw: bytes) -> tuple[bytes, Meta, int]:
+    """The name of such a file, what it has, and its size."""
+    kind, mode, uid, gid, mtime, size, length, _ = ENTRY.unpack_from(raw)
+    return raw[ENTRY.size : ENTRY.size + length], Meta(kind, mode, uid, gid, mtime), size
 
 
 def size_of(raw: bytes) -> int:

@@ -16,23 +16,24 @@ from holdfast.fs.trees.manifest import directory_of
 class Payload:
     """A directory that is filled, with what its entries are given."""
 
-    def __init__(self, way: Descent, attributes: Attributes) -> None:
-        self.way = way
-        self.attributes = attributes
+    def __init__(self, way: Descent, made_as: os.stat_result, *, kept: bool) -> None:
+        """`made_as` is what its top was when it had just been made; `kept` if it is a snapshot's."""
+        self.way, self.made_as, self._kept = way, made_as, kept
+        self.attributes = Attributes(made_as, kept=kept)
 
     @classmethod
     def make(cls, path: str | os.PathLike[str], *, kept: bool) -> Self:
         """Make the directory; `kept` if it is a snapshot's and not one to work in."""
         try:
             calls.mkdir(path)
-            attributes = Attributes(calls.stat(path), kept=kept)
+            made_as = calls.stat(path)
         except OSError as error:
             raise unwritable(os.fspath(path), error) from error
-        return cls(Descent(path), attributes)
+        return cls(Descent(path), made_as, kept=kept)
 
     def again(self) -> Payload:
-        """The same payload with a way of its own, for another thread."""
-        return Payload(Descent(self.way.root), self.attributes)
+        """The same payload with a way of its own."""
+        return Payload(Descent(self.way.root), self.made_as, kept=self._kept)
 
     def enter(self, path: str) -> int:
         """The descriptor of a directory of the payload, good until the next call."""

@@ -11,12 +11,20 @@ from typing import NamedTuple
 
 from holdfast.errors import AlreadyExists, Corrupt, NotFound, PartialSnapshot
 from holdfast.fs import calls
-from holdfast.fs.trees.attributes import Attributes, meta_of_entry, place_file
+from holdfast.fs.trees.attributes import Attributes, NewFile, meta_of_entry, place_file
 from holdfast.fs.trees.content import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, head_of_body, head_of_entry
 from holdfast.fs.trees.descent import Descent, joined, shown, split, unreadable, unwritable
 from holdfast.fs.trees.files import NO_LINK
 from holdfast.fs.trees.layout import PAYLOAD, READY
-from holdfast.fs.trees.manifest import Manifest, ManifestEntry, decode_entry, directory_of, raw_entries
+from holdfast.fs.trees.manifest import (
+    Manifest,
+    ManifestEntry,
+    decode_entry,
+    directory_of,
+    is_plain_file,
+    plain_file,
+    raw_entries,
+)
 from holdfast.fs.trees.scan import Listing, look, without_recent
 from holdfast.fs.trees.stat_cache import Known, write_cache
 from holdfast.fs.trees.tally import Progress
@@ -69,12 +77,34 @@ def _require_ready(tree: Path) -> None:
         raise unreadable(os.fspath(tree / READY), error) from error
 
 
+class _Place(NamedTuple):
+    """A directory of the snapshot and the one that is made of it; `top` is what of the snapshot is made."""
+
+    source: Descent
+    path: str
+    target: Descent
+    new_path: str
+    top: bytes
+
+    def enter(self) -> tuple[int, int]:
+        """The new directory and the one of the snapshot, good until one of the two ways is used again."""
+        try:
+            into = self.target.enter(self.new_path)
+        except OSError as error:
+            raise unwritable(self.target.where(self.new_path), error) from error
+        try:
+            return into, self.source.enter(self.path)
+        except OSError as error:
+            raise unreadable(self.source.where(self.path), error) from error
+
+
 class _Making:
     def __init__(self, manifest: Manifest, tree: Path, destination: Path, progress: Progress | None) -> None:
         self.manifest, self.payload, self.destination = manifest, tree / PAYLOAD, destination
         self.progress = progress
         self.files = self.directories = self.bytes = 0
         self.not_preserved: list[str] = []
+        self._first_names: dict[bytes, str] = {}
 
     # --- A directory with all that is below it ---------------------------------------------------------
 
@@ -93,9 +123,9 @@ class _Making:
                 if name:
                     _make_directory(target, parent, name)
                 self.directories += 1
-            firsts: dict[bytes, str] = {}
             for path in self._below(top):  # 2. what is in them
-                self._fill(source, os.fsdecode(path), target, _relative(path, top), attributes, firsts)
+                place = _Place(source, os.fsdecode(path), target, _relative(path, top), top)
+                self._fill(place, attributes)
             for path in reversed(list(self._below(top))):  # 3. their own modes and times, the deepest first
                 self._complete(target, path, _relative(path, top), attributes)
 
@@ -111,75 +141,77 @@ class _Making:
             raise Corrupt(f"{self.manifest.where} has lost a record", path=self.manifest.where)
         return body
 
-    def _fill(
-        self,
-        source: Descent,
-        path: str,
-        target: Descent,
-        new_path: str,
-        attributes: Attributes,
-        firsts: dict[bytes, str],
-    ) -> None:
-        encoded = os.fsencode(path)
+    def _fill(self, place: _Place, attributes: Attributes) -> None:
+        encoded = os.fsencode(place.path)
         raws = raw_entries(self._body(encoded))
         if not raws:
             return
-        try:
-            into = target.enter(new_path)
-        except OSError as error:
-            raise unwritable(target.where(new_path), error) from error
-        try:
-            here = source.enter(path)
-        except OSError as error:
-            raise unreadable(source.where(path), error) from error
+        into, here = place.enter()
         for raw in raws.values():
-            entry = decode_entry(encoded, raw)
-            self._make(here, source, entry, into, target, new_path, attributes, firsts)
+            if is_plain_file(raw):
+                self._plain(place, raw, here, into, attributes)
+            else:
+                self._make(place, decode_entry(encoded, raw), here, into, attributes)
+        self.files += len(raws)
         if self.progress is not None:
             self.progress(self.files, self.bytes)
 
+    def _plain(self, place: _Place, raw: bytes, here: int, into: int, attributes: Attributes) -> None:
+        """Make what most entries are: a file without anything out of the ordinary."""
+        encoded, meta, size = plain_file(raw)
+        name = os.fsdecode(encoded)
+        try:
+            lost = self._file(place, NewFile(name, name, meta), size, here, into, attributes)
+        except OSError as error:
+            raise unwritable(place.target.where(place.new_path, name), error) from error
+        self.bytes += size
+        if lost:
+            self._lose(os.fsencode(joined(place.path, name)), lost)
+
     def _make(
-        self,
-        here: int,
-        source: Descent,
-        entry: ManifestEntry,
-        into: int,
-        target: Descent,
-        new_path: str,
-        attributes: Attributes,
-        firsts: dict[bytes, str],
+        self, place: _Place, entry: ManifestEntry, here: int, into: int, attributes: Attributes
     ) -> None:
         name = os.fsdecode(entry.name)
-        first = firsts.get(entry.first_link) if entry.first_link else None
+        first = self._first_name(entry, place.top)
         try:
-            if first is not None and _link(target.root, first, into, name):
+            if first is not None and _link(place.target.root, first, into, name):
                 lost = []
             elif entry.kind == "f":
                 self.bytes += entry.size
-                lost = self._file(here, source, entry, into, name, attributes)
+                new = NewFile(name, name, meta_of_entry(entry), entry.xattrs)
+                lost = self._file(place, new, entry.size, here, into, attributes)
                 if first is not None:
                     lost.append(f"hard link to {shown(first)}")
+                elif entry.first_link:
+                    self._first_names[entry.first_link] = joined(place.new_path, name)
             else:
                 lost = _other(entry, into, name, attributes)
         except OSError as error:
-            raise unwritable(target.where(new_path, name), error) from error
-        if entry.kind == "f" and first is None:
-            firsts[entry.first_link or entry.path] = joined(new_path, name)
-        self.files += 1
-        self.not_preserved += [f"{shown(os.fsdecode(entry.path))}: {each}" for each in lost]
+            raise unwritable(place.target.where(place.new_path, name), error) from error
+        self._lose(entry.path, lost)
+
+    def _first_name(self, entry: ManifestEntry, top: bytes) -> str | None:
+        """Where the first name of the same file was made; None if this is it."""
+        if not entry.first_link:
+            return None
+        if not top or entry.first_link.startswith(top + b"/"):
+            return _relative(entry.first_link, top)
+        return self._first_names.get(entry.first_link)  # it is outside of what is made here
+
+    def _lose(self, path: bytes, what: list[str]) -> None:
+        self.not_preserved += [f"{shown(os.fsdecode(path)) or '.'}: {each}" for each in what]
 
     def _file(
-        self, here: int, source: Descent, entry: ManifestEntry, into: int, name: str, attributes: Attributes
+        self, place: _Place, new: NewFile, size: int, here: int, into: int, attributes: Attributes
     ) -> list[str]:
         try:
-            size, lost = place_file(here, entry, into, name, attributes)
+            found, lost = place_file(here, into, new, attributes)
         except (FileNotFoundError, IsADirectoryError):
-            raise Corrupt(
-                f"{source.where(shown(os.fsdecode(entry.path)))} is missing in the snapshot"
-            ) from None
-        if size != entry.size:
-            where = source.where(shown(os.fsdecode(entry.path)))
-            raise Corrupt(f"{where} has {size} bytes, but the manifest says {entry.size}", path=where)
+            where = place.source.where(shown(joined(place.path, new.like)))
+            raise Corrupt(f"{where} is missing in the snapshot") from None
+        if found != size:
+            where = place.source.where(shown(joined(place.path, new.like)))
+            raise Corrupt(f"{where} has {found} bytes, but the manifest says {size}", path=where)
         return lost
 
     def _complete(self, target: Descent, path: bytes, new_path: str, attributes: Attributes) -> None:
@@ -192,7 +224,7 @@ class _Making:
             lost = attributes.finish_directory(here, meta_of_entry(entry), entry.xattrs)
         except OSError as error:
             raise unwritable(target.where(new_path), error) from error
-        self.not_preserved += [f"{shown(os.fsdecode(path)) or '.'}: {each}" for each in lost]
+        self._lose(path, lost)
 
     # --- One file --------------------------------------------------------------------------------------
 
@@ -207,16 +239,14 @@ class _Making:
             )
         entry = decode_entry(os.fsencode(directory), raw)
         with Descent(self.payload) as source, Descent(self.destination.parent) as target:
-            into = target.enter("")
+            place = _Place(source, directory, target, "", b"")
+            into, here = place.enter()
             attributes = Attributes(None, kept=False)
-            try:
-                here = source.enter(directory)
-            except OSError as error:
-                raise unreadable(source.where(directory), error) from error
             try:
                 new_name = self.destination.name
                 if entry.kind == "f":
-                    lost = self._file(here, source, entry, into, new_name, attributes)
+                    new = NewFile(name, new_name, meta_of_entry(entry), entry.xattrs)
+                    lost = self._file(place, new, entry.size, here, into, attributes)
                 else:
                     lost = _other(entry, into, new_name, attributes)
             except FileExistsError:
@@ -226,7 +256,7 @@ class _Making:
             except OSError as error:
                 raise unwritable(os.fspath(self.destination), error) from error
         self.files, self.bytes = 1, entry.size
-        self.not_preserved += [f"{shown(os.fsdecode(path))}: {each}" for each in lost]
+        self._lose(path, lost)
 
     # --- What the first capture of the new directory need not read -------------------------------------
 
