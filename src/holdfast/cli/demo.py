@@ -111,14 +111,12 @@ def faulty_agent(arguments: tuple[str, ...]) -> int:
 
 
 def _commands(seed: int, fault: str | None) -> Callable[[Stage], Command]:
-    from holdfast.demo.play import actor
-
     own = [sys.executable, "-P", "-m", "holdfast"]  # never modules of the current directory
     agent = [*own, "demo-faulty-agent"] if fault else [*own, "agent", "run"]
 
     def on(stage: Stage) -> Command:
-        def command(number: int) -> list[str]:
-            options = ["--next", "--actor", actor(number), "--repo", str(stage.root)]
+        def command(name: str) -> list[str]:
+            options = ["--next", "--actor", name, "--repo", str(stage.root)]
             times = ["--ttl", f"{TTL:g}s", "--wait", f"{4 * TTL:g}s"]
             return [
                 *agent,

@@ -15,7 +15,6 @@ import click
 
 from holdfast.cli.group import CommandMissing
 from holdfast.cli.output import CommandFailed, Output, discard_output
-from holdfast.cli.repository import current_directory
 from holdfast.cli.root import root
 from holdfast.errors import ExitStatus, Failure, Interrupted, IoFailure, UsageFailure
 
@@ -95,6 +94,8 @@ def _as_told(error: BaseException) -> CommandFailed:
         return _usage(error)
     if isinstance(error, FileNotFoundError):  # whoever makes a path absolute asks for the current directory
         try:
+            from holdfast.cli.repository import current_directory
+
             current_directory()
         except Failure as failure:
             return CommandFailed(failure)

@@ -15,8 +15,8 @@ from typing import NamedTuple, Self
 
 from holdfast.fs import calls, durable, native
 
-Command = Callable[[int], list[str]]
-"""The command line of the agent with this number."""
+Command = Callable[[str], list[str]]
+"""The command line of the agent with this name."""
 
 
 class Ended(NamedTuple):
@@ -38,8 +38,9 @@ def _die_with_us() -> None:
 class Agent:
     """One process of the crew, with all that it starts in a group of its own."""
 
-    def __init__(self, number: int, command: list[str], log: Path) -> None:
+    def __init__(self, number: int, name: str, command: list[str], log: Path) -> None:
         self.number = number
+        self.name = name
         self.began = time.monotonic()
         self.killed = self.paused = False
         self._log = log
@@ -110,8 +111,9 @@ class Crew:
     def start(self, number: int) -> None:
         """Let one take a piece of work."""
         self._started += 1
+        name = f"agent:{number}-{self._started}"  # nobody had it before: claims are told apart by it
         log = self._logs / f"agent-{number}-{self._started}.log"
-        self.working[number] = Agent(number, self._command(number), log)
+        self.working[number] = Agent(number, name, self._command(name), log)
 
     def gather(self) -> list[Ended]:
         """Take note of those who have come to an end since."""

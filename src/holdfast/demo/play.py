@@ -154,7 +154,7 @@ class _Course:
             for issue, claim in zip(issues, claims, strict=False)
             if claim is not None and not claim.is_expired(now)
         }
-        return {number: held.get(actor(number)) for number in self._crew.working}
+        return {number: held.get(agent.name) for number, agent in self._crew.working.items()}
 
     def _do_harm(self, working: dict[int, str | None], elapsed: float) -> None:
         if self._paused is not None:
@@ -183,7 +183,7 @@ class _Course:
         agent = self._crew.working[number]
         agent.pause()
         claim = self._tracker.claims.state(issue)
-        if claim is None or claim.claim is None or claim.claim.assignee != actor(number):
+        if claim is None or claim.claim is None or claim.claim.assignee != agent.name:
             agent.paused = False
             agent.resume()  # it had just come to its end: another one, then
             return
@@ -203,8 +203,3 @@ class _Course:
         incident = Incident(self.elapsed(), what, agent, issue)
         self.incidents.append(incident)
         self._tell(incident)
-
-
-def actor(number: int) -> str:
-    """The name under which an agent claims work."""
-    return f"agent:{number}"

@@ -199,8 +199,10 @@ class Directory:
         # Who has dropped it cannot close it any more. Not through the seam: this happens at any moment.
         fd = getattr(self, "fd", None)
         if fd is not None and fd >= 0:
-            with contextlib.suppress(OSError):
+            try:
                 os.close(fd)
+            except OSError:
+                return
 
     def __enter__(self) -> Self:
         return self
