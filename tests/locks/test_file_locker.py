@@ -125,6 +125,7 @@ def test_a_timeout_of_zero_does_not_wait(path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.req("FL-01")
 def test_without_a_timeout_the_wait_has_no_limit(path: Path, workers: Workers) -> None:
+    wait_until(lambda: not own_threads())  # those of other tests, which have had a deadline
     holder = start_holding(workers, path)
     waiter = Caller(lambda: FileLocker(None).lock_exclusive(path))
     wait_until_waiting(path)

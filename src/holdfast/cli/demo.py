@@ -72,11 +72,16 @@ def demo(
         for line in _introduction(plan.workers, plan.issues, seed):
             output.line(line)
     with (
-        _ended_by_signals(),
+        _ended_by_signals() as raise_again,
         scratch_directory(temporary_directory(os.environ)) as directory,
         _watching(output) as (tell, show),
     ):
-        report = play(directory, plan, _commands(seed, fault), tell=tell, show=show)
+
+        def look(scene: Scene) -> None:
+            raise_again()
+            show(scene)
+
+        report = play(directory, plan, _commands(seed, fault), tell=tell, show=look)
     record = _record(report, workers=workers, seed=seed)
     if output.as_json and report.audit.findings:
         raise Failure(f"the demo FAILED: {report.audit.findings[0]}", hint=None, **record)
@@ -157,16 +162,26 @@ def _watching(output: Output) -> Iterator[tuple[Callable[[Incident], None], Call
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Turn signals that would end us at once into exceptions, so that everything is cleaned up."""
+def _ended_by_signals() -> Iterator[Callable[[], None]]:
+    """Turn signals that would end us at once into exceptions, so that everything is cleaned up.
+
+    An exception that comes up where Python cannot pass it on (in a finaliser) is lost; what this yields
+    raises it again, and is to be called from time to time.
+    """
+    received: list[int] = []
 
     def leave(number: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
+        received.append(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    def raise_again() -> None:
+        if received:
+            leave(received[0], None)
+
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     before = {number: signal.signal(number, leave) for number in numbers}
     try:
-        yield
+        yield raise_again
     finally:
         for number, disposition in before.items():
             signal.signal(number, disposition)

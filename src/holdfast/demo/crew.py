@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from holdfast.fs import calls, durable, native
+from holdfast.fs import calls, durable
 
 Command = Callable[[str], list[str]]
 """The command line of the agent with this name."""
@@ -27,12 +27,6 @@ class Ended(NamedTuple):
     said: str
     killed: bool
     paused: bool
-
-
-def _die_with_us() -> None:
-    """Even if we are killed, and cannot end anybody any more."""
-    if sys.platform == "linux":
-        native.die_with_parent(signal.SIGKILL)
 
 
 class Agent:
@@ -53,7 +47,6 @@ class Agent:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,  # a Ctrl-C is for us, and we end them
-                preexec_fn=None if sys.platform == "win32" else _die_with_us,  # noqa: PLW1509
             )
         finally:
             calls.close(output)
