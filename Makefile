@@ -10,7 +10,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLATFORMS := linux darwin win32
 
 # The whole suite runs in two processes; the tests of one file stay together, because some count together.
+# What fails there is run once more, alone: two processes at once can be too much for a small machine, but a
+# fault is one in any company. Both runs are shown; a demand that nothing proves fails all the same.
 SIDE_BY_SIDE := --numprocesses 2 --dist loadfile
+WHOLE = $(BIN)/python -m pytest $(SIDE_BY_SIDE) || { \
+    echo '== once more, alone: what failed beside others'; \
+    $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 # Names the interpreter and this directory: when either is another one, the environment is made anew.
 IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; \
@@ -55,7 +60,7 @@ layers: $(DEV)
 
 unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/locks
 	@echo '== tests'
-	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SIDE_BY_SIDE))
+	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(WHOLE))
 
 format: $(DEV) ## format the code and mend what lint can mend
 	@$(BIN)/ruff check --quiet --fix-only .
