@@ -195,6 +195,14 @@ def test_everything_that_is_asked_for_must_fit(tracker: Tracker) -> None:
     assert len(ids()) == 3
 
 
+def test_a_word_is_looked_for_at_the_beginning_of_ids_only(tracker: Tracker) -> None:
+    issue = tracker.create(NewIssue(title="~"))
+    snapshot = tracker.snapshot()
+
+    assert [each.id for each in find(snapshot, Query(words=(issue.id[:8],)))] == [issue.id]
+    assert find(snapshot, Query(words=(issue.id[1:9],))) == []
+
+
 # --- Graphs -----------------------------------------------------------------------------------------
 
 

@@ -43,9 +43,9 @@ def _has_label(issue: Issue, wanted: str) -> bool:
 
 def _has_words(issue: Issue, words: tuple[str, ...]) -> bool:
     text = "\n".join(_texts(issue)).casefold()
-    return all(word.casefold() in text for word in words)
+    return all(word in text or issue.id.startswith(word) for word in map(str.casefold, words))
 
 
 def _texts(issue: Issue) -> Iterator[str]:
-    yield from (issue.id, issue.title, issue.description, issue.assignee or "", *issue.labels)
+    yield from (issue.title, issue.description, issue.assignee or "", *issue.labels)
     yield from (f"{name}={value}" for name, value in issue.context.items())
