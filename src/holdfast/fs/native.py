@@ -47,13 +47,16 @@ else:
         _RENAME = "renameat2"
         _FLAGS = {NOREPLACE: 1, EXCHANGE: 2}
 
+    _rename = getattr(_libc, _RENAME, None)
+    if _rename is not None:
+        _rename.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+
     def rename(source: str, target: str, how: int, directory: int | None) -> None:
         """Rename within `directory` (an open descriptor, or None for plain paths) as `how` says."""
-        function = getattr(_libc, _RENAME, None)
-        if function is None:
+        if _rename is None:
             raise _unsupported()
         at = _CURRENT_DIRECTORY if directory is None else directory
-        if function(at, os.fsencode(source), at, os.fsencode(target), ctypes.c_uint(_FLAGS[how])) != 0:
+        if _rename(at, os.fsencode(source), at, os.fsencode(target), _FLAGS[how]) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), source, None, target)
 
