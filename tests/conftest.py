@@ -15,6 +15,7 @@ pytest_plugins = [
     "tests.requirements_plugin",
     "tests.support.loop_mounts",
     "tests.support.servers",
+    "tests.support.guarded",
     "tests.support.machines",
 ]
 

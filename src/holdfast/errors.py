@@ -516,11 +516,48 @@ class StoreUnavailable(Failure):
     exit_status = ExitStatus.TIMED_OUT
     retryable = True
     hint = "Check the address of the store, and that its server runs and can be reached; then try again."
+    trouble = "cannot be reached"
 
     def __init__(self, place: str, reason: object, *, hint: str | None = None) -> None:
         """`place` is the address of the store, without secrets."""
-        super().__init__(f"the store {place} cannot be reached: {reason}", hint=hint, store=place)
+        super().__init__(f"the store {place} {self.trouble}: {reason}", hint=hint, store=place)
         self.place = place
+
+
+class StoreAccessRefused(StoreUnavailable):
+    """The server answers, but does not let this user in, or not do what is needed. Nothing was changed."""
+
+    code = "E_STORE_ACCESS_REFUSED"
+    exit_status = ExitStatus.REFUSED
+    retryable = False
+    hint = (
+        "Check the user, its password or certificate, and its rights. Secrets are not in the repository: "
+        "they come from ~/.pgpass, PGPASSWORD, client certificates, or the whole address in HOLDFAST_STORE."
+    )
+    trouble = "refuses"
+
+
+class StoreUntrusted(StoreUnavailable):
+    """The connection to the server cannot be encrypted, or the two do not trust each other's certificates."""
+
+    code = "E_STORE_UNTRUSTED"
+    exit_status = ExitStatus.REFUSED
+    retryable = False
+    hint = (
+        "Check what the address says of TLS (sslmode, sslrootcert, sslcert, sslkey; for etcd tls, cacert, "
+        "cert, key), that the files are there, and the certificates' dates and names of hosts."
+    )
+    trouble = "cannot be talked to safely"
+
+
+class StoreMissing(StoreUnavailable):
+    """The server answers, but has no such database. Nothing was changed by this call."""
+
+    code = "E_STORE_MISSING"
+    exit_status = ExitStatus.NOT_FOUND
+    retryable = False
+    hint = "Check the name of the database in the address, or let its owner make it: CREATE DATABASE."
+    trouble = "is not there"
 
 
 class StoreIncompatible(Refused):

@@ -17,6 +17,7 @@ from holdfast.errors import LockConflict
 from holdfast.fs import probe as probing
 from holdfast.fs.directory import make_directories
 from holdfast.locks.file_locker import FileLocker
+from holdfast.workspace import checks
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import doctor, scratch
 from holdfast.worktrees.checks import CHECKS, litter, surroundings
@@ -96,8 +97,8 @@ def test_every_code_is_documented_with_its_severity_and_whether_it_is_repaired()
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table]
     rows = {cell[0].strip("`"): cell for cell in cells}
     source = "".join(path.read_text() for path in Path(doctor.__file__).parent.glob("checks/*.py"))
-    source += Path(doctor.__file__).read_text()
-    codes_used = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source))
+    source += Path(doctor.__file__).read_text() + Path(checks.__file__).read_text()
+    codes_used = set(re.findall(r'(?:Finding\(|: \(|, \()\s*"([a-z]+-[a-z-]+)"', source))
     assert rows.keys() == codes_used
     for planted in damage.ALL.values():
         _, severity, _, repair = rows[planted.code]

@@ -1,6 +1,7 @@
 """Making a repository: `.jvs/` and `main/` in a directory that is empty, or that is a repository already.
 
-1. The directory is made, and what its filesystem does is tried out: an unsafe one is refused.
+1. The store is opened, if it is on a server: one that does not work leaves nothing behind. The directory is
+   made, and what its filesystem does is tried out: an unsafe one is refused.
 2. One process at a time from here on: a kernel lock on `.jvs/guards/init.lock`.
 3. `main/` and `worktrees/` are made; what is imported is copied into a scratch and renamed to `main/`.
 4. One transaction makes the format, the record of `main` and the first entry of the audit trail.
@@ -28,10 +29,11 @@ from holdfast.fs.moving import move
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.desk import Desk
 from holdfast.locks.file_locker import FileLocker
+from holdfast.store.addresses import remember_secrets
 from holdfast.store.base import Store
 from holdfast.store.records import Create, Decision, View
 from holdfast.workspace.repository import checked_format
-from holdfast.workspace.stores import address_of, configure_store, open_store
+from holdfast.workspace.stores import address_of, configure_store, open_store, require_store
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import (
     FORMAT,
@@ -75,9 +77,13 @@ def initialise(
     """
     places = Places(Path(os.path.abspath(root)))
     imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), places.root)
+    if store is not None:
+        remember_secrets(store)
     known = _known_format(places.root)
     if known is None:
         _check_that_it_is_free(places.root)
+        if store is not None:
+            require_store(places.root, store)
         make_directories(places.root)
         capabilities = probe(places.root)
         make_directories(places.guards)
@@ -85,7 +91,7 @@ def initialise(
             known = _known_format(places.root)
             if known is None:
                 if store is not None:
-                    configure_store(places.root, store)
+                    configure_store(places.root, store, check=False)
                 return _initialise(places, imported_from, capabilities)
     if store is not None and address_of(places.root, store) != address_of(places.root):
         raise AlreadyExists(
