@@ -48,6 +48,7 @@ from holdfast.worktrees.records import (
 )
 from holdfast.worktrees.scratch import Scratch, scratch
 from holdfast.worktrees.snapshots import Wanted, published_tree, publishing, same_worktree, snapshot
+from holdfast.worktrees.usage import refuse_if_written
 
 if TYPE_CHECKING:
     from holdfast.fs.trees.tally import Progress
@@ -60,6 +61,8 @@ class InPlace(NamedTuple):
     path: str | None = None
     keep: bool = True
     allow_shared: bool = False
+    force: bool = False
+    """In spite of processes that have files open for writing in what is replaced."""
     progress: Progress | None = None
 
 
@@ -82,6 +85,8 @@ def restore_in_place(
     checked(control, worktree, how)
     config = check_early(control, worktree, proof)
     usable(visible(control, snapshot_id))
+    if not how.force:
+        refuse_if_written(control.places.payload(worktree) / (how.path or ""), worktree, "restored in place")
     kept = _keep(control, config, snapshot_id, proof, how) if how.keep else None  # 1
     tip = kept.snapshot_id if kept else config.head_snapshot_id or config.base_snapshot_id
     uses = [snapshot_id, *([tip] if tip else [])]
