@@ -20,6 +20,7 @@ from holdfast.errors import (
     LockConflict,
     LockNotHeld,
     NotFound,
+    NotWritable,
     PartialSnapshot,
     PathEscape,
     Refused,
@@ -397,10 +398,10 @@ def test_what_is_written_into_a_part_at_the_last_moment_is_kept_too(site: Site, 
 def die_before_the_exchange(site: Site, path: str) -> None:
     """A restore of a part that was decided, and whose process is gone."""
 
-    def fail(attempt: Attempt) -> Any:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def die(attempt: Attempt) -> Any:
+        raise SystemExit
 
-    with interposed(fail, ("rename_exchange",)), pytest.raises(Failure, match="Input/output"):
+    with interposed(die, ("rename_exchange",)), pytest.raises(SystemExit):
         site.restore(path=path)
     assert site.control.store.read(OPERATIONS.key(MAIN)) is not None
 
@@ -448,6 +449,27 @@ def test_a_part_to_which_the_way_is_taken_away_at_the_last_moment_is_not_restore
         site.restore(path="directory/a")
     assert site.control.store.read(OPERATIONS.key(MAIN)) is None
     assert list(site.control.places.scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("by", ["itself", "another"])
+def test_a_part_that_cannot_be_exchanged_is_given_up(site: Site, by: str) -> None:
+    """In a directory that is read-only, for instance: nobody could use the worktree until that is mended."""
+
+    def refuse(attempt: Attempt) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    if by == "itself":
+        with interposed(refuse, ("rename_exchange",)), pytest.raises(NotWritable, match="Permission denied"):
+            site.restore(path="directory/a")
+    else:
+        die_before_the_exchange(site, "directory/a")
+        with interposed(refuse, ("rename_exchange",)):
+            settle(site.control, MAIN)
+    assert content_of(site.payload) == NEW
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.control.places.scratch.iterdir()) == []
+    site.restore(path="directory/a")
+    assert content_of(site.payload) == {**NEW, "directory/a": "old"}
 
 
 def test_in_place_is_refused_where_something_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

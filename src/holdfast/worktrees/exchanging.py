@@ -34,7 +34,11 @@ NEW, REPLACED, CACHE = "payload", "replaced", "stat"
 
 def finish(control: Control, operation: Operation) -> None:
     """Bring the restore of a process that is gone to its end. Whoever calls this holds the payload lock."""
-    carry_out(control, operation)
+    try:
+        carry_out(control, operation)
+    except IoFailure:
+        if control.store.read(OPERATIONS.key(operation.worktree_id)) is not None:
+            raise
     sweep(control.places, operation.operation_id)
 
 
@@ -49,7 +53,8 @@ def carry_out(control: Control, operation: Operation) -> bool:
         if not _is_reachable(control, operation):
             _give_up(control, operation)
             return False
-        _exchange(control, operation, room)  # 4
+        with _undone_if_impossible(control, operation, room):
+            _exchange(control, operation, room)  # 4
     sync_parents(new, target)
     if inode_at(new) is not None:
         _set_aside(new, operation, room)  # 5. never to be taken for what is to be put in place
@@ -75,6 +80,23 @@ def _is_reachable(control: Control, operation: Operation) -> bool:
             raise
         return False
     return True
+
+
+@contextlib.contextmanager
+def _undone_if_impossible(control: Control, operation: Operation, room: Path) -> Iterator[None]:
+    """Give up a part that the system does not let us exchange, in a read-only directory for instance.
+
+    Nothing of it was published, so nothing is lost; else nobody could use the worktree until that is mended.
+    """
+    try:
+        yield
+    except IoFailure:
+        untouched = (
+            not _is_in_place(control, operation, room) and inode_at(_replaced(operation, room)) is None
+        )
+        if operation.path is not None and untouched:
+            _give_up(control, operation)
+        raise
 
 
 def _give_up(control: Control, operation: Operation) -> None:
