@@ -264,7 +264,7 @@ def test_who_was_in_the_exchanged_directory_is_told_so(root: Path) -> None:
     run(root, "snapshot", "--tag", "v1")
     (root / "main" / "file").write_text("two\n")
     script = (
-        f"cd {root}/main && {' '.join(HOLDFAST)} restore v1 --inplace --reason x >out.txt;"
+        f"cd {root}/main && {' '.join(HOLDFAST)} restore v1 --inplace --reason x >../out.txt;"
         f'{" ".join(HOLDFAST)} status; cd "$PWD" && {" ".join(HOLDFAST)} status'
     )
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment())

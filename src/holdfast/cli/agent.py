@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from holdfast.cli.child import Ended
     from holdfast.ledger.log import Ledger
-    from holdfast.workspace.assignments import Assignment, Outcome
+    from holdfast.workspace.assignments import Assignment, Outcome, Wish, Workshop
 
 LOST = """\
 The command was ended: the claim or the lease was lost, so somebody else may have been given this work.
@@ -82,8 +82,7 @@ def run(
       holdfast agent run --issue 4f1c --gate tests -- make check
     """
     from holdfast.cli import child, signals
-    from holdfast.workspace.assignments import Wish, Workshop, take
-    from holdfast.workspace.plain.issues import outcome_record
+    from holdfast.workspace.assignments import Wish, Workshop
 
     if take_next is (issue_id is not None):
         raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
@@ -96,21 +95,34 @@ def run(
         wait=None if wait == UNLIMITED else wait or 0.0,
     )
     repository = open_repository(repo)
-    with tracking(repo or str(repository.root), actor) as tracker:
-        workshop = Workshop(repository, tracker, _ledger(repository.root))
-        with take(workshop, wish, quietly=signals.kept_back) as assignment:
-            try:
-                ended = child.run(
-                    command,
-                    duty=signals.Duty(min(1.0, ttl / 10), assignment.check),
-                    environment=_environment(assignment, repository.root),
-                    directory=assignment.path,
-                )
-                outcome = _concluded(assignment, ended)
-            except (LockNotHeld, LockExpired, FencingMismatch) as failure:
-                raise CommandFailed(failure, advice=LOST) from failure
-    output.result({**ended.as_record(), **outcome_record(outcome, assignment)})
+    try:
+        with signals.ending_raises(), tracking(repo or str(repository.root), actor) as tracker:
+            workshop = Workshop(repository, tracker, _ledger(repository.root))
+            ended = _work(workshop, wish, command, output)
+    except signals.Terminated as asked:  # before the command was there, or when it had ended
+        ended = child.Ended(None, asked.number)
     return child.end_like(ended)
+
+
+def _work(workshop: Workshop, wish: Wish, command: tuple[str, ...], output: Output) -> Ended:
+    from holdfast.cli import child, signals
+    from holdfast.workspace.assignments import take
+    from holdfast.workspace.plain.issues import outcome_record
+
+    with take(workshop, wish, quietly=signals.kept_back) as assignment:
+        try:
+            ended = child.run(
+                command,
+                duty=signals.Duty(min(1.0, wish.ttl / 10), assignment.check),
+                environment=_environment(assignment, workshop.repository.root),
+                directory=assignment.path,
+                mark=LOCK_ID,
+            )
+            outcome = _concluded(assignment, ended)
+        except (LockNotHeld, LockExpired, FencingMismatch) as failure:
+            raise CommandFailed(failure, advice=LOST) from failure
+    output.result({**ended.as_record(), **outcome_record(outcome, assignment)})
+    return ended
 
 
 def _concluded(assignment: Assignment, ended: Ended) -> Outcome:

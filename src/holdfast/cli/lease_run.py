@@ -108,7 +108,7 @@ def _run(
     duty = None if lease is None else signals.Duty(min(LOOK_EVERY, wish.ttl / 10), lease.check)
     where = directory if wish.chdir else None
     try:
-        ended = child.run(command, duty=duty, environment=environment, directory=where)
+        ended = child.run(command, duty=duty, environment=environment, directory=where, mark=LOCK_ID)
         if lease is not None:
             lease.check()  # it may have been lost at the very end
     except (LockNotHeld, LockExpired) as failure:

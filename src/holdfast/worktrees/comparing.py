@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -77,6 +77,12 @@ def differs(control: Control, payload: Path, tip: str | None, worktree: str) -> 
     if tip is not None and not is_ready(control.places, tip):
         return True
     return next(unsaved(control, payload, tip, worktree), None) is not None
+
+
+def below(path: str, found: Iterable[Change]) -> Iterator[Change]:
+    """Of these differences, those at `path` and below it."""
+    top = os.fsencode(path)
+    return (each for each in found if each.path == top or each.path.startswith(top + b"/"))
 
 
 def is_work(change: Change) -> bool:

@@ -120,7 +120,7 @@ class Snapshots:
         source = naming.usable(naming.visible(self._control, snapshot_id))
         found = comparing.compare(self._control, worktree, snapshot_id, None)
         if how.path is not None:
-            found = found._replace(changes=tuple(restoring.below(how.path, found.changes)))
+            found = found._replace(changes=tuple(comparing.below(how.path, found.changes)))
         keeps = how.keep and restoring.differs_from_head(self._control, config)
         return Plan(source, found, keeps)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from holdfast.errors import AlreadyExists, NotDurable, NotFound, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.names import safe_name
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import MAIN
@@ -68,6 +69,25 @@ def refuse_link(control: Control, worktree: str) -> None:
     """Refuse a worktree whose directory somebody has replaced by a link: what it leads to is not ours."""
     with contextlib.suppress(NotFound):
         directory_of(control, worktree)
+
+
+def refuse_if_mounted(control: Control, worktree: str, doing: str, path: str | None = None) -> None:
+    """Refuse to move or delete a directory, or the part `path` of it, in which something is mounted.
+
+    What is mounted is not part of it: it would vanish from where its users look for it, or be deleted too.
+    """
+    if status_of(control.places, worktree) is None:
+        return
+    with Directory.open(directory_of(control, worktree)) as directory:
+        mounted = sorted(mounts_beneath(directory.fd)) if directory.fd is not None else []
+    if path is not None:
+        mounted = [each for each in mounted if each == path or each.startswith(f"{path}/")]
+    if mounted:
+        raise Refused(
+            f"{worktree} cannot be {doing}: something is mounted at {ascii(mounted[0])[1:-1]} in it",
+            hint="Unmount it first.",
+            worktree=worktree,
+        )
 
 
 def is_there(path: Path) -> bool:
