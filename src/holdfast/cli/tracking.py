@@ -14,6 +14,7 @@ import click
 from holdfast.cli.options import json_option
 from holdfast.cli.output import CommandFailed, Output
 from holdfast.cli.places import store_address
+from holdfast.cli.repository import ACTOR
 from holdfast.errors import LockTimeout, UsageFailure
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.issues.tracker import Tracker
 
 REPO_VARIABLE = "HOLDFAST_REPO"
-ACTOR_VARIABLE = "HOLDFAST_ACTOR"
+ACTOR_VARIABLE = ACTOR
 CLAIM_VARIABLE = "HOLDFAST_CLAIM_ID"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -65,7 +66,7 @@ def writing_options(command: Command) -> Command:
 @contextlib.contextmanager
 def tracking(repo: str | None, actor: str | None = None, *, init: bool = False) -> Iterator[Tracker]:
     """The tracker, opened as the options and the environment say; with advice if a lock cannot be had."""
-    from holdfast.issues.records import checked_actor
+    from holdfast.fs.names import checked_actor
     from holdfast.locks.settings import lock_timeout, retry_config
     from holdfast.workspace.trackers import find_root, open_tracker
 

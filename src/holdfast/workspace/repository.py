@@ -42,9 +42,15 @@ _LOOK_AGAIN = 0.05
 
 
 class Repository:
-    """One repository. Its parts are loaded when they are first used."""
+    """One repository. Its parts are loaded when they are first used.
 
-    def __init__(self, root: str | os.PathLike[str], *, holder: Holder | None = None) -> None:
+    `actor` (`kind:name`) is in whose name leases are taken. Programs that run several agents in one process
+    open it once for each: by the process alone nobody could tell them apart.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], *, holder: Holder | None = None, actor: str | None = None
+    ) -> None:
         places = Places(Path(os.path.abspath(root)))
         store = open_store(places.root)
         try:
@@ -59,6 +65,7 @@ class Repository:
             also_named=worktree_keys,
             precondition=may_be_leased,
             holder=holder,
+            actor=actor or "",
             skew=SKEW if (skew := skew_of(store)) is None else skew,
         )
         self.control = Control(places, store, trail, desk)
