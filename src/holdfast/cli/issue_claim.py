@@ -52,9 +52,10 @@ def claim(
       holdfast issue claim 4f1c --ttl 30m
     """
     from holdfast.cli.issue_view import claimed_lines, claimed_record
+    from holdfast.locks.callers import calling_agent
 
     with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose)
+        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
         claimed = tracker.claims.claim(tracker.find_id(issue_id), request)
         if field:
             show_field(output, [claimed_record(claimed)], field)
@@ -91,10 +92,11 @@ def claim_next(
     """
     from holdfast.cli.issue_view import claimed_lines, claimed_record
     from holdfast.issues.search import Query
+    from holdfast.locks.callers import calling_agent
 
     query = Query(labels=labels)
     with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose)
+        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
         claimed = tracker.claims.claim_next(request, wanted=lambda issue: query.fits(issue, issue.state))
         if claimed is None:
             raise nothing_ready()

@@ -24,7 +24,8 @@ from holdfast.ledger.events import Event
 
 class Request(NamedTuple):
     """Who wants which node, and for how long. `claim_id` is the id that the claim will have, and the
-    ticket in the line; `patience` is how long a waiter counts without showing itself."""
+    ticket in the line; `patience` is how long a waiter counts without showing itself. `holder` is who waits,
+    and `behalf_of` who the claim will be of, if that is not the same."""
 
     node_id: str
     owner: str
@@ -33,6 +34,8 @@ class Request(NamedTuple):
     priority: int = 0
     patience: float = 15.0
     holder: Mapping[str, str] = MappingProxyType({})
+    behalf_of: Mapping[str, str] = MappingProxyType({})
+    purpose: str = ""
 
 
 class Granted(NamedTuple):
@@ -86,7 +89,7 @@ def claim(
     ahead = _ahead(book, now, request, gone)
     if held is None and not ahead:
         event = _acquired(request.node_id, request.owner, request.claim_id, now, request.ttl)
-        return Ruling(event, Granted(request.claim_id))
+        return Ruling(event | _described(request), Granted(request.claim_id))
     if not wait:
         raise locked(request.node_id, now, held, ahead)
     own = _own_place(book, request)
@@ -214,6 +217,13 @@ def _acquired(node: str, owner: str, claim_id: str, now: float, ttl: float) -> E
         "expires_at": format_instant(now + ttl),
     }
     return {**event, "claim_id": claim_id} if claim_id else event
+
+
+def _described(request: Request) -> Event:
+    """What others are shown of a claim: whose process it is, and what for."""
+    holder = request.behalf_of or request.holder
+    told: Event = {"holder": dict(holder)} if holder else {}
+    return {**told, "purpose": request.purpose} if request.purpose else told
 
 
 def _about(kind: str, held: Claim, now: float) -> Event:
