@@ -63,6 +63,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     until: str
     holder: dict[str, str] = {}
+    since: str = ""
 
     def order(self) -> tuple[int, int]:
         return -self.priority, self.sequence
@@ -168,7 +169,8 @@ class ClaimBook:
             priority=event["priority"],
             sequence=earlier.sequence if earlier else recorded.sequence,
             until=event["until"],
-            holder=event.get("holder", {}),
+            holder=_holder(event),
+            since=earlier.since if earlier else event["timestamp"],
         )
         others = (each for each in self.line(node) if each.ticket != ticket)
         self.lines[node] = tuple(sorted((*others, waiter), key=Waiter.order))
@@ -222,15 +224,13 @@ def form_problem(event: Event) -> str | None:
 def _request_problem(event: Event) -> str | None:
     if type(event.get("priority")) is not int:
         return "its priority is not a whole number"
-    if "holder" in event and not _is_description(event["holder"]):
-        return "its holder is not described by texts"
-    return None
+    return None if _is_holder(event.get("holder", {})) else "its holder is not described by texts"
 
 
 def _holder(event: Event) -> dict[str, str]:
-    """Who took a claim, if the event says so; another program may mean something else by the word."""
+    """Who the event is about, if it says so; another program may mean something else by the word."""
     holder = event.get("holder")
-    return dict(holder) if _is_description(holder) else {}
+    return holder if _is_holder(holder) else {}
 
 
 def _purpose(event: Event) -> str:
@@ -238,7 +238,7 @@ def _purpose(event: Event) -> str:
     return purpose if isinstance(purpose, str) else ""
 
 
-def _is_description(value: object) -> TypeGuard[dict[str, str]]:
+def _is_holder(value: object) -> TypeGuard[dict[str, str]]:
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 

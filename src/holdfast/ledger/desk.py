@@ -73,9 +73,9 @@ class ClaimDesk:
             self._ttl(ttl),
             priority,
             self._patience,
-            described(current_holder()),
-            described(behalf_of, detached=True) if behalf_of else {},
-            checked_text(purpose, what="purpose"),
+            holder=described(current_holder()),
+            agent={} if behalf_of is None else described(behalf_of, detached=True),
+            purpose=checked_text(purpose, what="purpose"),
         )
 
     def take(self, request: Request) -> Claim:

@@ -24,8 +24,7 @@ from holdfast.ledger.events import Event
 
 class Request(NamedTuple):
     """Who wants which node, and for how long. `claim_id` is the id that the claim will have, and the
-    ticket in the line; `patience` is how long a waiter counts without showing itself. `holder` is who waits,
-    and `behalf_of` who the claim will be of, if that is not the same."""
+    ticket in the line; `patience` is how long a waiter counts without showing itself."""
 
     node_id: str
     owner: str
@@ -34,7 +33,8 @@ class Request(NamedTuple):
     priority: int = 0
     patience: float = 15.0
     holder: Mapping[str, str] = MappingProxyType({})
-    behalf_of: Mapping[str, str] = MappingProxyType({})
+    agent: Mapping[str, str] = MappingProxyType({})
+    """The process that the claim is for, if that is not the one that asks for it."""
     purpose: str = ""
 
 
@@ -221,7 +221,7 @@ def _acquired(node: str, owner: str, claim_id: str, now: float, ttl: float) -> E
 
 def _described(request: Request) -> Event:
     """What others are shown of a claim: whose process it is, and what for."""
-    holder = request.behalf_of or request.holder
+    holder = request.agent or request.holder
     told: Event = {"holder": dict(holder)} if holder else {}
     return {**told, "purpose": request.purpose} if request.purpose else told
 

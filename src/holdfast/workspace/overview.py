@@ -25,7 +25,7 @@ from holdfast.locks.repo_lock import RepoLock
 from holdfast.store.base import Store
 from holdfast.workspace.file_locks import TURNSTILE, file_locks, waiting_at
 from holdfast.workspace.holdings import Holding, Reclaim, Waiting
-from holdfast.workspace.ledgers import OpenLedger, open_ledger
+from holdfast.workspace.ledgers import open_ledger
 from holdfast.workspace.repository import Repository
 from holdfast.workspace.stores import close_store, open_store
 from holdfast.worktrees.records import OPERATIONS
@@ -242,8 +242,8 @@ def _ledger_claims(root: Path, address: str | None) -> Iterator[Holding]:
         lines: dict[str, list[Waiting]] = {}
         for waiter in opened.claims.waiting():
             line = lines.setdefault(waiter.node_id, [])
-            since = _recorded_at(opened, waiter.sequence)
-            line.append(Waiting(waiter.owner, len(line) + 1, since, "", described_liveness(waiter.holder)))
+            alive = described_liveness(waiter.holder)
+            line.append(Waiting(waiter.owner, len(line) + 1, waiter.since or None, "", alive))
         for claim in (*opened.claims.active(), *opened.claims.expired()):
             alive, left = described_liveness(claim.holder), claim.expiry() - now
             yield Holding(
@@ -271,13 +271,6 @@ def _reclaim_claim(root: Path, node: str, left: float, alive: Liveness) -> Recla
     if alive is Liveness.DEAD:
         return Reclaim(False, f"its process is gone; free in {format_duration(left)}: {take} {_enough(left)}")
     return Reclaim(False, f"wait: {take} 10m")
-
-
-def _recorded_at(opened: OpenLedger, sequence: int) -> str | None:
-    try:
-        return str(opened.ledger.read(sequence).event.get("timestamp") or "") or None
-    except Failure:
-        return None
 
 
 def _ledger_lock(lock: LedgerLock, root: Path) -> Iterator[Holding]:
