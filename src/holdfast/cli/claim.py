@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli.fields import CLAIM, field_of, tell
 from holdfast.cli.group import Group
 from holdfast.cli.ledger import directory_option, open_at
 from holdfast.cli.options import UNLIMITED, duration, duration_or_none, json_option
@@ -53,6 +54,7 @@ _claim_id_option = click.option(
     help="Who has a higher one is served first; equal ones in the order in which they asked.  [default: 0]",
 )
 @click.option("--purpose", metavar="TEXT", default="", help="What for: others are shown it.")
+@field_of(*CLAIM)
 @directory_option
 @json_option
 @click.pass_obj
@@ -65,6 +67,7 @@ def take(
     wait: float | None,
     priority: int,
     purpose: str,
+    field: str | None,
     directory: str,
 ) -> None:
     """Claim NODE for OWNER. Ends with status 4 if another has it, with 75 if waiting was not enough.
@@ -85,7 +88,7 @@ def take(
         node, owner, ttl=ttl, wait=limit, priority=priority, purpose=purpose, behalf_of=calling_agent()
     )
     now = claims.ledger.store.now()
-    output.result(claim_record(held.claim, now), taken_lines("Claimed", held.claim, now))
+    tell(output, field, claim_record(held.claim, now), taken_lines("Claimed", held.claim, now))
 
 
 @group.command(short_help="Give a claim back.")
