@@ -11,7 +11,7 @@ from holdfast.cli.group import Group
 from holdfast.cli.options import UNLIMITED, duration, duration_or_none
 from holdfast.cli.output import CommandFailed, Output
 from holdfast.cli.places import store_address
-from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
+from holdfast.cli.repository import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
 from holdfast.cli.running import RunCommand
 from holdfast.cli.tracking import CLAIM_VARIABLE, tracking, writing_options
 from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld, NotFound
@@ -94,17 +94,20 @@ def run(
         ttl=ttl,
         wait=None if wait == UNLIMITED else wait or 0.0,
     )
-    repository = open_repository(repo)
+    environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
+    repository = open_repository(repo, environment)
     try:
         with signals.ending_raises(), tracking(repo or str(repository.root), actor) as tracker:
             workshop = Workshop(repository, tracker, _ledger(repository.root))
-            ended = _work(workshop, wish, command, output)
+            ended = _work(workshop, wish, command, environment, output)
     except signals.Terminated as asked:  # before the command was there, or when it had ended
         ended = child.Ended(None, asked.number)
     return child.end_like(ended)
 
 
-def _work(workshop: Workshop, wish: Wish, command: tuple[str, ...], output: Output) -> Ended:
+def _work(
+    workshop: Workshop, wish: Wish, command: tuple[str, ...], environment: dict[str, str], output: Output
+) -> Ended:
     from holdfast.cli import child, signals
     from holdfast.workspace.assignments import take
     from holdfast.workspace.plain.issues import outcome_record
@@ -114,7 +117,7 @@ def _work(workshop: Workshop, wish: Wish, command: tuple[str, ...], output: Outp
             ended = child.run(
                 command,
                 duty=signals.Duty(min(1.0, wish.ttl / 10), assignment.check),
-                environment=_environment(assignment, workshop.repository.root),
+                environment=environment | _named(assignment, workshop.repository.root),
                 directory=assignment.path,
                 mark=LOCK_ID,
             )
@@ -133,9 +136,9 @@ def _concluded(assignment: Assignment, ended: Ended) -> Outcome:
     return assignment.fail(f"the command ended with {how}", **ended.as_record())
 
 
-def _environment(assignment: Assignment, root: Path) -> dict[str, str]:
+def _named(assignment: Assignment, root: Path) -> dict[str, str]:
+    """What the command finds in its environment."""
     return {
-        **os.environ,
         REPO: str(root),
         WORKTREE: assignment.lease.worktree,
         LOCK_ID: assignment.lease.lock_id,

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from holdfast.cli.fields import tell
 from holdfast.cli.ledger_view import event_line, event_lines
 from holdfast.cli.output import Output
 from holdfast.errors import Failure, JsonInvalid, NotFound, UsageFailure
@@ -41,25 +42,25 @@ class Selection(NamedTuple):
         return is_node_id(node) and is_under(str(node), self.node)
 
 
-def append_one(ledger: Ledger, text: str, if_sequence: int | None, output: Output) -> None:
+def append_one(ledger: Ledger, text: str, if_sequence: int | None, output: Output, field: str | None) -> None:
     """Append the event that was written on the command line."""
     event = _event(text.encode("utf-8", "surrogateescape"), "EVENT")
     made = ledger.append(event) if if_sequence is None else ledger.append_if_sequence(event, if_sequence)
-    output.result(as_record(made), [f"Appended event {made.sequence}."])
+    tell(output, field, as_record(made), [f"Appended event {made.sequence}."])
 
 
-def append_lines(ledger: Ledger, output: Output) -> None:
+def append_lines(ledger: Ledger, output: Output, field: str | None) -> None:
     """Append the lines of standard input, all or none."""
     lines = [] if sys.stdin is None else sys.stdin.buffer.read().splitlines()
     events = [_event(line, f"line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     made = ledger.append_many(events)
-    data = {"appended": len(made), "events": [as_record(each) for each in made]}
+    records = [as_record(each) for each in made]
     shown = (
         f"Appended events {made[0].sequence} to {made[-1].sequence}."
         if made
         else "There was nothing to append."
     )
-    output.result(data, [shown])
+    tell(output, field, {"appended": len(made), "events": records}, [shown], records=records)
 
 
 def show_log(ledger: Ledger, selection: Selection, output: Output) -> None:

@@ -3,7 +3,8 @@
 A flag, over the environment, over the current directory: `--repo` or `HOLDFAST_REPO`, else the nearest
 directory upwards that has `.jvs/`; `--worktree` or `HOLDFAST_WORKTREE`, else the worktree that the
 current directory is in, else `main`. The lock is named by `--lock-id` or `HOLDFAST_LOCK_ID`, because
-an agent's every command is a process of its own.
+an agent's every command is a process of its own; `HOLDFAST_ACTOR` says in whose name, which tells agents
+apart that live in one process.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 REPO, WORKTREE = "HOLDFAST_REPO", "HOLDFAST_WORKTREE"
 LOCK_ID, TOKEN = "HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN"
+ACTOR = "HOLDFAST_ACTOR"
 
 repo_option = click.option(
     "--repo",
@@ -64,11 +66,11 @@ def open_repository(
     """The repository that a command is about; `to_examine` opens it even if its store cannot be used."""
     from holdfast.workspace.repository import Repository, find_repository
 
-    chosen = flag or environment.get(REPO)
+    chosen, actor = flag or environment.get(REPO), environment.get(ACTOR)
     if not chosen:
-        return Repository(find_repository(current_directory()), to_examine=to_examine)
+        return Repository(find_repository(current_directory()), actor=actor, to_examine=to_examine)
     try:
-        return Repository(chosen, to_examine=to_examine)
+        return Repository(chosen, actor=actor, to_examine=to_examine)
     except NotFound as failure:
         with contextlib.suppress(NotFound):  # never guessed: which worktree would be meant?
             failure.hint = f"It is in the repository {find_repository(chosen)}: name that one."

@@ -10,13 +10,20 @@ from typing import Any, NamedTuple
 from holdfast.audit.chain import AuditTrail
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import LockConflict, SettingInvalid
-from holdfast.fs.names import checked_text
+from holdfast.fs.names import checked_actor, checked_text
 from holdfast.leases import deadlocks, protocol
 from holdfast.leases.deadlocks import Wait
 from holdfast.leases.moments import SKEW, Moment, Reading
 from holdfast.leases.protocol import Granted, Request, Ruling, Told, Waiting
 from holdfast.leases.records import LEASES, LINES, Lease, LeaseKeys, Waiter
-from holdfast.locks.holders import Holder, Liveness, boot_clock_id, current_holder, liveness
+from holdfast.locks.holders import (
+    Holder,
+    Liveness,
+    boot_clock_id,
+    current_holder,
+    liveness,
+    liveness_behind,
+)
 from holdfast.store.base import Store
 from holdfast.store.records import Decision, Key, Stream, View
 
@@ -53,6 +60,7 @@ class Desk:
         also_named: Callable[[str], Sequence[Key[Any]]] = lambda worktree: (),
         precondition: Callable[[View, str], None] = lambda view, worktree: None,
         holder: Holder | None = None,
+        actor: str = "",
         clock: Clock = SYSTEM_CLOCK,
         skew: float = SKEW,
     ) -> None:
@@ -61,6 +69,8 @@ class Desk:
         self._also_named = also_named
         self._precondition = precondition
         self._holder = holder
+        self.actor = actor
+        """In whose name leases are asked for, beyond the process: one may be the home of several agents."""
         self._clock = clock
         self._skew = skew
 
@@ -86,12 +96,15 @@ class Desk:
         """
         lock_id, ttl = str(uuid.uuid4()), checked_ttl(ttl)
         checked_text(purpose, what="purpose")
+        actor = checked_actor(self.actor) if self.actor else ""
         if abs(priority) > HIGHEST_PRIORITY:
             limits = f"a number from {-HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}"
             raise SettingInvalid("priority", str(priority), limits)
         if behalf_of is None:
-            return Request(lock_id, self.holder, ttl, purpose, priority, client=client)
-        return Request(lock_id, behalf_of, ttl, purpose, priority, detached=True, waiter=self.holder)
+            return Request(lock_id, self.holder, ttl, purpose, priority, client=client, actor=actor)
+        return Request(
+            *(lock_id, behalf_of, ttl, purpose, priority), detached=True, waiter=self.holder, actor=actor
+        )
 
     def reading(self) -> Reading:
         """What the boot clock shows: taken before a transaction that judges a lease."""
@@ -241,13 +254,8 @@ def host_of(lease: Lease) -> str | None:
 
 
 def liveness_of(lease: Lease) -> Liveness:
-    """Whether the holder of a lease still exists.
-
-    A detached lease belongs to more than one process: that its process has ended does not make it dead.
-    """
-    holder = lease.identity.holder(lease.holder_id)
-    found = Liveness.UNKNOWN if holder is None else liveness(holder)
-    return Liveness.UNKNOWN if lease.detached and found is Liveness.DEAD else found
+    """Whether the holder of a lease still exists."""
+    return liveness_behind(lease.identity.holder(lease.holder_id), detached=lease.detached)
 
 
 def checked_ttl(ttl: float) -> float:

@@ -44,6 +44,8 @@ class Request(NamedTuple):
     """Who stands in line for it, if that is not the holder itself."""
     client: Holder | None = None
     """The agent that the holder, a server, asks for it for."""
+    actor: str = ""
+    """In whose name."""
 
 
 class Granted(NamedTuple):
@@ -207,6 +209,7 @@ def _grant(
         detached=request.detached,
         on_behalf_of=request.client.holder_id if request.client else "",
         boot_expires_at=moment.mark(request.ttl),
+        actor=request.actor,
     )
     count = TokenCounter(keys.worktree, lease.fencing_token)
     changes: list[Change] = [

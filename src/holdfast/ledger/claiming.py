@@ -12,6 +12,7 @@ from holdfast.ledger.desk import ClaimDesk
 from holdfast.ledger.events import EVENTS
 from holdfast.ledger.held import HeldClaim
 from holdfast.ledger.protocol import Request, Waiting
+from holdfast.locks.holders import Holder
 
 HIGHEST_PRIORITY = 1_000_000
 _LOOK_AGAIN = 1.0
@@ -29,17 +30,20 @@ class Claims(ClaimDesk):
         ttl: float | None = None,
         wait: float | None = 0.0,
         priority: int = 0,
+        purpose: str = "",
+        behalf_of: Holder | None = None,
         cancelled: threading.Event | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> HeldClaim:
         """Get the claim on a node: at once, or by waiting in line at most `wait` seconds (None: no limit).
 
         Those who wait are served by priority (higher first), then in the order in which they asked.
+        `purpose` is shown to others; for `behalf_of` see `request`.
         `NodeLocked` names the owner if there is no time to wait, `LockTimeout` if it was not enough.
         """
         if abs(priority) > HIGHEST_PRIORITY:
             raise UsageFailure(f"a priority is a number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
-        request = self.request(node, owner, ttl=ttl, priority=priority)
+        request = self.request(node, owner, ttl=ttl, priority=priority, purpose=purpose, behalf_of=behalf_of)
         if wait is not None and wait <= 0.0:
             return HeldClaim(self, self.take(request), request.ttl, clock=clock)
         try:

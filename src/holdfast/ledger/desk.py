@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from holdfast.clock import parse_instant
 from holdfast.errors import OutcomeUnknown, UsageFailure
+from holdfast.fs.names import checked_text
 from holdfast.ledger import meta, protocol
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.claims import KINDS, Claim, ClaimBook, Waiter
@@ -26,7 +27,7 @@ from holdfast.ledger.keeper import BookKeeper
 from holdfast.ledger.log import Ledger, commit_id_of, tell_id
 from holdfast.ledger.nodes import is_under, node_id, order
 from holdfast.ledger.protocol import Cleared, Granted, Request, Ruling, Waiting
-from holdfast.locks.holders import Holder, Liveness, current_holder, liveness
+from holdfast.locks.holders import Holder, Liveness, current_holder, described, liveness
 from holdfast.store.records import Append, Decision, View
 
 PATIENCE = 15.0
@@ -51,11 +52,30 @@ class ClaimDesk:
 
     # --- Asking ------------------------------------------------------------------------------------
 
-    def request(self, node: str, owner: str, *, ttl: float | None = None, priority: int = 0) -> Request:
-        """A request under a new id; without a `ttl` it is for the `lock_timeout` of the ledger."""
-        holder = {name: str(value) for name, value in current_holder().as_record().items()}
+    def request(
+        self,
+        node: str,
+        owner: str,
+        *,
+        ttl: float | None = None,
+        priority: int = 0,
+        purpose: str = "",
+        behalf_of: Holder | None = None,
+    ) -> Request:
+        """A request under a new id; without a `ttl` it is for the `lock_timeout` of the ledger.
+
+        `behalf_of` is whose claim it will be, if not this process's: it outlives the processes then.
+        """
         return Request(
-            node_id(node), checked_owner(owner), new_id(), self._ttl(ttl), priority, self._patience, holder
+            node_id(node),
+            checked_owner(owner),
+            new_id(),
+            self._ttl(ttl),
+            priority,
+            self._patience,
+            holder=described(current_holder()),
+            agent={} if behalf_of is None else described(behalf_of, detached=True),
+            purpose=checked_text(purpose, what="purpose"),
         )
 
     def take(self, request: Request) -> Claim:

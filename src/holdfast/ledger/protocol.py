@@ -33,6 +33,9 @@ class Request(NamedTuple):
     priority: int = 0
     patience: float = 15.0
     holder: Mapping[str, str] = MappingProxyType({})
+    agent: Mapping[str, str] = MappingProxyType({})
+    """The process that the claim is for, if that is not the one that asks for it."""
+    purpose: str = ""
 
 
 class Granted(NamedTuple):
@@ -86,7 +89,7 @@ def claim(
     ahead = _ahead(book, now, request, gone)
     if held is None and not ahead:
         event = _acquired(request.node_id, request.owner, request.claim_id, now, request.ttl)
-        return Ruling(event, Granted(request.claim_id))
+        return Ruling(event | _described(request), Granted(request.claim_id))
     if not wait:
         raise locked(request.node_id, now, held, ahead)
     own = _own_place(book, request)
@@ -214,6 +217,13 @@ def _acquired(node: str, owner: str, claim_id: str, now: float, ttl: float) -> E
         "expires_at": format_instant(now + ttl),
     }
     return {**event, "claim_id": claim_id} if claim_id else event
+
+
+def _described(request: Request) -> Event:
+    """What others are shown of a claim: whose process it is, and what for."""
+    holder = request.agent or request.holder
+    told: Event = {"holder": dict(holder)} if holder else {}
+    return {**told, "purpose": request.purpose} if request.purpose else told
 
 
 def _about(kind: str, held: Claim, now: float) -> Event:

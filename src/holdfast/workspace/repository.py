@@ -44,10 +44,19 @@ _LOOK_AGAIN = 0.05
 
 
 class Repository:
-    """One repository. Its parts are loaded when they are first used."""
+    """One repository. Its parts are loaded when they are first used.
+
+    `actor` (`kind:name`) is in whose name leases are taken. Programs that run several agents in one process
+    open it once for each: by the process alone nobody could tell them apart.
+    """
 
     def __init__(
-        self, root: str | os.PathLike[str], *, holder: Holder | None = None, to_examine: bool = False
+        self,
+        root: str | os.PathLike[str],
+        *,
+        holder: Holder | None = None,
+        actor: str | None = None,
+        to_examine: bool = False,
     ) -> None:
         """`to_examine` opens it even if the server that has its records cannot be used: see `trouble`."""
         places = Places(Path(os.path.abspath(root)))
@@ -62,6 +71,7 @@ class Repository:
             also_named=worktree_keys,
             precondition=may_be_leased,
             holder=holder,
+            actor=actor or "",
             skew=SKEW if (skew := skew_of(store)) is None else skew,
         )
         self.control = Control(places, store, trail, desk)
