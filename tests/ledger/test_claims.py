@@ -19,10 +19,12 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.ledger import meta
+from holdfast.ledger.circles import described
 from holdfast.ledger.claiming import Claims
 from holdfast.ledger.events import EVENTS
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.nodes import is_under, node_id, order
+from holdfast.locks.holders import current_holder
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.records import Create, Decision
@@ -59,6 +61,7 @@ def test_the_events_of_claims_are_those_of_the_specification(claims: Claims, clo
         "owner": "agent-1",
         "expires_at": format_instant(start + 60),
         "claim_id": held.claim.claim_id,
+        "holder": described(current_holder()),
         "id": taken["id"],
     }
     assert {"type", "timestamp", "node_id", "owner"} <= released.keys() & reaped.keys()

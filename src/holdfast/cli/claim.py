@@ -75,10 +75,11 @@ def take(
       holdfast claim take 1.2.3 --owner agent-7 --wait 1m --json
     """
     from holdfast.cli.claim_view import claim_record, taken_lines
+    from holdfast.locks.callers import calling_agent
 
     claims = open_at(directory).claims
     limit = 0.0 if wait is None else None if wait == UNLIMITED else wait
-    held = claims.claim(node, owner, ttl=ttl, wait=limit, priority=priority)
+    held = claims.claim(node, owner, ttl=ttl, wait=limit, priority=priority, behalf_of=calling_agent())
     now = claims.ledger.store.now()
     output.result(claim_record(held.claim, now), taken_lines("Claimed", held.claim, now))
 

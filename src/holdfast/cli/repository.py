@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from holdfast.cli.places import store_address
 from holdfast.errors import LockNotHeld, LockReentry, NotFound
 
 if TYPE_CHECKING:
@@ -62,11 +63,11 @@ def open_repository(flag: str | None, environment: Mapping[str, str] = os.enviro
     """The repository that a command is about."""
     from holdfast.workspace.repository import Repository, find_repository
 
-    chosen = flag or environment.get(REPO)
+    chosen, address = flag or environment.get(REPO), store_address(environment)
     if not chosen:
-        return Repository(find_repository(current_directory()))
+        return Repository(find_repository(current_directory()), ledger_address=address)
     try:
-        return Repository(chosen)
+        return Repository(chosen, ledger_address=address)
     except NotFound as failure:
         with contextlib.suppress(NotFound):  # never guessed: which worktree would be meant?
             failure.hint = f"It is in the repository {find_repository(chosen)}: name that one."

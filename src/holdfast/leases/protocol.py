@@ -44,6 +44,8 @@ class Request(NamedTuple):
     """Who stands in line for it, if that is not the holder itself."""
     client: Holder | None = None
     """The agent that the holder, a server, asks for it for."""
+    above: tuple[str, ...] = ()
+    """The processes that the one that waits descends from."""
 
 
 class Granted(NamedTuple):
@@ -309,6 +311,7 @@ def _shown(request: Request, line: list[Waiter], moment: Moment) -> Waiter:
         identity=Identity.of(waiter),
         on_behalf_of=request.holder.holder_id if request.waiter else "",
         boot_seen_at=moment.mark(),
+        above=request.above,
     )
 
 

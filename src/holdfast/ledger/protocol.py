@@ -33,6 +33,8 @@ class Request(NamedTuple):
     priority: int = 0
     patience: float = 15.0
     holder: Mapping[str, str] = MappingProxyType({})
+    agent: Mapping[str, str] = MappingProxyType({})
+    """The process that the claim is for, if that is not the one that asks for it."""
 
 
 class Granted(NamedTuple):
@@ -86,7 +88,8 @@ def claim(
     ahead = _ahead(book, now, request, gone)
     if held is None and not ahead:
         event = _acquired(request.node_id, request.owner, request.claim_id, now, request.ttl)
-        return Ruling(event, Granted(request.claim_id))
+        holder = dict(request.agent or request.holder)
+        return Ruling({**event, "holder": holder} if holder else event, Granted(request.claim_id))
     if not wait:
         raise locked(request.node_id, now, held, ahead)
     own = _own_place(book, request)

@@ -251,7 +251,7 @@ def _ledger_claims(root: Path, address: str | None) -> Iterator[Holding]:
         lines: dict[str, list[Waiting]] = {}
         for waiter in opened.claims.waiting():
             line = lines.setdefault(waiter.node_id, [])
-            line.append(Waiting(waiter.owner, len(line) + 1, None))
+            line.append(Waiting(waiter.owner, len(line) + 1, waiter.since or None))
         for claim in (*opened.claims.active(), *opened.claims.expired()):
             expired = claim.is_expired(now)
             yield Holding(

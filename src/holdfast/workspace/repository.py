@@ -21,6 +21,7 @@ from holdfast.leases.protocol import Granted
 from holdfast.locks.holders import Holder
 from holdfast.store.base import Store
 from holdfast.workspace.stores import close_store, open_store, skew_of
+from holdfast.workspace.waits import ClaimsElsewhere
 from holdfast.worktrees.control import Control, Places, may_be_leased
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.payloads import directory_of, worktree_name
@@ -42,9 +43,19 @@ _LOOK_AGAIN = 0.05
 
 
 class Repository:
-    """One repository. Its parts are loaded when they are first used."""
+    """One repository. Its parts are loaded when they are first used.
 
-    def __init__(self, root: str | os.PathLike[str], *, holder: Holder | None = None) -> None:
+    `ledger_address` is where the ledger of the directory is kept, if that is not as it was settled for it:
+    who waits for a lease may wait in a circle with those who wait for its claims.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        holder: Holder | None = None,
+        ledger_address: str | None = None,
+    ) -> None:
         places = Places(Path(os.path.abspath(root)))
         store = open_store(places.root)
         try:
@@ -53,6 +64,7 @@ class Repository:
             close_store(store)
             raise
         trail = AuditTrail()
+        self._claims = ClaimsElsewhere(places.root, store, ledger_address)
         desk = Desk(
             store,
             trail,
@@ -60,11 +72,13 @@ class Repository:
             precondition=may_be_leased,
             holder=holder,
             skew=SKEW if (skew := skew_of(store)) is None else skew,
+            elsewhere=[self._claims],
         )
         self.control = Control(places, store, trail, desk)
 
     def close(self) -> None:
         """Let go of the files that are kept open for speed: for who opens many, or again and again."""
+        self._claims.close()
         close_store(self.control.store)
 
     def __enter__(self) -> Self:
