@@ -53,8 +53,9 @@ def work(
     """
     from holdfast.cli import child
     from holdfast.cli.signals import Duty, kept_back
+    from holdfast.holding.heartbeat import BEATS
     from holdfast.issues.claim_records import ClaimId
-    from holdfast.issues.claiming import BEATS, HeldClaim
+    from holdfast.issues.claiming import HeldClaim
     from holdfast.issues.records import State
     from holdfast.issues.tracker import Update
     from holdfast.locks.callers import calling_agent

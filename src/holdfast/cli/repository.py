@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from holdfast.cli.places import store_address
 from holdfast.errors import LockNotHeld, LockReentry, NotFound
 
 if TYPE_CHECKING:
@@ -66,11 +67,12 @@ def open_repository(
     """The repository that a command is about; `to_examine` opens it even if its store cannot be used."""
     from holdfast.workspace.repository import Repository, find_repository
 
-    chosen, actor = flag or environment.get(REPO), environment.get(ACTOR)
+    chosen, actor, address = flag or environment.get(REPO), environment.get(ACTOR), store_address(environment)
     if not chosen:
-        return Repository(find_repository(current_directory()), actor=actor, to_examine=to_examine)
+        found = find_repository(current_directory())
+        return Repository(found, actor=actor, ledger_address=address, to_examine=to_examine)
     try:
-        return Repository(chosen, actor=actor, to_examine=to_examine)
+        return Repository(chosen, actor=actor, ledger_address=address, to_examine=to_examine)
     except NotFound as failure:
         with contextlib.suppress(NotFound):  # never guessed: which worktree would be meant?
             failure.hint = f"It is in the repository {find_repository(chosen)}: name that one."

@@ -23,6 +23,7 @@ from holdfast.store.addresses import without_secrets
 from holdfast.store.base import Store
 from holdfast.store.failing_fast import FailingFast
 from holdfast.workspace.stores import CONFIG, FILES, close_store, open_address, read_config, skew_of
+from holdfast.workspace.waits import ClaimsElsewhere
 from holdfast.worktrees.control import Control, Places, may_be_leased
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.payloads import directory_of, worktree_name
@@ -47,7 +48,9 @@ class Repository:
     """One repository. Its parts are loaded when they are first used.
 
     `actor` (`kind:name`) is in whose name leases are taken. Programs that run several agents in one process
-    open it once for each: by the process alone nobody could tell them apart.
+    open it once for each: by the process alone nobody could tell them apart. `ledger_address` is where the
+    ledger of the directory is kept, if that is not as it was settled for it: who waits for a lease may wait
+    in a circle with those who wait for its claims.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Repository:
         *,
         holder: Holder | None = None,
         actor: str | None = None,
+        ledger_address: str | None = None,
         to_examine: bool = False,
     ) -> None:
         """`to_examine` opens it even if the server that has its records cannot be used: see `trouble`."""
@@ -65,6 +69,7 @@ class Repository:
         else:
             store, self.format = _opened(places.root)
         trail = AuditTrail()
+        self._claims = ClaimsElsewhere(places.root, store, ledger_address)
         desk = Desk(
             store,
             trail,
@@ -73,6 +78,7 @@ class Repository:
             holder=holder,
             actor=actor or "",
             skew=SKEW if (skew := skew_of(store)) is None else skew,
+            elsewhere=[self._claims],
         )
         self.control = Control(places, store, trail, desk)
 
@@ -89,6 +95,7 @@ class Repository:
 
     def close(self) -> None:
         """Let go of the files that are kept open for speed: for who opens many, or again and again."""
+        self._claims.close()
         close_store(self.control.store)
 
     def __enter__(self) -> Self:
