@@ -23,6 +23,7 @@ def info(output: Output, *, repo: str | None) -> None:
     """
     from holdfast.cli.worktree_view import one_line, record
     from holdfast.workspace.describing import describe
+    from holdfast.workspace.stores import address_of
 
     opened = open_worktree(repo, None)
     found = describe(opened.repository)
@@ -41,7 +42,7 @@ def info(output: Output, *, repo: str | None) -> None:
         "filesystem": found.filesystem,
         "network": found.network,
         "engine": found.engine,
-        "store": "files",
+        "store": address_of(found.root),
         "warnings": found.warnings(),
     }
     output.result(

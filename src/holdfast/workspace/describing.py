@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Failure
+from holdfast.fs import juicefs
 from holdfast.fs.mounts import filesystem_kind, is_network
+from holdfast.fs.probe import network_troubles
+from holdfast.store.files import FileStore
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.lifecycle import WorktreeState
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, Consistency, Descriptor, RepositoryFormat
@@ -23,6 +26,8 @@ class Description(NamedTuple):
     """Snapshots whose files may be of different moments."""
     filesystem: str
     network: bool
+    network_troubles: tuple[str, ...]
+    """Why what other machines do may not be seen here in time."""
     engine: str | None
 
     def warnings(self) -> list[str]:
@@ -37,9 +42,7 @@ class Description(NamedTuple):
                 f"{len(self.best_effort)} of {self.snapshots} snapshots were taken while files may have "
                 "changed (best_effort)"
             )
-        if self.network:
-            found.append(f"it is on a network filesystem ({self.filesystem})")
-        return found
+        return [*found, *self.network_troubles]
 
 
 def describe(repository: Repository) -> Description:
@@ -54,8 +57,16 @@ def describe(repository: Repository) -> Description:
         best_effort=tuple(each for each in descriptors if each.consistency_level is Consistency.BEST_EFFORT),
         filesystem=kind,
         network=is_network(kind),
+        network_troubles=_network_troubles(repository, kind),
         engine=_engine(repository),
     )
+
+
+def _network_troubles(repository: Repository, kind: str) -> tuple[str, ...]:
+    """For records on a server, only that files may be seen late; else what stands against records here."""
+    if isinstance(repository.control.store, FileStore) or kind == juicefs.KIND:
+        return tuple(network_troubles(repository.root, kind))
+    return ()
 
 
 def _engine(repository: Repository) -> str | None:

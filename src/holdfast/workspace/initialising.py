@@ -31,7 +31,7 @@ from holdfast.locks.file_locker import FileLocker
 from holdfast.store.base import Store
 from holdfast.store.records import Create, Decision, View
 from holdfast.workspace.repository import checked_format
-from holdfast.workspace.stores import address_of, configure_store, open_store
+from holdfast.workspace.stores import address_of, configure_store, is_in_files, open_store
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import (
     FORMAT,
@@ -65,13 +65,13 @@ def initialise(
     *,
     source: str | os.PathLike[str] | None = None,
     store: str | None = None,
-    probe: Callable[[Path], Capabilities] = require_safe,
+    probe: Callable[[Path], Capabilities] | None = None,
 ) -> Initialised:
     """Make a repository in the directory `root`, with the content of `source` in `main/`, if it is given.
 
     The source is copied and stays as it is. A directory that is a repository already is left alone.
     `store` is the address of a server that keeps the records, if they are not to be in files; `probe` finds
-    out what the filesystem does, and refuses one that is not safe.
+    out what the filesystem does, and refuses one that is not safe: `require_safe`, unless another is given.
     """
     places = Places(Path(os.path.abspath(root)))
     imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), places.root)
@@ -79,7 +79,8 @@ def initialise(
     if known is None:
         _check_that_it_is_free(places.root)
         make_directories(places.root)
-        capabilities = probe(places.root)
+        served = not is_in_files(address_of(places.root, store))
+        capabilities = probe(places.root) if probe else require_safe(places.root, records_elsewhere=served)
         make_directories(places.guards)
         with FileLocker().lock_exclusive(places.guards / "init.lock"):
             known = _known_format(places.root)
@@ -228,13 +229,12 @@ def _is_inside(path: Path, above: os.stat_result) -> bool:
 
 def _import(control: Control, source: Path) -> int:
     """Copy a directory to `main/`, which appears complete or not at all; return how many files it has."""
-    from holdfast.fs.trees import PAYLOAD, capture, choose_engine, sync_tree
+    from holdfast.fs.trees import PAYLOAD, capture_best, sync_tree
 
     main = control.places.payload(MAIN)
     _make_room(main)
     with scratch(control, "import") as room:
-        engine = choose_engine(source, control.places.snapshots)
-        captured = capture(source, room.tree, engine=engine, quiesced=True)
+        captured = capture_best(source, room.tree, beside=control.places.snapshots, quiesced=True)
         sync_tree(room.tree)
         move(room.tree / PAYLOAD, main)
         return captured.files

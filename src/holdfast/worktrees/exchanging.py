@@ -135,11 +135,10 @@ def _is_link(path: Path) -> bool:
 
 
 def _captured(control: Control, replaced: Path, own: Scratch, kept: str | None) -> Captured:
-    from holdfast.fs.trees import capture, choose_engine, sync_tree
+    from holdfast.fs.trees import capture_best, sync_tree
 
     base = control.places.tree(kept) if kept and is_ready(control.places, kept) else None
-    engine = choose_engine(replaced, own.path)
-    captured = capture(replaced, own.tree, engine=engine, base=base, quiesced=False)
+    captured = capture_best(replaced, own.tree, beside=own.path, base=base, quiesced=False)
     sync_tree(own.tree)
     return captured
 

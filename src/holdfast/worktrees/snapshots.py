@@ -163,13 +163,14 @@ class _Directory:
 def _capture(
     control: Control, payload: _Directory, room: Scratch, tip: str | None, level: Consistency, wanted: Wanted
 ) -> Captured:
-    from holdfast.fs.trees import capture, choose_engine, sync_tree
+    from holdfast.fs.trees import capture_best, sync_tree
 
     make_directories(control.places.caches)
-    captured = capture(
+    captured = capture_best(
         payload.path,
         room.tree,
-        engine=choose_engine(payload.path, room.path, wanted.engine),
+        beside=room.path,
+        wanted=wanted.engine,
         base=control.places.tree(tip) if tip and _can_be_base(control, tip) else None,
         cache=control.places.stat_cache(payload.worktree),
         quiesced=level is Consistency.QUIESCED,

@@ -12,8 +12,8 @@ from holdfast.audit.reading import check_chain
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, NotFound
 from holdfast.fs.directory import Directory
-from holdfast.fs.mounts import filesystem_kind, is_network
-from holdfast.fs.probe import probe
+from holdfast.fs.probe import network_troubles, probe
+from holdfast.store.files import FileStore
 from holdfast.worktrees.checks.leases import LEASES
 from holdfast.worktrees.doctor import Examination, Finding, Severity
 from holdfast.worktrees.records import FORMAT, FORMAT_VERSION
@@ -148,11 +148,11 @@ def _can_write(status: os.stat_result) -> bool:
 def filesystem(examination: Examination) -> Iterator[Finding]:
     """A filesystem on which the promises do not hold: by its kind, with `strict` by trying it."""
     root = examination.control.places.root
+    served = not isinstance(examination.control.store, FileStore)
     if examination.strict:
-        troubles = probe(root / ".jvs").troubles()
+        troubles = probe(root / ".jvs").troubles(records_elsewhere=served)
     else:
-        kind = filesystem_kind(root)
-        troubles = [f"it is a network file system ({kind})"] if is_network(kind) else []
+        troubles = [] if served else network_troubles(root)
     if troubles:
         yield Finding(
             "filesystem-unsafe",
