@@ -434,6 +434,13 @@ class PathEscape(Refused):
     hint = "Use a plain path without '..' and symbolic links."
 
 
+class NestedRepository(Refused):
+    """A repository was to be made inside of another one."""
+
+    code = "E_NESTED_REPOSITORY"
+    hint = "Make it elsewhere; or, if that is what you want, say --nested."
+
+
 class FilesystemUnsafe(Refused):
     """This filesystem does not do what the promises rest on."""
 
