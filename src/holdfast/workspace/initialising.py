@@ -46,7 +46,7 @@ from holdfast.worktrees.scratch import scratch
 
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
-_OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snapshots"])
+_OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snapshots", "reserve"])
 
 
 class Initialised(NamedTuple):
@@ -116,6 +116,7 @@ def _initialise(places: Places, source: Path | None, capabilities: Capabilities)
     else:
         files = _import(control, source)
     record = _commit(control, source)
+    places.reserve.fill()
     return Initialised(places.root, record, True, capabilities, files)
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from holdfast.audit.reading import check_chain
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, NotFound
-from holdfast.fs.directory import Directory
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.probe import network_troubles, probe
+from holdfast.fs.reserve import FILE_BYTES, FILES
 from holdfast.store.files import FileStore
 from holdfast.worktrees.checks.leases import LEASES
 from holdfast.worktrees.doctor import Examination, Finding, Severity
@@ -143,6 +145,26 @@ def _can_write(status: os.stat_result) -> bool:
         ours = status.st_gid in (os.getegid(), *os.getgroups())
         needed = stat.S_IWGRP | stat.S_IXGRP if ours else stat.S_IWOTH | stat.S_IXOTH
     return status.st_mode & needed == needed
+
+
+def disk(examination: Examination) -> Iterator[Finding]:
+    """A disk on which nothing more can be kept."""
+    root = examination.control.places.root
+    try:
+        left = calls.free_space(root)
+    except OSError as error:
+        raise io_failure("look at", root, error) from error
+    if left < FILES * FILE_BYTES:
+        yield Finding(
+            "disk-full",
+            Severity.WARNING,
+            str(root),
+            f"the disk that the repository is on is full: {left >> 10} KiB are left",
+            "Snapshots fail, and so does asking for a lock. What is there is safe. Locks can be renewed and "
+            "released, and garbage can be collected, with what was set aside for that.",
+            "nothing: 'holdfast gc plan' shows what may be deleted, or make room elsewhere on the disk",
+            facts={"bytes_left": left},
+        )
 
 
 def filesystem(examination: Examination) -> Iterator[Finding]:
