@@ -138,6 +138,16 @@ class NotInitialised(NotFound):
     hint = "Make one with 'holdfast issue init', or name the directory that has one with --repo."
 
 
+class SnapshotCollected(NotFound):
+    """A garbage collection deletes the snapshot, or has deleted it while it was being read."""
+
+    code = "E_SNAPSHOT_COLLECTED"
+    retryable = True
+    hint = (
+        "Name another one: 'holdfast history --all' shows what is there. What you need, keep: 'holdfast pin'."
+    )
+
+
 class CommandNotFound(NotFound):
     """The command to run does not exist, or is not executable."""
 
