@@ -51,8 +51,9 @@ class Reserve:
         try:
             with contextlib.suppress(FileExistsError):
                 calls.mkdir(self.directory)
+            filling = os.urandom(FILE_BYTES)  # what a file system cannot compress
             for number in range(FILES):
-                self._fill(self.directory / str(number))
+                self._fill(self.directory / str(number), filling)
         except OSError:
             return False
         return True
@@ -63,15 +64,14 @@ class Reserve:
             if len(calls.listdir(self.directory)) < FILES:
                 self.fill()
 
-    def _fill(self, path: Path) -> None:
+    def _fill(self, path: Path, filling: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             if calls.stat(path, follow_symlinks=False).st_size >= FILE_BYTES:
                 return
         descriptor = calls.open(path, _FLAGS, 0o600)
         try:
-            left = os.urandom(FILE_BYTES)  # what a file system cannot compress
-            while left:
-                left = left[calls.write(descriptor, left) :]
+            while filling:
+                filling = filling[calls.write(descriptor, filling) :]
         except OSError:
             calls.unlink(path)  # the last free bytes are not ours to take
             raise

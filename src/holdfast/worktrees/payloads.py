@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.errors import AlreadyExists, NotDurable, NotFound, Refused
@@ -86,6 +87,19 @@ def inode_of(status: os.stat_result | None) -> str | None:
     if status is None or not stat.S_ISDIR(status.st_mode):
         return None
     return f"{status.st_dev}:{status.st_ino}"
+
+
+def which_has(inode: str | None, found: Sequence[os.stat_result], *, same_boot: bool) -> int | None:
+    """Which of these directories, all of one repository, is the one of this inode; None if it cannot be told.
+
+    The number of the device may be another one after a reboot, so it counts only where it must: several roots
+    of btrfs subvolumes, which all have the same inode.
+    """
+    number = (inode or "").rpartition(":")[2]
+    candidates = [index for index, each in enumerate(found) if str(each.st_ino) == number]
+    if len(candidates) > 1 and same_boot:
+        candidates = [index for index in candidates if inode_of(found[index]) == inode]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def sync_names(places: Places, worktree: str) -> None:
