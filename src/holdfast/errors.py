@@ -444,6 +444,15 @@ class PathEscape(Refused):
     hint = "Use a plain path without '..' and symbolic links."
 
 
+class DirectoryReplaced(Refused):
+    """What stands where the directory of a worktree should be is none. It is not touched."""
+
+    code = "E_DIRECTORY_REPLACED"
+    hint = (
+        "Move it away. Then put the directory back, or restore a snapshot: 'holdfast restore ID --inplace'."
+    )
+
+
 class NestedRepository(Refused):
     """A repository was to be made inside of another one."""
 

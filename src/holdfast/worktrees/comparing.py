@@ -17,7 +17,7 @@ from holdfast.fs import calls, durable
 from holdfast.fs.directory import io_failure
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.naming import is_ready, reading, refuse_if_collected, resolve, visible
-from holdfast.worktrees.payloads import refuse_link
+from holdfast.worktrees.payloads import refuse_replaced
 from holdfast.worktrees.records import Descriptor
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def is_work(change: Change) -> bool:
 
 
 def _with_worktree(control: Control, old: Side, worktree: str) -> Comparison:
-    refuse_link(control, worktree)
+    refuse_replaced(control, worktree)
     payload = control.places.payload(worktree)
     tip = None if old.descriptor is None else old.descriptor.snapshot_id
     with reading(control, *([tip] if tip else [])):

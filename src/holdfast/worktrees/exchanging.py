@@ -44,12 +44,12 @@ def finish(control: Control, operation: Operation) -> None:
 def carry_out(control: Control, operation: Operation) -> None:
     """Do what was decided. Whoever calls this holds the payload lock."""
     room = control.places.scratch / operation.operation_id
-    new, target, replaced = room / NEW, _target(control, operation), room / REPLACED
+    new, target = room / NEW, _target(control, operation)
     if not _is_in_place(control, operation, room):
         _exchange(control, operation, room)  # 4
     sync_parents(new, target)
     if inode_at(new) is not None:
-        move(new, replaced)  # 5. what was replaced is never taken for what is to be put in place
+        _put_aside(operation, new, room)  # 5. never to be taken for what is to be put in place
     with _late(control, operation, room) as late:
         _end(control, operation, late)  # 6
     if operation.path is None:
@@ -101,8 +101,18 @@ def _exchange(control: Control, operation: Operation, room: Path) -> None:
     try:
         exchange(new, target)
     except ExchangeUnavailable:
-        move(target, room / REPLACED)
+        _put_aside(operation, target, room)
         move(new, target)
+
+
+def _put_aside(operation: Operation, old: Path, room: Path) -> None:
+    """Keep what was in the place of the directory. A file that somebody has put there is kept in a directory,
+    such that it can become a snapshot like everything else."""
+    if operation.path is not None or stat.S_IFMT(_mode(old)) in (stat.S_IFDIR, stat.S_IFLNK):
+        move(old, room / REPLACED)
+    else:
+        make_directories(room / REPLACED)
+        move(old, room / REPLACED / operation.worktree_id)
 
 
 @contextlib.contextmanager
@@ -131,7 +141,14 @@ def _late(control: Control, operation: Operation, room: Path) -> Iterator[Descri
 
 def _is_link(path: Path) -> bool:
     """Whether somebody had put a link in the place of the directory: what it leads to was not touched."""
-    return stat.S_ISLNK(calls.stat(path, follow_symlinks=False).st_mode)
+    return stat.S_ISLNK(_mode(path))
+
+
+def _mode(path: Path) -> int:
+    try:
+        return calls.stat(path, follow_symlinks=False).st_mode
+    except OSError as error:
+        raise io_failure("look at", path, error) from error
 
 
 def _captured(control: Control, replaced: Path, own: Scratch, kept: str | None) -> Captured:

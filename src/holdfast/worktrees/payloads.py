@@ -12,7 +12,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.errors import AlreadyExists, NotDurable, NotFound, Refused
+from holdfast.errors import AlreadyExists, DirectoryReplaced, IoFailure, NotDurable, NotFound, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.names import safe_name
@@ -51,10 +51,20 @@ def status_of(places: Places, worktree: str) -> os.stat_result | None:
 
 
 def directory_of(control: Control, worktree: str) -> Path:
-    """The path of a worktree's directory, which is there and is no link."""
+    """The path of a worktree's directory, which is there and is neither a link nor a file."""
     with parent_of(control.places, worktree) as parent:
+        name = control.places.payload(worktree).name
         try:
-            parent.enter(control.places.payload(worktree).name).close()
+            parent.enter(name).close()
+        except IoFailure as failure:
+            status = parent.status(name)
+            if status is None or stat.S_ISDIR(status.st_mode):
+                raise
+            raise DirectoryReplaced(
+                f"where the directory of {worktree} should be stands something else: {parent.where(name)}",
+                worktree=worktree,
+                path=parent.where(name),
+            ) from failure
         except NotFound:
             raise NotFound(
                 f"the worktree {worktree} has lost its directory {control.places.payload(worktree)}",
@@ -65,8 +75,8 @@ def directory_of(control: Control, worktree: str) -> Path:
     return control.places.payload(worktree)
 
 
-def refuse_link(control: Control, worktree: str) -> None:
-    """Refuse a worktree whose directory somebody has replaced by a link: what it leads to is not ours."""
+def refuse_replaced(control: Control, worktree: str) -> None:
+    """Refuse a worktree whose directory somebody has replaced, by a link or a file; none at all is fine."""
     with contextlib.suppress(NotFound):
         directory_of(control, worktree)
 

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists, NotFound, Refused
+from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused
 from holdfast.fs.moving import move
 from holdfast.leases.records import Identity, LeaseKeys, TokenCounter
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace, Stream, View
@@ -62,7 +62,9 @@ def rename(control: Control, old: str, new: str, *, force: bool = False) -> Work
 def finish(control: Control, operation: Operation) -> None:
     """Bring a renaming to its end, whichever of its two records it is known by."""
     old, new = _names(operation)
-    with contextlib.suppress(AlreadyExists, NotFound):  # then it was undone, which is an end too
+    with contextlib.suppress(
+        AlreadyExists, NotFound, DirectoryReplaced
+    ):  # then it was undone, which is an end too
         _carry_out(control, operation, old, new)
 
 
@@ -70,9 +72,9 @@ def _carry_out(control: Control, operation: Operation, old: str, new: str) -> Wo
     if not _is_moved(control, operation, old, new):
         try:
             move(payloads.directory_of(control, old), control.places.payload(new))  # 4
-        except (AlreadyExists, NotFound) as failure:
+        except (AlreadyExists, NotFound, DirectoryReplaced) as failure:
             _undo(control, old, new)
-            if isinstance(failure, NotFound):  # somebody has taken the directory away
+            if not isinstance(failure, AlreadyExists):  # somebody has taken the directory away
                 raise
             raise payloads.stranger(control.places.payload(new)) from None
     else:

@@ -38,7 +38,7 @@ from holdfast.fs.moving import move
 from holdfast.store.records import Change, Create, Decision, Key, Replace, Stream, View
 from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready, reference_name
-from holdfast.worktrees.payloads import refuse_link
+from holdfast.worktrees.payloads import refuse_replaced
 from holdfast.worktrees.proof import Proof, check_early, permission, publishing_keys
 from holdfast.worktrees.records import (
     DESCRIPTORS,
@@ -83,7 +83,7 @@ def snapshot(control: Control, worktree: str, proof: Proof | None, wanted: Wante
     snapshot_id = new_snapshot_id()
     tip = config.head_snapshot_id or config.base_snapshot_id
     uses = [tip] if tip else []
-    refuse_link(control, worktree)
+    refuse_replaced(control, worktree)
     payload = _Directory(control.places.payload(worktree), worktree)
     # 1. The scratch has the id of the snapshot: whoever finds the tree can tell that it is in the making.
     with scratch(control, "snapshot", worktree=worktree, uses=uses, scratch_id=snapshot_id) as room:
