@@ -138,6 +138,16 @@ class NotInitialised(NotFound):
     hint = "Make one with 'holdfast issue init', or name the directory that has one with --repo."
 
 
+class SnapshotCollected(NotFound):
+    """A garbage collection deletes the snapshot, or has deleted it while it was being read."""
+
+    code = "E_SNAPSHOT_COLLECTED"
+    retryable = True
+    hint = (
+        "Name another one: 'holdfast history --all' shows what is there. What you need, keep: 'holdfast pin'."
+    )
+
+
 class CommandNotFound(NotFound):
     """The command to run does not exist, or is not executable."""
 
@@ -432,6 +442,22 @@ class PathEscape(Refused):
 
     code = "E_PATH_ESCAPE"
     hint = "Use a plain path without '..' and symbolic links."
+
+
+class DirectoryReplaced(Refused):
+    """What stands where the directory of a worktree should be is none. It is not touched."""
+
+    code = "E_DIRECTORY_REPLACED"
+    hint = (
+        "Move it away. Then put the directory back, or restore a snapshot: 'holdfast restore ID --inplace'."
+    )
+
+
+class NestedRepository(Refused):
+    """A repository was to be made inside of another one."""
+
+    code = "E_NESTED_REPOSITORY"
+    hint = "Make it elsewhere; or, if that is what you want, say --nested."
 
 
 class FilesystemUnsafe(Refused):

@@ -87,7 +87,7 @@ def test_every_check_has_damage_that_it_finds() -> None:
         *("parents", "references", "pins", "directories", "payloads", "records", "scratch", "drafts"),
         *("leases", "waiters", "audit", "clock", "permissions"),
     }
-    assert {check.name for check in CHECKS} - made_here == {"format", "filesystem"}
+    assert {check.name for check in CHECKS} - made_here == {"format", "filesystem", "disk"}
     assert len({check.name for check in CHECKS}) == len(CHECKS)
 
 
@@ -113,7 +113,7 @@ def test_a_file_that_changed_is_found_only_by_reading_it(repository: Repository)
 
 
 def test_an_unsafe_filesystem_is_found(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "filesystem_kind", lambda path: "nfs4")
+    monkeypatch.setattr(probing, "filesystem_kind", lambda path: "nfs4")
     assert codes(repository.examine()) == {"filesystem-unsafe"}
     monkeypatch.setattr(probing, "_excludes_processes", lambda path: False)
     assert codes(repository.examine(strict=True)) == {"filesystem-unsafe"}

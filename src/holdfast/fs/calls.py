@@ -38,6 +38,12 @@ utime = os.utime
 
 if sys.platform == "win32":
 
+    def free_space(path: str | os.PathLike[str]) -> int:
+        """How many bytes users may still write on the file system of `path`, as far as it can tell."""
+        import shutil
+
+        return shutil.disk_usage(path).free
+
     def fsync(descriptor: int) -> None:
         """Bring the file's content to the disk."""
         os.fsync(descriptor)
@@ -67,6 +73,11 @@ if sys.platform == "win32":
 
 else:
     import fcntl
+
+    def free_space(path: str | os.PathLike[str]) -> int:
+        """How many bytes users may still write on the file system of `path`, as far as it can tell."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
 
     flock = fcntl.flock
     chown = os.chown
@@ -207,4 +218,5 @@ READING = (
     "realpath",
     "listxattr",
     "getxattr",
+    "free_space",
 )

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Failure, NotFound
+from holdfast.fs import juicefs
 from holdfast.fs.directory import Directory
 from holdfast.fs.mounts import filesystem_kind, is_network
+from holdfast.fs.probe import network_troubles
+from holdfast.store.files import FileStore
 from holdfast.workspace.repository import Repository
 from holdfast.workspace.stores import address_of
 from holdfast.worktrees.lifecycle import WorktreeState
@@ -34,6 +37,8 @@ class Description(NamedTuple):
     """Snapshots whose files may be of different moments."""
     filesystem: str
     network: bool
+    network_troubles: tuple[str, ...]
+    """Why what other machines do may not be seen here in time."""
     engine: str | None
 
     def warnings(self) -> list[str]:
@@ -49,9 +54,7 @@ class Description(NamedTuple):
                 f"{len(self.best_effort)} of {self.snapshots} snapshots were taken while files may have "
                 "changed (best_effort)"
             )
-        if self.network:
-            found.append(f"it is on a network filesystem ({self.filesystem})")
-        return found
+        return [*found, *self.network_troubles]
 
 
 class _Records(NamedTuple):
@@ -83,6 +86,7 @@ def describe(repository: Repository) -> Description:
         best_effort=tuple(each for each in descriptors if each.consistency_level is Consistency.BEST_EFFORT),
         filesystem=kind,
         network=is_network(kind),
+        network_troubles=_network_troubles(repository, kind),
         engine=_engine(repository),
     )
 
@@ -109,6 +113,13 @@ def _directories(repository: Repository) -> Iterator[str]:
         except NotFound:
             continue
         yield from sorted(each for each in there if names is None or each in names)
+
+
+def _network_troubles(repository: Repository, kind: str) -> tuple[str, ...]:
+    """For records on a server, only that files may be seen late; else what stands against records here."""
+    if isinstance(repository.control.store, FileStore) or kind == juicefs.KIND:
+        return tuple(network_troubles(repository.root, kind))
+    return ()
 
 
 def _engine(repository: Repository) -> str | None:

@@ -77,6 +77,7 @@ class Repository:
             precondition=may_be_leased,
             holder=holder,
             actor=actor or "",
+            reserve=places.reserve,
             skew=SKEW if (skew := skew_of(store)) is None else skew,
             elsewhere=[self._claims],
         )

@@ -105,7 +105,7 @@ def open_address(
     """
     address = with_secrets(address)
     scheme = address.partition(":")[0].lower()
-    if address == FILES or scheme == "file":
+    if is_in_files(address):
         path = Path(root) if address == FILES else _path_of(address)
         if not create:
             Directory.open(path).close()
@@ -154,6 +154,11 @@ def address_of(root: str | os.PathLike[str], address: str | None = None) -> str:
     """Where the store of a directory is, as it may be shown."""
     chosen = address or read_config(root).store
     return chosen if chosen == FILES else without_secrets(chosen)
+
+
+def is_in_files(address: str) -> bool:
+    """Whether the store at an address is plain files, be it those of another directory."""
+    return address == FILES or address.partition(":")[0].lower() == "file"
 
 
 def close_store(store: Store) -> None:

@@ -159,7 +159,7 @@ def repair(control: Control, checks: Sequence[Check], *, strict: bool = False) -
                 if finding.fix is None or (finding.code, finding.subject) in failed:
                     continue
                 try:
-                    finding.fix()
+                    control.places.reserve.relieve(finding.fix)
                 except Failure as failure:
                     failed[finding.code, finding.subject] = finding, failure
                 else:

@@ -193,7 +193,14 @@ def _late(control: Control, operation: Operation, room: Path) -> Iterator[Descri
 
 def _is_link(path: Path) -> bool:
     """Whether somebody had put a link in the place of the directory: what it leads to was not touched."""
-    return stat.S_ISLNK(calls.stat(path, follow_symlinks=False).st_mode)
+    return stat.S_ISLNK(_mode(path))
+
+
+def _mode(path: Path) -> int:
+    try:
+        return calls.stat(path, follow_symlinks=False).st_mode
+    except OSError as error:
+        raise io_failure("look at", path, error) from error
 
 
 def _end(control: Control, operation: Operation, late: Descriptor | None) -> None:
@@ -245,7 +252,11 @@ def _replaced(operation: Operation, room: Path) -> Path:
 
 
 def _set_aside(source: Path, operation: Operation, room: Path) -> None:
+    """Keep what was in the place of the directory. A file that somebody has put there is kept in a directory,
+    such that it can become a snapshot like everything else."""
     replaced = _replaced(operation, room)
+    if operation.path is None and stat.S_IFMT(_mode(source)) not in (stat.S_IFDIR, stat.S_IFLNK):
+        replaced /= operation.worktree_id
     make_directories(replaced.parent)
     move(source, replaced)
 

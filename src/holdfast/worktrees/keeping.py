@@ -82,11 +82,16 @@ class Snapshots:
         return comparing.compare(self._control, worktree, old, new)
 
     def verify(self, snapshot_id: str) -> Iterator[Problem]:
-        """Read everything that a snapshot holds; what is wrong with it."""
+        """Read everything that a snapshot holds; what is wrong with it.
+
+        `SnapshotCollected` if it is deleted meanwhile: that is no damage.
+        """
         from holdfast.fs.trees import verify
 
         descriptor = naming.visible(self._control, snapshot_id)
-        return verify(self._control.places.tree(snapshot_id), descriptor.payload_hash)
+        for problem in verify(self._control.places.tree(snapshot_id), descriptor.payload_hash):
+            naming.refuse_if_collected(self._control, snapshot_id)
+            yield problem
 
     def all_ids(self) -> list[str]:
         """Every snapshot that has a descriptor, complete or not."""

@@ -70,6 +70,7 @@ def remove(
         payload_locked(control, name),
         guarded(control, name, "remove", lock_id=lock_id) as right,  # 1
     ):
+        payloads.refuse_replaced(control, name)
         saved = None if save is None else save(right)  # 2
         if not force and payloads.status_of(control.places, name) is not None:
             refuse_if_used(payloads.directory_of(control, name), name, "removed")  # 3

@@ -35,7 +35,7 @@ from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.exchanging import CACHE, NEW, carry_out, inode_at
 from holdfast.worktrees.naming import no_snapshot, usable, visible
 from holdfast.worktrees.payload_lock import payload_locked
-from holdfast.worktrees.payloads import refuse_if_mounted, refuse_link
+from holdfast.worktrees.payloads import refuse_if_mounted, refuse_replaced
 from holdfast.worktrees.proof import Permission, Proof, check_early, permission, publishing_keys
 from holdfast.worktrees.records import (
     DESCRIPTORS,
@@ -117,7 +117,7 @@ def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
     if how.path is not None:
         split_relative(how.path)
     config = control.config(worktree)
-    refuse_link(control, worktree)
+    refuse_replaced(control, worktree)
     refuse_if_mounted(control, worktree, "restored in place", how.path)
     if config.isolation is Isolation.SHARED and not how.allow_shared:
         raise Refused(
