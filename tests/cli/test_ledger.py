@@ -282,4 +282,4 @@ def test_a_command_below_the_directory_of_a_ledger_finds_it(scratch: Path) -> No
     assert commands.holdfast("claim", "take", "1", "--owner", "a", cwd=below).returncode == 0
     assert commands.holdfast("claim", "list", cwd=outside).returncode == 3
     told = {"HOLDFAST_REPO": str(scratch / "project")}
-    assert len(data(commands.holdfast("claim", "list", "--json", cwd=outside, env=told))["claims"]) == 1
+    assert "active" in commands.holdfast("claim", "list", cwd=outside, env=told).stdout
