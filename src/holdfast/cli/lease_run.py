@@ -57,6 +57,11 @@ def _run_leased(
     began = time.monotonic()
     checked_text(wish.note, what="note")  # not only when the command has done its work
     directory = repository.path(worktree)
+    if wish.snapshot and not (wish.chdir or output.as_json or Path.cwd().is_relative_to(directory.resolve())):
+        output.diagnostic(
+            f"holdfast: the command runs in {printable(os.getcwd())}; the snapshot is of {worktree}, "
+            f"which is elsewhere. To run it there: --chdir"
+        )
     with _leased(repository, worktree, command, output, wish) as lease:
         locked = time.monotonic()
         ended = _run(command, lease, _environment(repository, worktree, lease), wish, directory)
@@ -75,6 +80,8 @@ def _run_leased(
             "snapshot_id": saved,
         }
     )
+    if saved is not None and not output.as_json:
+        output.diagnostic(f"holdfast: what is in {worktree} now is the snapshot {saved}")
     return ended
 
 
