@@ -218,6 +218,10 @@ def take(
                     workshop.tracker.claims.release(claimed.issue.id, claim.id, reason="was not finished")
 
 
+take_work = take
+"""What `take` is called by those who import it from `holdfast`."""
+
+
 def _begun(
     workshop: Workshop,
     wish: Wish,
