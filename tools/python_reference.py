@@ -98,8 +98,9 @@ def _signature(found: Definition, name: str) -> Iterator[str]:
     prefix = "async " if isinstance(found, ast.AsyncFunctionDef) else ""
     result = "" if result == " -> None" else result
     text = f"{prefix}{name}({arguments}){result}"
-    indents = {"initial_indent": " " * 4, "subsequent_indent": " " * 8}
-    yield from [*wrap(text, WIDTH, break_long_words=False, **indents), ""]
+    first, then = " " * 4, " " * 8
+    yield from wrap(text, WIDTH, initial_indent=first, subsequent_indent=then, break_long_words=False)
+    yield ""
 
 
 def _text(found: Definition) -> Iterator[str]:
