@@ -263,3 +263,13 @@ def test_a_worktree_that_is_not_there_is_said_so_before_anything_is_run(repo: Pa
     result = holdfast("run", "--worktree", "nowhere", "--json", "--", "touch", repo / "ran", cwd=repo)
     assert (result.returncode, json.loads(result.stderr)["error"]["code"]) == (3, "E_NOT_FOUND")
     assert not (repo / "ran").exists()
+
+
+def test_a_person_is_told_the_snapshot_and_that_the_command_runs_elsewhere(repo: Path) -> None:
+    told = holdfast("run", "--repo", repo, "--snapshot", "--", "true", cwd=repo)
+    inside = holdfast("run", "--snapshot", "--", "true", cwd=repo / "main")
+    quiet = holdfast("run", "--snapshot", "--json", "--", "true", cwd=repo)
+
+    assert "which is elsewhere. To run it there: --chdir" in told.stderr
+    assert inside.stderr.startswith("holdfast: what is in main now is the snapshot ")
+    assert (len(inside.stderr.splitlines()), len(quiet.stderr.splitlines())) == (1, 1)

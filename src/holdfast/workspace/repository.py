@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast.worktrees.lifecycle import Worktrees
     from holdfast.worktrees.records import Consistency, Descriptor
     from holdfast.worktrees.removing import Removed
+    from holdfast.worktrees.restoring import Restored
 
 _LOOK_AGAIN = 0.05
 """How often one who waits looks whether an operation on the worktree is over."""
@@ -238,6 +239,27 @@ class Repository:
     def save(self, worktree: str, lease: HeldLease | None, *, note: str) -> str:
         """Keep what is in a worktree; the id of the snapshot."""
         return self.snapshot(worktree, lease, note=note).snapshot_id
+
+    def restore(
+        self,
+        snapshot: str,
+        worktree: str = MAIN,
+        lease: HeldLease | None = None,
+        *,
+        reason: str,
+        path: str | None = None,
+    ) -> Restored:
+        """Make a worktree, or what is at `path` in it, be as it is in a snapshot, in one step.
+
+        What was there is kept as a snapshot first. In an exclusive worktree it takes its lease. To get a
+        new worktree instead, which takes none: `snapshots.restore`.
+        """
+        from holdfast.worktrees.restoring import InPlace
+
+        name = worktree_name(worktree)
+        source = self.snapshots.named(snapshot, seen_from=name)
+        how = InPlace(reason=reason, path=path)
+        return self.snapshots.restore_in_place(name, source.snapshot_id, _proof(lease), how)
 
     def remove_worktree(
         self, name: str, *, keep_unsaved: bool = True, force: bool = False, lock_id: str | None = None
