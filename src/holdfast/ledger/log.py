@@ -24,7 +24,7 @@ from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name
 from holdfast.ledger import checkpoints
 from holdfast.ledger.checkpoints import Checkpoint, NoShelf, Shelf
-from holdfast.ledger.events import EVENTS, Event, Recorded, checked, stamped
+from holdfast.ledger.events import EVENTS, Checked, Event, Recorded, checked, stamped
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.base import Store
 from holdfast.store.records import Append, Decision, View
@@ -79,7 +79,7 @@ class Ledger:
 
         return retry_with_backoff(retry or RetryConfig(max_attempts=20, initial_delay=0.005), attempt)
 
-    def _append(self, events: list[Event], expected: int | None) -> list[Recorded]:
+    def _append(self, events: list[Checked], expected: int | None) -> list[Recorded]:
         def decide(view: View, now: float) -> Decision[list[Event]]:
             found = view.end(EVENTS)
             if expected is not None and found != expected:
@@ -94,6 +94,8 @@ class Ledger:
             tell_id(unknown, event_id)
             raise
         self._known = max(self._known, commit.positions[-1])
+        for event in events:
+            event.content = None  # whoever gets it may change it
         return [Recorded(*each) for each in zip(commit.positions, commit.result, strict=True)]
 
     # --- Reading -----------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from holdfast.store.base import (
     check_commit_id,
     new_commit_id,
 )
+from holdfast.store.batches import Batch, is_batch
 from holdfast.store.directories import Directories, Opened, open_directory
 from holdfast.store.guards import Guards
 from holdfast.store.intents import Intent, Intents, Step, digest
@@ -297,6 +298,8 @@ class FileStore:
         """Make the changes; where the records of streams are now."""
         if len(planned) == 1:
             return self._commit_one(planned[0], opened)
+        if is_batch(planned):
+            return self._commit_batch(commit_id, planned, opened, progress)
         intent = Intent(commit_id, tuple(each.as_step() for each in in_order(planned)))
         self._intents.publish(intent)  # commit point
         progress.perhaps_made = True
@@ -306,6 +309,21 @@ class FileStore:
             # next one who needs these documents carries out before anything else.
             numbers = iter(self._intents.carry_out(intent))
         return tuple(self._position(each, numbers) for each in planned if each.operation == "append")
+
+    def _commit_batch(
+        self, commit_id: str, planned: list[Planned], opened: Opened, progress: _Progress
+    ) -> tuple[int, ...]:
+        place = planned[0].place
+        records, intents = opened.get(place.directory, create=True), opened.get(INTENTS, create=True)
+        batch = Batch(commit_id, planned, records, intents)
+        batch.write()
+        batch.decide()  # commit point
+        progress.perhaps_made = True
+        numbers = [each.at for each in planned]
+        with contextlib.suppress(Failure, OSError):
+            numbers = batch.carry_out()
+            self._numbers.remember_durable(place, numbers[-1])
+        return tuple(numbers)
 
     def _position(self, planned: Planned, numbers: Iterator[int]) -> int:
         """Where an appended record is now; not carried out yet, it will be where it was to go."""
