@@ -133,7 +133,14 @@ class Ledger:
         """One event; `NotFound` if the ledger has none with this sequence."""
         found = next(self.events(after=sequence - 1, until=sequence), None) if sequence > 0 else None
         if found is None:
-            raise NotFound(f"the ledger has no event {sequence}", sequence=sequence)
+            end = self.sequence
+            raise NotFound(
+                f"the ledger has no event {sequence}; "
+                + (f"its last one is {end}" if end else "it has none"),
+                hint="See what is there: 'holdfast ledger log'.",
+                sequence=sequence,
+                last=end,
+            )
         return found
 
     def find(self, event_id: str, *, after: int = 0) -> Recorded | None:
