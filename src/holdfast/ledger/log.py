@@ -49,7 +49,7 @@ class Ledger:
     # --- Writing -----------------------------------------------------------------------------------
 
     def append(self, event: Mapping[str, Any]) -> Recorded:
-        """Add an event at the end; durable when this returns. Commit point: its publication by a link.
+        """Add an event at the end; durable when this returns. Commit point: it gets its number.
 
         It gets an `id` and a `timestamp` unless it has them. `OutcomeUnknown` carries the event's id as
         a fact: `find` tells whether it was made.

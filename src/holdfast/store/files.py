@@ -8,8 +8,8 @@ crashed one left behind; reads, decides, and commits:
 
 - one document: a draft, synced, then renamed (or linked, where it must not replace) and the
   directory synced. Commit point: the rename or link.
-- one record of a stream: a line appended and synced, or a numbered file linked.
-- several: an intent. Commit point: the link of the intent (see `intents`).
+- one record of a stream: a line appended and synced, or a draft that gets its number.
+- several: an intent. Commit point: the link of the intent (see `intents`, and `batches`).
 """
 
 from __future__ import annotations
