@@ -301,3 +301,31 @@ def test_a_wrongly_broken_lock_loses_nothing_of_a_batch(scratch: Path) -> None:
 
 def _put_as_a_stranger(root: Path, number: int) -> None:
     (root / f"ledger/event-{number:06d}.json").write_bytes(b'{"type":"stranger"}\n')
+
+
+# --- A reader that is on its way while a batch is published ---------------------------------------------------
+
+
+class _Meet:
+    """Lets a reader go on at the moment before the event with this number gets its name."""
+
+    def __init__(self, number: int, act: Any) -> None:
+        self.name, self.act = f"event-{number:06d}.json", act
+
+    def __call__(self, attempt: Attempt) -> Any:
+        if attempt.arguments[1] == self.name:
+            self.act()
+        return attempt.perform()
+
+
+@pytest.mark.req("LG-13", "LG-17")
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_a_reader_that_began_before_a_batch_sees_all_of_it_or_nothing(scratch: Path, number: int) -> None:
+    open_ledger(scratch).append({"type": "old"})
+    reader = iter(open_ledger(scratch).events())
+    next(reader)
+    seen: list[str] = []
+    meet = _Meet(number, lambda: seen.extend(each.event["type"] for each in reader))
+    with interposed(meet, ("rename_noreplace",)):
+        open_ledger(scratch).append_many([{"type": f"part {each}"} for each in range(3)])
+    assert seen == ["part 0", "part 1", "part 2"]

@@ -142,7 +142,10 @@ class FileStore:
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
         place = self._place(stream)
-        decided = [(step.at, step.content.encode()) for step in self._decided_steps(stream.name)]
+
+        def decided() -> list[tuple[int, bytes]]:
+            return [(step.at, step.content.encode()) for step in self._decided_steps(stream.name)]
+
         contents = numbered_files if place.kind is Kind.NUMBERED else lines
         with contextlib.ExitStack() as opened:
             try:
@@ -342,7 +345,7 @@ class FileStore:
             durable.append_in(directory, place.file, content, at=planned.at)
             return (planned.behind(),)
         if place.kind is Kind.NUMBERED:
-            name, often = place.numbered(planned.at), self._numbers.is_durable(place)
+            name, often = place.numbered(planned.at), self._numbers.are_ours(place)
             draft = durable.write_draft(directory, name, content)
             durable.publish_new(directory, draft, name, often=often)  # as decided, or not at all
             durable.sync_names(directory, name)
