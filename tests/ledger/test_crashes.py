@@ -303,7 +303,7 @@ def _put_as_a_stranger(root: Path, number: int) -> None:
     (root / f"ledger/event-{number:06d}.json").write_bytes(b'{"type":"stranger"}\n')
 
 
-# --- A reader that is on its way while a batch is published ---------------------------------------------------
+# --- A reader that is on its way while a batch is published --------------------------------------------
 
 
 class _Meet:
