@@ -11,7 +11,7 @@ from pathlib import Path
 from holdfast.audit.reading import check_chain
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, NotFound
-from holdfast.fs import calls
+from holdfast.fs import calls, juicefs
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.probe import network_troubles, probe
 from holdfast.fs.reserve import FILE_BYTES, FILES
@@ -178,7 +178,7 @@ def filesystem(examination: Examination) -> Iterator[Finding]:
     if troubles:
         yield Finding(
             "filesystem-unsafe",
-            Severity.ERROR,
+            Severity.WARNING if troubles == [juicefs.UNKNOWN] else Severity.ERROR,
             str(root),
             f"the repository is on a filesystem that cannot be trusted with it: {'; '.join(troubles)}",
             "Two processes may hold one lock, or what was acknowledged may be lost in a power cut.",
