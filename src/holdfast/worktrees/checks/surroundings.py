@@ -14,7 +14,7 @@ from holdfast.errors import AuditChainBroken, NotFound
 from holdfast.fs import calls, juicefs
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.probe import network_troubles, probe
-from holdfast.fs.reserve import FILE_BYTES, FILES
+from holdfast.fs.reserve import LARGE, LARGE_BYTES
 from holdfast.store.files import FileStore
 from holdfast.worktrees.checks.leases import LEASES
 from holdfast.worktrees.doctor import Examination, Finding, Severity
@@ -154,7 +154,7 @@ def disk(examination: Examination) -> Iterator[Finding]:
         left = calls.free_space(root)
     except OSError as error:
         raise io_failure("look at", root, error) from error
-    if left < FILES * FILE_BYTES:
+    if left < LARGE * LARGE_BYTES:
         yield Finding(
             "disk-full",
             Severity.WARNING,
