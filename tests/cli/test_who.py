@@ -381,3 +381,8 @@ def test_a_narrow_terminal_gets_lines_that_fit_and_a_wide_one_a_table(root: Path
         assert "\\x1b[31mred\\x07" in drawn
         assert "\x1b[31m" not in drawn
         assert "lock acquire --worktree main" in " ".join(drawn.split())
+
+
+def test_a_place_without_anything_that_was_named_is_told_as_such(root: Path, tmp_path: Path) -> None:
+    for named in (tmp_path, tmp_path / "absent", root / "main"):
+        assert error(holdfast("who", "--json", "--repo", named))["code"] == "E_NOT_FOUND", named

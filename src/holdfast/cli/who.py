@@ -117,12 +117,17 @@ def _show_live(looks: Iterator[Overview]) -> None:
 
 def _look(repo: str | None, data_dir: str | None) -> Overview:
     from holdfast.locks.repo_lock import RepoLock
-    from holdfast.workspace.overview import find_workspace, look_around
+    from holdfast.workspace.overview import check_workspace, find_workspace, look_around
 
-    chosen = repo or os.environ.get(REPO)
-    root = Path(os.path.abspath(chosen)) if chosen else find_workspace(current_directory())
+    chosen, address = repo or os.environ.get(REPO) or None, store_address(os.environ)
+    if chosen is None:
+        root = find_workspace(current_directory())
+    else:
+        root = Path(os.path.abspath(chosen))
+        if address is None:
+            check_workspace(root)
     locks = RepoLock(data_directory(data_dir, os.environ))
-    return look_around(root, repo_locks=locks, address=store_address(os.environ))
+    return look_around(root, repo_locks=locks, address=address)
 
 
 def seen_lines(seen: Overview) -> list[str]:
