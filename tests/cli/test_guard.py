@@ -88,6 +88,7 @@ REFUSED = ALLOWED | {
     *("locks.holders", "locks.processes", "workspace.plain", "workspace.plain.values"),
 }
 HOOKED = ALLOWED | {"cli.hook_guard", "cli.output", "errors", "workspace.plain", "workspace.plain.values"}
+NOT_FOR_RENEWING = {"clock", "leases", "leases.moments"}
 SLOW = {
     "asyncio",
     "dataclasses",
@@ -136,6 +137,8 @@ def test_the_hooks_that_guard_load_hardly_more(root: Path, theirs: Running) -> N
     assert loaded_by(*before_write, stdin=said("main/a")) == (0, HOOKED)
     assert loaded_by(*before_write, stdin=said("worktrees/theirs/a")) == (2, HOOKED | REFUSED)
     assert loaded_by("hook", "pre-commit") == (0, HOOKED)
+    at_work = json.dumps({"cwd": str(root / "main")})
+    assert loaded_by("hook", "after-tool", stdin=at_work) == (0, (HOOKED | REFUSED) - NOT_FOR_RENEWING)
 
 
 def test_the_refusal_says_who_where_since_when_for_how_long_and_whether_alive(
