@@ -176,6 +176,10 @@ def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None
         == 0
     )
     path = root / "worktrees/theirs/a"
+    conflict = error(holdfast("lock", "acquire", "--worktree", "theirs", "--json", cwd=root, env=bob))
+    assert (conflict["code"], conflict["actor"]) == ("E_LOCK_CONFLICT", "agent:alice")
+    assert "locked by agent:alice, " in conflict["message"]
+    assert "locked by agent:alice, " in holdfast("lock", "status", "--worktree", "theirs", cwd=root).stdout
 
     assert holdfast("guard", path, env=alice).returncode == 0
     assert holdfast("guard", path).returncode == 0, "who says no name is known by its process"

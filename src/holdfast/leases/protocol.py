@@ -252,11 +252,12 @@ def _conflict(moment: Moment, keys: LeaseKeys, lease: Lease | None, ahead: list[
     left = lease.time_left(moment, for_others=True)
     purpose = f", for: {lease.purpose}" if lease.purpose else ""
     return LockConflict(
-        f"{keys.worktree} is locked by {lease.holder_id} since {lease.created_at}{purpose}; "
+        f"{keys.worktree} is locked by {lease.who()} since {lease.created_at}{purpose}; "
         f"the lease runs for another {format_duration(left)}",
         worktree=keys.worktree,
         lock_id=lease.lock_id,
         holder_id=lease.holder_id,
+        actor=lease.actor,
         purpose=lease.purpose,
         since=lease.created_at,
         expires_at=lease.lease_expires_at,
