@@ -49,7 +49,7 @@ def test_a_lease_is_shown_with_its_holder_its_time_and_its_line(root: Path) -> N
     with Running(*held, "--", "sleep", "99") as first:
         wait_until(lambda: "lease main" in holdings(root))
         waits = ("run", "--repo", root, "--wait", "60s", "--purpose", "second", "--", "true")
-        with Running(*waits) as second:
+        with Running(*waits, env={"HOLDFAST_ACTOR": "agent:bob"}) as second:
             wait_until(lambda: holdings(root)["lease main"]["waiting"])
             lease = holdings(root)["lease main"]
             second.kill()
@@ -57,7 +57,9 @@ def test_a_lease_is_shown_with_its_holder_its_time_and_its_line(root: Path) -> N
         assert (lease["liveness"], lease["purpose"]) == ("alive", "first")
         assert 0 < lease["time_left"] <= 3600
         assert lease["reclaim"]["safe"] is False
-        assert [(each["place"], each["purpose"]) for each in lease["waiting"]] == [(1, "second")]
+        (waiting,) = lease["waiting"]
+        assert (waiting["who"], waiting["place"], waiting["purpose"]) == ("agent:bob", 1, "second")
+        assert waiting["liveness"] == "alive"
         first.kill()
         first.process.wait()
         wait_until(lambda: holdings(root)["lease main"]["liveness"] == "dead")

@@ -94,6 +94,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity = Identity()
     on_behalf_of: str = ""
     """Who the lease will belong to, if that is not the process that waits."""
+    actor: str = ""
     boot_seen_at: BootMark | None = None
 
     def unseen_for(self, moment: Moment) -> float:
