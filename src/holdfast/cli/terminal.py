@@ -5,20 +5,36 @@ from __future__ import annotations
 import os
 import sys
 
-USUAL_WIDTH = 80
+USUAL_WIDTH, USUAL_HEIGHT = 80, 24
 
 
 def width() -> int | None:
     """How many characters fit into a line; None if standard output is no terminal."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
-    named = os.environ.get("COLUMNS", "")
-    if named.isascii() and named.isdigit() and int(named) > 0:
-        return int(named)
+    return _named("COLUMNS") or _size().columns or USUAL_WIDTH
+
+
+def cut(lines: list[str], rest: str) -> list[str]:
+    """As many lines as fit on the terminal; if that is not all, the last one says how many more there are."""
+    height = _named("LINES") or _size().lines or USUAL_HEIGHT
+    if len(lines) <= height:
+        return lines
+    kept = max(0, height - 1)
+    return [*lines[:kept], f"... {len(lines) - kept} more lines; {rest}"]
+
+
+def _named(variable: str) -> int:
+    """What the environment says, over what the terminal says, as is the custom."""
+    named = os.environ.get(variable, "")
+    return int(named) if named.isascii() and named.isdigit() and len(named) < 6 else 0
+
+
+def _size() -> os.terminal_size:
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or USUAL_WIDTH
+        return os.get_terminal_size(sys.stdout.fileno())
     except OSError:
-        return USUAL_WIDTH
+        return os.terminal_size((0, 0))
 
 
 def wrapped(line: str) -> list[str]:

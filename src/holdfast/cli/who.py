@@ -113,7 +113,9 @@ def _show_live(looks: Iterator[Overview]) -> None:
         for seen in looks:
             head = f"{printable(str(seen.root))}  {seen.at}"
             lines = [head, "", *_held_lines(seen, terminal.width()), *_troubles(seen)]
-            live.update(Text("\n".join(lines), no_wrap=False, overflow="fold"), refresh=True)
+            folded = [part for line in lines for part in terminal.wrapped(line)]
+            shown = terminal.cut(folded, "all: 'holdfast who'")
+            live.update(Text("\n".join(shown), overflow="fold"), refresh=True)
 
 
 def _look(repo: str | None, data_dir: str | None) -> Overview:
