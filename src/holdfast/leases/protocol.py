@@ -46,6 +46,8 @@ class Request(NamedTuple):
     """The agent that the holder, a server, asks for it for."""
     actor: str = ""
     """In whose name."""
+    above: tuple[str, ...] = ()
+    """The processes that the one that waits descends from."""
 
 
 class Granted(NamedTuple):
@@ -314,6 +316,7 @@ def _shown(request: Request, line: list[Waiter], moment: Moment) -> Waiter:
         identity=Identity.of(waiter),
         on_behalf_of=request.holder.holder_id if request.waiter else "",
         boot_seen_at=moment.mark(),
+        above=request.above,
     )
 
 

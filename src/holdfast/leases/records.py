@@ -96,6 +96,8 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     """Who the lease will belong to, if that is not the process that waits."""
     actor: str = ""
     boot_seen_at: BootMark | None = None
+    above: tuple[str, ...] = ()
+    """The processes that the one that waits descends from: what they hold, it holds too."""
 
     def unseen_for(self, moment: Moment) -> float:
         return -moment.until(self.seen_at, self.boot_seen_at, margin=False)

@@ -41,6 +41,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     claim_id: str = ""
     holder: dict[str, str] = {}
+    """The process that it was taken for, if whoever took it has said so."""
     purpose: str = ""
 
     def expiry(self) -> float:
@@ -228,7 +229,7 @@ def _request_problem(event: Event) -> str | None:
 
 
 def _holder(event: Event) -> dict[str, str]:
-    """Who the event is about, if it says so; another program may mean something else by the word."""
+    """Who the event is about, in the words of `Holder.as_record`; nothing if it does not say, or not so."""
     holder = event.get("holder")
     return holder if _is_holder(holder) else {}
 

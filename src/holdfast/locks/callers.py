@@ -7,12 +7,17 @@ the agent, the script or the person's own shell.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import sys
 from collections.abc import Iterable
 
 from holdfast.locks.holders import Holder, current_holder, current_vantage, holder_with_pid
 from holdfast.locks.processes import ancestors, words_of
+
+MOST_ABOVE = 16
+"""How far up it is looked for those on whose behalf a command runs."""
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh", "fish")
 
@@ -25,6 +30,20 @@ def calling_agent() -> Holder:
         if process.pid > 1 and not _is_passing_shell(words_of(process.pid)):
             return holder_with_pid(process.pid) or current_holder()
     return current_holder()
+
+
+@functools.lru_cache(maxsize=1)
+def _above(pid: int) -> tuple[str, ...]:  # by pid, for a forked child has another parent
+    here = current_holder()
+    found = itertools.islice(ancestors(pid), 1, 1 + MOST_ABOVE)
+    return tuple(
+        here._replace(pid=each.pid, start_time=each.start_time).holder_id for each in found if each.pid > 1
+    )
+
+
+def processes_above() -> tuple[str, ...]:
+    """The ids of the holders that the processes above this one would be, the nearest first."""
+    return _above(os.getpid())
 
 
 def is_ours(holder: Holder) -> bool:
