@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -118,7 +119,15 @@ def _show(events: Iterable[Recorded], output: Output) -> None:
             output.line(event_line(each))
     else:
         for each in events:
-            output.text(strictjson.encode(as_record(each)).decode())
+            output.text(_harmless(strictjson.encode(as_record(each)).decode()))
+
+
+def _harmless(text: str) -> str:
+    """The same JSON with everything escaped that could move a cursor or turn a line around: pipes often end
+    at a terminal after all."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
 def _event(text: bytes, source: str) -> dict[str, Any]:

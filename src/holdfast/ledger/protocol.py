@@ -181,12 +181,14 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[Waiter]) -> No
             waiting=len(ahead),
         )
     left = held.expiry() - now
+    purpose = f", for: {held.purpose}; the claim runs" if held.purpose else ","
     return NodeLocked(
-        f"node already locked: {node} is claimed by {held.owner} since {held.acquired_at}, "
+        f"node already locked: {node} is claimed by {held.owner} since {held.acquired_at}{purpose} "
         f"for another {format_duration(left)}",
         hint=_how_to_wait(node),
         node_id=node,
         owner=held.owner,
+        purpose=held.purpose,
         claim_id=held.claim_id,
         acquired_at=held.acquired_at,
         expires_at=held.expires_at,

@@ -72,6 +72,16 @@ def find_workspace(start: Path) -> Path:
     )
 
 
+def check_workspace(root: Path) -> None:
+    """Raise `NotFound` if there is nothing of Holdfast in the directory that was named."""
+    if not _names(root).intersection(MARKS):
+        raise NotFound(
+            f"there is nothing of Holdfast in {root}",
+            hint="Name the directory that has the repository, the tracker or the ledger in it.",
+            path=str(root),
+        )
+
+
 def _is_workspace(directory: Path) -> bool:
     """Whether anything of Holdfast is in a directory; that something is called `ledger` is not enough."""
     found = _names(directory)
@@ -175,7 +185,7 @@ def _reclaim_lease(state: LeaseState) -> Reclaim:
 def _waiter(waiter: Waiter, place: int) -> Waiting:
     holder = waiter.identity.holder(waiter.holder_id)
     alive = liveness(holder) if holder else Liveness.UNKNOWN
-    return Waiting(waiter.holder_id, place, waiter.since, waiter.purpose, alive)
+    return Waiting(waiter.actor or waiter.holder_id, place, waiter.since, waiter.purpose, alive)
 
 
 def _enough(time_left: float) -> str:
