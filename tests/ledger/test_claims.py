@@ -19,12 +19,11 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.ledger import meta
-from holdfast.ledger.circles import described
 from holdfast.ledger.claiming import Claims
 from holdfast.ledger.events import EVENTS
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.nodes import is_under, node_id, order
-from holdfast.locks.holders import current_holder
+from holdfast.locks.holders import current_holder, described
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.records import Create, Decision

@@ -23,9 +23,10 @@ import pytest
 from holdfast.errors import Failure, LockTimeout
 from holdfast.holding import circles
 from holdfast.holding.circles import Circle, Wait
+from holdfast.workspace.holdings import Waiting
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.ledgers import OpenLedger, init_ledger, open_ledger
-from holdfast.workspace.overview import Waiting, look_around
+from holdfast.workspace.overview import look_around
 from holdfast.workspace.repository import Repository
 from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 

@@ -11,7 +11,7 @@ from holdfast.cli.group import Group
 from holdfast.cli.options import UNLIMITED, duration, duration_or_none
 from holdfast.cli.output import CommandFailed, Output
 from holdfast.cli.places import store_address
-from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
+from holdfast.cli.repository import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
 from holdfast.cli.running import RunCommand
 from holdfast.cli.tracking import CLAIM_VARIABLE, tracking, writing_options
 from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld, NotFound
@@ -95,7 +95,8 @@ def run(
         ttl=ttl,
         wait=None if wait == UNLIMITED else wait or 0.0,
     )
-    repository = open_repository(repo)
+    environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
+    repository = open_repository(repo, environment)
     with tracking(repo or str(repository.root), actor) as tracker:
         workshop = Workshop(repository, tracker, _ledger(repository.root))
         with take(workshop, wish, quietly=signals.kept_back) as assignment:
@@ -103,7 +104,7 @@ def run(
                 ended = child.run(
                     command,
                     duty=signals.Duty(min(1.0, ttl / 10), assignment.check),
-                    environment=_environment(assignment, repository.root),
+                    environment=environment | _named(assignment, repository.root),
                     directory=assignment.path,
                 )
                 outcome = _concluded(assignment, ended)
@@ -121,9 +122,9 @@ def _concluded(assignment: Assignment, ended: Ended) -> Outcome:
     return assignment.fail(f"the command ended with {how}", **ended.as_record())
 
 
-def _environment(assignment: Assignment, root: Path) -> dict[str, str]:
+def _named(assignment: Assignment, root: Path) -> dict[str, str]:
+    """What the command finds in its environment."""
     return {
-        **os.environ,
         REPO: str(root),
         WORKTREE: assignment.lease.worktree,
         LOCK_ID: assignment.lease.lock_id,

@@ -57,10 +57,13 @@ def _invoke(arguments: Sequence[str], output: Output) -> int:
 
 
 def _complete(instruction: str) -> int:
-    """Answer the shell, which asks how a command line may go on."""
+    """Answer the shell, which asks how a command line may go on; if something is wrong, with nothing."""
     from click.shell_completion import shell_complete
 
-    return shell_complete(root, {}, NAME, COMPLETION_VARIABLE, instruction)
+    try:
+        return shell_complete(root, {}, NAME, COMPLETION_VARIABLE, instruction)
+    except Exception:  # somebody is in the middle of typing
+        return ExitStatus.UNEXPECTED
 
 
 def _report(error: BaseException, output: Output) -> int:

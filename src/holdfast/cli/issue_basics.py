@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli.fields import ISSUE, field_of, tell
 from holdfast.cli.output import Output
 from holdfast.cli.tracking import (
     claim_for,
     claim_option,
     field_option,
     reading_options,
-    show_field,
     tracking,
     writing_options,
 )
@@ -70,7 +70,7 @@ def init(output: Output, *, repo: str | None, actor: str | None) -> None:
 @click.option("--label", "labels", metavar="LABEL", multiple=True, help="A label; may be repeated.")
 @click.option("--assignee", metavar="KIND:NAME", help="Who shall do it.")
 @click.option("--batch", is_flag=True, help="Read a JSON list of issues from standard input.")
-@field_option
+@field_of(*ISSUE, "skipped_dependencies")
 @writing_options
 @click.pass_obj
 def create(
@@ -121,7 +121,7 @@ def create(
 @_assignee_filter
 @_label_filter
 @_limit
-@field_option
+@field_of(*ISSUE)
 @reading_options
 @click.pass_obj
 def list_(
@@ -152,7 +152,7 @@ def list_(
 @_assignee_filter
 @_label_filter
 @_limit
-@field_option
+@field_of(*ISSUE)
 @reading_options
 @click.pass_obj
 def search(
@@ -193,10 +193,7 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 
     with tracking(repo) as tracker:
         record = full(tracker, tracker.find_id(issue_id))
-        if field:
-            show_field(output, [record], field)
-        else:
-            output.result(record, lines(record, tracker.store.now()))
+        tell(output, field, record, list(lines(record, tracker.store.now())))
 
 
 @click.command()
@@ -212,7 +209,7 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 @click.option("--increment", metavar="KEY[=N]", multiple=True, help="Count a number in the context up.")
 @click.option("--if-version", metavar="VERSION", help="Only if it still has this version, as 'show' says.")
 @claim_option
-@field_option
+@field_of(*ISSUE, "context", "open_gates")
 @writing_options
 @click.pass_obj
 def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | None, **words: object) -> None:

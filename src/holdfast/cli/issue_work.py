@@ -57,11 +57,17 @@ def work(
     from holdfast.issues.claiming import HeldClaim
     from holdfast.issues.records import State
     from holdfast.issues.tracker import Update
+    from holdfast.locks.callers import calling_agent
 
     if take_next is (issue_id is not None):
         raise click.UsageError("Give an ID, or --next.", click.get_current_context())
     with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose or " ".join(command)[:200])
+        request = tracker.claims.request(
+            assignee,
+            ttl=ttl,
+            purpose=purpose or " ".join(command)[:200],
+            behalf_of=calling_agent() if then == "keep" else None,  # it outlives this process
+        )
         claimed = (
             tracker.claims.claim_next(request)
             if issue_id is None

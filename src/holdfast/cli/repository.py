@@ -3,7 +3,8 @@
 A flag, over the environment, over the current directory: `--repo` or `HOLDFAST_REPO`, else the nearest
 directory upwards that has `.jvs/`; `--worktree` or `HOLDFAST_WORKTREE`, else the worktree that the
 current directory is in, else `main`. The lock is named by `--lock-id` or `HOLDFAST_LOCK_ID`, because
-an agent's every command is a process of its own.
+an agent's every command is a process of its own; `HOLDFAST_ACTOR` says in whose name, which tells agents
+apart that live in one process.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 REPO, WORKTREE = "HOLDFAST_REPO", "HOLDFAST_WORKTREE"
 LOCK_ID, TOKEN = "HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN"
+ACTOR = "HOLDFAST_ACTOR"
 
 repo_option = click.option(
     "--repo",
@@ -63,11 +65,12 @@ def open_repository(flag: str | None, environment: Mapping[str, str] = os.enviro
     """The repository that a command is about."""
     from holdfast.workspace.repository import Repository, find_repository
 
-    chosen, address = flag or environment.get(REPO), store_address(environment)
+    chosen, actor = flag or environment.get(REPO), environment.get(ACTOR)
+    address = store_address(environment)
     if not chosen:
-        return Repository(find_repository(current_directory()), ledger_address=address)
+        return Repository(find_repository(current_directory()), actor=actor, ledger_address=address)
     try:
-        return Repository(chosen, ledger_address=address)
+        return Repository(chosen, actor=actor, ledger_address=address)
     except NotFound as failure:
         with contextlib.suppress(NotFound):  # never guessed: which worktree would be meant?
             failure.hint = f"It is in the repository {find_repository(chosen)}: name that one."

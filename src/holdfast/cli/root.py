@@ -11,8 +11,6 @@ from holdfast.cli.group import Entry, Group
 HELP = """\
 Holdfast lets many agents and people work in one repository at the same time, without lost work,
 double work or stuck locks: worktrees with leases, snapshots, a queue of issues, a ledger, and locks.
-double work or stuck locks. This version has locks: run a command while you hold one, see who
-holds it, and clear up after a crash; and issues: what is to be done, what waits for what, who does it.
 
 \b
 Make a repository, and work in it under a lease:

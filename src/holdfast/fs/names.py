@@ -6,13 +6,16 @@ import functools
 import re
 import sys
 
-from holdfast.errors import NameInvalid, PathEscape, TooLarge, UsageFailure
+from holdfast.errors import NameInvalid, PathEscape, SettingInvalid, TooLarge, UsageFailure
 
 MAX_NAME = 128
 """The longest name: short enough that a draft's or a sidecar's additions still fit into 255 bytes."""
 
 LONGEST_TEXT = 1_000
 """The longest text that is shown on a line: a purpose, a note, a label, a reason, a title."""
+
+LONGEST_ACTOR = 200
+"""The longest name of somebody who does something."""
 
 LONGEST_DESCRIPTION = 100_000
 """The longest text that is shown by itself."""
@@ -65,6 +68,13 @@ def checked_text(text: str, *, what: str, limit: int = LONGEST_TEXT) -> str:
                 f"the {what} {_shown(text)} is not valid UTF-8", hint="Write it in UTF-8.", what=what
             ) from None
     return text
+
+
+def checked_actor(text: str, setting: str = "actor") -> str:
+    """Somebody, as `kind:name`."""
+    if not re.fullmatch(r"[^:\s]+:\S+", text) or len(text) > LONGEST_ACTOR:
+        raise SettingInvalid(setting, text, "kind:name, such as agent:alice or human:bob")
+    return checked_text(text, what=setting)
 
 
 def shortened(text: str, limit: int = LONGEST_TEXT) -> str:

@@ -17,15 +17,16 @@ from holdfast.errors import (
     NotFound,
     TransitionRefused,
 )
-from holdfast.fs.names import checked_text
+from holdfast.fs.names import checked_actor, checked_text
 from holdfast.holding.heartbeat import Held, Subject, begun
 from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import Claim, ClaimId, ClaimRecord
 from holdfast.issues.draft import Draft
 from holdfast.issues.keys import CLAIMS
 from holdfast.issues.reading import take_snapshot
-from holdfast.issues.records import Issue, State, checked_actor
+from holdfast.issues.records import Issue, State
 from holdfast.issues.transactions import MOST_NAMED, Transactions
+from holdfast.locks.holders import Holder, current_holder, described
 from holdfast.store.records import Decision, Replace, View
 
 
@@ -44,12 +45,21 @@ class Claiming:
         self._transactions = transactions
 
     def request(
-        self, assignee: str | None = None, *, ttl: float = claims.DEFAULT_TTL, purpose: str = ""
+        self,
+        assignee: str | None = None,
+        *,
+        ttl: float = claims.DEFAULT_TTL,
+        purpose: str = "",
+        behalf_of: Holder | None = None,
     ) -> claims.Request:
-        """A request in the actor's name, or in somebody else's."""
+        """A request in the actor's name, or in somebody else's.
+
+        `behalf_of` is whose claim it will be, if not this process's: it outlives the processes then.
+        """
         who = checked_actor(assignee or self._transactions.actor, "assignee")
         checked_text(purpose, what="purpose")
-        return claims.Request(who, claims.checked_ttl(ttl), uuid.uuid4().hex[:16], purpose)
+        holder = described(behalf_of or current_holder(), detached=behalf_of is not None)
+        return claims.Request(who, claims.checked_ttl(ttl), uuid.uuid4().hex[:16], purpose, holder)
 
     def claim(self, issue_id: str, request: claims.Request) -> Claimed:
         """Take the issue, or raise `IssueClaimed` or `Blocked`. Of any number of claimers one gets it."""

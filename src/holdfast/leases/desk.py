@@ -10,13 +10,20 @@ from typing import Any, NamedTuple
 from holdfast.audit.chain import AuditTrail
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import LockConflict, SettingInvalid
-from holdfast.fs.names import checked_text
+from holdfast.fs.names import checked_actor, checked_text
 from holdfast.holding.circles import Hold, Look, Party, Picture, Thing, Wait, process_id, refuse_circle
 from holdfast.leases import protocol
 from holdfast.leases.moments import SKEW, Moment, Reading
 from holdfast.leases.protocol import Granted, Request, Ruling, Told, Waiting
 from holdfast.leases.records import LEASES, LINES, Identity, Lease, LeaseKeys, Waiter
-from holdfast.locks.holders import Holder, Liveness, boot_clock_id, current_holder, liveness
+from holdfast.locks.holders import (
+    Holder,
+    Liveness,
+    boot_clock_id,
+    current_holder,
+    liveness,
+    liveness_behind,
+)
 from holdfast.store.base import Store
 from holdfast.store.records import Decision, Key, Stream, View
 
@@ -54,6 +61,7 @@ class Desk:
         also_named: Callable[[str], Sequence[Key[Any]]] = lambda worktree: (),
         precondition: Callable[[View, str], None] = lambda view, worktree: None,
         holder: Holder | None = None,
+        actor: str = "",
         clock: Clock = SYSTEM_CLOCK,
         skew: float = SKEW,
         elsewhere: Sequence[Look] = (),
@@ -63,6 +71,8 @@ class Desk:
         self._also_named = also_named
         self._precondition = precondition
         self._holder = holder
+        self.actor = actor
+        """In whose name leases are asked for, beyond the process: one may be the home of several agents."""
         self._clock = clock
         self._skew = skew
         self._elsewhere = elsewhere
@@ -89,12 +99,15 @@ class Desk:
         """
         lock_id, ttl = str(uuid.uuid4()), checked_ttl(ttl)
         checked_text(purpose, what="purpose")
+        actor = checked_actor(self.actor) if self.actor else ""
         if abs(priority) > HIGHEST_PRIORITY:
             limits = f"a number from {-HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}"
             raise SettingInvalid("priority", str(priority), limits)
         if behalf_of is None:
-            return Request(lock_id, self.holder, ttl, purpose, priority, client=client)
-        return Request(lock_id, behalf_of, ttl, purpose, priority, detached=True, waiter=self.holder)
+            return Request(lock_id, self.holder, ttl, purpose, priority, client=client, actor=actor)
+        return Request(
+            *(lock_id, behalf_of, ttl, purpose, priority), detached=True, waiter=self.holder, actor=actor
+        )
 
     def reading(self) -> Reading:
         """What the boot clock shows: taken before a transaction that judges a lease."""
@@ -242,7 +255,11 @@ def _is_dead(waiter: Waiter) -> bool:
 
 def _hold(lease: Lease) -> Hold:
     named = (lease.holder_id, lease.on_behalf_of)
-    party = Party(lease.on_behalf_of or lease.holder_id, processes=_processes(named, lease.identity))
+    party = Party(
+        lease.on_behalf_of or lease.holder_id,
+        processes=_processes(named, lease.identity),
+        actor=lease.actor,
+    )
     return Hold(Thing("lease", lease.worktree_id), party, lease.lock_id, for_descendants=True)
 
 
@@ -251,6 +268,7 @@ def _wait(worktree: str, waiter: Waiter) -> Wait:
         waiter.on_behalf_of or waiter.holder_id,
         processes=_processes((waiter.holder_id, waiter.on_behalf_of), waiter.identity),
         above=_processes(waiter.above, waiter.identity),
+        actor=waiter.actor,
     )
     return Wait(Thing("lease", worktree), party, waiter.since, waiter.ticket)
 
@@ -268,13 +286,8 @@ def host_of(lease: Lease) -> str | None:
 
 
 def liveness_of(lease: Lease) -> Liveness:
-    """Whether the holder of a lease still exists.
-
-    A detached lease belongs to more than one process: that its process has ended does not make it dead.
-    """
-    holder = lease.identity.holder(lease.holder_id)
-    found = Liveness.UNKNOWN if holder is None else liveness(holder)
-    return Liveness.UNKNOWN if lease.detached and found is Liveness.DEAD else found
+    """Whether the holder of a lease still exists."""
+    return liveness_behind(lease.identity.holder(lease.holder_id), detached=lease.detached)
 
 
 def checked_ttl(ttl: float) -> float:

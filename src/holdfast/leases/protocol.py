@@ -44,6 +44,8 @@ class Request(NamedTuple):
     """Who stands in line for it, if that is not the holder itself."""
     client: Holder | None = None
     """The agent that the holder, a server, asks for it for."""
+    actor: str = ""
+    """In whose name."""
     above: tuple[str, ...] = ()
     """The processes that the one that waits descends from."""
 
@@ -209,6 +211,7 @@ def _grant(
         detached=request.detached,
         on_behalf_of=request.client.holder_id if request.client else "",
         boot_expires_at=moment.mark(request.ttl),
+        actor=request.actor,
     )
     count = TokenCounter(keys.worktree, lease.fencing_token)
     changes: list[Change] = [
@@ -312,6 +315,7 @@ def _shown(request: Request, line: list[Waiter], moment: Moment) -> Waiter:
         on_behalf_of=request.holder.holder_id if request.waiter else "",
         boot_seen_at=moment.mark(),
         above=request.above,
+        actor=request.actor,
     )
 
 

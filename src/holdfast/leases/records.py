@@ -47,6 +47,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     on_behalf_of: str = ""
     """The agent that its holder, a server, holds it for; it and its children act under it too."""
     boot_expires_at: BootMark | None = None
+    actor: str = ""
+    """In whose name it was taken: tells agents apart that live in one process. Empty if it was not said."""
 
     def holders(self) -> list[Holder]:
         """Who acts under it: its holder, and the one that this holds it for; as far as they make sense."""
@@ -58,7 +60,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
     def time_left(self, moment: Moment, *, for_others: bool) -> float:
         """How long the lease still counts: for its holder, or (with a margin) until others may take it."""
-        return moment.until(self.expires_at(), self.boot_expires_at, margin=for_others)
+        return moment.until(self.lease_expires_at, self.boot_expires_at, margin=for_others)
 
     def is_expired(self, moment: Moment) -> bool:
         """Whether its holder must not use it any more."""
@@ -91,9 +93,11 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     boot_seen_at: BootMark | None = None
     above: tuple[str, ...] = ()
     """The processes that the one that waits descends from: what they hold, it holds too."""
+    actor: str = ""
+    """In whose name it waits."""
 
     def unseen_for(self, moment: Moment) -> float:
-        return -moment.until(parse_instant(self.seen_at), self.boot_seen_at, margin=False)
+        return -moment.until(self.seen_at, self.boot_seen_at, margin=False)
 
 
 class WaitingLine(msgspec.Struct, frozen=True):

@@ -31,6 +31,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A node that is reserved for an owner. It counts until `expires_at`, by the store's clock.
 
     `sequence` is the event that made it what it is, `claim_id` its own id (empty: another program's).
+    `holder` is the process that took it, in words, if that is known; see `locks.holders.described`.
     """
 
     node_id: str
@@ -40,7 +41,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     claim_id: str = ""
     holder: dict[str, str] = {}
-    """The process that it was taken for, if whoever took it has said so."""
+    purpose: str = ""
 
     def expiry(self) -> float:
         return parse_instant(self.expires_at)
@@ -133,15 +134,19 @@ class ClaimBook:
         event = recorded.event
         node, claim_id = event["node_id"], event.get("claim_id", "")
         before = self.claims.get(node)
-        extended = before is not None and claim_id != "" and before.claim_id == claim_id
+        if before is not None and claim_id != "" and before.claim_id == claim_id:  # extended
+            began, holder, purpose = before.acquired_at, before.holder, before.purpose
+        else:
+            began, holder, purpose = event["timestamp"], _holder(event), _purpose(event)
         self.claims[node] = Claim(
             node_id=node,
             owner=event["owner"],
-            acquired_at=before.acquired_at if before is not None and extended else event["timestamp"],
+            acquired_at=began,
             expires_at=event["expires_at"],
             sequence=recorded.sequence,
             claim_id=claim_id,
-            holder=before.holder if before is not None and extended else _holder(event),
+            holder=holder,
+            purpose=purpose,
         )
         self._set_line(node, without=claim_id, at=event["timestamp"])
 
@@ -223,9 +228,14 @@ def _request_problem(event: Event) -> str | None:
 
 
 def _holder(event: Event) -> dict[str, str]:
-    """Who the event is about, in the words of `Holder.as_record`; nothing if it does not say, or not so."""
+    """Who the event is about, if it says so; another program may mean something else by the word."""
     holder = event.get("holder")
     return holder if _is_holder(holder) else {}
+
+
+def _purpose(event: Event) -> str:
+    purpose = event.get("purpose")
+    return purpose if isinstance(purpose, str) else ""
 
 
 def _is_holder(value: object) -> TypeGuard[dict[str, str]]:

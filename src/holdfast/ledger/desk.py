@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from holdfast.clock import parse_instant
 from holdfast.errors import UsageFailure
+from holdfast.fs.names import checked_text
 from holdfast.holding.circles import Look, Picture, refuse_circle
 from holdfast.ledger import circles, meta, protocol
 from holdfast.ledger.claim_files import ClaimFiles
@@ -27,7 +28,7 @@ from holdfast.ledger.keeper import BookKeeper
 from holdfast.ledger.log import Ledger, commit_id_of, known_by_id
 from holdfast.ledger.nodes import is_under, node_id, order
 from holdfast.ledger.protocol import Cleared, Granted, Request, Ruling, Waiting
-from holdfast.locks.holders import Holder, Liveness, current_holder, liveness
+from holdfast.locks.holders import Holder, Liveness, current_holder, described, liveness
 from holdfast.store.records import Append, Decision, View
 
 PATIENCE = 15.0
@@ -66,11 +67,12 @@ class ClaimDesk:
         *,
         ttl: float | None = None,
         priority: int = 0,
+        purpose: str = "",
         behalf_of: Holder | None = None,
     ) -> Request:
         """A request under a new id; without a `ttl` it is for the `lock_timeout` of the ledger.
 
-        `behalf_of` is the process that the claim is for, if that is not this one.
+        `behalf_of` is whose claim it will be, if not this process's: it outlives the processes then.
         """
         return Request(
             node_id(node),
@@ -79,8 +81,9 @@ class ClaimDesk:
             self._ttl(ttl),
             priority,
             self._patience,
-            holder=circles.described(current_holder()),
-            agent={} if behalf_of is None else circles.described(behalf_of),
+            holder=described(current_holder()),
+            agent={} if behalf_of is None else described(behalf_of, detached=True),
+            purpose=checked_text(purpose, what="purpose"),
         )
 
     def take(self, request: Request) -> Claim:

@@ -45,8 +45,10 @@ _LOOK_AGAIN = 0.05
 class Repository:
     """One repository. Its parts are loaded when they are first used.
 
-    `ledger_address` is where the ledger of the directory is kept, if that is not as it was settled for it:
-    who waits for a lease may wait in a circle with those who wait for its claims.
+    `actor` (`kind:name`) is in whose name leases are taken. Programs that run several agents in one process
+    open it once for each: by the process alone nobody could tell them apart. `ledger_address` is where the
+    ledger of the directory is kept, if that is not as it was settled: who waits for a lease may wait in a
+    circle with those who wait for its claims.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Repository:
         root: str | os.PathLike[str],
         *,
         holder: Holder | None = None,
+        actor: str | None = None,
         ledger_address: str | None = None,
     ) -> None:
         places = Places(Path(os.path.abspath(root)))
@@ -71,6 +74,7 @@ class Repository:
             also_named=worktree_keys,
             precondition=may_be_leased,
             holder=holder,
+            actor=actor or "",
             skew=SKEW if (skew := skew_of(store)) is None else skew,
             elsewhere=[self._claims],
         )
