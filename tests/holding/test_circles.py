@@ -129,6 +129,13 @@ def test_who_has_no_name_is_known_by_its_processes() -> None:
     assert not is_of(named, Party("r", "", frozenset(("r",))))
 
 
+def test_agents_of_one_process_that_say_in_whose_name_they_act_are_not_the_same() -> None:
+    one, other = (Party("p", processes=frozenset(("p",)), actor=f"agent:{name}") for name in "ab")
+    assert is_of(one, one)
+    assert not is_of(one, other)
+    assert is_of(one, party("p"))  # who does not say
+
+
 def test_what_a_process_holds_for_those_that_it_runs_is_held_by_them() -> None:
     below = Party("p", "", frozenset(("p",)), above=frozenset(("shell", "run")))
     assert is_of(below, party("run"), for_descendants=True)

@@ -17,6 +17,7 @@ from holdfast.errors import (
 )
 from holdfast.fs.probe import Capabilities
 from holdfast.testing.crash import Outcome, kill_points
+from holdfast.workspace import initialising
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.repository import Repository, find_repository
 from holdfast.worktrees.records import MAIN, Isolation
@@ -152,6 +153,18 @@ def test_of_eight_who_make_it_at_once_one_does_and_all_have_it(scratch: Path) ->
             answers = [worker.hear() for worker in crew]
             assert sum(created for created, _ in answers) == 1
             assert len({repository_id for _, repository_id in answers}) == 1
+
+
+def test_a_repository_that_somebody_makes_while_it_is_looked_for_is_not_taken_for_something_else(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = initialise(scratch / "repo", probe=unprobed)
+    looks = iter([None])  # it is made right after the first look
+    look = initialising._known_format
+    monkeypatch.setattr(initialising, "_known_format", lambda root: next(looks, look(root)))
+    again = initialise(scratch / "repo", probe=unprobed)
+    assert not again.created
+    assert again.format == first.format
 
 
 # --- Importing ---------------------------------------------------------------------------------------

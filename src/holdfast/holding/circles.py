@@ -6,7 +6,8 @@ circle can move until somebody gives up, so one does: the youngest wait, which h
 
 1. *Who is the same?* Who calls itself by a name (the owner of a claim) is the one with that name. Who
    does not is known by its processes: its own, and the agent's that it acts for. What a process holds
-   for those that it runs (a lease) is held by whoever descends from it as well.
+   for those that it runs (a lease) is held by whoever descends from it as well. Agents that live in one
+   process and say in whose name they act (the actor of a lease) are not taken for each other.
 2. *Who gives up?* Everyone in a circle judges by the same facts, so exactly one finds that it is the
    one. Until it has left the line, the others find the same.
 3. *Is it one at all?* A picture is not drawn in a moment; what it shows side by side may never have
@@ -37,13 +38,14 @@ class Thing(NamedTuple):
 class Party(NamedTuple):
     """Who holds or waits: by the name that it gave itself, if it did, and by its processes.
 
-    `above` are those that it descends from. Processes are told apart by `process_id`.
+    `above` are those that it descends from; see `process_id`. `actor` is in whose name they act.
     """
 
     shown: str
     owner: str = ""
     processes: frozenset[str] = frozenset()
     above: frozenset[str] = frozenset()
+    actor: str = ""
 
 
 class Hold(NamedTuple):
@@ -68,6 +70,8 @@ class Wait(NamedTuple):
         mine, theirs = self.party, hold.party
         if mine.owner and theirs.owner:
             return mine.owner == theirs.owner
+        if mine.actor and theirs.actor and mine.actor != theirs.actor:
+            return False
         ours = mine.processes | mine.above if hold.for_descendants else mine.processes
         return not ours.isdisjoint(theirs.processes)
 

@@ -267,7 +267,11 @@ def _is_dead(waiter: Waiter) -> bool:
 
 def _hold(lease: Lease) -> Hold:
     named = (lease.holder_id, lease.on_behalf_of)
-    party = Party(lease.on_behalf_of or lease.holder_id, processes=_processes(named, lease.identity))
+    party = Party(
+        lease.on_behalf_of or lease.holder_id,
+        processes=_processes(named, lease.identity),
+        actor=lease.actor,
+    )
     return Hold(Thing("lease", lease.worktree_id), party, lease.lock_id, for_descendants=True)
 
 
@@ -276,6 +280,7 @@ def _wait(worktree: str, waiter: Waiter) -> Wait:
         waiter.on_behalf_of or waiter.holder_id,
         processes=_processes((waiter.holder_id, waiter.on_behalf_of), waiter.identity),
         above=_processes(waiter.above, waiter.identity),
+        actor=waiter.actor,
     )
     return Wait(Thing("lease", worktree), party, waiter.since, waiter.ticket)
 

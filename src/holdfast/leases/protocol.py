@@ -317,6 +317,7 @@ def _shown(request: Request, line: list[Waiter], moment: Moment) -> Waiter:
         on_behalf_of=request.holder.holder_id if request.waiter else "",
         boot_seen_at=moment.mark(),
         above=request.above,
+        actor=request.actor,
     )
 
 

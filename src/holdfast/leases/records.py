@@ -98,6 +98,8 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     boot_seen_at: BootMark | None = None
     above: tuple[str, ...] = ()
     """The processes that the one that waits descends from: what they hold, it holds too."""
+    actor: str = ""
+    """In whose name it waits."""
 
     def unseen_for(self, moment: Moment) -> float:
         return -moment.until(self.seen_at, self.boot_seen_at, margin=False)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from holdfast.clock import format_instant, parse_instant
 from holdfast.holding.circles import Hold, Party, Thing, Wait, process_id
 from holdfast.ledger.claims import Claim, Waiter
-from holdfast.ledger.protocol import Request
 
-_AGENT, _ABOVE, _BETWEEN = "agent", "above", "|"
-
-
-def from_below(request: Request, above: Sequence[str]) -> Request:
-    """The request of one who waits, which tells too which processes it acts for and descends from."""
-    told = {**request.holder, _ABOVE: _BETWEEN.join(above)}
-    if request.agent:
-        told[_AGENT] = request.agent.get("holder_id", "")
-    return request._replace(holder=told)
+AGENT, ABOVE, BETWEEN = "agent", "above", "|"
+"""How the `holder` of one who waits names the process that it acts for, and those that it descends from."""
 
 
 def hold(claim: Claim) -> Hold:
@@ -27,12 +19,13 @@ def hold(claim: Claim) -> Hold:
 
 
 def wait(waiter: Waiter) -> Wait:
+    """One who waits for a claim."""
     told = waiter.holder
     party = Party(
         waiter.owner,
         waiter.owner,
-        _processes(told, told.get("holder_id", ""), told.get(_AGENT, "")),
-        _processes(told, *told.get(_ABOVE, "").split(_BETWEEN)),
+        _processes(told, told.get("holder_id", ""), told.get(AGENT, "")),
+        _processes(told, *told.get(ABOVE, "").split(BETWEEN)),
     )
     since = format_instant(parse_instant(waiter.since)) if waiter.since else ""
     return Wait(Thing("claim", waiter.node_id), party, since, waiter.ticket)

@@ -8,7 +8,6 @@ import threading
 from holdfast.clock import SYSTEM_CLOCK, Clock, parse_instant
 from holdfast.errors import Failure, UsageFailure
 from holdfast.holding.line import NotYet, Wish, wait_in_line
-from holdfast.ledger.circles import from_below
 from holdfast.ledger.claims import Claim
 from holdfast.ledger.desk import ClaimDesk
 from holdfast.ledger.events import EVENTS
@@ -41,10 +40,9 @@ class Claims(ClaimDesk):
         """Get the claim on a node: at once, or by waiting in line at most `wait` seconds (None: no limit).
 
         Those who wait are served by priority (higher first), then in the order in which they asked.
-        `purpose` is shown to others. `NodeLocked` names the owner if there is no time to wait, `LockTimeout`
-        if it was not enough, `Deadlock` if the owner waits in turn for something that the requester holds.
-        `behalf_of` is the process that the claim is for, if that is not this one: an agent whose every
-        command is another.
+        `purpose` is shown to others; for `behalf_of` see `request`. `NodeLocked` names the owner if there is
+        no time to wait, `LockTimeout` if it was not enough, `Deadlock` if the owner waits in turn for
+        something that the requester holds.
         """
         if abs(priority) > HIGHEST_PRIORITY:
             raise UsageFailure(f"a priority is a number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
@@ -61,7 +59,7 @@ class Claims(ClaimDesk):
     def _wait(
         self, request: Request, wait: float | None, cancelled: threading.Event | None, clock: Clock
     ) -> Claim:
-        request = from_below(request, processes_above())
+        request = request._replace(above=processes_above())
 
         def ask() -> Claim | NotYet:
             answer = self.line_up(request)

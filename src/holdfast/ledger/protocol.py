@@ -18,6 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.clock import format_duration, format_instant
 from holdfast.errors import LockExpired, LockNotHeld, NodeLocked
+from holdfast.ledger.circles import ABOVE, AGENT, BETWEEN
 from holdfast.ledger.claims import ACQUIRED, REAPED, RELEASED, REQUESTED, WITHDRAWN, Claim, ClaimBook, Waiter
 from holdfast.ledger.events import Event
 
@@ -36,6 +37,8 @@ class Request(NamedTuple):
     agent: Mapping[str, str] = MappingProxyType({})
     """The process that the claim is for, if that is not the one that asks for it."""
     purpose: str = ""
+    above: tuple[str, ...] = ()
+    """The processes that the one that waits descends from."""
 
 
 class Granted(NamedTuple):
@@ -239,6 +242,12 @@ def _about(kind: str, held: Claim, now: float) -> Event:
     return {**event, "claim_id": held.claim_id} if held.claim_id else event
 
 
+def _waiting(request: Request) -> dict[str, str]:
+    """Who waits: its process, and those that it acts for and descends from; see `circles`."""
+    told = {**request.holder, ABOVE: BETWEEN.join(request.above)} if request.above else dict(request.holder)
+    return {**told, AGENT: request.agent.get("holder_id", "")} if request.agent else told
+
+
 def _requested(request: Request, now: float) -> Event:
     return {
         "type": REQUESTED,
@@ -248,5 +257,5 @@ def _requested(request: Request, now: float) -> Event:
         "ticket": request.claim_id,
         "priority": request.priority,
         "until": format_instant(now + request.patience),
-        "holder": dict(request.holder),
+        "holder": _waiting(request),
     }

@@ -215,6 +215,8 @@ def _check_that_it_is_free(root: Path) -> None:
                 ]
     except NotFound:
         return
+    if (inside or foreign) and _known_format(root) is not None:
+        return  # somebody has made the repository since it was looked for
     if inside:
         raise AlreadyExists(
             f"{root / CONTROL} was made by something else: it has {_shown(sorted(inside))}",
