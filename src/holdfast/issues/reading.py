@@ -77,8 +77,9 @@ class Snapshot:
         return [(issue, on) for issue, on in waiting if on and issue.state not in rules.FINISHED]
 
 
-def _urgency(issue: Issue) -> tuple[int, str, str, str]:
-    return (-issue.priority.rank, issue.updated_at or issue.created_at, issue.created_at, issue.id)
+def _urgency(issue: Issue) -> tuple[int, str, str]:
+    """What issues are sorted by; those of one batch, which are equal in this, stay in the index's order."""
+    return (-issue.priority.rank, issue.updated_at or issue.created_at, issue.created_at)
 
 
 def take_snapshot(store: Store) -> Snapshot:
