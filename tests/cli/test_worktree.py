@@ -45,6 +45,20 @@ def test_a_worktree_lives_from_its_creation_to_its_removal(repo: Path) -> None:
     assert [each["worktree_id"] for each in listed] == ["main"]
 
 
+def test_the_list_says_where_each_is_and_a_mistyped_name_leads_to_the_right_one(repo: Path) -> None:
+    holdfast("worktree", "create", "parser", cwd=repo)
+
+    assert holdfast("worktree", "list", cwd=repo).stdout.splitlines() == [
+        "WORKTREE  HEAD         STATE  PATH",
+        f"main      no snapshot  free   {repo / 'main'}",
+        f"parser    no snapshot  free   {repo / 'worktrees' / 'parser'}",
+    ]
+    assert "Did you mean parser?" in holdfast("worktree", "path", "parzer", cwd=repo).stderr
+    assert "Did you mean" not in holdfast("worktree", "path", "something", cwd=repo).stderr
+    holdfast("snapshot", "--tag", "stable", "--message", "as others call it", cwd=repo)
+    assert "Did you mean stable?" in holdfast("show", "stabel", cwd=repo).stderr
+
+
 @pytest.mark.req("WT-11")
 def test_removing_keeps_the_snapshots_and_saves_what_was_not_saved(repo: Path) -> None:
     Repository(repo).worktrees.create("dev")
