@@ -1,4 +1,4 @@
-"""Every link in a page leads somewhere, and every page of the documentation can be found from its first one."""
+"""Every link in a page leads somewhere, and every page of the documentation is found from its first one."""
 
 from __future__ import annotations
 

@@ -155,3 +155,12 @@ def test_show_tells_the_state_of_the_worktree_that_one_is_in(repo: Path) -> None
     assert told["lock"]["state"] == "free"
     assert told["operation"] is None
     assert os.getpid() not in [each["pid"] for each in told["processes"]]
+
+
+def test_an_agent_is_set_up_where_it_is_started(repo: Path) -> None:
+    around = holdfast("setup", "claude", cwd=repo)
+    inside = holdfast("setup", "claude", "--project", "main", cwd=repo)
+
+    assert "'holdfast setup claude --project main'" in around.stdout
+    assert "around the worktrees" not in inside.stdout
+    assert (repo / "main" / ".claude" / "settings.json").exists()
