@@ -22,6 +22,7 @@ IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; \
     where = zlib.crc32(os.fsencode(sys.base_prefix + os.pathsep + os.getcwd())); \
     print("%s.%s.%s-%08x" % (*sys.version_info[:3], where))' 2>/dev/null)
 MADE := $(VENV)/.made-$(IDENTITY)
+PLAIN := $(VENV)/.plain-$(IDENTITY)
 DEV := $(VENV)/.dev-$(IDENTITY)
 BENCH := $(VENV)/.bench-$(IDENTITY)
 
@@ -66,7 +67,7 @@ format: $(DEV) ## format the code and mend what lint can mend
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-demo: $(DEV) ## watch locks do their work
+demo: $(if $(wildcard $(DEV)),$(DEV),$(PLAIN)) ## watch agents work while some are killed
 	@$(BIN)/holdfast demo
 
 bench: $(BENCH) ## compare with other lock libraries; choose with ARGS
@@ -97,6 +98,11 @@ $(MADE):
 	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --quiet --python $(BIN)/python install 'pip>=25.1'; \
 	fi
+	@touch $@
+
+$(PLAIN): pyproject.toml $(MADE)
+	@echo '== installing into $(VENV)'
+	@$(PIP) install --editable .
 	@touch $@
 
 $(DEV): pyproject.toml $(MADE)

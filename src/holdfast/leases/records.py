@@ -94,7 +94,6 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity = Identity()
     on_behalf_of: str = ""
     """Who the lease will belong to, if that is not the process that waits."""
-    actor: str = ""
     boot_seen_at: BootMark | None = None
     above: tuple[str, ...] = ()
     """The processes that the one that waits descends from: what they hold, it holds too."""
