@@ -290,7 +290,7 @@ def test_a_repository_in_a_worktree_of_another_one_is_a_repository_of_its_own(
     root: Path, stranger: Holder
 ) -> None:
     inner = root / "worktrees/theirs/inner"
-    initialise(inner)
+    initialise(inner, nested=True)
     Repository(root, holder=stranger).lease("theirs", ttl=MINUTE)
 
     nested = place_of(str(inner / "main/x"))
