@@ -209,7 +209,7 @@ def _is_directory(path: str) -> bool:
 
 
 def _names(path: str) -> set[str]:
-    """What is in a directory; nothing if it is not there. One that cannot be looked into is another matter."""
+    """What is in a directory; nothing if there is none. One that cannot be looked into raises `OSError`."""
     try:
         with calls.scandir(path) as entries:
             return {entry.name for entry in entries}
