@@ -12,6 +12,7 @@ from pathlib import Path
 from holdfast.cli.exit_statuses import MEANINGS
 from holdfast.errors import ExitStatus, Failure, all_failures
 from tools.command_reference import GENERATED, commands_page
+from tools.python_reference import python_page
 
 DIRECTORY = Path(__file__).parents[1] / "docs/reference"
 
@@ -72,6 +73,7 @@ def _table(columns: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> Iter
 PAGES: dict[str, Callable[[], str]] = {
     "commands.md": commands_page,
     "errors.md": errors_page,
+    "python.md": python_page,
 }
 """Every generated page by its file name."""
 

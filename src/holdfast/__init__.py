@@ -1,6 +1,7 @@
 """Holdfast: many agents and people in one repository at the same time, without lost work or stuck locks.
 
-What is offered here is loaded when it is first used: importing the package costs next to nothing.
+What is offered here, and in `holdfast.errors`, is for the programs of others: docs/reference/python.md. It
+is loaded when it is first used: importing the package costs next to nothing.
 """
 
 from __future__ import annotations
@@ -11,23 +12,85 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from holdfast.errors import Failure as Failure
+    from holdfast.issues.claiming import Claiming as Claiming
+    from holdfast.issues.creating import NewIssue as NewIssue
+    from holdfast.issues.dependencies import Dependencies as Dependencies
+    from holdfast.issues.gating import Gating as Gating
+    from holdfast.issues.records import Issue as Issue
+    from holdfast.issues.records import Priority as Priority
+    from holdfast.issues.records import State as State
+    from holdfast.issues.tracker import Tracker as Tracker
+    from holdfast.issues.tracker import Update as Update
+    from holdfast.leases.held import HeldLease as HeldLease
+    from holdfast.ledger.asynchronous import AsyncClaims as AsyncClaims
+    from holdfast.ledger.asynchronous import AsyncLedger as AsyncLedger
+    from holdfast.ledger.claiming import Claims as Claims
+    from holdfast.ledger.log import Ledger as Ledger
     from holdfast.locks.file_locker import FileLocker as FileLocker
     from holdfast.locks.file_locker import LockGuard as LockGuard
     from holdfast.locks.ledger_lock import LedgerLock as LedgerLock
     from holdfast.locks.repo_lock import RepoLock as RepoLock
     from holdfast.locks.retry import RetryConfig as RetryConfig
     from holdfast.locks.retry import retry_with_backoff as retry_with_backoff
+    from holdfast.workspace.assignments import Assignment as Assignment
+    from holdfast.workspace.assignments import Outcome as Outcome
+    from holdfast.workspace.assignments import Wish as Wish
+    from holdfast.workspace.assignments import Workshop as Workshop
+    from holdfast.workspace.assignments import take_work as take_work
+    from holdfast.workspace.initialising import initialise as initialise
+    from holdfast.workspace.ledgers import OpenLedger as OpenLedger
+    from holdfast.workspace.ledgers import find_ledger as find_ledger
+    from holdfast.workspace.ledgers import init_ledger as init_ledger
+    from holdfast.workspace.ledgers import open_ledger as open_ledger
+    from holdfast.workspace.overview import Overview as Overview
+    from holdfast.workspace.overview import look_around as look_around
     from holdfast.workspace.repository import Repository as Repository
+    from holdfast.workspace.repository import find_repository as find_repository
+    from holdfast.workspace.trackers import open_tracker as open_tracker
+    from holdfast.worktrees.keeping import Snapshots as Snapshots
+    from holdfast.worktrees.lifecycle import Worktrees as Worktrees
+    from holdfast.worktrees.records import Descriptor as Descriptor
 
 _HOMES = {
-    "Failure": "holdfast.errors",
+    "initialise": "holdfast.workspace.initialising",
+    "find_repository": "holdfast.workspace.repository",
+    "Repository": "holdfast.workspace.repository",
+    "HeldLease": "holdfast.leases.held",
+    "Worktrees": "holdfast.worktrees.lifecycle",
+    "Snapshots": "holdfast.worktrees.keeping",
+    "Descriptor": "holdfast.worktrees.records",
+    "open_tracker": "holdfast.workspace.trackers",
+    "Tracker": "holdfast.issues.tracker",
+    "Claiming": "holdfast.issues.claiming",
+    "Dependencies": "holdfast.issues.dependencies",
+    "Gating": "holdfast.issues.gating",
+    "NewIssue": "holdfast.issues.creating",
+    "Update": "holdfast.issues.tracker",
+    "Issue": "holdfast.issues.records",
+    "State": "holdfast.issues.records",
+    "Priority": "holdfast.issues.records",
+    "take_work": "holdfast.workspace.assignments",
+    "Workshop": "holdfast.workspace.assignments",
+    "Wish": "holdfast.workspace.assignments",
+    "Assignment": "holdfast.workspace.assignments",
+    "Outcome": "holdfast.workspace.assignments",
+    "init_ledger": "holdfast.workspace.ledgers",
+    "find_ledger": "holdfast.workspace.ledgers",
+    "open_ledger": "holdfast.workspace.ledgers",
+    "OpenLedger": "holdfast.workspace.ledgers",
+    "Ledger": "holdfast.ledger.log",
+    "Claims": "holdfast.ledger.claiming",
+    "AsyncLedger": "holdfast.ledger.asynchronous",
+    "AsyncClaims": "holdfast.ledger.asynchronous",
+    "look_around": "holdfast.workspace.overview",
+    "Overview": "holdfast.workspace.overview",
     "FileLocker": "holdfast.locks.file_locker",
     "LockGuard": "holdfast.locks.file_locker",
-    "LedgerLock": "holdfast.locks.ledger_lock",
     "RepoLock": "holdfast.locks.repo_lock",
-    "Repository": "holdfast.workspace.repository",
+    "LedgerLock": "holdfast.locks.ledger_lock",
     "RetryConfig": "holdfast.locks.retry",
     "retry_with_backoff": "holdfast.locks.retry",
+    "Failure": "holdfast.errors",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import Running, data, envelope, error, holdfast, python, wait_until
+from holdfast.leases.records import LeaseKeys
+from holdfast.workspace.repository import Repository
+from tests.cli.commands import HOLDFAST, Running, data, envelope, error, holdfast, python, wait_until
 
 if sys.platform == "win32":
     pytest.skip("signals of POSIX", allow_module_level=True)
@@ -137,6 +140,20 @@ def test_when_the_program_is_killed_the_work_comes_back_and_nothing_is_lost(shop
     assert sorted({name for payload in payloads for name in os.listdir(payload)}) == ["half", "result"]
 
 
+def test_who_is_ended_while_it_waits_for_the_worktree_puts_the_work_back(shop: Path) -> None:
+    issue = create(shop, "Interrupted")
+    assert holdfast("worktree", "create", "other", cwd=shop).returncode == 0
+    assert holdfast("lock", "acquire", "--worktree", "other", "--ttl", "10m", cwd=shop).returncode == 0
+    store, line = Repository(shop).control.store, LeaseKeys.of("other").line
+    arguments = ["--next", "--repo", str(shop), "--worktree", "other", "--wait", "none", "--ttl", "10m"]
+    with Running("agent", "run", *arguments, "--", *WRITE) as waiting:
+        wait_until(lambda: store.read(line))
+        waiting.send(signal.SIGTERM)
+        waiting.process.wait()
+    assert state_of(shop, issue) == "ready"
+    assert store.read(line) is None
+
+
 def test_one_that_was_stopped_past_its_lease_publishes_nothing_when_it_wakes(shop: Path) -> None:
     issue = create(shop, "Once")
     ttl = "1s"
@@ -176,3 +193,53 @@ def test_one_that_was_stopped_past_its_lease_publishes_nothing_when_it_wakes(sho
     assert state_of(shop, issue) == "done"
     assert ledger_of(shop) == before
     assert [each["type"] for each in before] == ["work_done"]
+
+
+def test_an_agent_may_say_itself_that_its_work_is_done(shop: Path) -> None:
+    issue = create(shop, "Write the result")
+    script = f"echo x > result; {shlex.join(HOLDFAST)} issue finish"
+
+    told = outcome(holdfast("agent", "run", "--next", "--json", "--", "sh", "-c", script, cwd=shop))
+
+    assert (told["state"], told["succeeded"], told["issue_id"]) == ("done", True, issue)
+    assert [each["type"] for each in ledger_of(shop)] == ["work_done"]
+    assert (
+        data(holdfast("show", told["snapshot_id"], "--json", cwd=shop))["worktree_id"] == told["worktree_id"]
+    )
+
+
+def test_work_that_the_agent_itself_gives_back_is_not_done_although_it_succeeds(shop: Path) -> None:
+    issue = create(shop, "Write the result")
+    script = f"echo half > result; {shlex.join(HOLDFAST)} issue release $HOLDFAST_ISSUE_ID"
+
+    result = holdfast("agent", "run", "--next", "--json", "--", "sh", "-c", script, cwd=shop)
+
+    told = outcome(result)
+    assert (result.returncode, told["state"], told["succeeded"]) == (0, "ready", False)
+    assert [each["type"] for each in ledger_of(shop)] == ["work_failed"]
+    assert state_of(shop, issue) == "ready"
+
+
+def test_a_command_that_goes_on_after_its_work_was_said_to_be_done_is_left_alone(shop: Path) -> None:
+    create(shop, "Write the result")
+    script = f"{shlex.join(HOLDFAST)} issue finish; sleep 2; echo late > result"
+
+    told = outcome(
+        holdfast("agent", "run", "--next", "--ttl", "3s", "--json", "--", "sh", "-c", script, cwd=shop)
+    )
+
+    assert (told["state"], told["succeeded"]) == ("done", True)
+    assert (shop / "worktrees" / told["worktree_id"] / "result").read_text() == "late\n"
+
+
+def test_a_person_is_told_which_work_was_taken_and_what_became_of_it(shop: Path) -> None:
+    issue = create(shop, "Write the result")
+
+    failed = holdfast("agent", "run", "--next", "--", "sh", "-c", "echo out; exit 3", cwd=shop)
+    done = holdfast("agent", "run", "--next", "--", *WRITE, cwd=shop)
+
+    assert (failed.returncode, failed.stdout) == (3, "out\n")
+    name = f"holdfast: {issue[:8]} (Write the result)"
+    place = shop / "worktrees" / f"issue-{issue[:8]}"
+    assert failed.stderr.splitlines() == [f"{name} in {place}", f"{name} is back in the queue"]
+    assert done.stderr.splitlines()[1].startswith(f"{name} is done; what was written is the snapshot ")

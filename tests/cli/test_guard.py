@@ -88,6 +88,7 @@ REFUSED = ALLOWED | {
     *("locks.holders", "locks.processes", "workspace.plain", "workspace.plain.values"),
 }
 HOOKED = ALLOWED | {"cli.hook_guard", "cli.output", "errors", "workspace.plain", "workspace.plain.values"}
+NOT_FOR_RENEWING = {"clock", "leases", "leases.moments"}
 SLOW = {
     "asyncio",
     "dataclasses",
@@ -136,6 +137,8 @@ def test_the_hooks_that_guard_load_hardly_more(root: Path, theirs: Running) -> N
     assert loaded_by(*before_write, stdin=said("main/a")) == (0, HOOKED)
     assert loaded_by(*before_write, stdin=said("worktrees/theirs/a")) == (2, HOOKED | REFUSED)
     assert loaded_by("hook", "pre-commit") == (0, HOOKED)
+    at_work = json.dumps({"cwd": str(root / "main")})
+    assert loaded_by("hook", "after-tool", stdin=at_work) == (0, (HOOKED | REFUSED) - NOT_FOR_RENEWING)
 
 
 def test_the_refusal_says_who_where_since_when_for_how_long_and_whether_alive(
@@ -173,6 +176,10 @@ def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None
         == 0
     )
     path = root / "worktrees/theirs/a"
+    conflict = error(holdfast("lock", "acquire", "--worktree", "theirs", "--json", cwd=root, env=bob))
+    assert (conflict["code"], conflict["actor"]) == ("E_LOCK_CONFLICT", "agent:alice")
+    assert "locked by agent:alice, " in conflict["message"]
+    assert "locked by agent:alice, " in holdfast("lock", "status", "--worktree", "theirs", cwd=root).stdout
 
     assert holdfast("guard", path, env=alice).returncode == 0
     assert holdfast("guard", path).returncode == 0, "who says no name is known by its process"

@@ -74,6 +74,43 @@ def test_an_issue_goes_from_its_creation_to_its_end(do: Do) -> None:
 
 
 @pytest.mark.req("FL-19")
+def test_the_work_is_finished_by_the_claim_alone_or_by_the_id(do: Do) -> None:
+    first, second = create(do, "x"), create(do, "y")
+    claimed = data(do("issue", "claim-next", "--json"))
+    mine = {"HOLDFAST_CLAIM_ID": claimed["claim_id"]}
+
+    assert do("issue", "finish").returncode == 2
+    assert do("issue", "finish", first).returncode == 4
+    assert do("issue", "finish", env=mine).stdout == f"finished {first[:8]} (done): x\n"
+    assert data(do("issue", "finish", second[:8], "--json"))["state"] == "done"
+    assert do("issue", "finish", env=mine).returncode != 0
+
+
+def test_what_is_finished_before_its_gates_are_passed_says_which(do: Do) -> None:
+    do("gate", "define", "review")
+    issue = create(do, "x", "--gate", "review")
+
+    assert do("issue", "finish", issue).stdout.splitlines() == [
+        f"finished {issue[:8]} (gated): x",
+        "  done when these are passed: review",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("issue", "done"), "finish"),
+        (("dep", "rm"), "remove"),
+        (("commit",), "snapshot"),
+        (("log",), "history"),
+    ],
+)
+def test_a_word_of_other_programs_leads_to_the_command_here(
+    do: Do, words: tuple[str, ...], meant: str
+) -> None:
+    assert f"Did you mean '{meant}'?" in do(*words).stderr
+
+
 def test_a_late_write_with_an_old_claim_is_refused(do: Do, scratch: Path) -> None:
     issue = create(do, "x")
     old = do("issue", "claim", issue, "--field", "claim_id").stdout.strip()
@@ -284,6 +321,8 @@ def test_a_lock_that_cannot_be_had_is_named_with_the_three_hints(do: Do, scratch
             "  1. Wait a few seconds and retry",
             "  2. Check for stuck processes: ps aux | grep holdfast",
             "  3. Increase timeout: JIT_LOCK_TIMEOUT=10 holdfast ...",
+            "",
+            "Code: E_LOCK_TIMEOUT",
         ],
     )
     failure = error(as_json)

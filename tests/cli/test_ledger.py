@@ -282,3 +282,16 @@ def test_events_that_go_through_a_pipe_do_no_harm_where_it_ends(proof: Path) -> 
     assert line.removesuffix("\n").isprintable()
     assert "grün 字" in line
     assert json.loads(line)["event"]["text"] == text
+
+
+def test_a_command_below_the_directory_of_a_ledger_finds_it(scratch: Path) -> None:
+    below, outside = scratch / "project" / "main", scratch / "outside"
+    below.mkdir(parents=True)
+    outside.mkdir()
+    assert commands.holdfast("ledger", "init", "--dir", "project", cwd=scratch).returncode == 0
+
+    assert commands.holdfast("ledger", "append", '{"type":"x"}', cwd=below).stdout == "Appended event 1.\n"
+    assert commands.holdfast("claim", "take", "1", "--owner", "a", cwd=below).returncode == 0
+    assert commands.holdfast("claim", "list", cwd=outside).returncode == 3
+    told = {"HOLDFAST_REPO": str(scratch / "project")}
+    assert "active" in commands.holdfast("claim", "list", cwd=outside, env=told).stdout

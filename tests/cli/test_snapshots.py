@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -201,6 +202,31 @@ def test_differences_are_shown_by_name_by_number_and_by_line(root: Path) -> None
     assert run(root, "diff", "--patch", "--stat")["code"] == "E_USAGE"
 
 
+def test_what_is_below_a_big_new_directory_is_counted_and_named_only_on_request(root: Path) -> None:
+    run(root, "snapshot")
+    for name in ("packages/a", "packages/b", "small"):
+        (root / "main" / name).mkdir(parents=True)
+        for number in range(15 if name != "small" else 2):
+            (root / "main" / name / f"{number}.js").write_text("x")
+    (root / "main" / "zero").write_text("x")
+
+    shown = call(root, "status").stdout.splitlines()[1:]
+    assert sorted(shown) == [
+        "37 added, 0 removed, 0 modified",
+        "A packages  (directory with 32 entries)",
+        "A small  (directory)",
+        "A small/0.js",
+        "A small/1.js",
+        "A zero",
+    ]
+    assert call(root, "diff").stdout.splitlines() == shown
+    assert len(call(root, "status", "--all").stdout.splitlines()) == 1 + 37 + 1
+    assert len(run(root, "diff")["changes"]) == 37
+    run(root, "snapshot")
+    shutil.rmtree(root / "main" / "packages")
+    assert "D packages  (directory with 32 entries)\n" in call(root, "diff").stdout
+
+
 def test_a_damaged_snapshot_is_found(root: Path) -> None:
     run(root, "snapshot", "--tag", "v1")
     sound = run(root, "snapshot")["snapshot_id"]
@@ -264,7 +290,7 @@ def test_who_was_in_the_exchanged_directory_is_told_so(root: Path) -> None:
     run(root, "snapshot", "--tag", "v1")
     (root / "main" / "file").write_text("two\n")
     script = (
-        f"cd {root}/main && {' '.join(HOLDFAST)} restore v1 --inplace --reason x >out.txt;"
+        f"cd {root}/main && {' '.join(HOLDFAST)} restore v1 --inplace --reason x >../out.txt;"
         f'{" ".join(HOLDFAST)} status; cd "$PWD" && {" ".join(HOLDFAST)} status'
     )
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment())

@@ -49,7 +49,7 @@ def test_a_lease_is_shown_with_its_holder_its_time_and_its_line(root: Path) -> N
     with Running(*held, "--", "sleep", "99") as first:
         wait_until(lambda: "lease main" in holdings(root))
         waits = ("run", "--repo", root, "--wait", "60s", "--purpose", "second", "--", "true")
-        with Running(*waits) as second:
+        with Running(*waits, env={"HOLDFAST_ACTOR": "agent:bob"}) as second:
             wait_until(lambda: holdings(root)["lease main"]["waiting"])
             lease = holdings(root)["lease main"]
             second.kill()
@@ -57,7 +57,9 @@ def test_a_lease_is_shown_with_its_holder_its_time_and_its_line(root: Path) -> N
         assert (lease["liveness"], lease["purpose"]) == ("alive", "first")
         assert 0 < lease["time_left"] <= 3600
         assert lease["reclaim"]["safe"] is False
-        assert [(each["place"], each["purpose"]) for each in lease["waiting"]] == [(1, "second")]
+        (waiting,) = lease["waiting"]
+        assert (waiting["who"], waiting["place"], waiting["purpose"]) == ("agent:bob", 1, "second")
+        assert waiting["liveness"] == "alive"
         first.kill()
         first.process.wait()
         wait_until(lambda: holdings(root)["lease main"]["liveness"] == "dead")
@@ -386,3 +388,16 @@ def test_a_narrow_terminal_gets_lines_that_fit_and_a_wide_one_a_table(root: Path
 def test_a_place_without_anything_that_was_named_is_told_as_such(root: Path, tmp_path: Path) -> None:
     for named in (tmp_path, tmp_path / "absent", root / "main"):
         assert error(holdfast("who", "--json", "--repo", named))["code"] == "E_NOT_FOUND", named
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal as Linux has it")
+def test_top_says_how_much_does_not_fit_on_the_terminal(root: Path) -> None:
+    assert holdfast("lock", "acquire", "--ttl", "1h", cwd=root).returncode == 0
+
+    low = on_a_terminal("top", "--count", "1", "--repo", root, columns=60, LINES="5")
+    high = on_a_terminal("top", "--count", "1", "--repo", root, columns=60, LINES="50")
+
+    assert "more lines; all: 'holdfast who'" in low
+    assert "to get it" not in low
+    assert "to get it" in high
+    assert "more lines" not in high

@@ -21,9 +21,10 @@ from holdfast.errors import LockConflict
 from holdfast.issues.creating import NewIssue
 from holdfast.leases.moments import SKEW
 from holdfast.locks.holders import Holder, boot_clock_id, current_holder, holder_with_pid
-from holdfast.workspace.glance import Place, check, glance, place_of
+from holdfast.workspace.glance import Place, check, glance, holds_nothing, place_of
 from holdfast.workspace.guard import look_closer
 from holdfast.workspace.initialising import initialise
+from holdfast.workspace.own_leases import own_leases
 from holdfast.workspace.repository import Repository
 from holdfast.workspace.trackers import open_tracker
 
@@ -178,6 +179,20 @@ def test_a_glance_says_what_the_repository_says_whatever_the_lease_is(place: Pla
             expected = alive.get(kind.holder, "unknown")
             expected = "unknown" if kind.detached and expected == "dead" else expected
             assert answer["liveness"] == expected, kind
+
+
+def test_who_holds_nothing_at_a_glance_has_nothing_to_renew(place: Place, stranger: Holder) -> None:
+    below = os.path.join(place.root, "main", "sub")
+    answers = set()
+    for kind in random.Random(8).sample(KINDS, 150):
+        write_lease(place, json.dumps(lease_of(kind, stranger)))
+        own = list(own_leases(Repository(place.root, actor=kind.actor), kind.lock_id))
+        answers.add(nothing := holds_nothing(below, kind.lock_id, kind.actor))
+        assert nothing is not bool(own), kind
+    assert answers == {True, False}
+    write_lease(place, "{")
+    assert not holds_nothing(below, None), "what cannot be read is left to the repository"
+    assert holds_nothing("/", None)
 
 
 def test_a_record_of_an_earlier_version_is_understood(place: Place, stranger: Holder) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import AlreadyExists, NotFound, SettingInvalid
-from holdfast.workspace.ledgers import init_ledger, open_ledger
+from holdfast.workspace.ledgers import find_ledger, init_ledger, open_ledger
 
 
 @pytest.mark.req("LG-07")
@@ -54,3 +54,14 @@ def test_claim_files_are_kept_where_meta_json_asks_for_them(scratch: Path) -> No
     (scratch / "meta.json").write_text('{"claim_files":"yes"}')
     with pytest.raises(SettingInvalid):
         open_ledger(scratch)
+
+
+def test_the_nearest_ledger_upwards_is_found_but_no_directory_that_merely_has_the_name(scratch: Path) -> None:
+    inside = scratch / "main" / "src"
+    (inside / "ledger").mkdir(parents=True)
+    assert find_ledger(inside) is None
+
+    init_ledger(scratch)
+    assert find_ledger(inside) == find_ledger(scratch) == scratch
+    (inside / "ledger" / "event-000001.json").write_text('{"type":"x","timestamp":"2026-01-01T00:00:00Z"}')
+    assert find_ledger(inside) == inside

@@ -211,6 +211,16 @@ def lost_mark(control: Control) -> None:
     (control.places.tree(head_of(control)) / ".READY").unlink()
 
 
+def lost_payload(control: Control) -> None:
+    os.rename(control.places.tree(head_of(control)) / "payload", control.places.root.parent / "elsewhere")
+
+
+def lost_file(control: Control) -> None:
+    tree = control.places.tree(head_of(control))
+    (tree / "payload").chmod(0o700)
+    (tree / "payload" / "file-1").unlink()
+
+
 def changed_manifest(control: Control) -> None:
     path = control.places.tree(head_of(control)) / "manifest"
     path.chmod(0o600)
@@ -330,6 +340,8 @@ ALL: dict[str, Damage] = {
     "strange snapshot": Damage(strange_snapshot_directory, "snapshot-directory-strange", WARNING, False),
     "tree lost": Damage(lost_tree, "snapshot-incomplete", ERROR, False),
     "mark lost": Damage(lost_mark, "snapshot-incomplete", ERROR, False),
+    "payload lost": Damage(lost_payload, "snapshot-damaged", ERROR, False),
+    "file at the top lost": Damage(lost_file, "snapshot-damaged", ERROR, False),
     "manifest changed": Damage(changed_manifest, "snapshot-damaged", ERROR, False),
     "file changed": Damage(changed_file, "snapshot-damaged", ERROR, False, strict=True),
     "directory missing": Damage(missing_directory, "worktree-directory-missing", ERROR, False),

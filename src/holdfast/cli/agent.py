@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli.group import Group
 from holdfast.cli.options import UNLIMITED, duration, duration_or_none
-from holdfast.cli.output import CommandFailed, Output
+from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.places import store_address
 from holdfast.cli.repository import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
 from holdfast.cli.running import RunCommand
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cli.child import Ended
+    from holdfast.issues.records import Issue
     from holdfast.ledger.log import Ledger
-    from holdfast.workspace.assignments import Assignment, Outcome
+    from holdfast.workspace.assignments import Assignment, Outcome, Wish, Workshop
 
 LOST = """\
 The command was ended: the claim or the lease was lost, so somebody else may have been given this work.
@@ -74,7 +75,8 @@ def run(
 
     The command finds HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and
     HOLDFAST_TOKEN in its environment. If the claim or the lease is lost it is ended (SIGTERM, then SIGKILL),
-    and nothing of it is published. Ends as the command ends; 3 if there is nothing to do.
+    and nothing of it is published. If it says itself that the issue is done ('holdfast issue finish'), or
+    gives it back, that counts. Ends as the command ends; 3 if there is nothing to do.
 
     \b
     Examples:
@@ -82,8 +84,7 @@ def run(
       holdfast agent run --issue 4f1c --gate tests -- make check
     """
     from holdfast.cli import child, signals
-    from holdfast.workspace.assignments import Wish, Workshop, take
-    from holdfast.workspace.plain.issues import outcome_record
+    from holdfast.workspace.assignments import Wish, Workshop
 
     if take_next is (issue_id is not None):
         raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
@@ -97,25 +98,59 @@ def run(
     )
     environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
     repository = open_repository(repo, environment)
-    with tracking(repo or str(repository.root), actor) as tracker:
-        workshop = Workshop(repository, tracker, _ledger(repository.root))
-        with take(workshop, wish, quietly=signals.kept_back) as assignment:
-            try:
-                ended = child.run(
-                    command,
-                    duty=signals.Duty(min(1.0, ttl / 10), assignment.check),
-                    environment=environment | _named(assignment, repository.root),
-                    directory=assignment.path,
-                )
-                outcome = _concluded(assignment, ended)
-            except (LockNotHeld, LockExpired, FencingMismatch) as failure:
-                raise CommandFailed(failure, advice=LOST) from failure
-    output.result({**ended.as_record(), **outcome_record(outcome, assignment)})
+    try:
+        with signals.ending_raises(), tracking(repo or str(repository.root), actor) as tracker:
+            workshop = Workshop(repository, tracker, _ledger(repository.root))
+            ended = _work(workshop, wish, command, environment, output)
+    except signals.Terminated as asked:  # before the command was there, or when it had ended
+        ended = child.Ended(None, asked.number)
     return child.end_like(ended)
 
 
+def _work(
+    workshop: Workshop, wish: Wish, command: tuple[str, ...], environment: dict[str, str], output: Output
+) -> Ended:
+    from holdfast.cli import child, signals
+    from holdfast.workspace.assignments import take
+    from holdfast.workspace.plain.issues import outcome_record
+
+    with take(workshop, wish, quietly=signals.kept_back) as assignment:
+        _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
+        try:
+            ended = child.run(
+                command,
+                duty=signals.Duty(min(1.0, wish.ttl / 10), assignment.check),
+                environment=environment | _named(assignment, workshop.repository.root),
+                directory=assignment.path,
+                mark=LOCK_ID,
+            )
+            outcome = _concluded(assignment, ended)
+        except (LockNotHeld, LockExpired, FencingMismatch) as failure:
+            raise CommandFailed(failure, advice=LOST) from failure
+    output.result({**ended.as_record(), **outcome_record(outcome, assignment)})
+    _tell(output, _conclusion(outcome))
+    return ended
+
+
+def _tell(output: Output, text: str) -> None:
+    """Say it to the person who looks; standard output belongs to the command."""
+    if not output.as_json:
+        output.diagnostic(f"holdfast: {printable(text)}")
+
+
+def _name(issue: Issue) -> str:
+    return f"{issue.id[:8]} ({issue.title})"
+
+
+def _conclusion(outcome: Outcome) -> str:
+    state = outcome.issue.state.value
+    became = f"is {state}" if outcome.succeeded or state != "ready" else "is back in the queue"
+    kept = f"; what was written is the snapshot {outcome.snapshot_id}" if outcome.snapshot_id else ""
+    return f"{_name(outcome.issue)} {became}{kept}"
+
+
 def _concluded(assignment: Assignment, ended: Ended) -> Outcome:
-    assignment.check()  # it may have been lost at the very end
+    assignment.lease.check()  # it may have been lost at the very end
     if ended.exit_status == 0:
         return assignment.succeed()
     how = ended.signal_name or f"exit status {ended.exit_status}"

@@ -10,27 +10,35 @@ import click
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
 from holdfast.cli.repository import open_worktree, repo_option, worktree_option
-from holdfast.errors import Corrupt, PartialSnapshot, UsageFailure
+from holdfast.errors import Corrupt, NotFound, PartialSnapshot, UsageFailure
 
 if TYPE_CHECKING:
     from holdfast.worktrees.comparing import Comparison
+    from holdfast.worktrees.control import Control
     from holdfast.worktrees.keeping import Snapshots
+
+all_option = click.option(
+    "--all", "all_of_it", is_flag=True, help="Name everything below directories that came or went whole, too."
+)
 
 
 @click.command(short_help="Show what has changed since the last snapshot.")
+@all_option
 @repo_option
 @worktree_option
 @json_option
 @click.pass_obj
-def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
+def status(output: Output, *, all_of_it: bool, repo: str | None, worktree: str | None) -> None:
     """Show what has changed in a worktree since its head: A is new, M differs, D is gone.
+
+    Of a directory that is new or gone with many entries only their number is shown, unless you say --all.
 
     \b
     Examples:
       holdfast status
       holdfast status --worktree experiment --json
     """
-    from holdfast.cli.snapshot_view import change_lines, comparison_record, summary
+    from holdfast.cli.snapshot_view import comparison_record, summary
 
     opened = open_worktree(repo, worktree)
     found = opened.repository.snapshots.status(opened.worktree)
@@ -42,7 +50,7 @@ def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
         else f"{opened.worktree}: no snapshot"
     )
     last = "Nothing has changed." if clean else summary(found.changes)
-    output.result(data, [head, *change_lines(found.changes), last])
+    output.result(data, [head, *_listed(found, all_of_it=all_of_it), last])
 
 
 @click.command(short_help="Show what is different between snapshots, or in a worktree.")
@@ -50,6 +58,7 @@ def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
 @click.argument("new", metavar="[B]]", required=False)
 @click.option("--patch", is_flag=True, help="Show the lines of text files that differ.")
 @click.option("--stat", is_flag=True, help="Show how many lines of each file differ.")
+@all_option
 @repo_option
 @worktree_option
 @json_option
@@ -61,6 +70,7 @@ def diff(
     new: str | None,
     patch: bool,
     stat: bool,
+    all_of_it: bool,
     repo: str | None,
     worktree: str | None,
 ) -> None:
@@ -72,28 +82,34 @@ def diff(
       holdfast diff v1 head --stat
       holdfast diff head~1 --patch
     """
-    from holdfast.cli.snapshot_view import change_lines, comparison_record, summary
+    from holdfast.cli.snapshot_view import comparison_record, summary
 
     if patch and stat:
         raise UsageFailure("--patch and --stat do not go together", hint="Choose one of them.")
     opened = open_worktree(repo, worktree)
     found = opened.repository.snapshots.compare(opened.worktree, old, new)
     data = comparison_record(found)
-    lines: Iterator[str] = change_lines(found.changes)
+    lines = _listed(found, all_of_it=all_of_it)
     if patch:
-        data["patches"], lines = _patches(found)
+        data["patches"], lines = _patches(opened.repository.control, found)
     elif stat:
-        data["lines"], lines = _statistics(found)
+        data["lines"], lines = _statistics(opened.repository.control, found)
     last = [] if patch else [summary(found.changes) if found.changes else "No difference."]
     output.result(data, [*lines, *last])
 
 
-def _patches(found: Comparison) -> tuple[list[object], Iterator[str]]:
+def _listed(found: Comparison, *, all_of_it: bool) -> Iterator[str]:
+    from holdfast.cli.snapshot_view import brief_change_lines, change_lines
+
+    return change_lines(found.changes) if all_of_it else brief_change_lines(found.changes)
+
+
+def _patches(control: Control, found: Comparison) -> tuple[list[object], Iterator[str]]:
     from holdfast.cli.snapshot_view import change_lines
     from holdfast.fs.trees.manifest import escaped
     from holdfast.worktrees.comparing import patches
 
-    made = list(patches(found))
+    made = list(patches(control, found))
     records: list[object] = [
         {"path": escaped(each.change.path), "binary": each.lines is None, "lines": list(each.lines or ())}
         for each in made
@@ -113,11 +129,11 @@ def _patches(found: Comparison) -> tuple[list[object], Iterator[str]]:
     return records, lines()
 
 
-def _statistics(found: Comparison) -> tuple[list[object], Iterator[str]]:
+def _statistics(control: Control, found: Comparison) -> tuple[list[object], Iterator[str]]:
     from holdfast.fs.trees.manifest import escaped
     from holdfast.worktrees.comparing import patches
 
-    made = list(patches(found))
+    made = list(patches(control, found))
     records: list[object] = [
         {
             "path": escaped(each.change.path),
@@ -162,7 +178,7 @@ def verify(
         ids = snapshots.all_ids()
     else:
         ids = [snapshots.named(snapshot or "head", seen_from=opened.worktree).snapshot_id]
-    results = [_verified(snapshots, each) for each in ids]
+    results = list(_verified(snapshots, ids, may_go=all_of_them))
     problems = [problem for _, found in results for problem in found]
     if problems:
         broken = [snapshot_id for snapshot_id, found in results if found]
@@ -178,12 +194,20 @@ def verify(
     )
 
 
-def _verified(snapshots: Snapshots, snapshot_id: str) -> tuple[str, list[dict[str, str]]]:
-    try:
-        found = [each._asdict() for each in snapshots.verify(snapshot_id)]
-    except PartialSnapshot as partial:
-        found = [{"path": "", "what": "ready", "detail": partial.message}]
-    return snapshot_id, [{"snapshot_id": snapshot_id, **each} for each in found]
+def _verified(
+    snapshots: Snapshots, ids: list[str], *, may_go: bool
+) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """What is wrong with each of these; `may_go` leaves out those that are collected meanwhile."""
+    for snapshot_id in ids:
+        try:
+            found = [each._asdict() for each in snapshots.verify(snapshot_id)]
+        except PartialSnapshot as partial:
+            found = [{"path": "", "what": "ready", "detail": partial.message}]
+        except NotFound:
+            if not may_go:
+                raise
+            continue
+        yield snapshot_id, [{"snapshot_id": snapshot_id, **each} for each in found]
 
 
 def _first_few(problems: list[dict[str, str]]) -> str:

@@ -20,6 +20,7 @@ from holdfast.errors import ExitStatus, Failure, Interrupted, IoFailure, UsageFa
 
 NAME = "holdfast"
 COMPLETION_VARIABLE = "_HOLDFAST_COMPLETE"
+STORE_VARIABLE = "HOLDFAST_STORE"  # as in `places`, which is not loaded for this
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -51,9 +52,19 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 def _invoke(arguments: Sequence[str], output: Output) -> int:
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         return _complete(instruction)
+    if address := os.environ.get(STORE_VARIABLE):
+        _remember_secrets(address)
     with root.make_context(NAME, list(arguments), obj=output) as context:
         status = root.invoke(context)
     return status if isinstance(status, int) else ExitStatus.OK
+
+
+def _remember_secrets(address: str) -> None:
+    """A repository names its store without secrets: `HOLDFAST_STORE` may have the same address with them."""
+    from holdfast.store.addresses import remember_secrets
+
+    with contextlib.suppress(Failure):  # an address that cannot be read is refused by who uses it
+        remember_secrets(address)
 
 
 def _complete(instruction: str) -> int:

@@ -27,6 +27,36 @@ class CommandMissing(click.UsageError):
         self.help = context.get_help()
 
 
+ELSEWHERE = (
+    {"add", "create", "define", "make", "new", "take"},
+    {"cancel", "delete", "drop", "remove", "rm"},
+    {"close", "complete", "done", "finish", "resolve"},
+    {"commit", "save", "snapshot"},
+    {"cat", "get", "info", "inspect", "show", "view"},
+    {"list", "ls"},
+    {"log", "history"},
+    {"lock", "acquire"},
+    {"unlock", "release"},
+    {"move", "mv", "rename"},
+    {"checkout", "restore", "revert", "undo"},
+    {"branch", "workspace", "worktree"},
+    {"branch", "ref", "tag"},
+    {"refresh", "renew", "extend", "heartbeat"},
+    {"check", "fsck", "doctor", "verify", "validate"},
+    {"prune", "clean", "gc"},
+    {"next", "claim-next", "ready"},
+)
+"""Words that other programs use for what some command here does: whoever types one is told ours."""
+
+
+def _meant(name: str, known: list[str]) -> list[str]:
+    """The commands that are spelled like this name, else those that it may stand for."""
+    from difflib import get_close_matches
+
+    spelled_alike = get_close_matches(name, known, cutoff=0.7)
+    return spelled_alike or [each for each in known if any({name, each} <= words for words in ELSEWHERE)]
+
+
 class Group(click.Group):
     """Commands in the order in which they were declared; those in `table` are loaded on demand."""
 
@@ -69,9 +99,7 @@ class Group(click.Group):
         name = args[0]
         if name in self.list_commands(ctx) or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        from difflib import get_close_matches
-
-        similar = get_close_matches(name, [known for known, _ in self._shown(ctx)], cutoff=0.7)
+        similar = _meant(name, [known for known, _ in self._shown(ctx)])
         meant = f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
         raise click.UsageError(f"There is no command {name!r}.{meant}", ctx)
 

@@ -49,7 +49,8 @@ def _session_start(output: Output, said: Mapping[str, Any], program: str) -> int
     return 0
 
 
-def _after_tool(output: Output, said: Mapping[str, Any], program: str) -> int:
+def after_tool(output: Output, said: Mapping[str, Any], program: str) -> int:
+    """Keep the leases of the agent alive; tell it to stop if one cannot be."""
     from holdfast.workspace.own_leases import renew_own
 
     kept = renew_own(_repository(said), os.environ.get(LOCK_ID))
@@ -72,7 +73,7 @@ def _session_end(output: Output, said: Mapping[str, Any], program: str) -> int:
 _EVENTS: dict[str, Callable[[Output, Mapping[str, Any], str], int]] = {
     "session-start": _session_start,
     "before-write": before_write,
-    "after-tool": _after_tool,
+    "after-tool": after_tool,
     "session-end": _session_end,
     "pre-commit": pre_commit,
 }

@@ -1,4 +1,6 @@
-"""The hooks that guard: before an agent writes a file, and before git commits. They load next to nothing.
+"""The hooks that guard, before an agent writes a file and before git commits, and what all hooks share.
+
+They load next to nothing.
 
 See `hook` for what hooks answer, and for those that take more.
 """
@@ -19,7 +21,6 @@ TYPE_CHECKING = False  # importing `typing` would take longer than all of the re
 if TYPE_CHECKING:
     from typing import Any
 
-EVENTS = ("before-write", "pre-commit")
 REFUSE = 2
 MOST_BYTES = 64 << 20
 _LOCK_ID, _ACTOR = "HOLDFAST_LOCK_ID", "HOLDFAST_ACTOR"
@@ -47,6 +48,13 @@ def before_write(output: Output, said: Mapping[str, Any], program: str) -> int:
 def pre_commit(output: Output, said: Mapping[str, Any], program: str) -> int:
     """Whether git may commit here."""
     return _guarded(output, [os.path.join(_here(), ".")], program)
+
+
+def has_nothing_to_renew(said: Mapping[str, Any]) -> bool:
+    """Whether it is certain that the agent holds no lease: after most tools it does not."""
+    from holdfast.workspace.glance import holds_nothing
+
+    return holds_nothing(directory(said), os.environ.get(_LOCK_ID), os.environ.get(_ACTOR))
 
 
 def heard() -> dict[str, Any]:

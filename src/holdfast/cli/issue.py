@@ -16,6 +16,7 @@ Example:
   holdfast issue init
   holdfast issue create "Write the parser" --priority high
   holdfast issue claim-next
+  holdfast issue finish 4f1c
 """,
     table={
         "init": Entry("holdfast.cli.issue_basics:init", "Make an empty tracker here."),
@@ -30,6 +31,7 @@ Example:
             "holdfast.cli.issue_claim:claim_next", "Take the most urgent issue that is ready."
         ),
         "heartbeat": Entry("holdfast.cli.issue_claim:heartbeat", "Keep a claim alive."),
+        "finish": Entry("holdfast.cli.issue_finish:finish", "Say that the work on an issue is done."),
         "release": Entry("holdfast.cli.issue_claim:release", "Put an issue back for others."),
         "work": Entry("holdfast.cli.issue_work:work", "Run a command while holding a claim."),
         "breakdown": Entry("holdfast.cli.issue_many:breakdown", "Break an issue down into parts."),

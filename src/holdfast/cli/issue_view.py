@@ -30,6 +30,7 @@ def claimed_lines(claimed: Claimed) -> Iterator[str]:
     yield f"  token    {claim.token}"
     yield f"  expires  {claim.expires_at}, unless it is renewed ('holdfast issue heartbeat')"
     yield f"  export HOLDFAST_CLAIM_ID={claim.claim_id}"
+    yield "When it is done: 'holdfast issue finish'; to give it back: 'holdfast issue release'."
 
 
 def show_issues(output: Output, snapshot: Snapshot, issues: Iterable[Issue], field: str | None) -> None:

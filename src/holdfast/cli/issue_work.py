@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 import click
 
@@ -51,7 +52,7 @@ def work(
       holdfast issue work --next --ttl 5m -- ./agent
     """
     from holdfast.cli import child
-    from holdfast.cli.signals import Duty
+    from holdfast.cli.signals import Duty, kept_back
     from holdfast.holding.heartbeat import BEATS
     from holdfast.issues.claim_records import ClaimId
     from holdfast.issues.claiming import HeldClaim
@@ -78,8 +79,11 @@ def work(
         shown = ClaimId.parse(claimed.claim.claim_id)
         os.environ[CLAIM_VARIABLE] = shown.text
         os.environ["HOLDFAST_ISSUE_ID"] = shown.issue_id
-        with HeldClaim(tracker.claims, claimed.claim) as held:
-            ended = child.run(command, duty=Duty(min(1.0, ttl / BEATS), held.check))
+        with ExitStack() as stack:
+            with kept_back():  # the thread that renews inherits it: no signal is to reach that one
+                held = stack.enter_context(HeldClaim(tracker.claims, claimed.claim))
+            duty = Duty(min(1.0, ttl / BEATS), held.check)
+            ended = child.run(command, duty=duty, environment=os.environ, mark=CLAIM_VARIABLE)
         succeeded = ended.exit_status == 0
         if then == "done" and succeeded:
             issue = tracker.update(shown.issue_id, Update(state=State.DONE), claim=shown)

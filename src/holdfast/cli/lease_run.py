@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from holdfast.cli import child, signals
 from holdfast.cli.output import CommandFailed, Output, printable
-from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE, refuse_own_lock
-from holdfast.errors import Failure, LockExpired, LockNotHeld
+from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE, current_directory, refuse_own_lock
+from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound
+from holdfast.fs import calls
 from holdfast.fs.names import checked_text
 from holdfast.leases.held import HeldLease
 from holdfast.workspace.repository import Repository
@@ -57,6 +58,8 @@ def _run_leased(
     began = time.monotonic()
     checked_text(wish.note, what="note")  # not only when the command has done its work
     directory = repository.path(worktree)
+    if wish.snapshot and not (wish.chdir or output.as_json):
+        _warn_if_elsewhere(output, worktree, directory)
     with _leased(repository, worktree, command, output, wish) as lease:
         locked = time.monotonic()
         ended = _run(command, lease, _environment(repository, worktree, lease), wish, directory)
@@ -75,7 +78,20 @@ def _run_leased(
             "snapshot_id": saved,
         }
     )
+    if saved is not None and not output.as_json:
+        output.diagnostic(f"holdfast: what is in {worktree} now is the snapshot {saved}")
     return ended
+
+
+def _warn_if_elsewhere(output: Output, worktree: str, directory: Path) -> None:
+    """What a command writes outside of the worktree is in no snapshot: say so before it does."""
+    with contextlib.suppress(OSError, NotFound):  # a current directory that is gone
+        here, wanted = current_directory(), calls.stat(directory)
+        if not any(os.path.samestat(wanted, calls.stat(each)) for each in (here, *here.parents)):
+            output.diagnostic(
+                f"holdfast: the command runs in {printable(str(here))}; the snapshot is of {worktree}, "
+                "which is elsewhere. To run it there: --chdir"
+            )
 
 
 @contextlib.contextmanager
@@ -108,7 +124,7 @@ def _run(
     duty = None if lease is None else signals.Duty(min(LOOK_EVERY, wish.ttl / 10), lease.check)
     where = directory if wish.chdir else None
     try:
-        ended = child.run(command, duty=duty, environment=environment, directory=where)
+        ended = child.run(command, duty=duty, environment=environment, directory=where, mark=LOCK_ID)
         if lease is not None:
             lease.check()  # it may have been lost at the very end
     except (LockNotHeld, LockExpired) as failure:

@@ -12,6 +12,7 @@ from holdfast.cli.group import Group
 from holdfast.cli.options import duration, json_option
 from holdfast.cli.output import Output
 from holdfast.cli.places import store_address
+from holdfast.cli.repository import REPO
 
 if TYPE_CHECKING:
     from holdfast.workspace.ledgers import OpenLedger
@@ -31,13 +32,35 @@ Example:
 """,
 )
 
+
+def _nearest(context: click.Context, _: click.Parameter, named: str | None) -> str:
+    """The directory that was named, else the nearest one that has a ledger, else the one we are in."""
+    if named or context.resilient_parsing:
+        return named or "."
+    from holdfast.workspace.ledgers import find_ledger
+
+    found = find_ledger(".")
+    if found is None and (repo := os.environ.get(REPO)):
+        found = find_ledger(repo)
+    return "." if found is None else str(found)
+
+
 directory_option = click.option(
     "--dir",
     "directory",
     metavar="DIRECTORY",
     type=click.Path(file_okay=False),
+    callback=_nearest,
+    help="The directory that has the ledger.  [default: the current one, or the nearest above it that has "
+    "one, else HOLDFAST_REPO]",
+)
+_new_directory_option = click.option(
+    "--dir",
+    "directory",
+    metavar="DIRECTORY",
+    type=click.Path(file_okay=False),
     default=".",
-    help="The directory that has the ledger.  [default: the current one]",
+    help="The directory that gets the ledger.  [default: the current one]",
 )
 
 
@@ -49,7 +72,7 @@ def open_at(directory: str) -> OpenLedger:
 
 
 @group.command(short_help="Begin a ledger in a directory.")
-@directory_option
+@_new_directory_option
 @click.option(
     "--lock-timeout",
     metavar="DURATION",

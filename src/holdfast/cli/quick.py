@@ -10,6 +10,7 @@ import os
 
 from holdfast.workspace.glance import glance, place_of
 
+_EVENTS = ("before-write", "pre-commit", "after-tool")
 _LOCK_ID, _ACTOR = "HOLDFAST_LOCK_ID", "HOLDFAST_ACTOR"
 
 
@@ -17,20 +18,31 @@ def answer(arguments: list[str]) -> int | None:
     """The exit status of `guard PATH...` or of a hook that guards; None if it takes more to tell it."""
     if arguments[0] == "guard":
         return _guard(arguments[1:])
-    from holdfast.cli.hook_guard import EVENTS, before_write, heard, leniently, pre_commit
-
     match arguments[1:]:
-        case [event] if event in EVENTS:
-            program = ""
-        case [event, "--from", named] if event in EVENTS:
-            program = named.partition("@")[0]
-        case _:
-            return None
+        case [event] if event in _EVENTS:
+            return _hook(event, "")
+        case [event, "--from", named] if event in _EVENTS:
+            return _hook(event, named.partition("@")[0])
+    return None
+
+
+def _hook(event: str, program: str) -> int:
+    from holdfast.cli.hook_guard import before_write, has_nothing_to_renew, heard, leniently, pre_commit
     from holdfast.cli.output import Output
 
-    if event == "pre-commit":
-        return leniently(Output(as_json=False), lambda output: pre_commit(output, {}, program))
-    return leniently(Output(as_json=False), lambda output: before_write(output, heard(), program))
+    def act(output: Output) -> int:
+        if event == "pre-commit":
+            return pre_commit(output, {}, program)
+        said = heard()
+        if event == "before-write":
+            return before_write(output, said, program)
+        if has_nothing_to_renew(said):
+            return 0
+        from holdfast.cli.hook import after_tool
+
+        return after_tool(output, said, program)
+
+    return leniently(Output(as_json=False), act)
 
 
 def _guard(paths: list[str]) -> int | None:

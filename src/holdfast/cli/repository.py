@@ -61,16 +61,18 @@ def current_directory() -> Path:
         ) from None
 
 
-def open_repository(flag: str | None, environment: Mapping[str, str] = os.environ) -> Repository:
-    """The repository that a command is about."""
+def open_repository(
+    flag: str | None, environment: Mapping[str, str] = os.environ, *, to_examine: bool = False
+) -> Repository:
+    """The repository that a command is about; `to_examine` opens it even if its store cannot be used."""
     from holdfast.workspace.repository import Repository, find_repository
 
-    chosen, actor = flag or environment.get(REPO), environment.get(ACTOR)
-    address = store_address(environment)
+    chosen, actor, address = flag or environment.get(REPO), environment.get(ACTOR), store_address(environment)
     if not chosen:
-        return Repository(find_repository(current_directory()), actor=actor, ledger_address=address)
+        found = find_repository(current_directory())
+        return Repository(found, actor=actor, ledger_address=address, to_examine=to_examine)
     try:
-        return Repository(chosen, actor=actor, ledger_address=address)
+        return Repository(chosen, actor=actor, ledger_address=address, to_examine=to_examine)
     except NotFound as failure:
         with contextlib.suppress(NotFound):  # never guessed: which worktree would be meant?
             failure.hint = f"It is in the repository {find_repository(chosen)}: name that one."
@@ -78,12 +80,16 @@ def open_repository(flag: str | None, environment: Mapping[str, str] = os.enviro
 
 
 def open_worktree(
-    repo: str | None, worktree: str | None, environment: Mapping[str, str] = os.environ
+    repo: str | None,
+    worktree: str | None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    to_examine: bool = False,
 ) -> Opened:
     """The repository and the worktree that a command is about; it need not be there."""
     from holdfast.worktrees.payloads import worktree_name
 
-    repository = open_repository(repo, environment)
+    repository = open_repository(repo, environment, to_examine=to_examine)
     chosen = worktree or environment.get(WORKTREE)
     if chosen:
         return Opened(repository, worktree_name(chosen))

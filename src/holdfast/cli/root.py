@@ -14,7 +14,7 @@ double work or stuck locks: worktrees with leases, snapshots, a queue of issues,
 
 \b
 Make a repository, and work in it under a lease:
-  holdfast init project && cd project
+  holdfast init project && cd project/main
   holdfast run --snapshot -- ./work
 See who holds what, and let an agent take work from the queue:
   holdfast who

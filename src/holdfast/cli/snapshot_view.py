@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from holdfast.worktrees.history import Entry, Marks
     from holdfast.worktrees.records import Descriptor
 
+MANY_BELOW = 20
+"""How many entries of a new directory are named one by one."""
 WARNING = "warning: best effort, its files may be of different moments"
 SIGNS = {"added": "A", "removed": "D", "modified": "M"}
 KINDS = {
@@ -92,6 +94,29 @@ def change_lines(changes: Iterable[Change]) -> Iterator[str]:
         words += [each for each in change.aspects if each not in hidden]
         told = f"  ({', '.join(words)})" if words else ""
         yield f"{SIGNS[change.what]} {escaped(change.path) or '.'}{told}"
+
+
+def brief_change_lines(changes: Iterable[Change]) -> Iterator[str]:
+    """The same, but what is below a directory that has come or gone as a whole is only counted, if it is
+    much: nobody reads the ten thousand files of a package directory, and they hide what was changed."""
+    from itertools import groupby
+
+    whole = b""
+
+    def outermost(change: Change) -> bytes:
+        """The directory above everything, if this is in one that has come or gone whole; else its path."""
+        nonlocal whole
+        if not (whole and change.path.startswith(whole)):
+            whole = b"" if change.kind != "d" or change.what == "modified" else change.path + b"/"
+        return whole or change.path
+
+    for path, group in groupby(changes, key=outermost):
+        below = list(group)
+        if path.endswith(b"/") and len(below) > MANY_BELOW:
+            line = next(change_lines(below[:1]))
+            yield f"{line.removesuffix(')')} with {len(below) - 1} entries)"
+        else:
+            yield from change_lines(below)
 
 
 def summary(changes: Iterable[Change]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli import terminal
 from holdfast.cli.options import duration, json_option
 from holdfast.cli.output import Output, printable
 from holdfast.cli.places import data_directory, store_address
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.workspace.overview import Overview
 
 COLUMNS = ("WHAT", "HELD BY", "SINCE", "LEFT", "ALIVE", "WAITING", "TO GET IT")
-INDENT, MOST_NARROW, USUAL_WIDTH = 13, 40, 80
+INDENT, MOST_NARROW = 13, 40
 LONGEST_PURPOSE = 60
 NOTHING = "Nobody holds anything."
 NOTHING_SEEN = "Nobody holds anything of what could be looked at."
@@ -50,7 +51,7 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     if output.as_json:
         output.result(seen.as_record())
         return
-    width = _width()
+    width = terminal.width()
     if seen.holdings and width is not None and _fits(seen, width):
         show_table(output, COLUMNS, rows_of(seen))
     else:
@@ -111,8 +112,10 @@ def _show_live(looks: Iterator[Overview]) -> None:
     with Live(screen=True, auto_refresh=False) as live:
         for seen in looks:
             head = f"{printable(str(seen.root))}  {seen.at}"
-            lines = [head, "", *_held_lines(seen, _width()), *_troubles(seen)]
-            live.update(Text("\n".join(lines), no_wrap=False, overflow="fold"), refresh=True)
+            lines = [head, "", *_held_lines(seen, terminal.width()), *_troubles(seen)]
+            folded = [part for line in lines for part in terminal.wrapped(line)]
+            shown = terminal.cut(folded, "all: 'holdfast who'")
+            live.update(Text("\n".join(shown), overflow="fold"), refresh=True)
 
 
 def _look(repo: str | None, data_dir: str | None) -> Overview:
@@ -161,19 +164,6 @@ def _block(row: Sequence[str], width: int) -> Iterator[str]:
 def _fits(seen: Overview, width: int) -> bool:
     rows = [[printable(cell) for cell in row] for row in rows_of(seen)]
     return max(map(len, plain_table(COLUMNS, rows))) <= width
-
-
-def _width() -> int | None:
-    """How wide the terminal is; None if standard output is none."""
-    if sys.stdout is None or not sys.stdout.isatty():
-        return None
-    named = os.environ.get("COLUMNS", "")
-    if named.isascii() and named.isdigit() and int(named) > 0:
-        return int(named)
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or USUAL_WIDTH
-    except OSError:
-        return USUAL_WIDTH
 
 
 def _nothing(seen: Overview) -> str:

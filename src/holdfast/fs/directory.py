@@ -27,11 +27,15 @@ if sys.platform != "win32":
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+_FULL_HINT = "The disk, or your quota, is full. 'holdfast gc plan' shows what may be deleted in a repository."
+
+
 def io_failure(action: str, path: object, error: OSError) -> IoFailure:
     """Turn the system's refusal into the failure that fits it."""
     if error.errno in _DENIED:
         return NotWritable(action, path, error)
-    return IoFailure(action, path, error)
+    return IoFailure(action, path, error, hint=_FULL_HINT if error.errno in _FULL else None)
 
 
 def close_quietly(fd: int) -> None:

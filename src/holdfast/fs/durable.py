@@ -37,6 +37,7 @@ _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 _NOATIME = getattr(os, "O_NOATIME", 0)
 """Without this, reading changes the file: the time of access, which the next sync has to write as well."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_RENAME = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 _CHUNK = 1 << 20
 
 
@@ -241,12 +242,18 @@ def publish(directory: Directory, draft: str, name: str) -> None:
         raise
 
 
-def publish_new(directory: Directory, draft: str, name: str, *, keep_if_taken: bool = False) -> None:
+def publish_new(
+    directory: Directory, draft: str, name: str, *, keep_if_taken: bool = False, often: bool = False
+) -> None:
     """Give the draft its name unless that is taken: by link, or where there are no links by rename.
 
     A draft that could not be published is discarded; one whose name is taken may be kept for another.
+    `often` says that this is done again and again: then by a rename that replaces nothing, where there
+    is one. It changes fewer blocks than a link and its undoing, but takes time to load.
     """
     try:
+        if often and _renamed(directory, draft, name):
+            return
         calls.link(
             directory.at(draft),
             directory.at(name),
@@ -269,6 +276,17 @@ def publish_new(directory: Directory, draft: str, name: str, *, keep_if_taken: b
     discard(directory, draft)
 
 
+def _renamed(directory: Directory, draft: str, name: str) -> bool:
+    """Rename without replacing; False where that cannot be done."""
+    try:
+        calls.rename_noreplace(directory.at(draft), directory.at(name), directory=directory.fd)
+    except OSError as error:
+        if error.errno in _NO_RENAME:
+            return False
+        raise
+    return True
+
+
 def _publish_without_links(directory: Directory, draft: str, name: str, *, keep_if_taken: bool) -> None:
     try:
         calls.rename_noreplace(directory.at(draft), directory.at(name), directory=directory.fd)
@@ -280,7 +298,7 @@ def _publish_without_links(directory: Directory, draft: str, name: str, *, keep_
             raise _taken(directory, name) from None
         if not isinstance(error, OSError):
             raise
-        if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        if error.errno not in _NO_RENAME:
             raise io_failure("create", directory.where(name), error) from error
         raise FilesystemUnsafe(
             f"{directory.path} can neither link nor rename without replacing, so nothing can be created "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 
@@ -106,3 +107,10 @@ def _shown(text: str) -> str:
     """The text as it can be shown: quoted, escaped, not longer than a line."""
     shown = ascii(text)
     return shown if len(shown) <= 160 else shown[:157] + "...'"
+
+
+def unique_id() -> str:
+    """A text that nobody else has: a random UUID (version 4), without loading what else makes them."""
+    digits = os.urandom(16).hex()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"

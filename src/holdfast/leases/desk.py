@@ -11,6 +11,7 @@ from holdfast.audit.chain import AuditTrail
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import LockConflict, SettingInvalid
 from holdfast.fs.names import checked_actor, checked_text
+from holdfast.fs.reserve import Reserve
 from holdfast.holding.circles import Hold, Look, Party, Picture, Thing, Wait, process_id, refuse_circle
 from holdfast.leases import protocol
 from holdfast.leases.moments import SKEW, Moment, Reading
@@ -50,7 +51,8 @@ class Desk:
     `also_named` and `precondition` let the layer above take part in every grant: documents that the
     transaction reads too, and a pure function that may refuse (a worktree that is not there). `skew` is
     how far the clocks of those who share the store may be apart: 0 if the store has a clock of its own.
-    `elsewhere` is what else can be held and waited for, so that a circle of waits may lead through it.
+    `elsewhere` is what else can be held and waited for, so that a circle of waits may lead through it. With
+    a `reserve` a lease can be renewed and released on a full disk too.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Desk:
         clock: Clock = SYSTEM_CLOCK,
         skew: float = SKEW,
         elsewhere: Sequence[Look] = (),
+        reserve: Reserve | None = None,
     ) -> None:
         self.store = store
+        self._reserve = reserve
         self._trail = trail
         self._also_named = also_named
         self._precondition = precondition
@@ -142,13 +146,15 @@ class Desk:
     def renew(self, worktree: str, lock_id: str, ttl: float | None = None) -> Lease:
         """Let the lease run on. `LockNotHeld` or `LockExpired`: stop writing."""
         ttl = None if ttl is None else checked_ttl(ttl)
-        return self._rule(
+        return self._relieved(
             worktree, lambda view, moment, keys: protocol.renew(view, moment, keys, lock_id, ttl)
         )
 
     def release(self, worktree: str, lock_id: str) -> Lease:
         """Give the lease back; `LockNotHeld` if it is not this one any more, and then nothing is touched."""
-        return self._rule(worktree, lambda view, moment, keys: protocol.release(view, moment, keys, lock_id))
+        return self._relieved(
+            worktree, lambda view, moment, keys: protocol.release(view, moment, keys, lock_id)
+        )
 
     def state(self, worktree: str) -> LeaseState | None:
         """Who holds the lease and who waits; None if it is free. Takes no lock."""
@@ -207,6 +213,12 @@ class Desk:
         gone = frozenset() if isinstance(answer, Granted) else self._dead_waiters(worktree)
         return ask(gone) if gone else answer
 
+    def _relieved(self, worktree: str, rule: Rule[Told]) -> Told:
+        """Apply a rule for which there must be room: a failure over a full disk has changed nothing."""
+        if self._reserve is None:
+            return self._rule(worktree, rule)
+        return self._reserve.relieve(lambda: self._rule(worktree, rule))
+
     def _rule(self, worktree: str, rule: Rule[Told], *, granting: bool = False) -> Told:
         keys = LeaseKeys.of(worktree)
         named: list[Key[Any] | Stream[Any]] = [*keys.all(), self._trail.stream]
@@ -256,7 +268,7 @@ def _is_dead(waiter: Waiter) -> bool:
 def _hold(lease: Lease) -> Hold:
     named = (lease.holder_id, lease.on_behalf_of)
     party = Party(
-        lease.on_behalf_of or lease.holder_id,
+        _shown(lease.on_behalf_of or lease.holder_id, lease.actor),
         processes=_processes(named, lease.identity),
         actor=lease.actor,
     )
@@ -265,12 +277,16 @@ def _hold(lease: Lease) -> Hold:
 
 def _wait(worktree: str, waiter: Waiter) -> Wait:
     party = Party(
-        waiter.on_behalf_of or waiter.holder_id,
+        _shown(waiter.on_behalf_of or waiter.holder_id, waiter.actor),
         processes=_processes((waiter.holder_id, waiter.on_behalf_of), waiter.identity),
         above=_processes(waiter.above, waiter.identity),
         actor=waiter.actor,
     )
     return Wait(Thing("lease", worktree), party, waiter.since, waiter.ticket)
+
+
+def _shown(process: str, actor: str) -> str:
+    return f"{actor}, {process}" if actor else process
 
 
 def _processes(holder_ids: Iterable[str], identity: Identity) -> frozenset[str]:

@@ -254,11 +254,12 @@ def _conflict(moment: Moment, keys: LeaseKeys, lease: Lease | None, ahead: list[
     left = lease.time_left(moment, for_others=True)
     purpose = f", for: {lease.purpose}" if lease.purpose else ""
     return LockConflict(
-        f"{keys.worktree} is locked by {lease.holder_id} since {lease.created_at}{purpose}; "
+        f"{keys.worktree} is locked by {lease.who()} since {lease.created_at}{purpose}; "
         f"the lease runs for another {format_duration(left)}",
         worktree=keys.worktree,
         lock_id=lease.lock_id,
         holder_id=lease.holder_id,
+        actor=lease.actor,
         purpose=lease.purpose,
         since=lease.created_at,
         expires_at=lease.lease_expires_at,
@@ -311,11 +312,11 @@ def _shown(request: Request, line: list[Waiter], moment: Moment) -> Waiter:
         since=format_instant(max(moment.now, behind)),  # a clock that was set back does not pass the line
         seen_at=format_instant(moment.now),
         purpose=request.purpose,
+        actor=request.actor,
         identity=Identity.of(waiter),
         on_behalf_of=request.holder.holder_id if request.waiter else "",
         boot_seen_at=moment.mark(),
         above=request.above,
-        actor=request.actor,
     )
 
 

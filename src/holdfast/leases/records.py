@@ -55,6 +55,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         named = (self.holder_id, self.on_behalf_of)
         return [holder for each in named if each and (holder := self.identity.holder(each))]
 
+    def who(self) -> str:
+        """Its holder as others are shown it: by the name that it gave, if it did, and by its process."""
+        return f"{self.actor}, {self.holder_id}" if self.actor else self.holder_id
+
     def expires_at(self) -> float:
         return parse_instant(self.lease_expires_at)
 
@@ -90,11 +94,11 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity = Identity()
     on_behalf_of: str = ""
     """Who the lease will belong to, if that is not the process that waits."""
+    actor: str = ""
+    """In whose name it waits."""
     boot_seen_at: BootMark | None = None
     above: tuple[str, ...] = ()
     """The processes that the one that waits descends from: what they hold, it holds too."""
-    actor: str = ""
-    """In whose name it waits."""
 
     def unseen_for(self, moment: Moment) -> float:
         return -moment.until(self.seen_at, self.boot_seen_at, margin=False)

@@ -41,6 +41,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     claim_id: str = ""
     holder: dict[str, str] = {}
+    """The process that it was taken for, if whoever took it has said so."""
     purpose: str = ""
 
     def expiry(self) -> float:

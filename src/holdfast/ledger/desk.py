@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from holdfast.clock import parse_instant
-from holdfast.errors import UsageFailure
+from holdfast.errors import OutcomeUnknown, UsageFailure
 from holdfast.fs.names import checked_text
 from holdfast.holding.circles import Look, Picture, refuse_circle
 from holdfast.ledger import circles, meta, protocol
@@ -25,7 +25,7 @@ from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.claims import KINDS, Claim, ClaimBook, Waiter
 from holdfast.ledger.events import EVENTS, Recorded, checked, new_id, stamped
 from holdfast.ledger.keeper import BookKeeper
-from holdfast.ledger.log import Ledger, commit_id_of, known_by_id
+from holdfast.ledger.log import Ledger, commit_id_of, tell_id
 from holdfast.ledger.nodes import is_under, node_id, order
 from holdfast.ledger.protocol import Cleared, Granted, Request, Ruling, Waiting
 from holdfast.locks.holders import Holder, Liveness, current_holder, described, liveness
@@ -72,7 +72,7 @@ class ClaimDesk:
     ) -> Request:
         """A request under a new id; without a `ttl` it is for the `lock_timeout` of the ledger.
 
-        `behalf_of` is whose claim it will be, if not this process's: it outlives the processes then.
+        `behalf_of` is the process that the claim is for, if that is not this one: it outlives this one then.
         """
         return Request(
             node_id(node),
@@ -226,8 +226,11 @@ class ClaimDesk:
                 return Decision([], ruling.result)
             return Decision([Append(EVENTS, stamped({**ruling.event, "id": event_id}, now))], ruling.result)
 
-        with known_by_id(event_id):
+        try:
             return store.transact([EVENTS], decide, commit_id=commit_id_of(event_id)).result  # 4.
+        except OutcomeUnknown as unknown:
+            tell_id(unknown, event_id)
+            raise
 
     def _current(self, node: str, owner: str, claim_id: str) -> Claim:
         """The claim that was just given or extended, as the ledger has it."""

@@ -7,7 +7,6 @@ never change once they are written.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -88,8 +87,12 @@ class Ledger:
             made = [stamped(event, now) for event in events]
             return Decision([Append(EVENTS, event) for event in made], made)
 
-        with known_by_id(events[0]["id"]):
-            commit = self.store.transact([EVENTS], decide, commit_id=commit_id_of(events[0]["id"]))
+        event_id = events[0]["id"]
+        try:
+            commit = self.store.transact([EVENTS], decide, commit_id=commit_id_of(event_id))
+        except OutcomeUnknown as unknown:
+            tell_id(unknown, event_id)
+            raise
         self._known = max(self._known, commit.positions[-1])
         return [Recorded(*each) for each in zip(commit.positions, commit.result, strict=True)]
 
@@ -204,15 +207,10 @@ class Ledger:
         checkpoints.save(self.shelf, Checkpoint(name, version, last.sequence, event, state))
 
 
-@contextlib.contextmanager
-def known_by_id(event_id: str) -> Iterator[None]:
-    """Say in `OutcomeUnknown` by which id the event can be looked for."""
-    try:
-        yield
-    except OutcomeUnknown as unknown:
-        unknown.facts = {**unknown.facts, "event_id": event_id}
-        unknown.hint = f"Look for the event's own id before you try again: 'holdfast ledger show {event_id}'."
-        raise
+def tell_id(unknown: OutcomeUnknown, event_id: str) -> None:
+    """Say by which id the event can be looked for whose outcome is unknown."""
+    unknown.facts = {**unknown.facts, "event_id": event_id}
+    unknown.hint = f"Look for the event's own id before you try again: 'holdfast ledger show {event_id}'."
 
 
 def commit_id_of(event_id: str) -> str | None:

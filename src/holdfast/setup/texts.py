@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 1
+VERSION = 2
 
 AGENTS = """
 ## Working beside others: Holdfast
@@ -10,14 +10,17 @@ AGENTS = """
 Several agents and people work in this repository at the same time. Holdfast keeps them apart.
 
 - See who holds what before you start: `holdfast who`.
-- Take the lease of a worktree before you write into it, and give it back when you are done:
-  `export HOLDFAST_LOCK_ID=$(holdfast lock acquire --worktree NAME --purpose "what for" --field lock_id)`,
-  `holdfast lock renew` every few minutes, `holdfast lock release`.
+- Take the lease of a worktree before you write into it:
+  `holdfast lock acquire --worktree NAME --ttl 15m --purpose "what for" --field lock_id` prints its id. Name
+  that to later commands: `export HOLDFAST_LOCK_ID=ID`, or `--lock-id ID` with each of them, if your shell
+  forgets variables. `holdfast lock renew` before the time is up; `holdfast lock release` when you are done.
   Or let one command do it all: `holdfast run --worktree NAME --snapshot -- COMMAND`.
 - Want a directory of your own? `holdfast worktree create NAME --from head` (without `--from` it is empty),
-  then `cd $(holdfast worktree path NAME)`.
+  then `cd "$(holdfast worktree path NAME)"`.
 - Keep what you have done: `holdfast snapshot -m "what changed"`. Nothing that was kept is ever lost.
-- Take work from the queue rather than choosing it: `holdfast issue claim-next`, and finish or release it.
+- Take work from the queue rather than choosing it: `holdfast issue claim-next` prints the id of your claim.
+  Name it (`--claim`, or `HOLDFAST_CLAIM_ID`) when you are done: `holdfast issue finish ID`; or give the work
+  back: `holdfast issue release ID`.
 - `E_LOCK_CONFLICT` names the holder: wait (`--wait 5m`) or take other work. Do not delete lock files.
 - `E_FENCING_MISMATCH` or `E_LOCK_EXPIRED` means that your lease was taken over: stop writing, take it
   again, look at what changed, then go on.

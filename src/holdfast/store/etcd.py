@@ -239,6 +239,7 @@ class EtcdEngine:
             raise StoreIncompatible(
                 f"the store {self.place} has the schema version {found}; "
                 f"this version of Holdfast knows {SCHEMA_VERSION}",
+                store=self.place,
                 found=found,
                 known=SCHEMA_VERSION,
             )

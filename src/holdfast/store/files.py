@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -262,6 +263,10 @@ class FileStore:
         named rests on nothing else: what makes it durable makes durable what was there before it. And a
         numbered stream whose last number we have synced ourselves need not be synced again.
         """
+        if len(places) == 1 and changed[0].directory in self._settled and len(changed) == 1:
+            (place,) = places
+            if place.kind is not Kind.NUMBERED or self._numbers.is_durable(place):
+                return  # most often
         written = {place.directory for place in changed}
         if len(changed) > 1:
             written.add(INTENTS)
@@ -319,9 +324,10 @@ class FileStore:
             durable.append_in(directory, place.file, content, at=planned.at)
             return (planned.behind(),)
         if place.kind is Kind.NUMBERED:
-            draft = durable.write_draft(directory, place.numbered(planned.at), content)
-            durable.publish_new(directory, draft, place.numbered(planned.at))  # as decided, or not at all
-            durable.sync_names(directory, place.file)
+            name, often = place.numbered(planned.at), self._numbers.is_durable(place)
+            draft = durable.write_draft(directory, name, content)
+            durable.publish_new(directory, draft, name, often=often)  # as decided, or not at all
+            durable.sync_names(directory, name)
             self._numbers.remember_durable(place, planned.at)
             return (planned.at,)
         if planned.operation == "remove":
@@ -386,11 +392,17 @@ class FileStore:
 
     def _tail(self, place: Place, opened: Opened) -> Tail:
         """The last record of a stream; all that was decided has been carried out when this is asked."""
-        last = self._numbers.last if place.kind is Kind.NUMBERED else last_line
+        content: bytes | Callable[[], bytes]
         try:
-            position, content = last(opened.get(place.directory), place) or (0, b"")
+            directory = opened.get(place.directory)
         except NotFound:
-            position, content = 0, b""
+            position, content = 0, b""  # perhaps not even its directory is there yet
+        else:
+            if place.kind is Kind.NUMBERED:
+                position = self._numbers.find(directory, place)
+                content = partial(durable.read_in, directory, place.numbered(position))
+            else:
+                position, content = last_line(directory, place) or (0, b"")
         return Tail(position, content, f"{self._root.where(place.path)}, at {position}")
 
     def _members(self, family: str) -> set[str]:

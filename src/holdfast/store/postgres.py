@@ -25,6 +25,7 @@ from holdfast.store.postgres_connections import (
     Connections,
     is_conflict,
     one_line,
+    was_rejected,
 )
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
 from holdfast.store.records import Key
@@ -68,6 +69,8 @@ class PostgresAttempt:
         except psycopg.Error as error:
             if is_conflict(error):
                 return False
+            if was_rejected(error):
+                raise self._engine.connections.failure(error) from error
             self._connection.close()
             raise AnswerLost(one_line(error)) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -190,10 +190,10 @@ class Entry(NamedTuple, Generic[Record]):
 
 
 class Tail(NamedTuple):
-    """The last record of a stream, not yet decoded: who only appends need not understand it."""
+    """The last record of a stream, not yet decoded, perhaps not even read: who only appends need neither."""
 
     position: int
-    content: bytes
+    content: bytes | Callable[[], bytes]
     source: str
 
 
@@ -258,13 +258,15 @@ class View:
         if not self.end(stream):
             return None
         tail = self._tails[stream]
-        return Entry(tail.position, stream.codec.decode(tail.content, tail.source))
+        content = tail.content if isinstance(tail.content, bytes) else tail.content()
+        return Entry(tail.position, stream.codec.decode(content, tail.source))
 
     def end(self, stream: Stream[Any]) -> int:
         """The position of the last entry, 0 if there is none."""
-        if stream not in self._tails:
-            raise _not_named(stream)
-        return self._tails[stream].position
+        try:
+            return self._tails[stream].position
+        except KeyError:
+            raise _not_named(stream) from None
 
 
 def _not_named(what: Key[Any] | Stream[Any]) -> UsageFailure:

@@ -76,16 +76,11 @@ class LastNumbers:
 
     def remember_durable(self, place: Place, number: int) -> None:
         """Note a number whose name, like all names before it, we have brought to the disk ourselves."""
-        self._last[place.path] = self._durable[place.path] = number
+        self._last[place.name] = self._durable[place.name] = number
 
     def is_durable(self, place: Place) -> bool:
         """Whether the last number, as it was found last, is durable by our own doing."""
-        return place.kind is Kind.NUMBERED and self._last.get(place.path, 0) == self._durable.get(place.path)
-
-    def last(self, directory: Directory, place: Place) -> tuple[int, bytes] | None:
-        """The last record and its number; None if there is none."""
-        number = self.find(directory, place)
-        return (number, durable.read_in(directory, place.numbered(number))) if number else None
+        return place.kind is Kind.NUMBERED and self._last.get(place.name, 0) == self._durable.get(place.name)
 
     def find(self, directory: Directory, place: Place) -> int:
         """The last number, 0 if there is none; a few looks, however many there are."""
@@ -93,7 +88,7 @@ class LastNumbers:
         def exists(number: int) -> bool:
             return directory.status(place.numbered(number)) is not None
 
-        known = self._last.get(place.path, 0)
+        known = self._last.get(place.name, 0)
         if known and not exists(known):
             known = 0
         leap = 1
@@ -104,7 +99,7 @@ class LastNumbers:
             leap //= 2
             if exists(known + leap):
                 known += leap
-        self._last[place.path] = known
+        self._last[place.name] = known
         return known
 
 

@@ -11,7 +11,8 @@
 5. The outcome: what is in the worktree becomes a snapshot (under the token of the lease), the ledger
    gets a record, the gate is judged, and the issue is done (under the token of the claim). That last
    step is the commit point: until then, the issue comes back to the queue if this process dies.
-   After a failure the issue is put back at once.
+   After a failure the issue is put back at once. If the agent itself has said already that the issue is
+   done, or has put it back, then that was the commit point, and stands.
 6. The lease and the claim are given back.
 
 A kill anywhere leaves an issue that comes back to the queue when its claim runs out, a worktree with
@@ -41,6 +42,8 @@ from holdfast.worktrees.records import MAIN, WORKTREES
 from holdfast.worktrees.snapshots import Wanted
 
 LONGEST_NOTE = 200
+FINISHED = frozenset([State.DONE, State.GATED, State.REJECTED, State.ARCHIVED])
+"""The states of an issue that nobody is given to work on."""
 
 
 class Workshop(NamedTuple):
@@ -97,31 +100,67 @@ class Assignment:
         self._wish = wish
 
     def check(self) -> None:
-        """Raise if the claim or the lease is lost: call it before every piece of work."""
-        self.claim.check()
+        """Raise if the claim or the lease is lost: call it before every piece of work.
+
+        A claim that was ended because the work was said to be done, by the agent itself as a rule, is not
+        lost: nobody else is given it.
+        """
+        try:
+            self.claim.check()
+        except Failure:
+            left = self._left_to_us()
+            if left is None or left.state not in FINISHED:
+                raise
         self.lease.check()
 
     def succeed(self, **facts: object) -> Outcome:
-        """Record the work as done. Refused by a token if somebody else has been given it meanwhile."""
+        """Record the work as done. Refused by a token if somebody else has been given it meanwhile.
+
+        An agent may have said so itself already, or have given the work back: then that counts.
+        """
+        left = self._left_to_us()
+        if left is None:
+            self.claim.renew()  # refused now, if it is: before anything is published
+        elif left.state not in FINISHED:
+            return self._failed(left, "it was given back", facts)
         snapshot_id = self._kept("done")
-        self.claim.check()
+        if left is None:
+            self.claim.check()
         sequence = self._recorded("work_done", snapshot_id, facts)
         if self._wish.gate is not None:
             self._workshop.tracker.gates.judge(self.issue.id, self._wish.gate, GateStatus.PASSED)
-        issue = self._workshop.tracker.update(self.issue.id, Update(state=State.DONE), claim=self.claim.id)
+        if left is None:
+            self._workshop.tracker.update(self.issue.id, Update(state=State.DONE), claim=self.claim.id)
+        issue = self._workshop.tracker.issue(self.issue.id)
         self.outcome = Outcome(issue, True, snapshot_id, sequence)
         return self.outcome
 
     def fail(self, reason: str, **facts: object) -> Outcome:
         """Put the work back into the queue. What was written stays in the worktree, and in a snapshot."""
+        left = self._left_to_us()
+        if left is None:
+            self.claim.renew()
+        return self._failed(left, reason, facts)
+
+    def _failed(self, left: Issue | None, reason: str, facts: dict[str, object]) -> Outcome:
         snapshot_id = self._kept(f"failed: {reason}")
-        self.claim.check()
+        if left is None:
+            self.claim.check()
         sequence = self._recorded("work_failed", snapshot_id, {**facts, "reason": reason})
         if self._wish.gate is not None:
             self._workshop.tracker.gates.judge(self.issue.id, self._wish.gate, GateStatus.FAILED)
-        issue = self._workshop.tracker.claims.release(self.issue.id, self.claim.id, reason=reason)
+        issue = left or self._workshop.tracker.claims.release(self.issue.id, self.claim.id, reason=reason)
         self.outcome = Outcome(issue, False, snapshot_id, sequence)
         return self.outcome
+
+    def _left_to_us(self) -> Issue | None:
+        """The issue as it is, if its claim was ended without anybody else being given it since: the agent
+        itself has said that it is done, or has given it back. None if the claim is ours, or is lost."""
+        tracker = self._workshop.tracker
+        record = tracker.claims.state(self.issue.id)
+        if record is None or record.claim is not None or record.token != self.claim.claim.token:
+            return None
+        return tracker.issue(self.issue.id)
 
     def put_back(self, reason: str) -> Outcome:
         """Put the work back as if it had not been taken. What was written stays where it is."""
@@ -177,6 +216,10 @@ def take(
             if assignment is None or assignment.outcome is None:
                 with contextlib.suppress(Failure):  # it is not ours any more, or comes back by itself
                     workshop.tracker.claims.release(claimed.issue.id, claim.id, reason="was not finished")
+
+
+take_work = take
+"""What `take` is called by those who import it from `holdfast`."""
 
 
 def _begun(

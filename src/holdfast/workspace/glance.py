@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from holdfast.errors import LockConflict
-    from holdfast.locks.holders import Liveness
+    from holdfast.locks.holders import Holder, Liveness
 
 MOST_BYTES = 1 << 16
 
@@ -94,6 +94,21 @@ def check(place: Place, lock_id: str | None, actor: str | None = None) -> None:
         raise seen
 
 
+def holds_nothing(start: str, lock_id: str | None, actor: str | None = None) -> bool:
+    """Whether it is certain, at a glance, that this agent has no lease in the repository around `start`."""
+    root = _repository_around(start)
+    if root is None:
+        return True
+    if not _is_settled(root):
+        return False
+    leases = os.path.join(root, ".jvs", "locks")
+    return not any(
+        _may_be_ours(os.path.join(leases, name), lock_id, actor)
+        for name in _names(leases)
+        if name.endswith(".json")
+    )
+
+
 def conflict(place: Place, lease: Mapping[str, Any], time_left: float, liveness: Liveness) -> LockConflict:
     """Why not to write into a worktree."""
     from holdfast.clock import format_duration
@@ -124,18 +139,49 @@ def _judged(place: Place, lease: Mapping[str, Any], actor: str | None) -> LockCo
     from holdfast.clock import SYSTEM_CLOCK
     from holdfast.leases.moments import BootMark, Reading
     from holdfast.locks.callers import acts_under
-    from holdfast.locks.holders import Holder, boot_clock_id, liveness_behind
+    from holdfast.locks.holders import boot_clock_id, liveness_behind
 
     mark = BootMark(*lease["boot_expires_at"]) if lease.get("boot_expires_at") else None
     moment = Reading(boot_clock_id(), SYSTEM_CLOCK.boot()).at(SYSTEM_CLOCK.wall())
     left = moment.until(lease["lease_expires_at"], mark, margin=True)
     if left <= 0:
         return True
-    named = (lease["holder_id"], lease.get("on_behalf_of"))
-    holders = [Holder.from_record({"holder_id": each, **lease["identity"]}) for each in named]
+    holders = _holders(lease, "holder_id", "on_behalf_of")
     if acts_under(holders, lease.get("actor"), actor):
         return True
     return conflict(place, lease, left, liveness_behind(holders[0], detached=bool(lease.get("detached"))))
+
+
+def _may_be_ours(path: str, lock_id: str | None, actor: str | None) -> bool:
+    import json
+
+    from holdfast.locks.callers import acts_under
+
+    try:
+        lease = json.loads(small.read(path, MOST_BYTES))
+        return bool(lock_id and lease["lock_id"] == lock_id) or acts_under(
+            _holders(lease, "holder_id"), lease.get("actor"), actor
+        )
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return True
+
+
+def _holders(lease: Mapping[str, Any], *fields: str) -> list[Holder | None]:
+    from holdfast.locks.holders import Holder
+
+    return [Holder.from_record({"holder_id": lease.get(each), **lease["identity"]}) for each in fields]
+
+
+def _repository_around(start: str) -> str | None:
+    here = os.path.abspath(start)
+    while not _is_directory(os.path.join(here, ".jvs")):
+        above = os.path.dirname(here)
+        if above == here:
+            return None
+        here = above
+    return here
 
 
 def _is_settled(root: str) -> bool:

@@ -18,10 +18,12 @@ from holdfast.ledger.verify import DIRECTORY, Verdict, verify
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.store.base import Store
 from holdfast.store.files import FileStore
-from holdfast.workspace.stores import close_store, open_store, read_config
+from holdfast.workspace.stores import FILES, address_of, close_store, open_store, read_config
 from holdfast.workspace.waits import LeasesElsewhere
 
 AGENT = "holdfast"
+META = "meta.json"
+FIRST_EVENT = "event-000001.json"
 
 
 class OpenLedger(NamedTuple):
@@ -86,6 +88,23 @@ def open_ledger(root: str | os.PathLike[str], *, address: str | None = None) -> 
     except BaseException:
         close_store(store)
         raise
+
+
+def find_ledger(start: str | os.PathLike[str]) -> Path | None:
+    """The directory that has a ledger: this one, or the nearest above it; None if there is none.
+
+    What merely is called `ledger` is not taken for one: others call their directories so, too.
+    Whether one that is kept on a server is there is found out by opening it.
+    """
+    here = Path(os.path.abspath(start))
+    return next((each for each in (here, *here.parents) if _has_ledger(each)), None)
+
+
+def _has_ledger(path: Path) -> bool:
+    ledger = path / DIRECTORY
+    if _is_there(ledger):
+        return _is_there(path / META) or _is_there(ledger / FIRST_EVENT)
+    return address_of(path) != FILES
 
 
 def _wired(root: Path, store: Store, address: str | None) -> OpenLedger:

@@ -185,7 +185,7 @@ def _reclaim_lease(state: LeaseState) -> Reclaim:
 def _waiter(waiter: Waiter, place: int) -> Waiting:
     holder = waiter.identity.holder(waiter.holder_id)
     alive = liveness(holder) if holder else Liveness.UNKNOWN
-    return Waiting(waiter.holder_id, place, waiter.since, waiter.purpose, alive)
+    return Waiting(waiter.actor or waiter.holder_id, place, waiter.since, waiter.purpose, alive)
 
 
 def _enough(time_left: float) -> str:

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from holdfast.audit.chain import AuditTrail
-from holdfast.errors import LockConflict, NotFound, Refused
+from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, Refused
 from holdfast.fs import calls
 from holdfast.leases.desk import DEFAULT_TTL, Desk
 from holdfast.leases.held import HeldLease, acquire
 from holdfast.leases.moments import SKEW
 from holdfast.leases.protocol import Granted
 from holdfast.locks.holders import Holder
+from holdfast.store.addresses import without_secrets
 from holdfast.store.base import Store
-from holdfast.workspace.stores import close_store, open_store, skew_of
+from holdfast.store.failing_fast import FailingFast
+from holdfast.workspace.stores import CONFIG, FILES, close_store, open_address, read_config, skew_of
 from holdfast.workspace.waits import ClaimsElsewhere
 from holdfast.worktrees.control import Control, Places, may_be_leased
 from holdfast.worktrees.finishing import settle
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from holdfast.worktrees.lifecycle import Worktrees
     from holdfast.worktrees.records import Consistency, Descriptor
     from holdfast.worktrees.removing import Removed
+    from holdfast.worktrees.restoring import Restored
 
 _LOOK_AGAIN = 0.05
 """How often one who waits looks whether an operation on the worktree is over."""
@@ -47,8 +50,8 @@ class Repository:
 
     `actor` (`kind:name`) is in whose name leases are taken. Programs that run several agents in one process
     open it once for each: by the process alone nobody could tell them apart. `ledger_address` is where the
-    ledger of the directory is kept, if that is not as it was settled: who waits for a lease may wait in a
-    circle with those who wait for its claims.
+    ledger of the directory is kept, if that is not as it was settled for it: who waits for a lease may wait
+    in a circle with those who wait for its claims.
     """
 
     def __init__(
@@ -58,14 +61,14 @@ class Repository:
         holder: Holder | None = None,
         actor: str | None = None,
         ledger_address: str | None = None,
+        to_examine: bool = False,
     ) -> None:
+        """`to_examine` opens it even if the server that has its records cannot be used: see `trouble`."""
         places = Places(Path(os.path.abspath(root)))
-        store = open_store(places.root)
-        try:
-            self.format = checked_format(store, places.root)
-        except BaseException:
-            close_store(store)
-            raise
+        if to_examine and not _is_on_files(places.root):
+            store: Store = FailingFast(lambda: _opened_to_examine(places.root))
+        else:
+            store, self.format = _opened(places.root)
         trail = AuditTrail()
         self._claims = ClaimsElsewhere(places.root, store, ledger_address)
         desk = Desk(
@@ -75,10 +78,22 @@ class Repository:
             precondition=may_be_leased,
             holder=holder,
             actor=actor or "",
+            reserve=places.reserve,
             skew=SKEW if (skew := skew_of(store)) is None else skew,
             elsewhere=[self._claims],
         )
         self.control = Control(places, store, trail, desk)
+
+    @cached_property
+    def format(self) -> RepositoryFormat:
+        """What the repository says of itself: read when it is opened, except to be examined."""
+        return checked_format(self.control.store, self.root)
+
+    @property
+    def trouble(self) -> Failure | None:
+        """Why its records cannot be had, if it was opened to be examined and they could not."""
+        found: Failure | None = getattr(self.control.store, "trouble", None)
+        return found
 
     def close(self) -> None:
         """Let go of the files that are kept open for speed: for who opens many, or again and again."""
@@ -225,6 +240,27 @@ class Repository:
         """Keep what is in a worktree; the id of the snapshot."""
         return self.snapshot(worktree, lease, note=note).snapshot_id
 
+    def restore(
+        self,
+        snapshot: str,
+        worktree: str = MAIN,
+        lease: HeldLease | None = None,
+        *,
+        reason: str,
+        path: str | None = None,
+    ) -> Restored:
+        """Make a worktree, or what is at `path` in it, be as it is in a snapshot, in one step.
+
+        What was there is kept as a snapshot first. In an exclusive worktree it takes its lease. To get a
+        new worktree instead, which takes none: `snapshots.restore`.
+        """
+        from holdfast.worktrees.restoring import InPlace
+
+        name = worktree_name(worktree)
+        source = self.snapshots.named(snapshot, seen_from=name)
+        how = InPlace(reason=reason, path=path)
+        return self.snapshots.restore_in_place(name, source.snapshot_id, _proof(lease), how)
+
     def remove_worktree(
         self, name: str, *, keep_unsaved: bool = True, force: bool = False, lock_id: str | None = None
     ) -> Removed:
@@ -252,6 +288,42 @@ class Repository:
         from holdfast.worktrees.doctor import repair
 
         return repair(self.control, all_checks(), strict=strict)
+
+
+def _is_on_files(root: Path) -> bool:
+    try:
+        return read_config(root).store == FILES
+    except Failure:  # then nobody knows, and nothing is touched
+        return False
+
+
+def _opened(root: Path) -> tuple[Store, RepositoryFormat]:
+    """The store of a repository, and its format. No server is asked to make one: it is `NotFound` then."""
+    address = read_config(root).store
+    store = open_address(root, address, create=address == FILES)
+    try:
+        return store, checked_format(store, root)
+    except NotFound as failure:
+        close_store(store)
+        if address == FILES:
+            raise
+        place = without_secrets(address)
+        raise NotFound(
+            f"the store {place} has no records of {root}",
+            hint=f"Check the address in {CONFIG}. If it is right, bring the records back from a copy.",
+            store=place,
+            path=str(root),
+        ) from failure
+    except BaseException:
+        close_store(store)
+        raise
+
+
+def _opened_to_examine(root: Path) -> Store:
+    try:
+        return _opened(root)[0]
+    except Corrupt as failure:  # which is not to be taken for damage of what was asked for
+        raise Refused(failure.message, hint=failure.hint, **failure.facts) from failure
 
 
 def _proof(lease: HeldLease | None) -> Proof | None:

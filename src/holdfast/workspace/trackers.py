@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from holdfast.errors import NotInitialised
@@ -25,15 +26,19 @@ def find_root(start: Path) -> Path:
 
 
 def open_tracker(
-    root: Path,
+    root: str | os.PathLike[str],
     *,
     actor: str,
     address: str | None = None,
     timeout: float | None = DEFAULT_TIMEOUT,
     retry: RetryConfig | None = None,
 ) -> Tracker:
-    """The tracker of the directory `root`, kept at this address if one is given, for who acts on it."""
-    return Tracker(open_store(root, address, timeout=timeout), actor=actor, root=root, retry=retry)
+    """The tracker of the directory `root`, kept at this address if one is given, for who acts on it.
+
+    `actor` is who that is, such as `agent:alice`. A new one is to be initialised first.
+    """
+    store = open_store(root, address, timeout=timeout)
+    return Tracker(store, actor=actor, root=Path(os.path.abspath(root)), retry=retry)
 
 
 def _is_there(path: Path) -> bool:

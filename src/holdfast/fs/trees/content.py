@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import NamedTuple, Self
 
@@ -23,10 +23,11 @@ from holdfast.fs.trees.scan import allocated
 READ: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | NOFOLLOW
 _WRITE: int = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | NOFOLLOW
 _SMALL = 1 << 20
-_CHUNK = 1 << 20
-_WORTH_A_THREAD = 16 << 20
+_CHUNK = 1 << 18
+_BUFFERS = 8
+_WORTH_A_THREAD = _WORTH_STARTING = 16 << 20
 _WORTH_A_CLONE = 128 << 10
-_ZEROS = bytes(_CHUNK)
+_ZEROS = memoryview(bytes(_CHUNK))
 _NO_CLONE = (
     errno.EOPNOTSUPP,
     errno.EXDEV,
@@ -90,11 +91,11 @@ def hash_file(source: int, size: int) -> Content:
     if size < _SMALL:
         content = _read_small(source, size)
         return Content(hashlib.sha256(content).digest(), len(content), 0)
-    digest, total = hashlib.sha256(), 0
-    while chunk := calls.read(source, _CHUNK):
-        digest.update(chunk)
-        total += len(chunk)
-    return Content(digest.digest(), total, 0)
+    hashing, total = _Hashing(), 0
+    while count := calls.read_into(source, buffer := hashing.buffer()):
+        hashing.update(buffer[:count])
+        total += count
+    return Content(hashing.digest(), total, 0)
 
 
 def copy_file(source: int, status: os.stat_result, target: int, *, hashed: bool = True) -> Content:
@@ -104,14 +105,9 @@ def copy_file(source: int, status: os.stat_result, target: int, *, hashed: bool 
         if content:
             write_all(target, content)
         return Content(hashlib.sha256(content).digest() if hashed else b"", len(content), len(content))
-    if not hashed:
-        return Content(b"", *_copy_chunks(source, status, target, len))
-    if status.st_size < _WORTH_A_THREAD:
-        digest = hashlib.sha256()
-        size, written = _copy_chunks(source, status, target, digest.update)
-        return Content(digest.digest(), size, written)
-    with _HashingThread() as hashing:
-        size, written = _copy_chunks(source, status, target, hashing.update)
+    kind = _NoHashing if not hashed else _Hashing if status.st_size < _WORTH_A_THREAD else _HashingThread
+    with kind() as hashing:
+        size, written = _copy_chunks(source, status, target, hashing)
     return Content(hashing.digest(), size, written)
 
 
@@ -125,23 +121,28 @@ def _read_small(source: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _copy_chunks(
-    source: int, status: os.stat_result, target: int, hashed: Callable[[bytes | memoryview], object]
-) -> tuple[int, int]:
-    size = written = 0
+def _copy_chunks(source: int, status: os.stat_result, target: int, hashing: _NoHashing) -> tuple[int, int]:
+    size = written = begun = 0
     sparse = allocated(status) < status.st_size
     for start, end in _extents(source, status.st_size) if sparse else [(0, -1)]:
         for gap in range(size, start, _CHUNK):
-            hashed(memoryview(_ZEROS)[: min(_CHUNK, start - gap)])
+            hashing.update(_ZEROS[: min(_CHUNK, start - gap)])
         if sparse:
             calls.lseek(source, start, os.SEEK_SET)
             calls.lseek(target, start, os.SEEK_SET)
         size = start
-        while size != end and (chunk := calls.read(source, _CHUNK if end < 0 else min(_CHUNK, end - size))):
-            hashed(chunk)
-            write_all(target, chunk)
-            size += len(chunk)
-            written += len(chunk)
+        while size != end:
+            buffer = hashing.buffer()
+            count = calls.read_into(source, buffer if end < 0 else buffer[: end - size])
+            if not count:
+                break
+            hashing.update(buffer[:count])
+            write_all(target, buffer[:count])
+            size += count
+            written += count
+            if size - begun >= _WORTH_STARTING:  # the disk need not wait for the sync at the end
+                calls.start_writing(target, begun, size - begun)
+                begun = size
     if sparse:
         calls.ftruncate(target, size)
     return size, written
@@ -165,26 +166,70 @@ def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
     yield size, size
 
 
-class _HashingThread:
-    """Hashes in a thread of its own, while the next piece is read and written."""
+class _NoHashing:
+    """Gives a buffer to read into. Its size is what a processor keeps near while it is hashed and written."""
 
     def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self._pieces: SimpleQueue[bytes | memoryview | None] = SimpleQueue()
-        self._room = threading.Semaphore(8)
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._buffer = memoryview(bytearray(_CHUNK))
 
-    def update(self, piece: bytes | memoryview) -> None:
-        self._room.acquire()
-        self._pieces.put(piece)
+    def buffer(self) -> memoryview:
+        """A place for the next piece; what was in it may be gone."""
+        return self._buffer
+
+    def update(self, piece: memoryview) -> None:
+        """Take note of a piece, which lies in the buffer that was given last or does not change."""
+
+    def digest(self) -> bytes:
+        """The hash, when there are no more pieces."""
+        return b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+class _Hashing(_NoHashing):
+    """Hashes each piece at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._digest = hashlib.sha256()
+
+    def update(self, piece: memoryview) -> None:
+        self._digest.update(piece)
 
     def digest(self) -> bytes:
         return self._digest.digest()
 
+
+class _HashingThread(_Hashing):
+    """Hashes in a thread of its own, while the next piece is read and written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        self._pieces: SimpleQueue[tuple[memoryview, memoryview | None] | None] = SimpleQueue()
+        self._given: memoryview | None = None
+        for _ in range(_BUFFERS):
+            self._free.put(memoryview(bytearray(_CHUNK)))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def buffer(self) -> memoryview:
+        self._given = self._free.get()
+        return self._given
+
+    def update(self, piece: memoryview) -> None:
+        self._pieces.put((piece, self._given))
+        self._given = None
+
     def _run(self) -> None:
-        while (piece := self._pieces.get()) is not None:
+        while (order := self._pieces.get()) is not None:
+            piece, buffer = order
             self._digest.update(piece)
-            self._room.release()
+            if buffer is not None:
+                self._free.put(buffer)
 
     def __enter__(self) -> Self:
         self._thread.start()

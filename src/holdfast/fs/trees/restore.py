@@ -75,6 +75,15 @@ def _require_ready(tree: Path) -> None:
         raise PartialSnapshot(f"{tree} is not a complete snapshot", path=str(tree)) from None
     except OSError as error:
         raise unreadable(os.fspath(tree / READY), error) from error
+    try:
+        calls.stat(tree / PAYLOAD, follow_symlinks=False)
+    except FileNotFoundError:
+        raise Corrupt(
+            f"the files of the snapshot {tree.name} are gone",
+            hint="Restore another one, or bring this directory back from a copy; 'holdfast doctor' finds "
+            "what else is missing.",
+            path=str(tree / PAYLOAD),
+        ) from None
 
 
 class _Place(NamedTuple):

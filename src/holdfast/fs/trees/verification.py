@@ -33,6 +33,9 @@ class Problem(NamedTuple):
     what: str
     detail: str
 
+    def __str__(self) -> str:
+        return f"{self.path}: {self.detail}"
+
 
 def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
     """Read everything and yield what is wrong: nothing, for a sound tree.
@@ -47,8 +50,11 @@ def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
 
 
 def verify_manifest(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
-    """Like `verify`, but look only at the mark of completeness and at the manifest: no file is read."""
-    yield from _check_manifest(tree, payload_hash)
+    """Like `verify`, but look only at the mark of completeness, at the manifest, and whether what is at
+    the top of the tree is there: no file is read."""
+    manifest = yield from _check_manifest(tree, payload_hash)
+    if manifest is not None:
+        yield from _check_top(tree, manifest)
 
 
 def _check_manifest(tree: Path, payload_hash: str | None) -> Generator[Problem, None, Manifest | None]:
@@ -82,6 +88,27 @@ def _check_ready(tree: Path, payload_hash: str | None) -> Iterator[Problem]:
     else:
         if payload_hash is not None and said != payload_hash:
             yield Problem(READY, "ready", f"it names the hash {said}, but that must be {payload_hash}")
+
+
+def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
+    try:
+        with calls.scandir(tree / PAYLOAD) as listed:
+            present = {os.fsencode(each.name) for each in listed}
+    except OSError as error:
+        yield Problem(PAYLOAD, "missing", f"the directory cannot be read: {error.strerror}")
+        return
+    files = {
+        name
+        for name, raw in raw_entries(manifest.body(b"") or b"").items()
+        if decode_entry(b"", raw).kind in "fl"
+    }
+    below = {
+        path
+        for path, body in manifest.records()
+        if path and b"/" not in path and directory_of(path, body).kind != "m"
+    }
+    for name in sorted((files | below) - present):
+        yield _problem(name, "missing", "it is in the manifest, but not there")
 
 
 def _check_payload(

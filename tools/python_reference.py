@@ -1,0 +1,109 @@
+"""The reference page of what programs may import, made from the source without importing it.
+
+So the page is the same whatever the version of Python makes of annotations.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import wrap
+
+import holdfast
+from tools.command_reference import GENERATED
+
+WIDTH = 110
+SOURCE = Path(holdfast.__file__).parent
+INTRODUCTION = """\
+`from holdfast import …` offers these, typed; nothing of it is loaded before it is used. They and
+[`holdfast.errors`](errors.md), where every failure is a class of its own, are the interface for programs:
+other modules may change. `holdfast.testing` has harnesses for those who write stores of their own. How to
+use it: [from Python](../how-to/from-python.md)."""
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def python_page() -> str:
+    """Every name of the package with its signature and what its text says; of classes, their methods too."""
+    body = [line for name, home in _homes().items() for line in _described(name, home)]
+    return "\n".join([GENERATED, "", "# Python", "", INTRODUCTION, "", *body])
+
+
+def _homes() -> dict[str, str]:
+    homes: dict[str, str] = vars(holdfast)["_HOMES"]
+    return homes
+
+
+def _described(name: str, home: str) -> Iterator[str]:
+    found = _defined(name, home)
+    yield f"## {name}"
+    yield ""
+    if isinstance(found, ast.ClassDef):
+        yield from _class(found)
+    else:
+        yield from _signature(found, name)
+        yield from _text(found)
+
+
+def _defined(name: str, home: str) -> Definition:
+    path = SOURCE.joinpath(*home.split(".")[1:]).with_suffix(".py")
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for node in body:
+        if isinstance(node, Definition) and node.name == name:
+            return node
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return _defined(ast.unparse(node.value), home)
+    raise LookupError(f"{home} has no {name}")
+
+
+def _class(found: ast.ClassDef) -> Iterator[str]:
+    members = [each for each in found.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    made = next((each for each in members if each.name == "__init__"), None)
+    if made is not None:
+        yield from _signature(made, found.name)
+    yield from _text(found)
+    yield from _fields(found)
+    for each in members:
+        if not each.name.startswith("_"):
+            yield from _signature(each, f"{found.name}.{each.name}")
+            yield from _text(each)
+
+
+def _fields(found: ast.ClassDef) -> Iterator[str]:
+    """What the records and the choices of an enumeration consist of."""
+    lines = []
+    for each in found.body:
+        if isinstance(each, ast.AnnAssign) and not ast.unparse(each.target).startswith("_"):
+            default = "" if each.value is None else f" = {ast.unparse(each.value)}"
+            lines.append(f"    {ast.unparse(each.target)}: {ast.unparse(each.annotation)}{default}")
+        elif isinstance(each, ast.Assign) and ast.unparse(each.targets[0]).isupper():
+            lines.append(f"    {ast.unparse(each)}")
+    if lines:
+        yield from [*lines, ""]
+
+
+def _signature(found: Definition, name: str) -> Iterator[str]:
+    assert not isinstance(found, ast.ClassDef)
+    decorators = {ast.unparse(each) for each in found.decorator_list}
+    result = f" -> {ast.unparse(found.returns)}" if found.returns and name != "__init__" else ""
+    if decorators & {"property", "cached_property"}:
+        yield from [f"    {name}: {result.removeprefix(' -> ')}", ""]
+        return
+    arguments = ast.unparse(found.args)
+    for own in ("self, ", "self", "cls, ", "cls"):
+        if arguments.startswith(own):
+            arguments = arguments.removeprefix(own)
+            break
+    prefix = "async " if isinstance(found, ast.AsyncFunctionDef) else ""
+    result = "" if result == " -> None" else result
+    text = f"{prefix}{name}({arguments}){result}"
+    first, then = " " * 4, " " * 8
+    yield from wrap(text, WIDTH, initial_indent=first, subsequent_indent=then, break_long_words=False)
+    yield ""
+
+
+def _text(found: Definition) -> Iterator[str]:
+    for paragraph in (ast.get_docstring(found) or "").split("\n\n"):
+        if paragraph:
+            yield from [paragraph, ""]
