@@ -22,6 +22,7 @@ IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; \
     where = zlib.crc32(os.fsencode(sys.base_prefix + os.pathsep + os.getcwd())); \
     print("%s.%s.%s-%08x" % (*sys.version_info[:3], where))' 2>/dev/null)
 MADE := $(VENV)/.made-$(IDENTITY)
+PLAIN := $(VENV)/.plain-$(IDENTITY)
 DEV := $(VENV)/.dev-$(IDENTITY)
 BENCH := $(VENV)/.bench-$(IDENTITY)
 
@@ -66,14 +67,15 @@ format: $(DEV) ## format the code and mend what lint can mend
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format .
 
-demo: $(DEV) ## watch locks do their work
+demo: $(if $(wildcard $(DEV)),$(DEV),$(PLAIN)) ## watch agents work while some are killed
 	@$(BIN)/holdfast demo
 
 bench: $(BENCH) ## compare with other lock libraries; choose with ARGS
 	@$(BIN)/python -m bench $(ARGS)
 
-storm: $(DEV) ## cut off, kill and restart the servers of the stores 60 times each; takes minutes, and root
-	@HOLDFAST_FAULTS=60 $(BIN)/python -m pytest tests/store/test_many_machines.py -rP --timeout 3600 $(ARGS)
+storm: $(DEV) ## cut off, kill and restart the servers of the stores 600 times each; takes minutes, and root
+	@HOLDFAST_FAULTS=600 $(BIN)/python -m pytest tests/store/test_postgres_storm.py tests/store/test_etcd_storm.py \
+	    -rP --timeout 7200 $(ARGS)
 
 docs: $(DEV) ## write the generated reference pages anew
 	@$(BIN)/python -m tools.generate_reference
@@ -96,6 +98,11 @@ $(MADE):
 	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	    $(PYTHON) -m pip --quiet --python $(BIN)/python install 'pip>=25.1'; \
 	fi
+	@touch $@
+
+$(PLAIN): pyproject.toml $(MADE)
+	@echo '== installing into $(VENV)'
+	@$(PIP) install --editable .
 	@touch $@
 
 $(DEV): pyproject.toml $(MADE)

@@ -6,6 +6,7 @@ This file is written as somebody else's program would be: `make types` checks it
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -134,3 +135,13 @@ def test_threads_share_what_was_opened(tmp_path: Path) -> None:
     assert tracker.issue(counted).context["done"] == "12"
     assert sorted(each.event["number"] for each in ledger.events()) == list(range(12))
     assert len(repository.snapshots.line("main").entries) == 12
+
+
+def test_every_variable_of_the_environment_is_on_the_page_about_scripts() -> None:
+    root = Path(holdfast.__file__).parent
+    page = (root.parents[1] / "docs/how-to/from-scripts.md").read_text(encoding="utf-8")
+    named = re.compile(r"\b(?:HOLDFAST|JIT|JVS|AGENCY)_[A-Z_]*[A-Z]\b")
+    read = {name for path in root.rglob("*.py") for name in named.findall(path.read_text(encoding="utf-8"))}
+
+    assert read - set(named.findall(page)) == set()
+    assert len(read) > 10

@@ -45,6 +45,20 @@ def test_a_worktree_lives_from_its_creation_to_its_removal(repo: Path) -> None:
     assert [each["worktree_id"] for each in listed] == ["main"]
 
 
+def test_the_list_says_where_each_is_and_a_mistyped_name_leads_to_the_right_one(repo: Path) -> None:
+    holdfast("worktree", "create", "parser", cwd=repo)
+
+    assert holdfast("worktree", "list", cwd=repo).stdout.splitlines() == [
+        "WORKTREE  HEAD         STATE  PATH",
+        f"main      no snapshot  free   {repo / 'main'}",
+        f"parser    no snapshot  free   {repo / 'worktrees' / 'parser'}",
+    ]
+    assert "Did you mean parser?" in holdfast("worktree", "path", "parzer", cwd=repo).stderr
+    assert "Did you mean" not in holdfast("worktree", "path", "something", cwd=repo).stderr
+    holdfast("snapshot", "--tag", "stable", "--message", "as others call it", cwd=repo)
+    assert "Did you mean stable?" in holdfast("show", "stabel", cwd=repo).stderr
+
+
 @pytest.mark.req("WT-11")
 def test_removing_keeps_the_snapshots_and_saves_what_was_not_saved(repo: Path) -> None:
     Repository(repo).worktrees.create("dev")
@@ -141,3 +155,12 @@ def test_show_tells_the_state_of_the_worktree_that_one_is_in(repo: Path) -> None
     assert told["lock"]["state"] == "free"
     assert told["operation"] is None
     assert os.getpid() not in [each["pid"] for each in told["processes"]]
+
+
+def test_an_agent_is_set_up_where_it_is_started(repo: Path) -> None:
+    around = holdfast("setup", "claude", cwd=repo)
+    inside = holdfast("setup", "claude", "--project", "main", cwd=repo)
+
+    assert "'holdfast setup claude --project main'" in around.stdout
+    assert "around the worktrees" not in inside.stdout
+    assert (repo / "main" / ".claude" / "settings.json").exists()

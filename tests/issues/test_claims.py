@@ -29,6 +29,25 @@ DONE = Update(state=State.DONE)
 TTL = 60.0
 
 
+def test_work_that_fails_again_and_again_keeps_nobody_from_the_rest(
+    tracker: Tracker, clock: ManualClock
+) -> None:
+    a, b, c = made(tracker, "a", "b", "c")
+    taken = []
+    for _ in range(5):
+        clock.advance(1)
+        claimed = tracker.claims.claim_next(tracker.claims.request())
+        assert claimed is not None
+        taken.append(claimed.issue.id)
+        clock.advance(1)
+        if claimed.issue.id == a:
+            tracker.claims.release(a, ClaimId.parse(claimed.claim.claim_id), reason="it failed")
+        else:
+            tracker.update(claimed.issue.id, DONE, claim=ClaimId.parse(claimed.claim.claim_id))
+
+    assert taken == [a, b, c, a, a]
+
+
 @pytest.mark.req("FL-19")
 def test_a_claim_that_ran_out_is_taken_over_with_a_greater_token(
     tracker: Tracker, clock: ManualClock

@@ -321,7 +321,7 @@ def test_one_event_is_read_by_its_sequence_or_found_by_its_id(ledger: Ledger) ->
     assert ledger.read(3) == made[2] == ledger.find(made[2].event["id"])
     assert ledger.find(made[2].event["id"], after=3) is None
     for missing in (0, 6, -1):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFound, match=f"no event {missing}; its last one is 5"):
             ledger.read(missing)
 
 

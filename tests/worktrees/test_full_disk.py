@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import IoFailure
-from holdfast.fs.reserve import FILE_BYTES, FILES, Reserve
+from holdfast.fs.reserve import FILES, LARGE, LARGE_BYTES, Reserve
 from holdfast.fs.trees import verify
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.workspace.initialising import initialise
@@ -24,7 +24,7 @@ from holdfast.worktrees.planning import propose, set_policy
 from holdfast.worktrees.records import MAIN
 from holdfast.worktrees.retention import Policy
 from tests.cli.commands import error, holdfast
-from tests.support.loop_mounts import LoopMount
+from tests.support.loop_mounts import LoopMount, run
 from tests.worktrees.stages import events, put_files, unprobed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="fills a Linux file system")
@@ -117,6 +117,27 @@ def test_a_worktree_can_be_removed_from_a_full_disk(loop_mount: Mount) -> None:
     assert found(root) <= {"disk-full"}  # something is left for root alone
 
 
+def test_a_disk_without_inodes_can_be_emptied_too(loop_mount: Mount) -> None:
+    mounted = loop_mount("ext4")
+    mounted.unmount()
+    run("mkfs.ext4", "-q", "-F", "-N", "600", str(mounted.image))
+    mounted.mount()
+    root = mounted.path / "repository"
+    initialise(root)
+    with Repository(root) as repository, repository.lease() as held:
+        for number in range(34):  # more than are doomed at once
+            put_files(repository.path(MAIN), {"file": str(number)})
+            repository.snapshot(MAIN, held)
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            (mounted.path / str(number)).touch()
+    assert error(holdfast("lock", "acquire", "--repo", root, "--json"))["errno"] == errno.ENOSPC
+    told("gc", "policy", "--keep-last", "1", "--repo", root)
+    plan = told("gc", "plan", "--repo", root)
+    assert told("gc", "run", "--plan", plan["plan"], "--repo", root)["deleted"] == 33
+    assert found(root) == set()
+
+
 def test_without_anything_set_aside_gc_fails_and_says_why(loop_mount: Mount) -> None:
     """So it is really what was set aside that makes the difference."""
     disk = loop_mount("ext4").path
@@ -178,17 +199,19 @@ def test_with_a_quota_that_is_used_up_too(scratch: Path, code: int) -> None:
 
 
 def test_what_is_set_aside_takes_real_space_and_is_set_aside_again(scratch: Path) -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError
     reserve = Reserve(scratch / "reserve")
     reserve.refill()
     assert not reserve.directory.exists()  # nothing was ever set aside here
     assert reserve.fill()
-    files = sorted(reserve.directory.iterdir())
-    assert len(files) == FILES
-    assert all(each.stat().st_blocks * 512 >= FILE_BYTES for each in files)
+    files = [reserve.directory / str(number) for number in range(FILES)]
+    assert set(files) == set(reserve.directory.iterdir())
+    assert all(each.stat().st_blocks * 512 >= LARGE_BYTES for each in files[:LARGE])
     files[0].write_bytes(b"torn")
     files[1].unlink()
     assert reserve.fill()
-    assert all(each.stat().st_size == FILE_BYTES for each in reserve.directory.iterdir())
+    assert all(each.stat().st_size == LARGE_BYTES for each in files[:LARGE])
     assert reserve.release()
     assert not reserve.release()
     reserve.refill()

@@ -28,7 +28,7 @@ from tests.cli.commands import environment, error, holdfast
 from tests.fs.trees.groves import grow, seen
 from tests.support.juicefs import COHERENT, JuiceFs
 from tests.worktrees.interruptions import FEW, SEEN, cases, world
-from tests.worktrees.stages import events, files_in, put_files
+from tests.worktrees.stages import events, files_in, put_files, unprobed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="JuiceFS is mounted on Linux")
 
@@ -94,6 +94,10 @@ def test_settings_that_cannot_be_read_count_as_unsafe(here: Path, monkeypatch: p
     monkeypatch.setattr("holdfast.fs.juicefs._CONFIGS", ("not-there",))
     with pytest.raises(FilesystemUnsafe, match="only root may"):
         require_safe(here)
+    initialise(here / "unknown", probe=unprobed)
+    with Repository(here / "unknown") as repository:
+        (found,) = repository.examine()
+    assert (found.code, found.severity) == ("filesystem-unsafe", "warning")  # root sees more
 
 
 def test_what_was_uploaded_late_is_not_durable(juicefs: JuiceFs) -> None:
@@ -155,6 +159,8 @@ def test_what_juicefs_cannot_clone_is_captured_by_the_next_best_engine(place: Pa
 
 
 def without_empty_attributes(top: Path) -> Path:
+    if sys.platform != "linux":
+        raise NotImplementedError
     for path in (top / "plain", top / "empty"):
         times = path.stat().st_mtime_ns
         os.removexattr(path, "user.empty")

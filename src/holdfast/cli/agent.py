@@ -83,7 +83,7 @@ def run(
       holdfast agent run --next -- ./my-agent
       holdfast agent run --issue 4f1c --gate tests -- make check
     """
-    from holdfast.cli import child, signals
+    from holdfast.cli import child
     from holdfast.workspace.assignments import Wish, Workshop
 
     if take_next is (issue_id is not None):
@@ -98,12 +98,9 @@ def run(
     )
     environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
     repository = open_repository(repo, environment)
-    try:
-        with signals.ending_raises(), tracking(repo or str(repository.root), actor) as tracker:
-            workshop = Workshop(repository, tracker, _ledger(repository.root))
-            ended = _work(workshop, wish, command, environment, output)
-    except signals.Terminated as asked:  # before the command was there, or when it had ended
-        ended = child.Ended(None, asked.number)
+    with tracking(repo or str(repository.root), actor) as tracker:
+        workshop = Workshop(repository, tracker, _ledger(repository.root))
+        ended = _work(workshop, wish, command, environment, output)
     return child.end_like(ended)
 
 

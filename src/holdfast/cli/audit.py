@@ -12,7 +12,7 @@ from holdfast.cli.output import Output
 from holdfast.cli.repository import open_repository, repo_option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from holdfast.audit.chain import AuditEntry
     from holdfast.workspace.repository import Repository
@@ -124,5 +124,14 @@ def _record(entry: AuditEntry) -> dict[str, object]:
 
 
 def _line(entry: AuditEntry) -> str:
-    facts = " ".join(f"{name}={value}" for name, value in entry.facts.items() if value not in (None, ""))
+    facts = " ".join(f"{name}={value}" for name, value in _flat(entry.facts) if value not in (None, ""))
     return f"{entry.number:>6}  {entry.at}  {entry.event}  {facts}  by {entry.actor}"
+
+
+def _flat(facts: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
+    """The facts of an entry; those of a record within are named like `old.lock_id`."""
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import click
 
+from holdfast.cli.ending import Terminated, end_by, ending_raises
 from holdfast.cli.group import CommandMissing
 from holdfast.cli.output import CommandFailed, Output, discard_output
 from holdfast.cli.root import root
@@ -28,7 +29,10 @@ def run(arguments: Sequence[str]) -> int:
     output = Output(as_json=asks_for_json(arguments))
     try:
         try:
-            return _invoke(arguments, output)
+            with ending_raises():  # so that what we hold is given back, and a terminal is left as it was
+                return _invoke(arguments, output)
+        except Terminated as asked:
+            return end_by(asked.number)
         except click.exceptions.Exit as exit_:
             return exit_.exit_code
         except BrokenPipeError:

@@ -81,7 +81,7 @@ def claim_next(
     repo: str | None,
     actor: str | None,
 ) -> None:
-    """Take the most urgent issue that is ready, the oldest first. Status 3 if there is none.
+    """Take the most urgent issue that is ready, of those what was left alone longest. Status 3 if none is.
 
     Issues whose claim has run out count as ready. If somebody else is faster, the next one is taken.
 

@@ -44,12 +44,7 @@ def run_leased(
     repository: Repository, worktree: str, command: tuple[str, ...], output: Output, wish: Wish
 ) -> int:
     """Run the command under the lease; end as it ends, or end it if the lease is lost."""
-    try:
-        with signals.ending_raises():
-            ended = _run_leased(repository, worktree, command, output, wish)
-    except signals.Terminated as asked:  # before the command was there, or when it had ended
-        ended = child.Ended(None, asked.number)
-    return child.end_like(ended)
+    return child.end_like(_run_leased(repository, worktree, command, output, wish))
 
 
 def _run_leased(

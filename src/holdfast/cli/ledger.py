@@ -261,6 +261,8 @@ def watch(
 ) -> None:
     """Show each event when it comes, in the same form as 'log'; with --after, those behind N first.
 
+    With --json, one JSON object per line for each event.
+
     \b
     Examples:
       holdfast ledger watch

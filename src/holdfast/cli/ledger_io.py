@@ -78,13 +78,14 @@ def show_log(ledger: Ledger, selection: Selection, output: Output) -> None:
 def show_watch(
     ledger: Ledger, selection: Selection, output: Output, *, count: int | None, timeout: float | None
 ) -> None:
-    """Show the events that come."""
+    """Show the events that come, each at once: for programs an envelope each, because there may be no end."""
     selection.checked()
     new = ledger.watch(after=selection.after, timeout=timeout)
     chosen = (each for each in new if selection.takes(each.event))
     limited = chosen if count is None else (each for _, each in zip(range(count), chosen, strict=False))
     if output.as_json:
-        output.result(list_record(limited))
+        for each in limited:
+            output.result(as_record(each))
     else:
         _show(limited, output)
 

@@ -279,6 +279,7 @@ def _print_granted(output: Output, lease: Lease, *, field: str | None, export: b
         output.line(f"{lease.worktree_id}: locked until {lease.lease_expires_at}")
         output.line(f"  lock id   {lease.lock_id}")
         output.line(f"  token     {lease.fencing_token}")
+        output.line(f"  export {LOCK_ID}={lease.lock_id}")
 
 
 def _holder(pid: int | None) -> Holder:

@@ -33,7 +33,7 @@ from holdfast.cli.running import RunCommand
     "--priority", type=int, default=0, show_default=True, help="Who waits with a higher one is served first."
 )
 @click.option("--snapshot", is_flag=True, help="Take a snapshot if the command succeeds.")
-@click.option("-m", "--note", metavar="TEXT", default="", help="The note of that snapshot.")
+@click.option("-m", "--note", "--message", metavar="TEXT", default="", help="The note of that snapshot.")
 @click.option("--chdir", is_flag=True, help="Run it in the directory of the worktree.")
 @json_option
 @click.pass_obj

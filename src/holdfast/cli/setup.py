@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 from pathlib import Path
@@ -10,6 +11,7 @@ import click
 
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
+from holdfast.errors import NotFound
 from holdfast.setup.edits import Edit, apply, summary
 from holdfast.setup.plan import edits
 from holdfast.setup.targets import Target
@@ -60,9 +62,23 @@ def setup(output: Output, *, program: str, remove: bool, dry_run: bool, project:
     if dry_run:
         for edit in changes:
             lines += _diff(edit)
-    elif files and not remove and target in AFTERWARDS:
-        lines.append(AFTERWARDS[target])
+    elif files and not remove:
+        lines += _afterwards(target, project)
     output.result(data, lines)
+
+
+def _afterwards(target: Target, project: Path) -> list[str]:
+    """What is left to do for the person who has set it up."""
+    from holdfast.workspace.repository import find_repository
+
+    lines = [AFTERWARDS[target]] if target in AFTERWARDS else []
+    with contextlib.suppress(NotFound):
+        if find_repository(project) == project and target is not Target.GIT:
+            lines.append(
+                "This is the directory around the worktrees. For agents that are started in one of them, "
+                f"such as main: 'holdfast setup {target} --project main'."
+            )
+    return lines
 
 
 def _diff(edit: Edit) -> list[str]:

@@ -23,7 +23,7 @@ LEVELS = ("quiesced", "best_effort")
 
 
 @click.command(short_help="Keep what is in a worktree.")
-@click.option("-m", "--note", metavar="TEXT", default="", help="What this is, for people.")
+@click.option("-m", "--note", "--message", metavar="TEXT", default="", help="What this is, for people.")
 @click.option(
     "--consistency",
     type=click.Choice(LEVELS),

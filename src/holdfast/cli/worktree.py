@@ -65,18 +65,22 @@ def create(
 @json_option
 @click.pass_obj
 def list_(output: Output, *, repo: str | None) -> None:
-    """Show all worktrees: their heads, and who has locked them. Changes nothing.
+    """Show all worktrees: their heads, who has locked them, and where they are. Changes nothing.
 
     \b
     Example:
       holdfast worktree list --json
     """
-    from holdfast.cli.worktree_view import one_line
+    from holdfast.cli.tables import show_table
+    from holdfast.cli.worktree_view import COLUMNS, row
     from holdfast.workspace.plain.worktrees import list_record
 
     repository = open_repository(repo)
     states = list(repository.worktrees.states())
-    output.result(list_record(repository.root, states), [one_line(each) for each in states])
+    if output.as_json:
+        output.result(list_record(repository.root, states))
+    else:
+        show_table(output, COLUMNS, [row(each) for each in states])
 
 
 @group.command(short_help="Show one worktree, and who works in it.")

@@ -18,10 +18,23 @@ def usage_record(usage: Usage) -> dict[str, object]:
     return {"processes": [each.as_record() for each in usage.users], "hidden_processes": usage.hidden}
 
 
+COLUMNS = ("WORKTREE", "HEAD", "STATE", "PATH")
+
+
+def row(state: WorktreeState) -> list[str]:
+    """A worktree in the table of all."""
+    head = state.config.head_snapshot_id or "no snapshot"
+    return [state.config.worktree_id, head, "; ".join(_marks(state)) or "free", str(state.path)]
+
+
 def one_line(state: WorktreeState) -> str:
     """A worktree in a list."""
-    config = state.config
-    marks = [config.head_snapshot_id or "no snapshot"]
+    head = state.config.head_snapshot_id or "no snapshot"
+    return f"{state.config.worktree_id}: {'; '.join([head, *_marks(state)])}"
+
+
+def _marks(state: WorktreeState) -> list[str]:
+    marks = []
     if state.is_shared:
         marks.append(HIGH_RISK)
     elif state.lease is not None:
@@ -30,9 +43,9 @@ def one_line(state: WorktreeState) -> str:
         marks.append(f"being changed: {state.operation.kind.value}")
     if not state.is_there:
         marks.append("its directory is missing")
-    if config.label:
-        marks.append(config.label)
-    return f"{config.worktree_id}: {'; '.join(marks)}"
+    if state.config.label:
+        marks.append(state.config.label)
+    return marks
 
 
 def lines(state: WorktreeState, usage: Usage) -> Iterator[str]:

@@ -151,7 +151,7 @@ class LockConflict(Failure):
     code = "E_LOCK_CONFLICT"
     exit_status = ExitStatus.CONFLICT
     retryable = True
-    hint = "Wait for the holder to finish, or for its lease to expire."
+    hint = "Wait until the holder has finished, or its lease has expired. --wait 5m stands in line for you."
 
 
 class RepoLocked(LockConflict):

@@ -19,6 +19,12 @@ KIND = "fuse.juicefs"
 SAFE_OPTIONS = "--attr-cache 0 --entry-cache 0 --dir-entry-cache 0"
 """How to mount it such that every machine sees what the others have done, at once."""
 
+UNKNOWN = (
+    "it is a JuiceFS whose settings cannot be read (only root may): if this mount remembers names, as it "
+    f"does by default, locks do not help against old records (mount with {SAFE_OPTIONS})"
+)
+"""What to say of a mount that does not tell."""
+
 _CONFIGS = (".config", ".jfs.config")
 _REMEMBERED = {
     "AttrTimeout": "attr-cache",
@@ -61,11 +67,7 @@ def troubles(path: Path) -> list[str]:
     """What stands against keeping records that several machines share on this mount, in words."""
     settings = settings_of(path)
     if settings is None:
-        unknown = (
-            "it is a JuiceFS whose settings cannot be read (only root may): if this mount remembers names, "
-            f"as it does by default, locks do not help against old records (mount with {SAFE_OPTIONS})"
-        )
-        return [unknown]
+        return [UNKNOWN]
     found = []
     if settings.remembers:
         shown = ", ".join(f"{option} {value:g}s" for option, value in sorted(settings.remembers.items()))

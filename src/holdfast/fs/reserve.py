@@ -21,9 +21,12 @@ from holdfast.errors import Failure, IoFailure, NotDurable
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly
 
-FILES = 8
-FILE_BYTES = 256 << 10
-"""Together 2 MiB: what the largest commits of a collection write, several times over."""
+FILES = 64
+"""So many inodes, for a disk that has no more of them: twice what a collection needs at once."""
+LARGE = 8
+LARGE_BYTES = 256 << 10
+"""The first of them have content, together 2 MiB: what the largest commits of a collection write, several
+times over. The others are empty."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT) if hasattr(errno, "EDQUOT") else (errno.ENOSPC,)
 _FLAGS = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -51,9 +54,9 @@ class Reserve:
         try:
             with contextlib.suppress(FileExistsError):
                 calls.mkdir(self.directory)
-            filling = os.urandom(FILE_BYTES)  # what a file system cannot compress
+            filling = os.urandom(LARGE_BYTES)  # what a file system cannot compress
             for number in range(FILES):
-                self._fill(self.directory / str(number), filling)
+                self._fill(self.directory / str(number), filling if number < LARGE else b"")
         except OSError:
             return False
         return True
@@ -66,7 +69,7 @@ class Reserve:
 
     def _fill(self, path: Path, filling: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
-            if calls.stat(path, follow_symlinks=False).st_size >= FILE_BYTES:
+            if calls.stat(path, follow_symlinks=False).st_size >= len(filling):
                 return
         descriptor = calls.open(path, _FLAGS, 0o600)
         try:

@@ -68,7 +68,7 @@ class Claiming:
     def claim_next(
         self, request: claims.Request, *, wanted: Callable[[Issue], bool] = lambda issue: True
     ) -> Claimed | None:
-        """Take the most urgent issue that can be had, the oldest first; None if there is none.
+        """Take the most urgent issue that can be had, what was left alone longest first; None if none is.
 
         One that somebody else takes first is passed over.
         """

@@ -63,14 +63,23 @@ class Snapshot:
         )
 
     def ready(self, assignee: str | None = None) -> list[Issue]:
-        """What can be worked on now, the most urgent first, then the oldest."""
+        """What can be worked on now, the most urgent first, then what was left alone longest.
+
+        So work that fails again and again goes behind the rest of its priority each time, and does not keep
+        everybody from it; what nobody has touched comes in the order in which it was created.
+        """
         available = [issue for issue in self if self.is_available(issue, assignee)]
-        return sorted(available, key=lambda issue: (-issue.priority.rank, issue.created_at, issue.id))
+        return sorted(available, key=_urgency)
 
     def blocked(self) -> list[tuple[Issue, list[str]]]:
         """What waits for others, and for whom."""
         waiting = ((issue, rules.open_dependencies(issue, self.lookup)) for issue in self)
         return [(issue, on) for issue, on in waiting if on and issue.state not in rules.FINISHED]
+
+
+def _urgency(issue: Issue) -> tuple[int, str, str]:
+    """What issues are sorted by; those of one batch, which are equal in this, stay in the index's order."""
+    return (-issue.priority.rank, issue.updated_at or issue.created_at, issue.created_at)
 
 
 def take_snapshot(store: Store) -> Snapshot:

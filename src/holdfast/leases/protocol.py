@@ -312,11 +312,11 @@ def _shown(request: Request, line: list[Waiter], moment: Moment) -> Waiter:
         since=format_instant(max(moment.now, behind)),  # a clock that was set back does not pass the line
         seen_at=format_instant(moment.now),
         purpose=request.purpose,
-        actor=request.actor,
         identity=Identity.of(waiter),
         on_behalf_of=request.holder.holder_id if request.waiter else "",
         boot_seen_at=moment.mark(),
         above=request.above,
+        actor=request.actor,
     )
 
 

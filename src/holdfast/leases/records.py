@@ -94,11 +94,11 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity = Identity()
     on_behalf_of: str = ""
     """Who the lease will belong to, if that is not the process that waits."""
-    actor: str = ""
-    """In whose name it waits."""
     boot_seen_at: BootMark | None = None
     above: tuple[str, ...] = ()
     """The processes that the one that waits descends from: what they hold, it holds too."""
+    actor: str = ""
+    """In whose name it waits."""
 
     def unseen_for(self, moment: Moment) -> float:
         return -moment.until(self.seen_at, self.boot_seen_at, margin=False)

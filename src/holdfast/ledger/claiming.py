@@ -40,10 +40,9 @@ class Claims(ClaimDesk):
         """Get the claim on a node: at once, or by waiting in line at most `wait` seconds (None: no limit).
 
         Those who wait are served by priority (higher first), then in the order in which they asked.
-        `purpose` is shown to others. `NodeLocked` names the owner if there is no time to wait, `LockTimeout`
-        if it was not enough, `Deadlock` if the owner waits in turn for something that the requester holds.
-        `behalf_of` is the process that the claim is for, if that is not this one: an agent whose every
-        command is another.
+        `purpose` is shown to others; for `behalf_of` see `request`. `NodeLocked` names the owner if there is
+        no time to wait, `LockTimeout` if it was not enough, `Deadlock` if the owner waits in turn for
+        something that the requester holds.
         """
         if abs(priority) > HIGHEST_PRIORITY:
             raise UsageFailure(f"a priority is a number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")

@@ -229,7 +229,7 @@ def _request_problem(event: Event) -> str | None:
 
 
 def _holder(event: Event) -> dict[str, str]:
-    """Who the event is about, if it says so; another program may mean something else by the word."""
+    """Who the event is about, in the words of `Holder.as_record`; nothing if it does not say, or not so."""
     holder = event.get("holder")
     return holder if _is_holder(holder) else {}
 

@@ -37,7 +37,16 @@ class Recorded(NamedTuple):
 
 
 class Checked(Event):
-    """An event that has been looked at closely: all of it can be stored."""
+    """An event that has been looked at closely: all of it can be stored.
+
+    `content` is how it is stored, until it is out of our hands and may be changed.
+    """
+
+    __slots__ = ("content",)
+
+    def __init__(self, event: Event, content: bytes | None = None) -> None:
+        super().__init__(event)
+        self.content = content
 
 
 class EventCodec:
@@ -45,6 +54,8 @@ class EventCodec:
 
     def encode(self, record: Event) -> bytes:
         """The line; more than `MOST_BYTES` are refused."""
+        if type(record) is Checked and record.content is not None:
+            return record.content
         try:
             content = _plainly(record) or _closely(record)
         except JsonInvalid as error:
@@ -113,7 +124,7 @@ EVENTS: Stream[Event] = Stream("ledger/events", CODEC)
 """The stream of all events of a ledger; the position of an entry is its sequence."""
 
 
-def checked(event: Mapping[str, Any]) -> Event:
+def checked(event: Mapping[str, Any]) -> Checked:
     """A copy of the event with an `id`, if it may be appended; else `UsageFailure` or `TooLarge`.
 
     An event without a `timestamp` gets the time of its commit.
@@ -130,8 +141,8 @@ def checked(event: Mapping[str, Any]) -> Event:
         raise UsageFailure(f"the `id` of an event must be a text of 1 to {LONGEST_ID} characters")
     if timestamp is not None:
         check_timestamp(timestamp)
-    CODEC.encode(stamped(copy, 0.0))  # refuse before anything is locked or written
-    return Checked(copy)
+    content = CODEC.encode(stamped(copy, 0.0))  # refuse before anything is locked or written
+    return Checked(copy, None if timestamp is None else content)
 
 
 def check_timestamp(timestamp: object) -> float:

@@ -24,7 +24,7 @@ from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name
 from holdfast.ledger import checkpoints
 from holdfast.ledger.checkpoints import Checkpoint, NoShelf, Shelf
-from holdfast.ledger.events import EVENTS, Event, Recorded, checked, stamped
+from holdfast.ledger.events import EVENTS, Checked, Event, Recorded, checked, stamped
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.base import Store
 from holdfast.store.records import Append, Decision, View
@@ -49,7 +49,7 @@ class Ledger:
     # --- Writing -----------------------------------------------------------------------------------
 
     def append(self, event: Mapping[str, Any]) -> Recorded:
-        """Add an event at the end; durable when this returns. Commit point: its publication by a link.
+        """Add an event at the end; durable when this returns. Commit point: it gets its number.
 
         It gets an `id` and a `timestamp` unless it has them. `OutcomeUnknown` carries the event's id as
         a fact: `find` tells whether it was made.
@@ -79,7 +79,7 @@ class Ledger:
 
         return retry_with_backoff(retry or RetryConfig(max_attempts=20, initial_delay=0.005), attempt)
 
-    def _append(self, events: list[Event], expected: int | None) -> list[Recorded]:
+    def _append(self, events: list[Checked], expected: int | None) -> list[Recorded]:
         def decide(view: View, now: float) -> Decision[list[Event]]:
             found = view.end(EVENTS)
             if expected is not None and found != expected:
@@ -94,6 +94,8 @@ class Ledger:
             tell_id(unknown, event_id)
             raise
         self._known = max(self._known, commit.positions[-1])
+        for event in events:
+            event.content = None  # whoever gets it may change it
         return [Recorded(*each) for each in zip(commit.positions, commit.result, strict=True)]
 
     # --- Reading -----------------------------------------------------------------------------------
@@ -131,7 +133,14 @@ class Ledger:
         """One event; `NotFound` if the ledger has none with this sequence."""
         found = next(self.events(after=sequence - 1, until=sequence), None) if sequence > 0 else None
         if found is None:
-            raise NotFound(f"the ledger has no event {sequence}", sequence=sequence)
+            end = self.sequence
+            raise NotFound(
+                f"the ledger has no event {sequence}; "
+                + (f"its last one is {end}" if end else "it has none"),
+                hint="See what is there: 'holdfast ledger log'.",
+                sequence=sequence,
+                last=end,
+            )
         return found
 
     def find(self, event_id: str, *, after: int = 0) -> Recorded | None:

@@ -178,6 +178,7 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[Waiter]) -> No
         first = ahead[0]
         return NodeLocked(
             f"node already locked: {node} is free, but {first.owner} waits for it and comes first",
+            hint=_how_to_wait(node),
             node_id=node,
             owner=first.owner,
             waiting=len(ahead),
@@ -187,6 +188,7 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[Waiter]) -> No
     return NodeLocked(
         f"node already locked: {node} is claimed by {held.owner} since {held.acquired_at}{purpose} "
         f"for another {format_duration(left)}",
+        hint=_how_to_wait(node),
         node_id=node,
         owner=held.owner,
         purpose=held.purpose,
@@ -196,6 +198,10 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[Waiter]) -> No
         time_left=left,
         waiting=len(ahead),
     )
+
+
+def _how_to_wait(node: str) -> str:
+    return f"Work on another node, or wait for this one: 'holdfast claim take {node} --owner YOU --wait 5m'."
 
 
 def _own_place(book: ClaimBook, request: Request) -> Waiter | None:

@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
-from holdfast.fs import calls
+from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, close_quietly, io_failure
 
 _FLAGS = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -80,7 +80,7 @@ class KeptDraft:
     def publish(self, content: bytes, lock_id: str) -> bool | None:
         """Make a lock with this content if there is none; None if it has to be done another way.
 
-        Commit point: the link. `lock_id` is what `lock_of` will be asked for.
+        Commit point: the link. `lock_id` is what `remove` will be asked for.
         """
         if not self._lock.acquire(blocking=False):
             return None
@@ -102,21 +102,25 @@ class KeptDraft:
         """Whether this very lock was made of the file, as far as that can be told without looking."""
         return self._lock_id == lock_id and self._file is not None and self._file.pid == os.getpid()
 
-    def lock_of(self, lock_id: str) -> Directory | None:
-        """The directory in which the lock is this very file, published as this very lock.
-
-        None means: look closer.
-        """
-        file = self._file
-        if file is None or not self.is_for(lock_id):
+    def remove(self, lock_id: str) -> bool | None:
+        """Remove the lock if it is this very file, published as this very lock; None: look closer."""
+        if not self.is_for(lock_id):
             return None
-        status = file.directory.status(self._name)
-        return file.directory if status is not None and _identity(status) == file.identity else None
+        with self._lock:  # another thread may be about to close the directory
+            file = self._file
+            if file is None or not self.is_for(lock_id):
+                return None
+            status = file.directory.status(self._name)
+            if status is None or _identity(status) != file.identity:
+                return None
+            return durable.remove_in(file.directory, self._name, durable=False)
 
     def discard(self) -> None:
         """Remove the private file; a lock that it is linked to stays."""
-        with self._lock:
-            self._forget()
+        file = self._file
+        if file is not None and file.pid == os.getpid():  # in a forked child, the lock may be held for ever
+            with self._lock:
+                self._forget()
 
     def _publish(self, content: bytes, lock_id: str) -> bool | None:
         file = self._file

@@ -113,9 +113,9 @@ class LockFile:
         """Remove the lock if its record says that it is ours; False if it is gone or another's."""
         if self._draft is not None and self._draft.is_for(value):
             with self._guards.lock_exclusive(self._guard_path):
-                place = self._draft.lock_of(value)
-                if place is not None:
-                    return durable.remove_in(place, self._name, durable=False)
+                removed = self._draft.remove(value)
+                if removed is not None:
+                    return removed
         with (
             suppress(NotFound),
             self._directory() as directory,

@@ -8,8 +8,8 @@ crashed one left behind; reads, decides, and commits:
 
 - one document: a draft, synced, then renamed (or linked, where it must not replace) and the
   directory synced. Commit point: the rename or link.
-- one record of a stream: a line appended and synced, or a numbered file linked.
-- several: an intent. Commit point: the link of the intent (see `intents`).
+- one record of a stream: a line appended and synced, or a draft that gets its number.
+- several: an intent. Commit point: the link of the intent (see `intents`, and `batches`).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from holdfast.store.base import (
     check_commit_id,
     new_commit_id,
 )
+from holdfast.store.batches import Batch, is_batch
 from holdfast.store.directories import Directories, Opened, open_directory
 from holdfast.store.guards import Guards
 from holdfast.store.intents import Intent, Intents, Step, digest
@@ -141,7 +142,10 @@ class FileStore:
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
         place = self._place(stream)
-        decided = [(step.at, step.content.encode()) for step in self._decided_steps(stream.name)]
+
+        def decided() -> list[tuple[int, bytes]]:
+            return [(step.at, step.content.encode()) for step in self._decided_steps(stream.name)]
+
         contents = numbered_files if place.kind is Kind.NUMBERED else lines
         with contextlib.ExitStack() as opened:
             try:
@@ -297,6 +301,8 @@ class FileStore:
         """Make the changes; where the records of streams are now."""
         if len(planned) == 1:
             return self._commit_one(planned[0], opened)
+        if is_batch(planned):
+            return self._commit_batch(commit_id, planned, opened, progress)
         intent = Intent(commit_id, tuple(each.as_step() for each in in_order(planned)))
         self._intents.publish(intent)  # commit point
         progress.perhaps_made = True
@@ -306,6 +312,21 @@ class FileStore:
             # next one who needs these documents carries out before anything else.
             numbers = iter(self._intents.carry_out(intent))
         return tuple(self._position(each, numbers) for each in planned if each.operation == "append")
+
+    def _commit_batch(
+        self, commit_id: str, planned: list[Planned], opened: Opened, progress: _Progress
+    ) -> tuple[int, ...]:
+        place = planned[0].place
+        records, intents = opened.get(place.directory, create=True), opened.get(INTENTS, create=True)
+        batch = Batch(commit_id, planned, records, intents)
+        batch.write()
+        batch.decide()  # commit point
+        progress.perhaps_made = True
+        numbers = [each.at for each in planned]
+        with contextlib.suppress(Failure, OSError):
+            numbers = batch.carry_out()
+            self._numbers.remember_durable(place, numbers[-1])
+        return tuple(numbers)
 
     def _position(self, planned: Planned, numbers: Iterator[int]) -> int:
         """Where an appended record is now; not carried out yet, it will be where it was to go."""
@@ -324,7 +345,7 @@ class FileStore:
             durable.append_in(directory, place.file, content, at=planned.at)
             return (planned.behind(),)
         if place.kind is Kind.NUMBERED:
-            name, often = place.numbered(planned.at), self._numbers.is_durable(place)
+            name, often = place.numbered(planned.at), self._numbers.are_ours(place)
             draft = durable.write_draft(directory, name, content)
             durable.publish_new(directory, draft, name, often=often)  # as decided, or not at all
             durable.sync_names(directory, name)

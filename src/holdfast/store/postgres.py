@@ -29,7 +29,17 @@ from holdfast.store.postgres_connections import (
 )
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
 from holdfast.store.records import Key
-from holdfast.store.served import PATIENCE, AnswerLost, Fetched, Found, IdTaken, Named, Plan, ServedStore
+from holdfast.store.served import (
+    PATIENCE,
+    AnswerLost,
+    Fate,
+    Fetched,
+    Found,
+    IdTaken,
+    Named,
+    Plan,
+    ServedStore,
+)
 
 _FORGET_EVERY = 1000
 
@@ -133,11 +143,13 @@ class PostgresEngine:
                 self.connections.run(lambda each: each.execute(statements.FORGET))
         return made
 
-    def was_made(self, commit_id: str) -> bool:
-        def ask(connection: Any) -> bool:
-            connection.execute(statements.RULE_OUT, [commit_id])
-            made: bool = connection.execute(statements.WAS_MADE, [commit_id]).fetchone()[0]
-            return made
+    def fate_of(self, commit_id: str) -> Fate:
+        def ask(connection: Any) -> Fate:
+            taken_now = connection.execute(statements.RULE_OUT, [commit_id]).rowcount == 1
+            if taken_now:
+                return Fate.RULED_OUT_NOW
+            (made,) = connection.execute(statements.WAS_MADE, [commit_id]).fetchone()
+            return Fate.MADE if made else Fate.RULED_OUT
 
         return self.connections.run(ask, patience=3 * self.connections.timeout)
 

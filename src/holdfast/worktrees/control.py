@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.audit.chain import AuditTrail
-from holdfast.errors import LockConflict, NotFound, UsageFailure
+from holdfast.errors import Failure, LockConflict, NotFound, UsageFailure
 from holdfast.fs.reserve import Reserve
 from holdfast.leases.desk import Desk
 from holdfast.locks.holders import Holder
 from holdfast.store.base import Store
-from holdfast.store.records import Append, View
+from holdfast.store.records import Append, Family, View
 from holdfast.worktrees.records import (
     MAIN,
     OPERATIONS,
@@ -88,7 +90,7 @@ class Control(NamedTuple):
         """The record of a worktree as of now; `NotFound` if there is none. Takes no lock."""
         document = self.store.read(WORKTREES.key(worktree))
         if document is None:
-            raise no_worktree(worktree)
+            raise no_worktree(worktree, names_in(self.store, WORKTREES))
         return document.record
 
 
@@ -97,12 +99,28 @@ def new_snapshot_id() -> str:
     return secrets.token_hex(8)
 
 
-def no_worktree(worktree: str) -> NotFound:
+def names_in(store: Store, family: Family[Any]) -> list[str]:
+    """The names of all records of a kind, for a hint; none if some of them cannot be read."""
+    with contextlib.suppress(Failure):
+        return [name for name, _ in store.scan(family)]
+    return []
+
+
+def no_worktree(worktree: str, known: Iterable[str] = ()) -> NotFound:
+    """What is raised for a worktree that is not there; of those that are known, one may be meant."""
     return NotFound(
         f"there is no worktree {worktree}",
-        hint="See 'holdfast worktree list' for those that are there.",
+        hint=meant(worktree, known) + "See 'holdfast worktree list' for those that are there.",
         worktree=worktree,
     )
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """A question that helps who has mistyped a name; nothing if no known one is like it."""
+    from difflib import get_close_matches
+
+    similar = get_close_matches(name, list(known), n=1)
+    return f"Did you mean {similar[0]}? " if similar else ""
 
 
 def settled_config(view: View, worktree: str) -> WorktreeConfig:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from holdfast.errors import (
     Ambiguous,
@@ -29,7 +29,7 @@ from holdfast.errors import (
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.names import is_safe_name, safe_name
-from holdfast.worktrees.control import Control, Places
+from holdfast.worktrees.control import Control, Places, meant, names_in
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, REFERENCES, Descriptor
 
 HEAD = "head"
@@ -143,10 +143,10 @@ def is_ready(places: Places, snapshot_id: str) -> bool:
         raise io_failure("look at", path, error) from error
 
 
-def no_snapshot(name: str) -> NotFound:
+def no_snapshot(name: str, references: Iterable[str] = ()) -> NotFound:
     return NotFound(
         f"there is no snapshot {name}",
-        hint="See 'holdfast history --all' for those that are there.",
+        hint=meant(name, [HEAD, *references]) + "See 'holdfast history --all' for those that are there.",
         name=name,
     )
 
@@ -194,7 +194,7 @@ def _by_beginning(control: Control, beginning: str) -> str:
     seen = [each for each in found if control.store.read(DESCRIPTORS.key(each)) is not None]
     candidates = seen or found
     if not candidates:
-        raise no_snapshot(beginning)
+        raise no_snapshot(beginning, names_in(control.store, REFERENCES))
     if len(candidates) > 1 and beginning not in candidates:
         raise Ambiguous(beginning, candidates)
     return beginning if beginning in candidates else candidates[0]

@@ -11,10 +11,10 @@ from pathlib import Path
 from holdfast.audit.reading import check_chain
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, NotFound
-from holdfast.fs import calls
+from holdfast.fs import calls, juicefs
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.probe import network_troubles, probe
-from holdfast.fs.reserve import FILE_BYTES, FILES
+from holdfast.fs.reserve import LARGE, LARGE_BYTES
 from holdfast.store.files import FileStore
 from holdfast.worktrees.checks.leases import LEASES
 from holdfast.worktrees.doctor import Examination, Finding, Severity
@@ -154,7 +154,7 @@ def disk(examination: Examination) -> Iterator[Finding]:
         left = calls.free_space(root)
     except OSError as error:
         raise io_failure("look at", root, error) from error
-    if left < FILES * FILE_BYTES:
+    if left < LARGE * LARGE_BYTES:
         yield Finding(
             "disk-full",
             Severity.WARNING,
@@ -178,7 +178,7 @@ def filesystem(examination: Examination) -> Iterator[Finding]:
     if troubles:
         yield Finding(
             "filesystem-unsafe",
-            Severity.ERROR,
+            Severity.WARNING if troubles == [juicefs.UNKNOWN] else Severity.ERROR,
             str(root),
             f"the repository is on a filesystem that cannot be trusted with it: {'; '.join(troubles)}",
             "Two processes may hold one lock, or what was acknowledged may be lost in a power cut.",
