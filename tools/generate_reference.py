@@ -47,9 +47,8 @@ def _failures() -> Iterator[str]:
     yield "*retry*: trying the same again may help."
     yield ""
     columns = ("code", "exit status", "retry", "meaning", "hint")
-    yield from _table(
-        columns, (_row(each) for each in all_failures() if each.__module__ == Failure.__module__)
-    )
+    ours = (each for each in all_failures() if each.__module__.startswith("holdfast.errors"))
+    yield from _table(columns, map(_row, sorted(ours, key=lambda each: each.exit_status)))
 
 
 def _row(failure: type[Failure]) -> tuple[object, ...]:

@@ -47,9 +47,12 @@ def _described(name: str, home: str) -> Iterator[str]:
 
 
 def _defined(name: str, home: str) -> Definition:
-    path = SOURCE.joinpath(*home.split(".")[1:]).with_suffix(".py")
+    path = SOURCE.joinpath(*home.split(".")[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     body = ast.parse(path.read_text(encoding="utf-8")).body
     for node in body:
+        if isinstance(node, ast.ImportFrom) and name in (each.asname for each in node.names):
+            return _defined(name, str(node.module))  # offered here, defined there
         if isinstance(node, Definition) and node.name == name:
             return node
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:

@@ -219,6 +219,7 @@ def test_one_who_was_killed_while_it_waited_is_in_no_circle(shop: Shop, own: str
             take(repository, ledger, theirs, "survivor", 0.5)
 
 
+@pytest.mark.req("FL-20")
 def test_who_shows_those_who_wait_for_leases_and_claims_in_their_places(shop: Shop) -> None:
     lease, claim = things(2, ("lease", "claim"))
 

@@ -19,3 +19,12 @@ def read(path: str, limit: int) -> bytes:
         return content
     finally:
         calls.close(descriptor)
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Whether something is at a path, as far as it can be seen: what we may not look at is not there."""
+    try:
+        calls.stat(path)
+    except OSError:
+        return False
+    return True

@@ -268,7 +268,7 @@ def _is_dead(waiter: Waiter) -> bool:
 def _hold(lease: Lease) -> Hold:
     named = (lease.holder_id, lease.on_behalf_of)
     party = Party(
-        lease.on_behalf_of or lease.holder_id,
+        _shown(lease.on_behalf_of or lease.holder_id, lease.actor),
         processes=_processes(named, lease.identity),
         actor=lease.actor,
     )
@@ -277,12 +277,16 @@ def _hold(lease: Lease) -> Hold:
 
 def _wait(worktree: str, waiter: Waiter) -> Wait:
     party = Party(
-        waiter.on_behalf_of or waiter.holder_id,
+        _shown(waiter.on_behalf_of or waiter.holder_id, waiter.actor),
         processes=_processes((waiter.holder_id, waiter.on_behalf_of), waiter.identity),
         above=_processes(waiter.above, waiter.identity),
         actor=waiter.actor,
     )
     return Wait(Thing("lease", worktree), party, waiter.since, waiter.ticket)
+
+
+def _shown(process: str, actor: str) -> str:
+    return f"{actor}, {process}" if actor else process
 
 
 def _processes(holder_ids: Iterable[str], identity: Identity) -> frozenset[str]:

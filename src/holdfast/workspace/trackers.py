@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from holdfast.errors import NotInitialised
-from holdfast.fs import calls
+from holdfast.fs.small import is_there
 from holdfast.issues.tracker import Tracker
 from holdfast.locks.file_locker import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
@@ -20,7 +20,7 @@ def find_root(start: Path) -> Path:
     """The directory with a tracker in it, this one or the nearest above it; else `NotInitialised`."""
     for mark in MARKS:
         for directory in (start, *start.parents):
-            if _is_there(directory / mark):
+            if is_there(directory / mark):
                 return directory
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
 
@@ -39,11 +39,3 @@ def open_tracker(
     """
     store = open_store(root, address, timeout=timeout)
     return Tracker(store, actor=actor, root=Path(os.path.abspath(root)), retry=retry)
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        calls.stat(path)
-    except OSError:
-        return False
-    return True

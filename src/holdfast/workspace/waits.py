@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.audit.chain import AuditTrail
-from holdfast.fs import calls
+from holdfast.fs.small import is_there
 from holdfast.holding.circles import Look, Picture
 from holdfast.store.base import Store
 from holdfast.store.files import FileStore
@@ -66,7 +66,7 @@ class ClaimsElsewhere(Elsewhere):
     def _is_in_use(self) -> bool:
         if self._address is not None or not isinstance(self._store, FileStore):
             return True
-        return _is_there(self._store.path / "ledger")
+        return is_there(self._store.path / "ledger")
 
     def _open(self, store: Store) -> Look:
         from holdfast.ledger.checkpoints import FileShelf
@@ -80,7 +80,7 @@ class LeasesElsewhere(Elsewhere):
     """The leases of the repository of a directory, for those who wait for a claim in the ledger there."""
 
     def _is_in_use(self) -> bool:
-        return _is_there(self._root / ".jvs")
+        return is_there(self._root / ".jvs")
 
     def _open(self, store: Store) -> Look:
         from holdfast.leases.desk import Desk
@@ -89,11 +89,3 @@ class LeasesElsewhere(Elsewhere):
 
         skew = skew_of(store)
         return Desk(store, AuditTrail(), skew=SKEW if skew is None else skew).look
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        calls.stat(path)
-    except OSError:
-        return False
-    return True
