@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from holdfast.cli.entry import run
-from holdfast.errors import Failure, NotFound, StoreUnavailable
+from holdfast.errors import AlreadyExists, Failure, NotFound, StoreUnavailable
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.etcd_gateway import coded
 from holdfast.workspace.describing import describe
@@ -311,7 +311,8 @@ def test_a_password_that_is_not_written_down_comes_from_the_environment(
     else:
         server = request.getfixturevalue("guarded_etcd")
         whole = f"etcd://agent:{QUOTED}@{server.endpoint}/work/from-environment"
-    assert data(holdfast("init", root, "--store", whole, "--json"))["created"] is True
+    made = holdfast("init", root, "--store", whole)
+    assert "HOLDFAST_STORE" in made.stdout  # for the password is not written down
     assert PASSWORD not in (root / CONFIG).read_text()
     assert QUOTED not in (root / CONFIG).read_text()
 
@@ -365,6 +366,33 @@ def test_a_store_that_does_not_work_leaves_nothing_behind(
         assert everything(tmp_path) == ["here"]
     assert initialise(root, store=f"{guarded_postgres.whole_address}?schema=late").created
     assert initialise(here).created
+
+
+@pytest.mark.parametrize("kind", ["postgres_url", "etcd_url"])
+def test_a_store_that_has_a_repository_is_not_taken_for_another(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    url = request.getfixturevalue(kind)
+    assert initialise(tmp_path / "one", store=url).created
+    assert not initialise(tmp_path / "one", store=url).created
+    for _ in range(2):
+        with pytest.raises(AlreadyExists, match="of another repository"):
+            initialise(tmp_path / "other", store=url)
+    assert not (tmp_path / "other").exists()
+    assert examined(tmp_path / "one") == {}
+
+
+@pytest.mark.parametrize("kind", ["postgres_url", "etcd_url"])
+def test_of_several_who_make_it_at_once_on_a_server_one_does_and_all_have_it(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    url = request.getfixturevalue(kind)
+    for number in range(3):
+        root, store = tmp_path / str(number), f"{url}_{number}"
+        with ThreadPoolExecutor(4) as pool:
+            made = list(pool.map(lambda _: initialise(root, store=store), range(4)))  # noqa: B023
+        assert [each.created for each in made].count(True) == 1
+        assert len({each.format.repository_id for each in made}) == 1
 
 
 _CODES = {
