@@ -33,7 +33,14 @@ from holdfast.store.addresses import remember_secrets
 from holdfast.store.base import Store
 from holdfast.store.records import Create, Decision, View
 from holdfast.workspace.repository import checked_format, find_repository
-from holdfast.workspace.stores import address_of, configure_store, is_in_files, open_store, require_store
+from holdfast.workspace.stores import (
+    address_of,
+    close_store,
+    configure_store,
+    is_in_files,
+    open_address,
+    open_store,
+)
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import (
     FORMAT,
@@ -48,6 +55,7 @@ from holdfast.worktrees.scratch import scratch
 
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
+_PROBE = ".holdfast-probe-"  # what somebody else tries out in it at this moment
 _OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snapshots", "reserve"])
 
 
@@ -81,10 +89,12 @@ def initialise(
     imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), places.root)
     if store is not None:
         remember_secrets(store)
-    known = _known_format(places.root) or _refused_or_made(places.root, nested=nested)
+    known = _known_format(places.root)
     if known is None:
-        if store is not None:
-            require_store(places.root, store)
+        known = _require_free_directory(places, nested=nested)
+    if known is None and store is not None:
+        known = _require_free_store(places.root, store)
+    if known is None:
         make_directories(places.root)
         served = not is_in_files(address_of(places.root, store))
         capabilities = probe(places.root) if probe else require_safe(places.root, records_elsewhere=served)
@@ -147,6 +157,43 @@ def _commit(control: Control, source: Path | None) -> RepositoryFormat:
     return control.store.transact([FORMAT, WORKTREES.key(MAIN), control.trail.stream], decide).result
 
 
+def _require_free_directory(places: Places, *, nested: bool) -> RepositoryFormat | None:
+    """Refuse a directory in which no repository can be made. Somebody may be making one just now: that is
+    waited for, and is what there is then."""
+    try:
+        refuse_nested(places.root, nested=nested)
+        _check_that_it_is_free(places.root)
+    except (AlreadyExists, Refused):
+        if _mode(places.guards / "init.lock") is None:
+            raise
+        with FileLocker().lock_exclusive(places.guards / "init.lock"):
+            known = _known_format(places.root)
+        if known is None:
+            raise
+        return known
+    return None
+
+
+def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
+    """Refuse a store that does not work, or that has a repository, unless it is the one of this directory,
+    which somebody else has made meanwhile: then that."""
+    store = open_address(root, address)
+    try:
+        taken = store.read(FORMAT) is not None
+    finally:
+        close_store(store)
+    if not taken:
+        return None
+    if (made_meanwhile := _known_format(root)) is not None:
+        return made_meanwhile
+    raise AlreadyExists(
+        f"the store {address_of(root, address)} has the records of another repository",
+        hint="Choose another schema or prefix. To work on that repository from here, share its directory "
+        "between the machines: what is in its worktrees is not in the store.",
+        path=str(root),
+    )
+
+
 # --- What is there already ----------------------------------------------------------------------------
 
 
@@ -157,19 +204,6 @@ def _known_format(root: Path) -> RepositoryFormat | None:
     store: Store = open_store(root)
     document = store.read(FORMAT)
     return None if document is None else checked_format(store, root)
-
-
-def _refused_or_made(root: Path, *, nested: bool) -> RepositoryFormat | None:
-    """Refuse a directory in which no repository can be made; its format if somebody made one just now."""
-    try:
-        refuse_nested(root, nested=nested)
-        _check_that_it_is_free(root)
-    except (AlreadyExists, Refused):
-        known = _known_format(root)
-        if known is None:
-            raise
-        return known
-    return None
 
 
 def refuse_nested(root: Path, *, nested: bool) -> None:
@@ -203,7 +237,7 @@ def _check_that_it_is_free(root: Path) -> None:
     """Refuse a directory that has content other than what an interrupted `initialise` leaves."""
     try:
         with Directory.open(root) as directory:
-            foreign = sorted(set(directory.names()) - _OURS)
+            foreign = sorted(each for each in set(directory.names()) - _OURS if not each.startswith(_PROBE))
             inside: set[str] = set()
             _refuse_in_the_way(directory)
             if directory.status(CONTROL) is not None:
@@ -250,10 +284,15 @@ def _shown(names: list[str]) -> str:
 
 
 def _is_directory(path: Path) -> bool:
+    return stat.S_ISDIR(_mode(path) or 0)
+
+
+def _mode(path: Path) -> int | None:
+    """What is at a path; None if there is nothing."""
     try:
-        return stat.S_ISDIR(calls.stat(path, follow_symlinks=False).st_mode)
+        return calls.stat(path, follow_symlinks=False).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return None
     except OSError as error:
         raise io_failure("look at", path, error) from error
 
