@@ -32,8 +32,9 @@ from holdfast.locks.file_locker import FileLocker
 from holdfast.store.addresses import remember_secrets
 from holdfast.store.base import Store
 from holdfast.store.records import Create, Decision, View
-from holdfast.workspace.repository import checked_format, find_repository
+from holdfast.workspace.repository import checked_format
 from holdfast.workspace.stores import (
+    CONFIG,
     address_of,
     close_store,
     configure_store,
@@ -42,6 +43,7 @@ from holdfast.workspace.stores import (
     open_store,
 )
 from holdfast.worktrees.control import Control, Places
+from holdfast.worktrees.payloads import is_there
 from holdfast.worktrees.records import (
     FORMAT,
     FORMAT_VERSION,
@@ -213,9 +215,8 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
     be among what a repository keeps for itself.
     """
     real = Path(calls.realpath(root))
-    try:
-        outer = find_repository(real.parent)
-    except NotFound:
+    outer = next(filter(_is_repository, real.parents), None)
+    if outer is None:
         return
     inside = real.relative_to(outer).parts
     in_worktree = inside[0] == MAIN or (inside[0] == WORKTREES_DIRECTORY and len(inside) > 1)
@@ -230,6 +231,13 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
         )
     raise NestedRepository(
         f"{root} is in the repository {outer} already, {what}", hint=hint, path=str(root), outer=str(outer)
+    )
+
+
+def _is_repository(directory: Path) -> bool:
+    """Whether a directory says that it is a repository; if a server keeps its records, that is not asked."""
+    return _is_directory(directory / CONTROL) and any(
+        is_there(directory / each) for each in (f"{CONTROL}/format.json", CONFIG)
     )
 
 
