@@ -14,7 +14,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ConsistencyUnavailable, EngineUnavailable, FilesystemUnsafe, LockTimeout
+from holdfast.errors import (
+    ConsistencyUnavailable,
+    EngineUnavailable,
+    FilesystemUnsafe,
+    LockConflict,
+    LockTimeout,
+)
 from holdfast.fs.juicefs import SAFE_OPTIONS, settings_of
 from holdfast.fs.probe import probe, require_safe
 from holdfast.fs.trees import Engine, capture, capture_best, choose_engine, materialise, verify
@@ -355,3 +361,26 @@ def test_snapshots_of_two_machines_make_one_line(place: Path, here: Path, there:
     with Repository(there / root.relative_to(here)) as repository:
         for each in taken:
             assert list(repository.snapshots.verify(each)) == []
+
+
+@pytest.mark.req("WT-12")
+def test_with_the_records_on_a_server_a_mount_may_remember(
+    here: Path, remembering: Path, etcd_url: str
+) -> None:
+    """Leases are the server's business; trees are whole whatever a machine remembers of others' files."""
+    initialise(remembering / "served", store=etcd_url)
+    taken = []
+    for number in range(4):
+        machine = (here, remembering)[number % 2]
+        with Repository(machine / "served") as repository, repository.lease() as held:
+            with Repository(here / "served") as other, pytest.raises(LockConflict):
+                other.lease()
+            put_files(repository.path(MAIN), {f"file-{number}": str(number)})
+            taken.append(repository.snapshot(MAIN, held))
+    with Repository(remembering / "served") as repository:
+        for number, each in enumerate(taken):
+            assert list(repository.snapshots.verify(each.snapshot_id)) == []
+            payload = repository.control.places.tree(each.snapshot_id) / "payload"
+            assert (payload / f"file-{number}").read_text() == str(number)
+        assert [each.code for each in repository.examine(strict=True)] == []
+    assert "remembers names" in told("info", cwd=remembering / "served")["warnings"][0]
