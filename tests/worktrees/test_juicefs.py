@@ -228,9 +228,10 @@ def test_a_day_with_a_repository_on_it(place: Path) -> None:
     for each in ("pass", program):
         done = holdfast("run", "--snapshot", "--", sys.executable, "-c", each, cwd=main)
         assert done.returncode == 0, done.stderr
-    first, second = (told("show", name, cwd=main)["snapshot_id"] for name in ("head~1", "head"))
-    assert told("show", first, cwd=main)["engine"] == "juicefs-clone"
-    assert [each["path"] for each in told("diff", first, second, cwd=main)["changes"]] == ["file"]
+    shown = told("show", "head~1", cwd=main)
+    first = shown["snapshot_id"]
+    assert shown["engine"] == "juicefs-clone"
+    assert [each["path"] for each in told("diff", first, "head", cwd=main)["changes"]] == ["file"]
     assert told("info", cwd=main)["warnings"] == []
     told("verify", "--all", cwd=main)
     told("restore", first, "old", cwd=main)
@@ -254,13 +255,13 @@ def test_a_kill_anywhere_in_a_snapshot_leaves_the_old_or_the_new(place: Path) ->
     report = Report("killed on JuiceFS")
     with world(FEW) as old:
         case = cases(old)["snapshot"]
-        for index in range(1, 1000, 9):
+        for index in range(1, 1000, 13):
             with fresh(place) as directory:
                 outcome = run_killed(case, directory, Kill.BEFORE, index, names=SEEN)
                 report.add(outcome, judge(case, directory, outcome), "")
             if outcome.call is None:
                 break
-    report.require_clean(at_least=4)
+    report.require_clean(at_least=3)
 
 
 def test_what_was_committed_outlives_the_crash_of_the_mount(juicefs: JuiceFs) -> None:
@@ -300,7 +301,7 @@ def test_a_file_lock_of_one_machine_excludes_the_other(place: Path, here: Path, 
     FileLocker(timeout=10.0).lock_exclusive(theirs).release()
 
 
-ROUNDS = 30
+ROUNDS = 20
 
 _RIVAL = """
 import os, pathlib, sys, time
