@@ -17,6 +17,7 @@ from holdfast.errors import (
     ConsistencyUnavailable,
     Failure,
     FencingMismatch,
+    IoFailure,
     LockConflict,
     LockNotHeld,
     NotFound,
@@ -470,6 +471,21 @@ def test_a_part_that_cannot_be_exchanged_is_given_up(site: Site, by: str) -> Non
     assert list(site.control.places.scratch.iterdir()) == []
     site.restore(path="directory/a")
     assert content_of(site.payload) == {**NEW, "directory/a": "old"}
+
+
+def test_a_part_whose_path_is_too_long_for_the_system_is_refused(site: Site) -> None:
+    deep, here = "/".join(["d" * 200] * 25), os.open(site.payload, os.O_RDONLY)
+    for name in deep.split("/"):
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    site.first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    with pytest.raises(IoFailure, match="too long"):
+        site.restore(path=deep)
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.control.places.scratch.iterdir()) == []
 
 
 def test_in_place_is_refused_where_something_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from holdfast.leases.records import Identity
 from holdfast.store.records import Change, Create, Decision, Key, Stream, View
 from holdfast.worktrees.comparing import differs
 from holdfast.worktrees.control import Control, new_snapshot_id
-from holdfast.worktrees.exchanging import CACHE, NEW, carry_out, inode_at
+from holdfast.worktrees.exchanging import CACHE, NEW, REPLACED, carry_out, inode_at
 from holdfast.worktrees.naming import no_snapshot, usable, visible
 from holdfast.worktrees.payload_lock import payload_locked
 from holdfast.worktrees.payloads import refuse_if_mounted, refuse_link
@@ -173,6 +173,8 @@ def _prepare(control: Control, worktree: str, room: Scratch, source: Descriptor,
         materialise(tree, new, cache=room.path / CACHE, progress=how.progress)
     else:
         path, rest = _placed(control, worktree, how.path)
+        for top in (control.places.payload(worktree), room.path / REPLACED):
+            inode_at(top / path)  # what the system cannot look at is refused before anything is decided
         for each in rest:
             make_directories(new)
             new = new / each
