@@ -473,6 +473,18 @@ def test_a_part_that_cannot_be_exchanged_is_given_up(site: Site, by: str) -> Non
     assert content_of(site.payload) == {**NEW, "directory/a": "old"}
 
 
+def test_a_part_whose_name_is_not_in_unicode_is_refused_and_comes_back_with_its_directory(site: Site) -> None:
+    name = os.fsdecode(b"\xff")
+    (site.payload / "directory" / name).write_text("old")
+    site.first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    (site.payload / "directory" / name).write_text("new")
+    with pytest.raises(UsageFailure, match="not valid UTF-8"):
+        site.restore(path=f"directory/{name}")
+    assert site.history()[0].snapshot_id == site.first, "nothing was done"
+    site.restore(path="directory")
+    assert (site.payload / "directory" / name).read_text() == "old"
+
+
 def test_a_part_whose_path_is_too_long_for_the_system_is_refused(site: Site) -> None:
     deep, here = "/".join(["d" * 200] * 25), os.open(site.payload, os.O_RDONLY)
     for name in deep.split("/"):

@@ -115,7 +115,7 @@ def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
         raise UsageFailure("restoring in place needs a reason", hint="Say why: --reason TEXT.")
     checked_text(how.reason, what="reason")
     if how.path is not None:
-        split_relative(how.path)
+        _check_path(how.path)
     config = control.config(worktree)
     refuse_link(control, worktree)
     refuse_if_mounted(control, worktree, "restored in place", how.path)
@@ -127,6 +127,19 @@ def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
             worktree=worktree,
         )
     return config
+
+
+def _check_path(path: str) -> None:
+    """Refuse what is no path below the worktree, or cannot be put on record."""
+    split_relative(path)
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageFailure(
+            f"the path {path!a} is not valid UTF-8, so it cannot be put on record",
+            hint="Restore the directory that it is in, or all of it: 'holdfast restore ID'.",
+            path=ascii(path)[1:-1],
+        ) from None
 
 
 # --- 1. What is there now ---------------------------------------------------------------------------
