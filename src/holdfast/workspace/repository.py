@@ -45,7 +45,7 @@ class Repository:
     """One repository. Its parts are loaded when they are first used."""
 
     def __init__(self, root: str | os.PathLike[str], *, holder: Holder | None = None) -> None:
-        places = Places(Path(os.path.abspath(root)))
+        places = Places(Path(calls.realpath(root)))  # so that it is known again, whatever path leads to it
         store = open_store(places.root)
         try:
             self.format = checked_format(store, places.root)
