@@ -227,8 +227,9 @@ def test_what_is_written_at_the_last_moment_is_kept_too(site: Site) -> None:
     """Behind the safety snapshot, just before the exchange: it comes between that and the new head."""
     late = {**NEW, "late": "written at the last moment"}
     with before_the_exchange(lambda: write(site.payload, late)):
-        site.restore()
+        restored = site.restore()
     new, caught, kept, first = site.history()
+    assert restored.late == caught.snapshot_id
     assert content_of(site.payload) == OLD
     assert site.kept(caught.snapshot_id) == late
     assert caught.consistency_level is Consistency.BEST_EFFORT
@@ -354,7 +355,7 @@ def test_a_part_is_restored_and_is_unsaved_work_on_top_of_the_head(
 ) -> None:
     restored = site.restore(path=path)
     assert content_of(site.payload) == expected
-    assert restored.published is None
+    assert (restored.published, restored.late) == (None, None)
     assert restored.kept is not None
     assert site.kept(restored.kept.snapshot_id) == NEW
     assert [each.snapshot_id for each in site.history()] == [restored.kept.snapshot_id, site.first]
@@ -384,8 +385,9 @@ def test_what_is_written_into_a_part_at_the_last_moment_is_kept_too(site: Site, 
     """Just before the exchange: it becomes the head, and what was restored is unsaved work on top of it."""
     late = {**NEW, "file": "written late", "directory/a": "written late"}
     with before_the_exchange(lambda: write(site.payload, late)):
-        site.restore(path=path)
+        restored = site.restore(path=path)
     caught, kept, _ = site.history()
+    assert restored.late == caught.snapshot_id
     assert site.kept(kept.snapshot_id) == NEW
     part = {name: text for name, text in late.items() if name == path or name.startswith(f"{path}/")}
     assert site.kept(caught.snapshot_id) == {**NEW, **part}

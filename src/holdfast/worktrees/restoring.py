@@ -35,7 +35,7 @@ from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.exchanging import CACHE, NEW, REPLACED, carry_out, inode_at
 from holdfast.worktrees.naming import no_snapshot, usable, visible
 from holdfast.worktrees.payload_lock import payload_locked
-from holdfast.worktrees.payloads import refuse_if_mounted, refuse_link
+from holdfast.worktrees.payloads import refuse_if_fixed, refuse_if_mounted, refuse_link
 from holdfast.worktrees.proof import Permission, Proof, check_early, permission, publishing_keys
 from holdfast.worktrees.records import (
     DESCRIPTORS,
@@ -67,11 +67,13 @@ class InPlace(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """What was restored; the new head, if one was made; and what keeps that which was replaced."""
+    """What was restored; the new head, if one was made; and what keeps that which was replaced: a snapshot
+    made before, and another one (`late`) if something was written after that."""
 
     source: Descriptor
     published: Descriptor | None
     kept: Descriptor | None
+    late: str | None = None
 
 
 def restore_in_place(
@@ -104,9 +106,25 @@ def restore_in_place(
             with payload_locked(control, worktree):
                 _require_kept(control, worktree, how)
                 _Beginning.of(control, config, proof, source, operation).part()
+                tip = _tip(control, worktree)  # nobody publishes while an operation is pending
                 if not carry_out(control, operation):
                     raise _changed_meanwhile(worktree, how)
-        return Restored(source, published, kept)
+        return Restored(source, published, kept, _late(control, worktree, published, tip))
+
+
+def _tip(control: Control, worktree: str) -> str | None:
+    config = control.config(worktree)
+    return config.head_snapshot_id or config.base_snapshot_id
+
+
+def _late(control: Control, worktree: str, published: Descriptor | None, tip: str | None) -> str | None:
+    """What has come on top of what was there when it was decided: the snapshot of late writes, if any."""
+    if published is None:
+        head = _tip(control, worktree)
+        return head if head != tip else None
+    now = control.store.read(DESCRIPTORS.key(published.snapshot_id))
+    below = published.parent_id if now is None else now.record.parent_id
+    return below if below != published.parent_id else None
 
 
 def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
@@ -119,6 +137,7 @@ def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
     config = control.config(worktree)
     refuse_link(control, worktree)
     refuse_if_mounted(control, worktree, "restored in place", how.path)
+    refuse_if_fixed(control, worktree)
     if config.isolation is Isolation.SHARED and not how.allow_shared:
         raise Refused(
             f"{worktree} is a shared worktree (high-risk): others may be writing into it at this moment",
