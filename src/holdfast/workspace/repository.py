@@ -64,7 +64,7 @@ class Repository:
         to_examine: bool = False,
     ) -> None:
         """`to_examine` opens it even if the server that has its records cannot be used: see `trouble`."""
-        places = Places(Path(os.path.abspath(root)))
+        places = Places(Path(calls.realpath(root)))  # so that it is known again, whatever path leads to it
         if to_examine and not _is_on_files(places.root):
             store: Store = FailingFast(lambda: _opened_to_examine(places.root))
         else:
