@@ -157,6 +157,12 @@ def test_show_tells_the_state_of_the_worktree_that_one_is_in(repo: Path) -> None
     assert os.getpid() not in [each["pid"] for each in told["processes"]]
 
 
+def test_a_mistyped_repository_is_not_made(repo: Path) -> None:
+    for command, rest in ((["info"], []), (["run"], ["--", "true"]), (["lock", "acquire"], [])):
+        refused = holdfast(*command, "--repo", repo / "nowhere", *rest, cwd=repo)
+        assert (refused.returncode, (repo / "nowhere").exists()) == (3, False)
+
+
 def test_an_agent_is_set_up_where_it_is_started(repo: Path) -> None:
     around = holdfast("setup", "claude", cwd=repo)
     inside = holdfast("setup", "claude", "--project", "main", cwd=repo)

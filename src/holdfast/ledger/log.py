@@ -128,7 +128,11 @@ class Ledger:
         """One event; `NotFound` if the ledger has none with this sequence."""
         found = next(self.events(after=sequence - 1, until=sequence), None) if sequence > 0 else None
         if found is None:
-            raise NotFound(f"the ledger has no event {sequence}", sequence=sequence)
+            raise NotFound(
+                f"the ledger has no event {sequence}",
+                hint="See 'holdfast ledger status' for how many there are.",
+                sequence=sequence,
+            )
         return found
 
     def find(self, event_id: str, *, after: int = 0) -> Recorded | None:
