@@ -50,9 +50,10 @@ def test_the_list_says_where_each_is_and_a_mistyped_name_leads_to_the_right_one(
 
     assert holdfast("worktree", "list", cwd=repo).stdout.splitlines() == [
         "WORKTREE  HEAD         STATE  PATH",
-        f"main      no snapshot  free   {repo / 'main'}",
-        f"parser    no snapshot  free   {repo / 'worktrees' / 'parser'}",
+        "main      no snapshot  free   main",
+        "parser    no snapshot  free   worktrees/parser",
     ]
+    assert str(repo / "main") in holdfast("worktree", "list", cwd=repo / "worktrees").stdout
     assert "Did you mean parser?" in holdfast("worktree", "path", "parzer", cwd=repo).stderr
     assert "Did you mean" not in holdfast("worktree", "path", "something", cwd=repo).stderr
     holdfast("snapshot", "--tag", "stable", "--message", "as others call it", cwd=repo)
