@@ -73,8 +73,9 @@ demo: $(if $(wildcard $(DEV)),$(DEV),$(PLAIN)) ## watch agents work while some a
 bench: $(BENCH) ## compare with other lock libraries; choose with ARGS
 	@$(BIN)/python -m bench $(ARGS)
 
-storm: $(DEV) ## cut off, kill and restart the servers of the stores 60 times each; takes minutes, and root
-	@HOLDFAST_FAULTS=60 $(BIN)/python -m pytest tests/store/test_many_machines.py -rP --timeout 3600 $(ARGS)
+storm: $(DEV) ## cut off, kill and restart the servers of the stores 600 times each; takes minutes, and root
+	@HOLDFAST_FAULTS=600 $(BIN)/python -m pytest tests/store/test_postgres_storm.py tests/store/test_etcd_storm.py \
+	    -rP --timeout 7200 $(ARGS)
 
 docs: $(DEV) ## write the generated reference pages anew
 	@$(BIN)/python -m tools.generate_reference

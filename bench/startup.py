@@ -24,6 +24,7 @@ FLOOR = "python -c pass"
 CHILD = "true"
 IMPORT = "import holdfast"
 RUN = "file-lock run"
+GUARD, GUARD_REFUSING = "guard (allowed)", "guard (refused)"
 
 
 LIMITS = {
@@ -33,6 +34,8 @@ LIMITS = {
     "file-lock status": 6.0,
     RUN: 6.0,
     "repo-lock status": 6.0,
+    GUARD: 4.0,
+    GUARD_REFUSING: 4.0,
 }
 """How many times the floor each may take; the import less than that."""
 
@@ -46,7 +49,27 @@ def arguments(directory: Path) -> dict[str, list[str]]:
         "file-lock status": ["file-lock", "status", lock],
         RUN: ["file-lock", "run", lock, "--", CHILD],
         "repo-lock status": ["repo-lock", "status", "bench", "--data-dir", data],
+        GUARD: ["guard", str(directory / REPOSITORY / "worktrees/free/file")],
+        GUARD_REFUSING: ["guard", str(directory / REPOSITORY / "main/file")],
     }
+
+
+REPOSITORY = "repository"
+REFUSED = 4
+EXPECTED = {GUARD_REFUSING: REFUSED}
+"""The exit status of a command, if it is not 0."""
+
+
+def prepare(directory: Path) -> None:
+    """Make a repository whose worktree `main` is leased by somebody else: by the first process here."""
+    from holdfast.locks.holders import current_holder, holder_with_pid
+    from holdfast.workspace.initialising import initialise
+    from holdfast.workspace.repository import Repository
+
+    root = directory / REPOSITORY
+    initialise(root)
+    somebody = holder_with_pid(1) or current_holder()._replace(host="elsewhere")
+    Repository(root).lease(ttl=3600.0, purpose="to be in the way", behalf_of=somebody)
 
 
 def run(*, quick: bool) -> Report:
@@ -66,7 +89,9 @@ def measure(rounds: int, directory: Path, report: Report) -> None:
         report.notes.append(f"startup: there is no `{CHILD}` here to run under a lock")
     programs |= _commands(directory, report, with_child=CHILD in programs)
     print(f"startup: {len(programs)} programs, {rounds} times each ...", file=sys.stderr, flush=True)
-    results = interleave({name: partial(seconds_of, argv) for name, argv in programs.items()}, rounds)
+    results = interleave(
+        {name: partial(seconds_of, argv, EXPECTED.get(name, 0)) for name, argv in programs.items()}, rounds
+    )
     report.note_failures("startup", results.failures)
     _judge(results.series, rounds, report)
 
@@ -76,13 +101,14 @@ def _commands(directory: Path, report: Report, *, with_child: bool) -> dict[str,
     program = _holdfast(report)
     if program is None:
         return {}
+    prepare(directory)
     working: dict[str, list[str]] = {}
     for name, typed in arguments(directory).items():
         if name == RUN and not with_child:
             continue
         argv = [*program, *typed]
         try:
-            seconds_of(argv)
+            seconds_of(argv, EXPECTED.get(name, 0))
         except OSError as error:
             report.notes.append(f"startup: {error}")
         else:
@@ -102,8 +128,8 @@ def _holdfast(report: Report) -> list[str] | None:
     return None
 
 
-def seconds_of(argv: list[str]) -> float:
-    """Run a program to its end; it must succeed."""
+def seconds_of(argv: list[str], expected: int = 0) -> float:
+    """Run a program to its end; it must end with this status."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     started = perf_counter()
     done = subprocess.run(
@@ -115,7 +141,7 @@ def seconds_of(argv: list[str]) -> float:
         check=False,
     )
     elapsed = perf_counter() - started
-    if done.returncode != 0:
+    if done.returncode != expected:
         raise ChildProcessError(f"`{' '.join(argv)}` ended with status {done.returncode}")
     return elapsed
 

@@ -13,8 +13,10 @@ import pytest
 pytest_plugins = [
     "pytester",
     "tests.requirements_plugin",
+    "tests.support.juicefs",
     "tests.support.loop_mounts",
     "tests.support.servers",
+    "tests.support.guarded",
     "tests.support.machines",
 ]
 

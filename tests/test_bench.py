@@ -341,6 +341,8 @@ def test_start_up_is_measured_as_far_as_the_commands_work(
     assert not any(name.endswith("status") for name in rows)
     assert [note for note in report.notes if "ended with status 1" in note] != []
     assert verdicts(report)["repo-lock status: at most 6 times the floor"] == "not measured"
+    assert startup.GUARD in rows
+    assert startup.GUARD_REFUSING not in rows, "a guard that lets everything pass is not measured"
 
 
 def test_start_up_without_a_command_line_measures_the_import(

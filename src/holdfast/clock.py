@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 import time
-from datetime import UTC, datetime
 from typing import Protocol
 
 from holdfast.errors import SettingInvalid
@@ -77,11 +76,15 @@ SYSTEM_CLOCK = SystemClock()
 
 def format_instant(instant: float) -> str:
     """Write an instant as ISO 8601 in UTC, to the microsecond."""
+    from datetime import UTC, datetime  # takes its time to load, and who only asks for the time has no use
+
     return datetime.fromtimestamp(instant, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def parse_instant(text: str) -> float:
     """Read an ISO 8601 instant with a time zone; raise ValueError for anything else."""
+    from datetime import datetime
+
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"no time zone in {text!r}")
@@ -89,8 +92,7 @@ def parse_instant(text: str) -> float:
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+", re.ASCII)
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
+_PART = r"(\d+(?:\.\d+)?)(ms|s|m|h|d)"  # compiled when it is needed: most commands read no duration
 
 
 def parse_duration(text: str, *, setting: str = "duration") -> float:
@@ -98,9 +100,9 @@ def parse_duration(text: str, *, setting: str = "duration") -> float:
     stripped = text.strip()
     if re.fullmatch(r"\d+(\.\d+)?", stripped, re.ASCII):
         return float(stripped)
-    if not _DURATION.fullmatch(stripped):
+    if not re.fullmatch(rf"(?:{_PART})+", stripped, re.ASCII):
         raise SettingInvalid(setting, text, "a duration such as 250ms, 30s, 5m, 1h30m")
-    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(stripped))
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(_PART, stripped, re.ASCII))
 
 
 def format_duration(seconds: float) -> str:

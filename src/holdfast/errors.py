@@ -138,6 +138,16 @@ class NotInitialised(NotFound):
     hint = "Make one with 'holdfast issue init', or name the directory that has one with --repo."
 
 
+class SnapshotCollected(NotFound):
+    """A garbage collection deletes the snapshot, or has deleted it while it was being read."""
+
+    code = "E_SNAPSHOT_COLLECTED"
+    retryable = True
+    hint = (
+        "Name another one: 'holdfast history --all' shows what is there. What you need, keep: 'holdfast pin'."
+    )
+
+
 class CommandNotFound(NotFound):
     """The command to run does not exist, or is not executable."""
 
@@ -434,6 +444,22 @@ class PathEscape(Refused):
     hint = "Use a plain path without '..' and symbolic links."
 
 
+class DirectoryReplaced(Refused):
+    """What stands where the directory of a worktree should be is none. It is not touched."""
+
+    code = "E_DIRECTORY_REPLACED"
+    hint = (
+        "Move it away. Then put the directory back, or restore a snapshot: 'holdfast restore ID --inplace'."
+    )
+
+
+class NestedRepository(Refused):
+    """A repository was to be made inside of another one."""
+
+    code = "E_NESTED_REPOSITORY"
+    hint = "Make it elsewhere; or, if that is what you want, say --nested."
+
+
 class FilesystemUnsafe(Refused):
     """This filesystem does not do what the promises rest on."""
 
@@ -516,11 +542,48 @@ class StoreUnavailable(Failure):
     exit_status = ExitStatus.TIMED_OUT
     retryable = True
     hint = "Check the address of the store, and that its server runs and can be reached; then try again."
+    trouble = "cannot be reached"
 
     def __init__(self, place: str, reason: object, *, hint: str | None = None) -> None:
         """`place` is the address of the store, without secrets."""
-        super().__init__(f"the store {place} cannot be reached: {reason}", hint=hint, store=place)
+        super().__init__(f"the store {place} {self.trouble}: {reason}", hint=hint, store=place)
         self.place = place
+
+
+class StoreAccessRefused(StoreUnavailable):
+    """The server answers, but does not let this user in, or not do what is needed. Nothing was changed."""
+
+    code = "E_STORE_ACCESS_REFUSED"
+    exit_status = ExitStatus.REFUSED
+    retryable = False
+    hint = (
+        "Check the user, its password or certificate, and its rights. Secrets are not in the repository: "
+        "they come from ~/.pgpass, PGPASSWORD, client certificates, or the whole address in HOLDFAST_STORE."
+    )
+    trouble = "refuses"
+
+
+class StoreUntrusted(StoreUnavailable):
+    """The connection to the server cannot be encrypted, or the two do not trust each other's certificates."""
+
+    code = "E_STORE_UNTRUSTED"
+    exit_status = ExitStatus.REFUSED
+    retryable = False
+    hint = (
+        "Check what the address says of TLS (sslmode, sslrootcert, sslcert, sslkey; for etcd tls, cacert, "
+        "cert, key), that the files are there, and the certificates' dates and names of hosts."
+    )
+    trouble = "cannot be talked to safely"
+
+
+class StoreMissing(StoreUnavailable):
+    """The server answers, but has no such database. Nothing was changed by this call."""
+
+    code = "E_STORE_MISSING"
+    exit_status = ExitStatus.NOT_FOUND
+    retryable = False
+    hint = "Check the name of the database in the address, or let its owner make it: CREATE DATABASE."
+    trouble = "is not there"
 
 
 class StoreIncompatible(Refused):

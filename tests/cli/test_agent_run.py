@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.leases.records import LeaseKeys
+from holdfast.workspace.repository import Repository
 from tests.cli.commands import HOLDFAST, Running, data, envelope, error, holdfast, python, wait_until
 
 if sys.platform == "win32":
@@ -136,6 +138,20 @@ def test_when_the_program_is_killed_the_work_comes_back_and_nothing_is_lost(shop
     kept = [each["snapshot_id"] for each in history["snapshots"]]
     payloads = [shop / ".jvs/snapshots" / each / "payload" for each in kept]
     assert sorted({name for payload in payloads for name in os.listdir(payload)}) == ["half", "result"]
+
+
+def test_who_is_ended_while_it_waits_for_the_worktree_puts_the_work_back(shop: Path) -> None:
+    issue = create(shop, "Interrupted")
+    assert holdfast("worktree", "create", "other", cwd=shop).returncode == 0
+    assert holdfast("lock", "acquire", "--worktree", "other", "--ttl", "10m", cwd=shop).returncode == 0
+    store, line = Repository(shop).control.store, LeaseKeys.of("other").line
+    arguments = ["--next", "--repo", str(shop), "--worktree", "other", "--wait", "none", "--ttl", "10m"]
+    with Running("agent", "run", *arguments, "--", *WRITE) as waiting:
+        wait_until(lambda: store.read(line))
+        waiting.send(signal.SIGTERM)
+        waiting.process.wait()
+    assert state_of(shop, issue) == "ready"
+    assert store.read(line) is None
 
 
 def test_one_that_was_stopped_past_its_lease_publishes_nothing_when_it_wakes(shop: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.commands import Result, Running, data, error, holdfast, python, wait_until
+from tests.cli.commands import Result, Running, data, environment, error, holdfast, python, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ancestors are looked at by way of /proc")
 
@@ -81,18 +82,124 @@ def test_a_lease_that_has_run_out_is_in_nobodys_way(root: Path) -> None:
     wait_until(lambda: holdfast("guard", root / "worktrees/theirs/a").returncode == 0)
 
 
-def test_the_quick_answer_loads_none_of_what_makes_commands_slow(root: Path, theirs: Running) -> None:
-    program = (
-        "import sys; sys.argv = ['holdfast', 'guard', *sys.argv[1:]]\n"
-        "from holdfast.__main__ import main\n"
-        "status = main(); print(status, 'msgspec' in sys.modules, 'click' in sys.modules)"
-    )
-    import subprocess
+ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "fs.small", "workspace", "workspace.glance"}
+REFUSED = ALLOWED | {
+    *("cli.output", "clock", "errors", "leases", "leases.moments", "locks", "locks.callers"),
+    *("locks.holders", "locks.processes", "workspace.plain", "workspace.plain.values"),
+}
+HOOKED = ALLOWED | {"cli.hook_guard", "cli.output", "errors", "workspace.plain", "workspace.plain.values"}
+NOT_FOR_RENEWING = {"clock", "leases", "leases.moments"}
+SLOW = {
+    "asyncio",
+    "dataclasses",
+    "datetime",
+    "hashlib",
+    "logging",
+    "pathlib",
+    "psutil",
+    "subprocess",
+    "urllib",
+}
+SLOW |= {"click", "msgspec", "rich", "inspect", "tempfile", "socket", "uuid", "decimal"}
 
-    for path, status in ((root / "main/a", 0), (root / "worktrees/theirs/a", 4)):
-        command = [*python(program), str(path)]
-        result = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert result.stdout.split() == [str(status), "False", "False"], result.stderr
+
+def loaded_by(*arguments: str | Path, stdin: str = "") -> tuple[int, set[str]]:
+    """The exit status of a command, and which of our modules it has loaded, `holdfast.` left off."""
+    program = (
+        "import sys; sys.argv = ['holdfast', *sys.argv[1:]]; before = set(sys.modules)\n"
+        "from holdfast.__main__ import main\n"
+        "status = main(); print(status, *(set(sys.modules) - before), file=sys.stderr)"
+    )
+    command = [*python(program), *map(str, arguments)]
+    result = subprocess.run(
+        command, input=stdin, capture_output=True, text=True, check=True, env=environment()
+    )
+    status, *modules = result.stderr.splitlines()[-1].split()
+    assert not SLOW.intersection(modules)
+    ours = {each.partition(".")[2] for each in modules if each.partition(".")[0] == "holdfast"}
+    return int(status), ours - {"__main__"}
+
+
+def test_the_quick_answers_load_hardly_anything(root: Path, theirs: Running) -> None:
+    """Before every write of every agent this runs: what it loads is what it costs."""
+    free, leased = root / "main/a", root / "worktrees/theirs/a"
+
+    assert loaded_by("guard", free) == (0, ALLOWED)
+    assert loaded_by("guard", leased) == (4, REFUSED)
+
+
+def test_the_hooks_that_guard_load_hardly_more(root: Path, theirs: Running) -> None:
+    def said(path: str) -> str:
+        return json.dumps({"cwd": str(root), "tool_input": {"file_path": path}})
+
+    before_write = ("hook", "before-write", "--from", "claude@1")
+
+    assert loaded_by(*before_write, stdin=said("main/a")) == (0, HOOKED)
+    assert loaded_by(*before_write, stdin=said("worktrees/theirs/a")) == (2, HOOKED | REFUSED)
+    assert loaded_by("hook", "pre-commit") == (0, HOOKED)
+    at_work = json.dumps({"cwd": str(root / "main")})
+    assert loaded_by("hook", "after-tool", stdin=at_work) == (0, (HOOKED | REFUSED) - NOT_FOR_RENEWING)
+
+
+def test_the_refusal_says_who_where_since_when_for_how_long_and_whether_alive(
+    root: Path, theirs: Running
+) -> None:
+    refused = error(holdfast("guard", root / "worktrees/theirs", "--json"))
+    plain = holdfast("guard", root / "worktrees/theirs").stderr
+
+    assert refused["liveness"] == "alive"
+    assert 0 < refused["time_left"] <= 31
+    for fact in ("holder_id", "host", "purpose", "since", "liveness"):
+        assert refused[fact] in plain, fact
+    assert "runs for another" in plain
+
+
+def test_where_the_current_directory_is_gone_a_guard_says_so(root: Path) -> None:
+    gone = root / "main/gone"
+    gone.mkdir()
+    program = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m holdfast guard a"
+
+    result = subprocess.run(
+        ["sh", "-c", program], capture_output=True, text=True, env=environment(), check=False
+    )
+
+    assert result.returncode == 3
+    assert "the current directory is gone" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None:
+    """This process stands for a program that runs two agents, in threads or as tasks."""
+    alice, bob = {"HOLDFAST_ACTOR": "agent:alice"}, {"HOLDFAST_ACTOR": "agent:bob"}
+    assert (
+        holdfast("lock", "acquire", "--worktree", "theirs", "--ttl", "1h", cwd=root, env=alice).returncode
+        == 0
+    )
+    path = root / "worktrees/theirs/a"
+    conflict = error(holdfast("lock", "acquire", "--worktree", "theirs", "--json", cwd=root, env=bob))
+    assert (conflict["code"], conflict["actor"]) == ("E_LOCK_CONFLICT", "agent:alice")
+    assert "locked by agent:alice, " in conflict["message"]
+    assert "locked by agent:alice, " in holdfast("lock", "status", "--worktree", "theirs", cwd=root).stdout
+
+    assert holdfast("guard", path, env=alice).returncode == 0
+    assert holdfast("guard", path).returncode == 0, "who says no name is known by its process"
+    refused = holdfast("guard", path, "--json", env=bob)
+    assert refused.returncode == 4
+    assert error(refused)["actor"] == "agent:alice"
+    said = json.dumps({"cwd": str(root), "tool_input": {"file_path": str(path)}})
+    assert holdfast("hook", "before-write", stdin=said, env=bob).returncode == 2
+    assert holdfast("hook", "before-write", stdin=said, env=alice).returncode == 0
+
+    assert holdfast("hook", "session-end", cwd=root, stdin="{}", env=bob).returncode == 0
+    assert data(holdfast("lock", "status", "--worktree", "theirs", "--json", cwd=root))["state"] == "locked"
+    assert holdfast("hook", "session-end", cwd=root, stdin="{}", env=alice).returncode == 0
+    assert data(holdfast("lock", "status", "--worktree", "theirs", "--json", cwd=root))["state"] == "free"
+
+
+def test_a_name_that_is_none_is_refused_when_a_lock_is_asked_for(root: Path) -> None:
+    result = holdfast("lock", "acquire", "--json", cwd=root, env={"HOLDFAST_ACTOR": "alice"})
+
+    assert (result.returncode, error(result)["code"]) == (2, "E_SETTING_INVALID")
 
 
 # --- Hooks -------------------------------------------------------------------------------------------

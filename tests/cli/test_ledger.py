@@ -276,6 +276,18 @@ def test_a_waiter_that_is_interrupted_leaves_the_line(proof: Path) -> None:
     assert data(holdfast("claim", "list", "--dir", proof, "--json"))["waiting"] == []
 
 
+def test_events_that_go_through_a_pipe_do_no_harm_where_it_ends(proof: Path) -> None:
+    text = "red\x1b[31m\x9b31m\u202etxet grün 字"
+    event = json.dumps({"type": "note", "text": text})
+    assert holdfast("ledger", "append", event, "--dir", proof).returncode == 0
+
+    line = holdfast("ledger", "log", "--last", "1", "--dir", proof).stdout
+
+    assert line.removesuffix("\n").isprintable()
+    assert "grün 字" in line
+    assert json.loads(line)["event"]["text"] == text
+
+
 def test_a_command_below_the_directory_of_a_ledger_finds_it(scratch: Path) -> None:
     below, outside = scratch / "project" / "main", scratch / "outside"
     below.mkdir(parents=True)

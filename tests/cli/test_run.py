@@ -194,6 +194,32 @@ def test_a_command_that_does_not_end_when_asked_is_killed(repo: Path) -> None:
     assert is_gone(pid)
 
 
+WRITER = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+LEAVING = f"""
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv(sys.executable, [sys.executable, "-c", {WRITER!r}])
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.req("LC-12")
+def test_what_a_command_has_started_is_ended_with_it(repo: Path) -> None:
+    """A shell that is asked to end leaves what it waits for behind, which would go on writing."""
+    script = '"$0" -c "$2"; "$0" -c "$1"; true'
+    command = ["sh", "-c", script, sys.executable, WRITER, LEAVING]
+    repository = Repository(repo)
+    with Running("run", "--repo", repo, "--ttl", "1s", "--json", "--", *command) as running:
+        pids = [int(running.hear()), int(running.hear())]
+        expire(repository)
+        repository.steal("main", ttl=600)
+        assert running.finish().returncode == 5
+        assert [is_gone(pid) for pid in pids] == [True, True]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends the command with its parent")
 def test_when_it_is_killed_the_command_dies_and_the_lock_ends_with_its_time(repo: Path) -> None:
     program = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,17 @@ import pytest
 from holdfast.cli import entry
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.records import MAIN
-from tests.cli.commands import HOLDFAST, Result, Running, data, environment, error, holdfast, wait_until
+from tests.cli.commands import (
+    HOLDFAST,
+    Result,
+    Running,
+    data,
+    died_of,
+    environment,
+    error,
+    holdfast,
+    wait_until,
+)
 from tests.worktrees.history_states import state_of
 from tests.worktrees.stages import expire, make_repository
 
@@ -290,7 +301,7 @@ def test_who_was_in_the_exchanged_directory_is_told_so(root: Path) -> None:
     run(root, "snapshot", "--tag", "v1")
     (root / "main" / "file").write_text("two\n")
     script = (
-        f"cd {root}/main && {' '.join(HOLDFAST)} restore v1 --inplace --reason x >out.txt;"
+        f"cd {root}/main && {' '.join(HOLDFAST)} restore v1 --inplace --reason x >../out.txt;"
         f'{" ".join(HOLDFAST)} status; cd "$PWD" && {" ".join(HOLDFAST)} status'
     )
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment())
@@ -341,3 +352,40 @@ def test_a_snapshot_that_is_killed_is_not_there_and_its_lock_ends_with_its_time(
     assert run(root, "history", "--all")["snapshots"] == []
     made = run(root, "snapshot", env=env)
     assert [each["snapshot_id"] for each in run(root, "history")["snapshots"]] == [made["snapshot_id"]]
+
+
+def test_a_command_that_is_asked_to_end_gives_back_what_it_holds(root: Path) -> None:
+    """A service manager, a build server, `kill`: nobody has to wait for a lease to run out after that."""
+    os.truncate(root / "main" / "file", 1 << 31)  # so that it takes a while
+    with Running("snapshot", "--repo", root) as command:
+        rooms = root / ".jvs" / "tmp"
+        wait_until(lambda: rooms.is_dir() and any((each / "tree").is_dir() for each in rooms.iterdir()))
+        command.send(signal.SIGTERM)
+        result = command.finish()
+    assert died_of(result) is signal.SIGTERM
+    assert Repository(root).desk.state(MAIN) is None
+    assert list(rooms.iterdir()) == []
+    assert run(root, "history", "--all")["snapshots"] == []
+
+
+def test_a_terminal_is_left_as_it_was_by_a_command_that_is_asked_to_end(root: Path) -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError("there are no such terminals on Windows")
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [*HOLDFAST, "top", "--repo", str(root)]
+    with subprocess.Popen(
+        command, env=environment({"TERM": "xterm"}), stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 4096):
+                seen += piece
+                if b"Nobody holds anything" in seen and process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
+        assert process.wait() == -signal.SIGTERM
+    os.close(ours)
+    assert seen.count(b"\x1b[?1049h") == seen.count(b"\x1b[?1049l") == 1
+    assert seen.rindex(b"\x1b[?25h") > seen.rindex(b"\x1b[?25l")

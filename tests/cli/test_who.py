@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,8 +13,19 @@ from typing import Any, NoReturn
 import pytest
 
 from holdfast.errors import StoreUnavailable
+from holdfast.locks.holders import current_holder
 from holdfast.workspace import overview
-from tests.cli.commands import RepoLockHeld, Running, data, error, holdfast, wait_until
+from tests.cli.commands import (
+    HOLDFAST,
+    RepoLockHeld,
+    Running,
+    data,
+    environment,
+    error,
+    holdfast,
+    python,
+    wait_until,
+)
 
 if sys.platform == "win32":
     pytest.skip("the workers run in a POSIX shell", allow_module_level=True)
@@ -37,7 +49,7 @@ def test_a_lease_is_shown_with_its_holder_its_time_and_its_line(root: Path) -> N
     with Running(*held, "--", "sleep", "99") as first:
         wait_until(lambda: "lease main" in holdings(root))
         waits = ("run", "--repo", root, "--wait", "60s", "--purpose", "second", "--", "true")
-        with Running(*waits) as second:
+        with Running(*waits, env={"HOLDFAST_ACTOR": "agent:bob"}) as second:
             wait_until(lambda: holdings(root)["lease main"]["waiting"])
             lease = holdings(root)["lease main"]
             second.kill()
@@ -45,7 +57,9 @@ def test_a_lease_is_shown_with_its_holder_its_time_and_its_line(root: Path) -> N
         assert (lease["liveness"], lease["purpose"]) == ("alive", "first")
         assert 0 < lease["time_left"] <= 3600
         assert lease["reclaim"]["safe"] is False
-        assert [(each["place"], each["purpose"]) for each in lease["waiting"]] == [(1, "second")]
+        (waiting,) = lease["waiting"]
+        assert (waiting["who"], waiting["place"], waiting["purpose"]) == ("agent:bob", 1, "second")
+        assert waiting["liveness"] == "alive"
         first.kill()
         first.process.wait()
         wait_until(lambda: holdings(root)["lease main"]["liveness"] == "dead")
@@ -156,8 +170,6 @@ def test_top_gives_a_look_per_line_to_programs(root: Path) -> None:
 def test_top_draws_on_a_terminal_and_leaves_it_as_it_was(root: Path) -> None:
     import pty
 
-    from tests.cli.commands import HOLDFAST, environment
-
     main, terminal = pty.openpty()
     command = [*HOLDFAST, "top", "--count", "2", "--every", "10ms", "--repo", str(root)]
     process = subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environment({"TERM": "xterm"}))
@@ -176,3 +188,216 @@ def test_top_draws_on_a_terminal_and_leaves_it_as_it_was(root: Path) -> None:
     assert b"Nobody holds anything." in drawn
     assert b"\x1b[?1049h" in drawn  # the other screen
     assert b"\x1b[?1049l" in drawn  # and back
+
+
+# --- Who is alive, who waits, and how to get it ---------------------------------------------------------
+
+
+@pytest.fixture
+def busy(root: Path) -> Path:
+    """A repository with an issue and a ledger."""
+    for command in (["issue", "init"], ["ledger", "init"], ["issue", "create", "Work"]):
+        assert holdfast(*command, cwd=root).returncode == 0
+    return root
+
+
+def the_only(root: Path, kind: str) -> Any:
+    (found,) = (each for name, each in holdings(root).items() if name.startswith(f"{kind} "))
+    return found
+
+
+def test_a_claim_is_of_the_process_that_ran_the_command_and_says_what_for(busy: Path) -> None:
+    assert holdfast("claim", "take", "1", "--owner", "bob", "--purpose", "parsing", cwd=busy).returncode == 0
+    assert holdfast("claim", "extend", "1", "--owner", "bob", "--ttl", "1h", cwd=busy).returncode == 0
+    assert holdfast("issue", "claim-next", "--actor", "agent:a", cwd=busy).returncode == 0
+
+    claim, issue = the_only(busy, "claim"), the_only(busy, "issue")
+
+    assert (claim["liveness"], issue["liveness"]) == ("alive", "alive")
+    assert (claim["purpose"], claim["time_left"] > 600) == ("parsing", True)
+    for each in (claim, issue):
+        assert f":{os.getpid()}:" in each["process"]
+        assert each["since"] < each["until"]
+        assert each["reclaim"]["safe"] is False
+
+
+def test_who_ended_after_a_command_took_a_claim_is_not_said_to_be_dead(busy: Path) -> None:
+    """An agent may go on in another process: the claim belongs to whoever knows its id."""
+    for command in (["claim", "take", "1", "--owner", "bob"], ["issue", "claim-next"]):
+        program = f"import subprocess, sys; subprocess.run([sys.executable, '-m', 'holdfast', *{command!r}])"
+        subprocess.run(python(program), cwd=busy, env=environment(), check=True, capture_output=True)
+
+    assert the_only(busy, "claim")["liveness"] == "unknown"
+    assert the_only(busy, "issue")["liveness"] == "unknown"
+
+
+def test_who_held_a_claim_itself_and_was_killed_is_dead(busy: Path) -> None:
+    program = (
+        "import time; from holdfast.workspace.ledgers import open_ledger\n"
+        f"with open_ledger({str(busy)!r}).claims.claim('1', 'bob', ttl=600):\n"
+        "    print('held', flush=True); time.sleep(99)"
+    )
+    with subprocess.Popen(python(program), stdout=subprocess.PIPE, text=True) as library:
+        assert library.stdout is not None
+        assert library.stdout.readline() == "held\n"
+        with Running("issue", "work", "--next", "--repo", busy, "--", "sleep", "99") as worker:
+            wait_until(lambda: "issue" in str(list(holdings(busy))))
+            assert the_only(busy, "issue")["liveness"] == "alive"
+            assert the_only(busy, "claim")["liveness"] == "alive"
+            worker.kill()
+            worker.process.wait()
+        library.kill()
+        library.wait()
+
+    claim, issue = the_only(busy, "claim"), the_only(busy, "issue")
+
+    assert (claim["liveness"], issue["liveness"]) == ("dead", "dead")
+    assert (claim["reclaim"]["safe"], issue["reclaim"]["safe"]) == (False, False)
+    assert "its process is gone" in claim["reclaim"]["how"]
+    assert "its process is gone" in issue["reclaim"]["how"]
+
+
+def test_records_of_earlier_versions_are_of_unknown_life(busy: Path) -> None:
+    assert holdfast("issue", "claim-next", cwd=busy).returncode == 0
+    (record,) = (busy / ".jit/claims").glob("*.json")
+    old = json.loads(record.read_text())
+    del old["claim"]["holder"]
+    record.write_text(json.dumps(old))
+    event = {"type": "lock_acquired", "node_id": "1", "owner": "bob", "expires_at": "2999-01-01T00:00:00Z"}
+    for strange in ({}, {"holder": "somebody", "purpose": 3}, {"holder": {"pid": 1}}):
+        assert holdfast("ledger", "append", json.dumps({**event, **strange}), cwd=busy).returncode == 0
+        assert (the_only(busy, "claim")["who"], the_only(busy, "claim")["liveness"]) == ("bob", "unknown")
+
+    assert the_only(busy, "issue")["liveness"] == "unknown"
+
+
+def test_those_who_wait_for_a_claim_are_shown_in_their_places(busy: Path) -> None:
+    assert holdfast("claim", "take", "1", "--owner", "bob", cwd=busy).returncode == 0
+    waits = ("claim", "take", "1", "--dir", busy, "--wait", "60s", "--owner")
+    with Running(*waits, "carl"):
+        wait_until(lambda: len(the_only(busy, "claim")["waiting"]) == 1)
+        with Running(*waits, "dora", "--priority", "1"):
+            wait_until(lambda: len(the_only(busy, "claim")["waiting"]) == 2)
+            first, second = the_only(busy, "claim")["waiting"]
+
+    assert [(each["who"], each["place"], each["liveness"]) for each in (first, second)] == [
+        ("dora", 1, "alive"),
+        ("carl", 2, "alive"),
+    ]
+    assert first["since"] > second["since"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
+def test_the_file_locks_of_all_programs_are_shown(root: Path) -> None:
+    (root / "main/sub").mkdir()
+    lock = root / "main/sub/build lock"
+    program = (
+        "import fcntl, sys, time; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True); time.sleep(99)"
+    )
+    with subprocess.Popen([*python(program), str(lock)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with Running("file-lock", "run", lock, "--timeout", "60s", "--", "true"):
+            wait_until(lambda: the_only(root, "file lock")["waiting"])
+            held = the_only(root, "file lock")
+        other.kill()
+        other.wait()
+
+    assert (held["what"], held["who"]) == ("main/sub/build lock", f"pid {other.pid}")
+    assert held["liveness"] == "alive"
+    assert [each["place"] for each in held["waiting"]] == [1]
+    assert f"holdfast file-lock run '{lock}' --timeout 10m" in held["reclaim"]["how"]
+    assert not [each for each in holdings(root) if each.startswith("file lock")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
+def test_a_fair_file_lock_is_one_row_with_its_line(root: Path) -> None:
+    lock = root / "main/build.lock"
+    with Running("file-lock", "run", lock, "--fair", "--", "sleep", "99"):
+        wait_until(lambda: "file lock main/build.lock" in holdings(root))
+        waits = ("file-lock", "run", lock, "--fair", "--timeout", "60s", "--", "true")
+        with Running(*waits), Running(*waits):
+            wait_until(lambda: len(the_only(root, "file lock")["waiting"]) == 2)
+            held = the_only(root, "file lock")
+
+    assert [each["place"] for each in held["waiting"]] == [1, 2]
+    assert "--fair" in held["reclaim"]["how"]
+
+
+def test_the_ledger_lock_says_since_when_and_how_to_get_it(busy: Path) -> None:
+    record = {"agent_id": "agent-7", **current_holder()._replace(start_time="1").as_record()}
+    (busy / "ledger/ledger.lock").write_text(json.dumps(record))
+
+    held = the_only(busy, "ledger lock")
+
+    assert (held["liveness"], held["purpose"], held["reclaim"]["safe"]) == ("dead", "agent-7", True)
+    assert held["since"] is not None
+    command = held["reclaim"]["how"].partition("; or ")[2].split()[1:]
+    assert holdfast(*command).returncode == 0
+    assert "ledger lock" not in str(list(holdings(busy)))
+
+
+def test_an_ordinary_directory_that_is_called_ledger_is_no_workspace(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger/accounts.txt").touch()
+    (tmp_path / "below").mkdir()
+
+    assert holdfast("who", cwd=tmp_path / "below").returncode == 3
+
+    assert holdfast("ledger", "init", "--dir", tmp_path).returncode == 0
+    assert holdfast("who", cwd=tmp_path / "below").returncode == 0
+
+
+def on_a_terminal(*arguments: str | Path, columns: int, **env: str) -> str:
+    """What a command draws on a terminal of this width."""
+    import pty
+
+    main, terminal = pty.openpty()
+    with subprocess.Popen(
+        [*HOLDFAST, *map(str, arguments)],
+        stdout=terminal,
+        stderr=terminal,
+        env=environment({"TERM": "xterm", "COLUMNS": str(columns), **env}),
+    ):
+        os.close(terminal)
+        drawn = b""
+        with os.fdopen(main, "rb", buffering=0) as screen, contextlib.suppress(OSError):
+            while part := screen.read(4096):
+                drawn += part
+    return drawn.decode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal as Linux has it")
+def test_a_narrow_terminal_gets_lines_that_fit_and_a_wide_one_a_table(root: Path) -> None:
+    nasty = "\x1b[31mred\x07"
+    assert holdfast("lock", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root).returncode == 0
+
+    narrow = on_a_terminal("who", "--repo", root, columns=60)
+    wide = on_a_terminal("who", "--repo", root, columns=250, NO_COLOR="1")
+
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert "  held by    " in narrow
+    assert len(wide.strip().splitlines()) == 2
+    for drawn in (narrow, wide):
+        assert "\\x1b[31mred\\x07" in drawn
+        assert "\x1b[31m" not in drawn
+        assert "lock acquire --worktree main" in " ".join(drawn.split())
+
+
+def test_a_place_without_anything_that_was_named_is_told_as_such(root: Path, tmp_path: Path) -> None:
+    for named in (tmp_path, tmp_path / "absent", root / "main"):
+        assert error(holdfast("who", "--json", "--repo", named))["code"] == "E_NOT_FOUND", named
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal as Linux has it")
+def test_top_says_how_much_does_not_fit_on_the_terminal(root: Path) -> None:
+    assert holdfast("lock", "acquire", "--ttl", "1h", cwd=root).returncode == 0
+
+    low = on_a_terminal("top", "--count", "1", "--repo", root, columns=60, LINES="5")
+    high = on_a_terminal("top", "--count", "1", "--repo", root, columns=60, LINES="50")
+
+    assert "more lines; all: 'holdfast who'" in low
+    assert "to get it" not in low
+    assert "to get it" in high
+    assert "more lines" not in high

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import unicodedata
+import uuid
 from pathlib import PurePosixPath
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ExitStatus, NameInvalid, PathEscape
-from holdfast.fs.names import MAX_NAME, is_safe_name, safe_name, split_relative
+from holdfast.fs.names import MAX_NAME, is_safe_name, safe_name, split_relative, unique_id
 
 KELVIN = "\u212a"  # looks like a K, and is one after normalisation
 
@@ -137,3 +138,11 @@ def test_the_parts_of_any_path_stay_below_where_they_start(relative: str) -> Non
     assert joined.is_relative_to("/root")
     assert len(joined.parts) == 2 + len(parts)
     assert os.path.normpath("/root/" + relative) == "/root/" + relative or sys.platform == "win32"
+
+
+def test_an_id_is_a_random_uuid_and_no_two_are_the_same() -> None:
+    made = [unique_id() for _ in range(1000)]
+    assert len(set(made)) == 1000
+    for each in made:
+        assert str(uuid.UUID(each)) == each
+        assert (uuid.UUID(each).version, uuid.UUID(each).variant) == (4, uuid.RFC_4122)

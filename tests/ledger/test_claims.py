@@ -23,6 +23,7 @@ from holdfast.ledger.claiming import Claims
 from holdfast.ledger.events import EVENTS
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.nodes import is_under, node_id, order
+from holdfast.locks.holders import current_holder, described
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.records import Create, Decision
@@ -59,6 +60,7 @@ def test_the_events_of_claims_are_those_of_the_specification(claims: Claims, clo
         "owner": "agent-1",
         "expires_at": format_instant(start + 60),
         "claim_id": held.claim.claim_id,
+        "holder": described(current_holder()),
         "id": taken["id"],
     }
     assert {"type", "timestamp", "node_id", "owner"} <= released.keys() & reaped.keys()
@@ -75,6 +77,7 @@ def test_a_node_that_another_has_claimed_is_already_locked(claims: Claims, clock
         claims.claim("1.2", "b")
     assert caught.value.facts["owner"] == "a"
     assert caught.value.facts["time_left"] == pytest.approx(40)
+    assert "claim take 1.2 --owner" in caught.value.hint
     with pytest.raises(NodeLocked):
         claims.claim("1.2", "a")  # another process of the same agent is another
     assert claims.claim("1.2.1", "b").claim.owner == "b"

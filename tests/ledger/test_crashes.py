@@ -20,8 +20,10 @@ from holdfast.errors import Failure, OutcomeUnknown
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.ledger.claims import ACQUIRED, REAPED
+from holdfast.ledger.events import EVENTS
 from holdfast.ledger.log import Ledger
 from holdfast.locks import kept_draft
+from holdfast.store import intents
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import Attempt, Outcome, error_points, interposed, kill_points
 from holdfast.testing.powercut import power_cuts
@@ -82,7 +84,7 @@ class Appending:
 
 
 class AppendingOften(Appending):
-    """By one who has appended before, and keeps a private file for the lock."""
+    """By one who has appended before: it keeps a private file for the lock, and publishes by renaming."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -90,6 +92,20 @@ class AppendingOften(Appending):
     def _append(self, ledger: Ledger) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kept_draft, "KEPT_FROM", 0)
+            assert isinstance(ledger.store, FileStore)
+            ledger.store._numbers.remember_durable(ledger.store._place(EVENTS), WARM)
+            super()._append(ledger)
+
+
+class AppendingAtOnce(Appending):
+    """Several events, brought to the disk all at once, as more than a few are."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def _append(self, ledger: Ledger) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(intents, "MOST_SINGLE_SYNCS", 1)
             super()._append(ledger)
 
 
@@ -154,7 +170,9 @@ def _is_refusal(error: Exception | None) -> bool:
 
 @pytest.mark.req("LG-05", "LG-16")
 @pytest.mark.parametrize(
-    "scenario", [Appending(1), Appending(3), AppendingOften()], ids=["one", "several", "often"]
+    "scenario",
+    [Appending(1), Appending(3), AppendingAtOnce(), AppendingOften()],
+    ids=["one", "several", "at once", "often"],
 )
 def test_a_kill_at_any_call_of_appending_leaves_all_or_nothing(scenario: Appending) -> None:
     kill_points(scenario).require_clean(at_least=60)
@@ -174,7 +192,9 @@ def test_an_error_at_any_call_of_appending_is_told_and_leaves_all_or_nothing() -
 
 @pytest.mark.req("LG-16")
 @pytest.mark.parametrize(
-    "scenario", [Appending(1), Appending(3), AppendingOften()], ids=["one", "several", "often"]
+    "scenario",
+    [Appending(1), Appending(3), AppendingAtOnce(), AppendingOften()],
+    ids=["one", "several", "at once", "often"],
 )
 def test_a_power_cut_at_any_call_of_appending_leaves_all_or_nothing(scenario: Appending) -> None:
     power_cuts(scenario).require_clean(at_least=20)
@@ -217,7 +237,7 @@ class _Break:
         self.root, self.act, self.done = root, act, False
 
     def __call__(self, attempt: Attempt) -> Any:
-        if attempt.name == "link" and "event-" in str(attempt.arguments[1]) and not self.done:
+        if "event-" in str(attempt.arguments[1]) and not self.done:
             self.done = True
             (self.root / "ledger/ledger.lock").unlink()
             (self.root / "ledger/.ledger.lock.turnstile").unlink()
@@ -230,7 +250,7 @@ def _interloper(root: Path) -> Ledger:
 
 
 def break_before_publishing(root: Path, act: Any) -> Any:
-    return interposed(_Break(root, act), ("link",))
+    return interposed(_Break(root, act), ("link", "rename_noreplace"))
 
 
 @pytest.mark.req("LG-05", "LG-11", "LG-17")
@@ -281,3 +301,31 @@ def test_a_wrongly_broken_lock_loses_nothing_of_a_batch(scratch: Path) -> None:
 
 def _put_as_a_stranger(root: Path, number: int) -> None:
     (root / f"ledger/event-{number:06d}.json").write_bytes(b'{"type":"stranger"}\n')
+
+
+# --- A reader that is on its way while a batch is published --------------------------------------------
+
+
+class _Meet:
+    """Lets a reader go on at the moment before the event with this number gets its name."""
+
+    def __init__(self, number: int, act: Any) -> None:
+        self.name, self.act = f"event-{number:06d}.json", act
+
+    def __call__(self, attempt: Attempt) -> Any:
+        if attempt.arguments[1] == self.name:
+            self.act()
+        return attempt.perform()
+
+
+@pytest.mark.req("LG-13", "LG-17")
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_a_reader_that_began_before_a_batch_sees_all_of_it_or_nothing(scratch: Path, number: int) -> None:
+    open_ledger(scratch).append({"type": "old"})
+    reader = iter(open_ledger(scratch).events())
+    next(reader)
+    seen: list[str] = []
+    meet = _Meet(number, lambda: seen.extend(each.event["type"] for each in reader))
+    with interposed(meet, ("rename_noreplace",)):
+        open_ledger(scratch).append_many([{"type": f"part {each}"} for each in range(3)])
+    assert seen == ["part 0", "part 1", "part 2"]

@@ -170,7 +170,7 @@ def test_past_999999_the_numbers_go_on(scratch: Path, monkeypatch: pytest.Monkey
         put_event(scratch, number, content)
     for number in range(999_980, 1_000_000):
         put_event(scratch, number, content)
-    monkeypatch.setattr(ledger.store._numbers, "_last", {"ledger/event-{number}.json": 999_990})  # type: ignore[attr-defined]
+    monkeypatch.setattr(ledger.store._numbers, "_last", {"ledger/events": 999_990})  # type: ignore[attr-defined]
 
     assert [ledger.append(NOTE).sequence for _ in range(2)] == [1_000_000, 1_000_001]
     assert (scratch / "ledger/event-1000000.json").exists()
@@ -178,14 +178,19 @@ def test_past_999999_the_numbers_go_on(scratch: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.req("LG-16")
+@pytest.mark.parametrize("how", ["link", "rename_noreplace"])
 def test_an_event_is_a_synced_draft_before_it_has_its_name(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
+    """By the first append of a process, and by one of those that follow."""
     steps: list[str] = []
     descriptors: dict[int, str] = {}
+    open_ledger(scratch).append(NOTE)
     ledger = open_ledger(scratch)
-    ledger.append(NOTE)
-    real_open, real_fsync, real_link = calls.open, calls.fsync, calls.link
+    if how == "rename_noreplace":
+        ledger.append(NOTE)
+    number = ledger.sequence + 1
+    real_open, real_fsync, real_publish = calls.open, calls.fsync, getattr(calls, how)
 
     def open_(path: str, *arguments: Any, **options: Any) -> int:
         fd = real_open(path, *arguments, **options)
@@ -196,19 +201,19 @@ def test_an_event_is_a_synced_draft_before_it_has_its_name(
         steps.append(f"fsync {descriptors.get(fd, 'what was open before')}")
         real_fsync(fd)
 
-    def link(source: str, target: str, **options: Any) -> None:
-        steps.append(f"link {source} {target}")
-        real_link(source, target, **options)
+    def publish(source: str, target: str, **options: Any) -> None:
+        steps.append(f"publish {source} {target}")
+        real_publish(source, target, **options)
 
     monkeypatch.setattr(calls, "open", open_)
     monkeypatch.setattr(calls, "fsync", fsync)
-    monkeypatch.setattr(calls, "link", link)
+    monkeypatch.setattr(calls, how, publish)
     ledger.append(NOTE)
-    about = [step for step in steps if "event-000002" in step]
+    about = [step for step in steps if f"event-{number:06d}" in step]
     draft = about[0].split()[1]
     assert draft.startswith(".event-")
     assert draft.endswith(".tmp")
-    assert about == [f"fsync {draft}", f"link {draft} event-000002.json"]
+    assert about == [f"fsync {draft}", f"publish {draft} event-{number:06d}.json"]
 
 
 @pytest.mark.req("LG-13")
@@ -316,7 +321,7 @@ def test_one_event_is_read_by_its_sequence_or_found_by_its_id(ledger: Ledger) ->
     assert ledger.read(3) == made[2] == ledger.find(made[2].event["id"])
     assert ledger.find(made[2].event["id"], after=3) is None
     for missing in (0, 6, -1):
-        with pytest.raises(NotFound):
+        with pytest.raises(NotFound, match=f"no event {missing}; its last one is 5"):
             ledger.read(missing)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.errors import LockTimeout
 from holdfast.fs import calls
 from holdfast.locks.ledger_lock import LedgerLock
 from tests.locks.workers import Line, Workers
@@ -141,3 +142,43 @@ def test_where_there_are_no_links_it_is_done_the_plain_way(
         with lock.acquire():
             assert (ledger / "ledger.lock").exists()
     assert drafts(ledger) == []
+
+
+def test_a_file_that_is_cleared_away_while_the_lock_is_held_is_not_written_into(ledger: Path) -> None:
+    """The name that is left is the lock's: what is written then would show in it."""
+    lock = LedgerLock(ledger, "often", timeout=0.0)
+    for _ in range(2):
+        lock.acquire().release()
+    held = lock.acquire()
+    before = (ledger / "ledger.lock").read_bytes()
+    for path in drafts(ledger):
+        path.unlink()
+    (ledger / ".ledger.lock.turnstile").unlink()
+    with ThreadPoolExecutor(1) as elsewhere:
+        with pytest.raises(LockTimeout):
+            elsewhere.submit(lock.acquire).result()
+        assert (ledger / "ledger.lock").read_bytes() == before
+    assert held.release() is True
+    assert not (ledger / "ledger.lock").exists()
+
+
+def test_a_directory_that_has_taken_the_place_of_the_old_one_gets_the_lock(ledger: Path) -> None:
+    lock = LedgerLock(ledger, "often")
+    for _ in range(3):
+        lock.acquire().release()
+    os.rename(ledger, ledger.with_name("old"))
+    ledger.mkdir()
+    with lock.acquire():
+        assert (ledger / "ledger.lock").exists()
+    assert not (ledger / "ledger.lock").exists()
+    assert not (ledger.with_name("old") / "ledger.lock").exists()
+
+
+def test_no_description_is_left_open(ledger: Path) -> None:
+    before = len(os.listdir("/dev/fd"))
+    lock = LedgerLock(ledger, "often")
+    for _ in range(3):
+        lock.acquire().release()
+    lock.close()
+    del lock
+    assert len(os.listdir("/dev/fd")) == before

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from traceback import clear_frames
 
@@ -289,7 +289,7 @@ class LeavesItAfterAFailure(RepoLocking):
 
     def work(self, directory: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(LockFile, "_withdrawn_on_failure", lambda *_: nullcontext())
+            patch.setattr(LockFile, "_withdraw", lambda *_: None)
             super().work(directory)
 
 

@@ -147,6 +147,21 @@ def test_the_guard_lets_the_agent_write_where_its_server_holds_the_lease_and_nob
     run(test)
 
 
+def test_agents_of_one_process_have_servers_and_guards_of_their_own_by_their_names(shop: Path) -> None:
+    """This process stands for a program with two agents, each of which has started its server."""
+    alice, bob = {"HOLDFAST_ACTOR": "agent:alice"}, {"HOLDFAST_ACTOR": "agent:bob"}
+
+    async def test() -> None:
+        async with connected(cwd=shop, env=alice) as hers, connected("--actor", "agent:bob", cwd=shop) as his:
+            lease = await hers("take_lease", ttl="10m")
+            assert lease["actor"] == "agent:alice"
+            assert (await his.failure("take_lease"))["code"] == "E_LOCK_CONFLICT"
+            assert holdfast("guard", shop / "main/file", env=alice).returncode == 0
+            assert holdfast("guard", shop / "main/file", env=bob).returncode == 4
+
+    run(test)
+
+
 def test_work_and_leases_that_were_taken_over_are_refused_by_their_tokens(shop: Path) -> None:
     """The server is stopped past the ttl, others take over, and it wakes up again."""
 

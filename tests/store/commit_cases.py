@@ -44,6 +44,7 @@ CLAIMS = making(Append(LEDGER, Text("claimed")), Append(LEDGER, Text("released")
 
 # --- What is done ------------------------------------------------------------------------------------
 
+CLAIM_AGAIN = making(Append(LEDGER, Text("claimed again")), Append(LEDGER, Text("released again")))
 CREATE_ISSUE = making(
     Create(ISSUES.key("b"), Text("the second issue")),
     Replace(INDEX, Listed(("a", "b"))),
@@ -128,6 +129,7 @@ SEVERAL: Mapping[str, CommitCase] = {
     "take a snapshot": CommitCase([SNAPSHOT], TAKE_SNAPSHOT),
     "take the first snapshot": CommitCase([], SNAPSHOT),
     "begin the ledger with two": CommitCase([], CLAIMS),
+    "append two to the ledger": CommitCase([CLAIMS], CLAIM_AGAIN),
     "wide": CommitCase([ISSUE, SNAPSHOT, CLAIMS], WIDE),
 }
 LARGE: Mapping[str, CommitCase] = {"twelve steps": CommitCase([ISSUE], TWELVE)}

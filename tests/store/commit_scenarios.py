@@ -31,6 +31,7 @@ from holdfast.testing.crash import (
     mark,
     scratch,
 )
+from holdfast.testing.disk import LIMIT
 from holdfast.testing.interpose import Faulty, interposed
 from holdfast.testing.powercut import Case, power_cuts, record
 from tests.store.commit_operations import TIMEOUT, Files, Operation, determined, looking, run_as, touching
@@ -314,23 +315,27 @@ class AfterAFault(TwoInARow):
 # --- Sweeps of two in a row --------------------------------------------------------------------------
 
 
-def after_deaths(first: CommitCase, second: Operation, checked: set[Case], *, warm: bool = False) -> Report:
+def after_deaths(
+    first: CommitCase, second: Operation, checked: set[Case], *, warm: bool = False, limit: int = LIMIT
+) -> Report:
     """Let the first one die at each of its calls; cut the power at each moment of the second one."""
     report = Report("after a death")
     for when, index in deaths(first):
         scenario = AfterADeath(first, second, warm=warm)
         scenario.when, scenario.index = when, index
-        _add(report, power_cuts(scenario, checked=checked, since_mark=True))
+        _add(report, power_cuts(scenario, limit=limit, checked=checked, since_mark=True))
     return report
 
 
-def after_faults(first: CommitCase, second: Operation, fault: Fault, checked: set[Case]) -> Report:
+def after_faults(
+    first: CommitCase, second: Operation, fault: Fault, checked: set[Case], *, limit: int = LIMIT
+) -> Report:
     """Let the first one meet the fault at each of its calls; cut the power at each moment after that."""
     report = Report("after a fault")
     for index in count(1):
         scenario = AfterAFault(first, second)
         scenario.fault, scenario.index = fault, index
-        _add(report, power_cuts(scenario, checked=checked, since_mark=True))
+        _add(report, power_cuts(scenario, limit=limit, checked=checked, since_mark=True))
         if not scenario.struck:
             return report
     raise AssertionError("never reached")

@@ -646,3 +646,27 @@ def test_a_store_that_is_dropped_leaves_nothing_open(tmp_path: Path) -> None:
     before = look()
 
     assert max(look() for _ in range(20)) <= before
+
+
+def test_a_reader_of_lines_that_began_before_a_commit_sees_all_of_it_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = durable.append_in
+    seen: list[int] = []
+    appended: list[object] = []
+    with FileStore(tmp_path) as store, FileStore(tmp_path) as other:
+        apply(store, Append(EVENTS, Event(0)))
+        reader = iter(other.entries(EVENTS))
+        next(reader)
+
+        def append_and_read(*arguments: Any, **options: Any) -> object:
+            result = append(*arguments, **options)
+            appended.append(result)
+            if len(appended) == 1:
+                seen.extend(each.record.number for each in reader)
+            return result
+
+        monkeypatch.setattr(durable, "append_in", append_and_read)
+        apply(store, Append(EVENTS, Event(1)), Append(EVENTS, Event(2)))
+    assert len(appended) == 2
+    assert seen == [1, 2]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,7 +19,7 @@ from holdfast.leases.desk import Desk
 from holdfast.leases.held import acquire
 from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.records import Append, Create, Decision, Replace, View
-from holdfast.store.served import ServedStore
+from holdfast.store.served import AnswerLost, Plan, ServedStore
 from holdfast.testing.contract_clients import (
     EVENTS,
     INDEX,
@@ -135,7 +138,7 @@ def test_an_outcome_that_cannot_be_asked_for_is_unknown_until_it_can(line: Line,
 
     assert raised.value.commit_id == "mine"
     assert (line.beside.read(ONE) is not None) == (when == "after")
-    assert line.beside.engine.was_made("mine") == (when == "after")
+    assert line.beside.was_made("mine") == (when == "after")
     with pytest.raises(UsageFailure, match="was used before"):  # made, or ruled out: not again under this id
         line.beside.transact([INDEX], _setting_two, commit_id="mine")
     hasty.close()
@@ -145,7 +148,7 @@ def test_a_commit_that_was_ruled_out_cannot_come_late(line: Line) -> None:
     """Somebody is slow to commit; meanwhile its id is taken away; then it comes."""
 
     def rule_out_meanwhile(view: View, now: float) -> Decision[None]:
-        assert line.beside.engine.was_made("slow") is False
+        assert line.beside.was_made("slow") is False
         return Decision([Create(ONE, Item(1)), Append(EVENTS, Event(1))], None)
 
     with pytest.raises(UsageFailure):
@@ -155,10 +158,40 @@ def test_a_commit_that_was_ruled_out_cannot_come_late(line: Line) -> None:
     assert list(line.beside.entries(EVENTS)) == []
 
 
+@pytest.mark.parametrize("sent", [True, False])
+def test_an_outcome_is_found_out_also_if_an_earlier_attempt_was_ruled_out(line: Line, sent: bool) -> None:
+    """The first attempt never got there, and that was found out; of the second one nothing was heard."""
+    original, attempts = line.store.engine.attempt, itertools.count(1)
+
+    @contextlib.contextmanager
+    def attempt(*arguments: Any, **options: Any) -> Iterator[Any]:
+        with original(*arguments, **options) as made:
+            commit, number = made.commit, next(attempts)
+
+            def lose(plan: Plan) -> bool:
+                if number == 2:
+                    unreachable.start()
+                if number == 2 and sent:
+                    commit(plan)
+                raise AnswerLost("nothing was heard")
+
+            made.commit = lose  # type: ignore[method-assign]
+            yield made
+
+    unreachable = mock.patch.object(line.store.engine, "fate_of", side_effect=StoreUnavailable("it", "gone"))
+    with mock.patch.object(line.store.engine, "attempt", attempt), pytest.raises(OutcomeUnknown) as raised:
+        line.store.transact([ONE], lambda view, now: Decision([Create(ONE, Item(1))], None), commit_id="mine")
+    unreachable.stop()
+
+    assert line.beside.was_made(raised.value.commit_id) is sent
+    assert (line.beside.read(ONE) is not None) is sent
+    assert line.store.was_made(raised.value.commit_id) is sent  # whoever asks, and as often as you like
+
+
 def test_who_asks_for_a_commit_under_way_waits_for_its_outcome(line: Line) -> None:
     """In PostgreSQL a commit may have been sent and not be done: whoever asks waits for it."""
     if line.kind == "etcd":
-        assert line.beside.engine.was_made("none") is False  # there, a commit is one step
+        assert line.beside.was_made("none") is False  # there, a commit is one step
         return
     store = line.beside
     assert isinstance(store.engine, PostgresEngine)
@@ -166,7 +199,7 @@ def test_who_asks_for_a_commit_under_way_waits_for_its_outcome(line: Line) -> No
         connection.execute("BEGIN")
         connection.execute("INSERT INTO commits VALUES ('under-way', true, now())")
         threading.Timer(0.2, lambda: connection.execute("COMMIT")).start()
-        assert line.store.engine.was_made("under-way") is True
+        assert line.store.was_made("under-way") is True
         time.sleep(0.05)
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
-from holdfast.store import files, intents
+from holdfast.store import batches, files, intents
+from holdfast.store.batches import Batch
 from holdfast.store.directories import Opened
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Intents
@@ -223,6 +224,41 @@ def drafts_left_where_a_commit_fails(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(intents, "_prepare", untidy)
 
 
+def batch_published_before_it_is_decided_for_good(plant: pytest.MonkeyPatch) -> None:
+    """The name of the intent is not on the disk when the first records have their numbers."""
+
+    def decide(self: Batch) -> None:
+        durable.publish_new(self._intents, self._draft_of_intent, intents.intent_name(self._id))
+
+    plant.setattr(Batch, "decide", decide)
+
+
+def batch_decided_before_it_is_written_for_good(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(intents, "MOST_SINGLE_SYNCS", 1)
+    plant.setattr(batches, "_sync_file_system", lambda directory: None)
+
+
+def batch_dropped_before_its_names_are_durable(plant: pytest.MonkeyPatch) -> None:
+    carry_out = Batch.carry_out
+
+    def dropping_first(self: Batch) -> list[int]:
+        durable.remove_in(self._intents, intents.intent_name(self._id))
+        return carry_out(self)
+
+    plant.setattr(Batch, "carry_out", dropping_first)
+
+
+def batch_without_its_last_sync(plant: pytest.MonkeyPatch) -> None:
+    sync_names = durable.sync_names
+    plant.setattr(
+        durable, "sync_names", lambda directory, name="": sync_names(directory, name) if name else None
+    )
+
+
+def batch_leaves_its_drafts(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(Batch, "_discard", lambda self: None)
+
+
 PLANTED: list[tuple[Plant, Sweep, str]] = [
     (draft_without_fsync, cutting("replace"), "Corrupt"),
     (draft_without_fsync, cutting("transfer"), "Corrupt"),
@@ -252,6 +288,11 @@ PLANTED: list[tuple[Plant, Sweep, str]] = [
     (line_taken_back_for_now, failing("append a line"), "jit/events"),
     (failure_after_the_commit_point_is_a_failure, erring("append to the ledger"), "ledger/events"),
     (drafts_left_where_a_commit_fails, erring("transfer"), "left ['.alice.json-"),
+    (batch_published_before_it_is_decided_for_good, cutting("append two to the ledger"), "ledger/events"),
+    (batch_decided_before_it_is_written_for_good, cutting("append two to the ledger"), "Corrupt"),
+    (batch_dropped_before_its_names_are_durable, dying("append two to the ledger"), "ledger/events"),
+    (batch_without_its_last_sync, cutting("append two to the ledger"), "ledger/events"),
+    (batch_leaves_its_drafts, erring("append two to the ledger"), "left ['.event-"),
 ]
 
 

@@ -17,7 +17,16 @@ from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.store import intents
 from holdfast.store.files import FileStore
-from holdfast.testing.crash import Attempt, Fault, Report, error_points, interposed, kill_points
+from holdfast.testing.crash import (
+    Attempt,
+    Fault,
+    Report,
+    error_points,
+    fresh,
+    interposed,
+    kill_points,
+    scratch,
+)
 from holdfast.testing.powercut import Case, power_cuts
 from tests.store.commit_cases import ALL, LARGE, SEVERAL, SINGLE
 from tests.store.commit_operations import looking, restoring, touching
@@ -30,7 +39,7 @@ from tests.store.commit_scenarios import (
     orders_given,
     remains,
 )
-from tests.store.worlds import GATES, Named
+from tests.store.worlds import GATES, Named, drafts_left
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="needs fork, and directories that can be synced"
@@ -46,7 +55,7 @@ states: set[int] = set()
 
 KILLED = [
     *("create", "create in a new directory", "replace", "delete", "append a line", "append to the ledger"),
-    *("create an issue", "delete an issue", "transfer", "wide", "twelve steps"),
+    *("create an issue", "delete an issue", "transfer", "append two to the ledger", "wide", "twelve steps"),
 ]
 """Cases of which each makes calls that the others do not make; each point takes a process of its own."""
 FAILED = [
@@ -56,8 +65,10 @@ FAILED = [
 USED = [name for name in (*SINGLE, *SEVERAL) if ALL[name].old.documents or ALL[name].old.streams]
 """Cases on a store that was in use. In a new one, lock files are new too, and multiply the states."""
 MANY_STATES = ("take a snapshot", "share out")
+BATCH = "append two to the ledger"
+"""Its drafts multiply the states of whoever comes next: of those only a sample is tried."""
 IN_A_ROW = [
-    name for name in USED if name not in ("wide", "create, large", "append a long line", *MANY_STATES)
+    name for name in USED if name not in ("wide", "create, large", "append a long line", BATCH, *MANY_STATES)
 ]
 NEW, WARM = False, True
 FOLLOWED = [
@@ -185,6 +196,50 @@ def test_a_recovery_is_really_killed_and_can_be_done_by_another() -> None:
     assert len(unfinished) >= 3
     for each in unfinished[:3]:
         count("kills", kill_points(each), at_least=50)
+
+
+@pytest.mark.parametrize(
+    ("second", "warm", "at_once"),
+    [("everything", NEW, False), ("everything", NEW, True), ("one", WARM, True)],
+)
+def test_what_comes_after_the_death_of_a_batch_survives_a_power_cut(
+    second: str, warm: bool, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if at_once:
+        monkeypatch.setattr(intents, "MOST_SINGLE_SYNCS", 1)
+    case, sweep = ALL[BATCH], States()
+    operation = touching(case.named if second == "everything" else case.operation.named[:1])
+    report = after_deaths(case, operation, sweep.checked, warm=warm, limit=6)
+    assert report.violations == [], str(report)
+    sweep.add()
+
+
+def test_what_was_said_about_a_failure_of_a_batch_is_true_after_a_power_cut() -> None:
+    case, sweep = ALL[BATCH], States()
+    report = after_faults(case, touching(case.named), Fault(errno.EIO), sweep.checked, limit=6)
+    assert report.violations == [], str(report)
+    sweep.add()
+
+
+def test_a_batch_that_is_synced_all_at_once_is_as_safe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intents, "MOST_SINGLE_SYNCS", 1)
+    case, sweep = ALL[BATCH], States()
+    count("errors", error_points(case, (errno.EIO,), lasting=()), at_least=30)
+    sweep.count(power_cuts(case, checked=sweep.checked), at_least=10)
+
+
+def test_who_finishes_a_batch_clears_its_drafts_away() -> None:
+    """Those that its author had written before it was decided; what was not decided is litter."""
+    case = ALL[BATCH]
+    cases = [RecoveryCase(files, case.named, looking(case.named)) for files in remains(case)]
+    unfinished = [each for each in cases if each.finishes_an_intent]
+    assert len(unfinished) >= 3
+    for each in unfinished:
+        with scratch() as base, fresh(base) as directory:
+            each.prepare(directory)
+            with FileStore(directory) as store:
+                each.operation.run(store)
+            assert [name for name in drafts_left(directory) if "event-" in name] == []
 
 
 def test_a_commit_that_is_synced_all_at_once_is_as_safe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
-"""Several machines in one: network namespaces with addresses of their own, on a switch that can cut them off.
+"""Several machines in one: network namespaces with addresses of their own, on a switch, and cut off at will.
 
 Each machine is a process that only keeps its namespace alive, and dies with the test: nothing is left behind.
-That takes root, and the tool `ip` with bridges and virtual links. Where something is missing the test is
-skipped with the reason, and the end of the run lists it as NOT RUN HERE.
+That takes root, and the tool `ip` with bridges and virtual links. Packets are dropped by rules of nftables in
+the namespaces: between two machines, in both directions or in one. Without the tool `nft` a machine can only
+be unplugged as a whole. Where something is missing the test is skipped with the reason, and the end of the
+run lists it as NOT RUN HERE.
 """
 
 from __future__ import annotations
@@ -23,10 +25,35 @@ from tests.support.servers import Machine, dies_with_us, enter, is_root
 _CLONE_NEWNET = 0x40000000
 
 
+_RULES = """
+table ip holdfast {
+    set cut { type ifname; }
+    set deaf_to { type ipv4_addr; }
+    chain input {
+        type filter hook input priority 0; policy accept;
+        iifname @cut drop
+        ip saddr @deaf_to drop
+    }
+    chain output {
+        type filter hook output priority 0; policy accept;
+        oifname @cut drop
+    }
+}
+"""
+"""In the namespace of each machine: what it does not hear, and whether its cable is as good as cut."""
+
+WITHOUT_FILTERS = (
+    "nft is not installed, or does not work here: no partitions in one direction, nor between two machines; "
+    "whole machines are cut off all the same, by unplugging them"
+)
+
+
 class Network:
     """A switch, and machines on it. What is sent to or from one that is cut off is lost silently."""
 
     def __init__(self) -> None:
+        self.filters = True
+        """Whether there are filters: without them only whole machines can be cut off."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ports: dict[Machine, str] = {}
         self._hub = self._namespace()
@@ -52,14 +79,35 @@ class Network:
         _ip(namespace, "address", "add", f"{address}/24", "dev", "eth0")
         made = Machine(address, namespace)
         self._ports[made] = port
+        self.filters = self.filters and _can_filter(namespace)
         return made
 
     def cut_off(self, machine: Machine) -> None:
         """From now on nothing reaches this machine, and nothing that it sends reaches anybody."""
-        _ip(self._hub, "link", "set", self._ports[machine], "nomaster")  # its cable is out of the switch
+        if self.filters:
+            _nft(machine, "add element ip holdfast cut { eth0 }")
+        else:
+            _ip(self._hub, "link", "set", self._ports[machine], "nomaster")  # its cable is out of the switch
 
     def reconnect(self, machine: Machine) -> None:
-        _ip(self._hub, "link", "set", self._ports[machine], "master", "br0")
+        if self.filters:
+            _nft(machine, "flush set ip holdfast cut")
+        else:
+            _ip(self._hub, "link", "set", self._ports[machine], "master", "br0")
+
+    def drop(self, source: Machine, target: Machine) -> None:
+        """From now on nothing that `source` sends reaches `target`; the other direction is as it was."""
+        _nft(target, f"add element ip holdfast deaf_to {{ {source.address} }}")
+
+    def separate(self, one: Machine, other: Machine) -> None:
+        """From now on nothing passes between these two, in either direction; others reach both."""
+        self.drop(one, other)
+        self.drop(other, one)
+
+    def mend(self, *machines: Machine) -> None:
+        """These machines hear everybody again."""
+        for each in machines or self._ports:
+            _nft(each, "flush set ip holdfast deaf_to")
 
     def _namespace(self) -> str:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -84,7 +132,28 @@ class Network:
 
 def _ip(namespace: str, *arguments: str) -> None:
     with entered(namespace):
-        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+        subprocess.run([_program("ip"), *arguments], check=True, capture_output=True, text=True)
+
+
+def _nft(machine: Machine, command: str) -> None:
+    with entered(machine.namespace or ""):
+        arguments = [_program("nft"), "-f", "-"]
+        subprocess.run(arguments, input=command, check=True, capture_output=True, text=True)
+
+
+def _can_filter(namespace: str) -> bool:
+    """Put the rules into a namespace; whether that was possible."""
+    try:
+        _nft(Machine(namespace=namespace), _RULES)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
+
+
+def _program(name: str) -> str:
+    """Where a program of the administrator is, whose directories are not on everybody's path."""
+    directories = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    return shutil.which(name, path=directories) or name
 
 
 @contextlib.contextmanager
@@ -106,7 +175,7 @@ def network() -> Iterator[Network]:
     """A network for one test."""
     if sys.platform != "linux" or not is_root():
         pytest.skip("needs root on Linux to make network namespaces")
-    if shutil.which("ip") is None:
+    if shutil.which(_program("ip")) is None:
         pytest.skip("ip is not installed: no network namespaces")
     with contextlib.ExitStack() as stack:
         try:
@@ -117,3 +186,11 @@ def network() -> Iterator[Network]:
         except (OSError, subprocess.SubprocessError) as error:
             pytest.skip(f"cannot make network namespaces here: {error}; {getattr(error, 'stderr', '')}")
         yield made
+
+
+@pytest.fixture
+def filtered_network(network: Network) -> Network:
+    """A network whose machines can be separated from each other, also in one direction only."""
+    if not network.filters:
+        pytest.skip(WITHOUT_FILTERS)
+    return network

@@ -12,20 +12,23 @@ Cut = Literal["never", "before", "after"]
 
 
 class Proxy:
-    """Listens on a port of loopback, and passes everything on.
+    """Listens on a port (of loopback, unless it is told otherwise), and passes everything on.
 
     `turns` counts how often a client spoke after it had heard the server: round trips. With `cut` set to
     "before", the next thing that a client says gets lost, with its line; with "after", the server still hears
     it and answers, but the answer gets lost. Then nobody is let in until `cut` is "never" again.
     """
 
-    def __init__(self, port: int, *, delay: float = 0.0) -> None:
+    def __init__(
+        self, port: int, *, delay: float = 0.0, target: str = "127.0.0.1", listen: str = "127.0.0.1:0"
+    ) -> None:
         self.turns = 0
         self.delay = delay
         self.cut: Cut = "never"
         self.lost = 0
-        self._target = port
-        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._target = (target, port)
+        host, _, own_port = listen.partition(":")
+        self._listening = socket.create_server((host, int(own_port)))
         self.port: int = self._listening.getsockname()[1]
         self._lines: list[socket.socket] = []
         self._closed = False
@@ -41,10 +44,11 @@ class Proxy:
                 client.close()
                 continue
             try:
-                server = socket.create_connection(("127.0.0.1", self._target))
+                server = socket.create_connection(self._target, timeout=5.0)
             except OSError:
                 client.close()
                 continue
+            server.settimeout(None)
             for each in (client, server):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._lines += [client, server]

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import AlreadyExists, FilesystemUnsafe, NotFound, Refused, UsageFailure
+from holdfast.errors import (
+    AlreadyExists,
+    FilesystemUnsafe,
+    NestedRepository,
+    NotFound,
+    Refused,
+    UsageFailure,
+)
 from holdfast.fs.probe import Capabilities
 from holdfast.testing.crash import Outcome, kill_points
+from holdfast.workspace import initialising
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.repository import Repository, find_repository
 from holdfast.worktrees.records import MAIN, Isolation
@@ -49,7 +57,7 @@ def test_making_it_again_changes_nothing(scratch: Path) -> None:
     assert len(events(Repository(scratch))) == 1
 
 
-@pytest.mark.parametrize("name", ["README.md", ".git/config", "main/work"])
+@pytest.mark.parametrize("name", ["README.md", ".git/config", "main/work", "worktrees/a/work"])
 def test_a_directory_with_content_is_refused_and_left_as_it_is(scratch: Path, name: str) -> None:
     put_files(scratch, {name: "mine"})
     with pytest.raises(AlreadyExists, match="not empty"):
@@ -62,6 +70,41 @@ def test_a_control_directory_that_another_program_made_is_refused(scratch: Path)
     with pytest.raises(AlreadyExists, match="something else"):
         initialise(scratch)
     assert files_in(scratch) == {".jvs/format_version": "1"}
+
+
+@pytest.mark.parametrize("name", [".jvs", ".holdfast", ".jit", "main", "worktrees"])
+@pytest.mark.parametrize("what", ["a file", "a link to nothing", "a link to a directory"])
+def test_what_stands_where_a_directory_must_be_is_refused_and_left_as_it_is(
+    scratch: Path, name: str, what: str
+) -> None:
+    root, elsewhere = scratch / "repo", scratch / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    if what == "a file":
+        (root / name).write_text("mine")
+    else:
+        (root / name).symlink_to(elsewhere if what == "a link to a directory" else "nowhere")
+    with pytest.raises(AlreadyExists, match="in the way"):
+        initialise(root, probe=unprobed)
+    assert [each.name for each in root.iterdir()] == [name]
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_repository_in_a_repository_is_refused_unless_it_is_meant(scratch: Path) -> None:
+    outer = make_repository(scratch / "outer")
+    (scratch / "short").symlink_to(scratch / "outer" / "main")
+    places = ["main/inner", "main/a/b", "worktrees/dev/inner", "beside", ".jvs/tmp/inner", "worktrees"]
+    for place in [*(outer.root / each for each in places), scratch / "short" / "inner"]:
+        with pytest.raises(NestedRepository) as caught:
+            initialise(place, probe=unprobed)
+        assert caught.value.facts["outer"] == str(outer.root)
+        assert not (place / ".jvs").exists()
+    for kept in ("beside", ".jvs/tmp/inner", "worktrees"):
+        with pytest.raises(NestedRepository):
+            initialise(outer.root / kept, nested=True, probe=unprobed)
+    made = initialise(outer.root / "main/inner", nested=True, probe=unprobed)
+    assert made.created
+    assert not initialise(made.root).created  # it is one: nothing is made
 
 
 def test_a_newer_format_is_refused_by_everything(scratch: Path) -> None:
@@ -110,6 +153,18 @@ def test_of_eight_who_make_it_at_once_one_does_and_all_have_it(scratch: Path) ->
             answers = [worker.hear() for worker in crew]
             assert sum(created for created, _ in answers) == 1
             assert len({repository_id for _, repository_id in answers}) == 1
+
+
+def test_a_repository_that_somebody_makes_while_it_is_looked_for_is_not_taken_for_something_else(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = initialise(scratch / "repo", probe=unprobed)
+    looks = iter([None])  # it is made right after the first look
+    look = initialising._known_format
+    monkeypatch.setattr(initialising, "_known_format", lambda root: next(looks, look(root)))
+    again = initialise(scratch / "repo", probe=unprobed)
+    assert not again.created
+    assert again.format == first.format
 
 
 # --- Importing ---------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from holdfast.audit.reading import check_chain
 from holdfast.errors import Failure, LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
 from holdfast.fs.trees import materialise, verify
 from holdfast.workspace.repository import Repository
-from holdfast.worktrees import collecting, creating, planning, references, removing, scratch
+from holdfast.worktrees import collecting, comparing, creating, planning, references, removing, scratch
 from holdfast.worktrees.control import Control
+from holdfast.worktrees.keeping import Snapshots
 from holdfast.worktrees.naming import is_ready, usable, visible
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, WORKTREES, Isolation
 from holdfast.worktrees.restoring import InPlace, restore_in_place
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are
 
 TARGET = "target"
 SUCCESSES = 25
-ROUNDS = 150
+ROUNDS = 200
 """How often each of the users of the storm must have had its way; how many rounds there are."""
 
 TOO_LATE = (NotFound, Refused, PartialSnapshot, LockConflict)
@@ -213,6 +214,13 @@ def read_only(control: Control, snapshot_id: str) -> None:
     use(control, snapshot_id, 0)
 
 
+def look(control: Control, snapshot_id: str) -> None:
+    """Without keeping it: what is seen is right, or it is said that it is being collected."""
+    found = comparing.compare(control, MAIN, snapshot_id, "head")
+    assert all(each.lines is not None for each in comparing.patches(control, found))
+    assert list(Snapshots(control).verify(snapshot_id)) == []
+
+
 HOLDERS = [hold_reference, hold_pin, hold_worktree]
 
 
@@ -253,17 +261,20 @@ def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_
         collecting_ = workers.start(in_turn(root, collecting.run))
         holders = [workers.start(in_turn(root, act)) for act in HOLDERS]
         reader = workers.start(in_turn(root, read_only))
+        watcher = workers.start(in_turn(root, look))
         for round_ in range(ROUNDS):
             snapshot_id = keep(control, {"id": f"{round_}"}, head=False)
             plan = planning.propose(control).plan
             assert plan.snapshots == (snapshot_id,)
             taking_part = random.sample(holders, k=random.choice([0, 1, 1, 1, 2, 3]))
             collecting_.say((plan.plan_id, 0.0))
-            for worker in [*taking_part, reader]:
+            for worker in [*taking_part, reader, watcher]:
                 worker.say((snapshot_id, random.uniform(0.0, 0.04)))  # before, amidst, or behind the doom
             answers = [worker.hear() for worker in taking_part]
             read, collected = reader.hear(), collecting_.hear()
-            assert set(answers) | {read} <= {"", "E_NOT_FOUND", "E_REFUSED", "E_PARTIAL_SNAPSHOT"}, answers
+            looked = watcher.hear()
+            told = {"", "E_NOT_FOUND", "E_REFUSED", "E_SNAPSHOT_COLLECTED"}
+            assert {*answers, read, looked} <= told, (answers, read, looked)
             if "" in answers:
                 assert collected == "E_GC_PLAN_MISMATCH"
                 require_there(control, snapshot_id)
@@ -272,13 +283,15 @@ def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_
             else:
                 assert collected in ("", "E_GC_PLAN_MISMATCH")  # both may see each other, and both step back
                 outcomes["collected" if collected == "" else "neither"] += 1
-            outcomes["refused"] += sum(each != "" for each in (*answers, read))
+            outcomes["refused"] += sum(each != "" for each in (*answers, read, looked))
+            outcomes["looked"] += looked == ""
+            outcomes["overtaken"] += looked == "E_SNAPSHOT_COLLECTED"
             require_whole(control)
             let_go(control)
             if (rest := planning.propose(control)).stored:
                 collecting.run(control, rest.plan.plan_id)
             assert snapshot_id not in snapshots_of(control)
-    assert all(outcomes[each] >= 3 for each in ("held", "collected", "refused")), outcomes
+    assert all(outcomes[each] >= 3 for each in ("held", "collected", "refused", "looked")), outcomes
     assert Repository(root).examine(strict=True) == []
 
 

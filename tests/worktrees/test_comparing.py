@@ -98,7 +98,10 @@ def test_a_patch_shows_the_lines_of_text(site: Site) -> None:
     site.take("v1")
     write(site.payload, {"text": "one\n2\nthree\n", "new": "no end"})
     (site.payload / "binary").write_bytes(b"\0\1\3")
-    found = {os.fsdecode(each.change.path): each for each in patches(compare(site.control, MAIN, None, None))}
+    found = {
+        os.fsdecode(each.change.path): each
+        for each in patches(site.control, compare(site.control, MAIN, None, None))
+    }
     assert found["text"].lines == (
         "--- a/text",
         "+++ b/text",
@@ -126,7 +129,7 @@ def test_a_patch_shows_where_a_link_leads_and_does_not_follow_it(site: Site) -> 
     site.take("v1")
     (site.payload / "link").unlink()
     (site.payload / "link").symlink_to("elsewhere")
-    (found,) = patches(compare(site.control, MAIN, None, None))
+    (found,) = patches(site.control, compare(site.control, MAIN, None, None))
     assert found.lines is not None
     assert [each for each in found.lines if each[0] in "+-"][2:] == ["-/etc/hostname", "+elsewhere"]
 
@@ -135,7 +138,7 @@ def test_a_patch_shows_where_a_link_leads_and_does_not_follow_it(site: Site) -> 
 def test_a_line_break_in_a_name_forges_no_lines(site: Site) -> None:
     site.take("v1")
     (site.payload / "a\n+++ forged").write_text("text\n")
-    (found,) = patches(compare(site.control, MAIN, None, None))
+    (found,) = patches(site.control, compare(site.control, MAIN, None, None))
     assert found.lines == ("--- /dev/null", "+++ b/a\\n+++ forged", "@@ -0,0 +1 @@", "+text")
 
 
@@ -145,5 +148,5 @@ def test_comparing_changes_nothing(site: Site) -> None:
     write(site.payload, {"b": "1"})
     before = state_of(site.control.places.root)
     compare(site.control, MAIN, None, None)
-    list(patches(compare(site.control, MAIN, "v1", None)))
+    list(patches(site.control, compare(site.control, MAIN, "v1", None)))
     assert state_of(site.control.places.root) == before

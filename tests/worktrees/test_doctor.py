@@ -17,6 +17,7 @@ from holdfast.errors import LockConflict
 from holdfast.fs import probe as probing
 from holdfast.fs.directory import make_directories
 from holdfast.locks.file_locker import FileLocker
+from holdfast.workspace import checks
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import doctor, scratch
 from holdfast.worktrees.checks import CHECKS, litter, surroundings
@@ -86,7 +87,7 @@ def test_every_check_has_damage_that_it_finds() -> None:
         *("parents", "references", "pins", "directories", "payloads", "records", "scratch", "drafts"),
         *("leases", "waiters", "audit", "clock", "permissions"),
     }
-    assert {check.name for check in CHECKS} - made_here == {"format", "filesystem"}
+    assert {check.name for check in CHECKS} - made_here == {"format", "filesystem", "disk"}
     assert len({check.name for check in CHECKS}) == len(CHECKS)
 
 
@@ -96,8 +97,8 @@ def test_every_code_is_documented_with_its_severity_and_whether_it_is_repaired()
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table]
     rows = {cell[0].strip("`"): cell for cell in cells}
     source = "".join(path.read_text() for path in Path(doctor.__file__).parent.glob("checks/*.py"))
-    source += Path(doctor.__file__).read_text()
-    codes_used = set(re.findall(r'Finding\(\s*"([a-z-]+)"', source))
+    source += Path(doctor.__file__).read_text() + Path(checks.__file__).read_text()
+    codes_used = set(re.findall(r'(?:Finding\(|: \(|, \()\s*"([a-z]+-[a-z-]+)"', source))
     assert rows.keys() == codes_used
     for planted in damage.ALL.values():
         _, severity, _, repair = rows[planted.code]
@@ -112,7 +113,7 @@ def test_a_file_that_changed_is_found_only_by_reading_it(repository: Repository)
 
 
 def test_an_unsafe_filesystem_is_found(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "filesystem_kind", lambda path: "nfs4")
+    monkeypatch.setattr(probing, "filesystem_kind", lambda path: "nfs4")
     assert codes(repository.examine()) == {"filesystem-unsafe"}
     monkeypatch.setattr(probing, "_excludes_processes", lambda path: False)
     assert codes(repository.examine(strict=True)) == {"filesystem-unsafe"}

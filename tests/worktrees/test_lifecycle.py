@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.errors import (
     AlreadyExists,
+    Failure,
     LockConflict,
     NameInvalid,
     NotFound,
@@ -19,7 +23,9 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.leases.records import LeaseKeys
+from holdfast.testing.interpose import Attempt, interposed
 from holdfast.workspace.repository import Repository
+from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.records import MAIN, Isolation
 from tests.worktrees.stages import events, expire, files_in, json_at, make_repository, put_files
 
@@ -230,6 +236,45 @@ def test_removing_deletes_payload_and_record_and_is_in_the_trail(repository: Rep
     assert events(repository)[-1].event == "worktree_removed"
     with pytest.raises(NotFound):
         repository.worktrees.remove("dev", save=None)
+
+
+def test_what_is_written_while_a_worktree_is_removed_is_kept(repository: Repository) -> None:
+    """Behind the snapshot that keeps it, before its directory is out of reach."""
+    repository.worktrees.create("dev")
+    put_files(repository.path("dev"), {"a": "1"})
+
+    def write_late(attempt: Attempt) -> Any:
+        if "removed" in str(attempt.arguments):
+            put_files(repository.root / "worktrees/dev", {"late": "2"})
+        return attempt.perform()
+
+    with interposed(write_late, ("rename_noreplace",)):
+        removed = repository.remove_worktree("dev")
+    assert removed.saved is not None
+    caught = repository.snapshots.named(removed.saved)
+    assert files_in(repository.control.places.tree(caught.snapshot_id) / "payload") == {"a": "1", "late": "2"}
+    assert caught.parent_id is not None
+    assert files_in(repository.control.places.tree(caught.parent_id) / "payload") == {"a": "1"}
+    assert [each.event for each in events(repository)][-2:] == ["snapshot_published", "worktree_removed"]
+    assert list((repository.root / ".jvs/tmp").iterdir()) == []
+
+
+def test_what_is_half_deleted_is_not_taken_for_work(repository: Repository) -> None:
+    """A removal that was killed while it deleted the directory is finished, and saves nothing more."""
+    repository.worktrees.create("dev")
+    put_files(repository.path("dev"), {"a": "1", "b/c": "2"})
+
+    def fail(attempt: Attempt) -> Any:
+        if attempt.arguments[0] == "b":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return attempt.perform()
+
+    with interposed(fail, ("rmdir",)), pytest.raises(Failure, match="Input/output"):
+        repository.remove_worktree("dev")
+    before = repository.snapshots.all_ids()
+    assert settle(repository.control, "dev") is not None
+    assert repository.snapshots.all_ids() == before
+    assert events(repository)[-1].event == "worktree_removed"
 
 
 def test_a_live_lock_of_somebody_else_is_never_overridden(repository: Repository) -> None:

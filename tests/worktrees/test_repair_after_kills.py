@@ -1,7 +1,7 @@
 """After a kill anywhere in an operation on worktrees and snapshots, one repair brings everything in order.
 
 That the operations themselves lose nothing is swept elsewhere, at every call. Here it is every
-fourth call, and the question is what `doctor --fix` makes of what is left.
+second call, and the question is what `doctor --fix` makes of what is left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.worktrees.test_retention_kills import repaired
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
-EVERY = 4
+EVERY = 2
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from holdfast.errors import (
     LockConflict,
     LockNotHeld,
     NotFound,
+    NotWritable,
     PartialSnapshot,
     PathEscape,
     Refused,
@@ -31,7 +32,7 @@ from holdfast.testing.crash import Kill, cut_short, fresh
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.workspace.repository import Repository
-from holdfast.worktrees import exchanging
+from holdfast.worktrees import exchanging, payloads
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.history import line
 from holdfast.worktrees.naming import resolve
@@ -375,6 +376,111 @@ def test_a_part_is_not_replaced_if_something_was_written_behind_the_snapshot_tha
     with interposed(act, ("sync_filesystem",)), pytest.raises(ConsistencyUnavailable):
         site.restore(path="file")
     assert content_of(site.payload) == late
+
+
+@pytest.mark.parametrize("path", ["file", "directory", "directory/a"])
+def test_what_is_written_into_a_part_at_the_last_moment_is_kept_too(site: Site, path: str) -> None:
+    """Just before the exchange: it becomes the head, and what was restored is unsaved work on top of it."""
+    late = {**NEW, "file": "written late", "directory/a": "written late"}
+    with before_the_exchange(lambda: write(site.payload, late)):
+        site.restore(path=path)
+    caught, kept, _ = site.history()
+    assert site.kept(kept.snapshot_id) == NEW
+    part = {name: text for name, text in late.items() if name == path or name.startswith(f"{path}/")}
+    assert site.kept(caught.snapshot_id) == {**NEW, **part}
+    assert (caught.parent_id, caught.consistency_level) == (kept.snapshot_id, Consistency.BEST_EFFORT)
+    assert list(verify(site.control.places.tree(caught.snapshot_id), caught.payload_hash)) == []
+    there = content_of(site.payload)
+    assert {name: there[name] for name in part} == {name: OLD[name] for name in part}
+    assert list(site.control.places.scratch.iterdir()) == []
+
+
+def die_before_the_exchange(site: Site, path: str) -> None:
+    """A restore of a part that was decided, and whose process is gone."""
+
+    def die(attempt: Attempt) -> Any:
+        raise SystemExit
+
+    with interposed(die, ("rename_exchange",)), pytest.raises(SystemExit):
+        site.restore(path=path)
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is not None
+
+
+def test_what_somebody_writes_before_a_part_is_finished_by_another_is_kept(site: Site) -> None:
+    """The process died after its decision; its user goes on, and the next command finishes it."""
+    die_before_the_exchange(site, "file")
+    (site.payload / "file").write_text("the work of a day")
+    settle(site.control, MAIN)
+    assert (site.payload / "file").read_text() == "old"
+    caught, kept, _ = site.history()
+    assert site.kept(caught.snapshot_id) == {**NEW, "file": "the work of a day"}
+    assert site.kept(kept.snapshot_id) == NEW
+
+
+@pytest.mark.parametrize("became", ["gone", "a file", "a link"])
+def test_a_part_to_which_the_way_was_taken_away_is_given_up(site: Site, became: str) -> None:
+    """Or the worktree would be stuck for good; and a link would lead the restore to somewhere else."""
+    die_before_the_exchange(site, "directory/a")
+    directory, away = site.payload / "directory", site.control.places.root / "away"
+    directory.rename(away)
+    if became == "a file":
+        directory.write_text("mine")
+    elif became == "a link":
+        directory.symlink_to(away)
+    settle(site.control, MAIN)
+    assert (away / "a").read_text() == "new"
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.control.places.scratch.iterdir()) == []
+    snapshot(site.control, MAIN, site.proof)
+
+
+def test_a_part_to_which_the_way_is_taken_away_at_the_last_moment_is_not_restored(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_in_place = exchanging._is_in_place
+
+    def take_away(*arguments: Any) -> bool:
+        found = is_in_place(*arguments)
+        (site.payload / "directory").rename(site.control.places.root / "away")
+        return found
+
+    monkeypatch.setattr(exchanging, "_is_in_place", take_away)
+    with pytest.raises(ConsistencyUnavailable, match="nothing was replaced"):
+        site.restore(path="directory/a")
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.control.places.scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("by", ["itself", "another"])
+def test_a_part_that_cannot_be_exchanged_is_given_up(site: Site, by: str) -> None:
+    """In a directory that is read-only, for instance: nobody could use the worktree until that is mended."""
+
+    def refuse(attempt: Attempt) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    if by == "itself":
+        with interposed(refuse, ("rename_exchange",)), pytest.raises(NotWritable, match="Permission denied"):
+            site.restore(path="directory/a")
+    else:
+        die_before_the_exchange(site, "directory/a")
+        with interposed(refuse, ("rename_exchange",)):
+            settle(site.control, MAIN)
+    assert content_of(site.payload) == NEW
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.control.places.scratch.iterdir()) == []
+    site.restore(path="directory/a")
+    assert content_of(site.payload) == {**NEW, "directory/a": "old"}
+
+
+def test_in_place_is_refused_where_something_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchange would carry it away, to where nobody looks for it."""
+    monkeypatch.setattr(payloads, "mounts_beneath", lambda _: frozenset({"directory/a"}))
+    for path in (None, "directory", "directory/a"):
+        with pytest.raises(Refused, match="something is mounted at directory/a"):
+            site.restore(path=path)
+    site.require_nothing_happened()
+    site.restore(path="file")
+    assert (site.payload / "file").read_text() == "old"
 
 
 def test_what_is_missing_above_a_part_comes_back_with_it(site: Site) -> None:

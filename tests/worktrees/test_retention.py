@@ -164,6 +164,19 @@ def test_what_another_plan_has_doomed_is_left_to_it() -> None:
     assert collectable(judge(standing, Policy(), NOW, plan_id="two")) == []
 
 
+def test_what_a_broken_line_may_have_led_to_is_kept() -> None:
+    """A descriptor was lost: what it led to looks like garbage, and is the history of the worktree."""
+    found = a_line("a", "b", "lost", "c", "d")
+    del found["lost"]
+    younger = descriptor("younger", age=0.0)
+    verdict = judge(Standing({**found, "younger": younger}, {"main": "d"}), Policy(), NOW)
+    assert [each.snapshot_id for each in verdict.collectable] == ["younger"]
+    assert [verdict.protected[each][0].protection for each in "ab"] == [Protection.BROKEN] * 2
+    del found["d"]
+    verdict = judge(Standing({**found, "younger": younger}, {"main": "d"}), Policy(), NOW)
+    assert verdict.collectable == ()
+
+
 def test_a_circle_of_parents_ends() -> None:
     circle = {"a": descriptor("a", "b"), "b": descriptor("b", "a")}
     assert list(line(circle, "a")) == ["a", "b"]

@@ -1,4 +1,4 @@
-"""Which running processes work in a worktree, and that they keep it from being renamed and removed."""
+"""Which running processes work in a worktree, and that they keep it from being moved or replaced."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.errors import InUse
 from holdfast.workspace.repository import Repository
+from holdfast.worktrees.proof import Proof
 from holdfast.worktrees.records import MAIN
+from holdfast.worktrees.restoring import InPlace, Restored
 from holdfast.worktrees.usage import usage_of
 from tests.worktrees.stages import files_in, make_repository, put_files
 
@@ -90,6 +93,42 @@ def test_a_directory_whose_name_begins_alike_is_another_one(repository: Reposito
     with process(WAYS["stands in"], repository.path("dev2")):
         assert repository.worktrees.usage("dev").users == ()
         assert len(repository.worktrees.usage("dev2").users) == 1
+
+
+WRITING = {
+    "appends": "file = open(PATH + '/below/work', 'a')",
+    "has mapped": (
+        "import mmap, os; fd = os.open(PATH + '/below/work', os.O_RDWR); "
+        "mapped = mmap.mmap(fd, 0); os.close(fd)"
+    ),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who writes")
+@pytest.mark.parametrize("way", WRITING)
+def test_what_somebody_has_open_for_writing_is_not_restored_in_place(
+    repository: Repository, way: str
+) -> None:
+    """What it writes afterwards would go into a file that nobody finds again."""
+    path = repository.path("dev")
+    with repository.lease("dev") as lease:
+        proof = Proof(lease.lock_id, lease.token)
+        first = repository.snapshots.take("dev", proof).snapshot_id
+
+        def restore(**how: Any) -> Restored:
+            wanted = InPlace(**{"reason": "tested", **how})
+            return repository.snapshots.restore_in_place("dev", first, proof, wanted)
+
+        with process(WAYS["stands in"], path), process(WAYS["reads a file"], path):
+            restore()
+        with process(WRITING[way], path) as pid:
+            for part in (None, "below", "below/work"):
+                with pytest.raises(InUse, match=f"pid {pid} "):
+                    restore(path=part)
+            put_files(path, {"other": "1"})
+            repository.snapshots.take("dev", proof)
+            restore(force=True)
+    assert files_in(path) == {"below/work": "in progress"}
 
 
 @pytest.mark.skipif(

@@ -11,7 +11,7 @@ from holdfast.cli.group import Group
 from holdfast.cli.options import UNLIMITED, duration, duration_or_none
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.places import store_address
-from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
+from holdfast.cli.repository import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
 from holdfast.cli.running import RunCommand
 from holdfast.cli.tracking import CLAIM_VARIABLE, tracking, writing_options
 from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld, NotFound
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.cli.child import Ended
     from holdfast.issues.records import Issue
     from holdfast.ledger.log import Ledger
-    from holdfast.workspace.assignments import Assignment, Outcome
+    from holdfast.workspace.assignments import Assignment, Outcome, Wish, Workshop
 
 LOST = """\
 The command was ended: the claim or the lease was lost, so somebody else may have been given this work.
@@ -83,9 +83,8 @@ def run(
       holdfast agent run --next -- ./my-agent
       holdfast agent run --issue 4f1c --gate tests -- make check
     """
-    from holdfast.cli import child, signals
-    from holdfast.workspace.assignments import Wish, Workshop, take
-    from holdfast.workspace.plain.issues import outcome_record
+    from holdfast.cli import child
+    from holdfast.workspace.assignments import Wish, Workshop
 
     if take_next is (issue_id is not None):
         raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
@@ -97,24 +96,37 @@ def run(
         ttl=ttl,
         wait=None if wait == UNLIMITED else wait or 0.0,
     )
-    repository = open_repository(repo)
+    environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
+    repository = open_repository(repo, environment)
     with tracking(repo or str(repository.root), actor) as tracker:
         workshop = Workshop(repository, tracker, _ledger(repository.root))
-        with take(workshop, wish, quietly=signals.kept_back) as assignment:
-            _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
-            try:
-                ended = child.run(
-                    command,
-                    duty=signals.Duty(min(1.0, ttl / 10), assignment.check),
-                    environment=_environment(assignment, repository.root),
-                    directory=assignment.path,
-                )
-                outcome = _concluded(assignment, ended)
-            except (LockNotHeld, LockExpired, FencingMismatch) as failure:
-                raise CommandFailed(failure, advice=LOST) from failure
+        ended = _work(workshop, wish, command, environment, output)
+    return child.end_like(ended)
+
+
+def _work(
+    workshop: Workshop, wish: Wish, command: tuple[str, ...], environment: dict[str, str], output: Output
+) -> Ended:
+    from holdfast.cli import child, signals
+    from holdfast.workspace.assignments import take
+    from holdfast.workspace.plain.issues import outcome_record
+
+    with take(workshop, wish, quietly=signals.kept_back) as assignment:
+        _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
+        try:
+            ended = child.run(
+                command,
+                duty=signals.Duty(min(1.0, wish.ttl / 10), assignment.check),
+                environment=environment | _named(assignment, workshop.repository.root),
+                directory=assignment.path,
+                mark=LOCK_ID,
+            )
+            outcome = _concluded(assignment, ended)
+        except (LockNotHeld, LockExpired, FencingMismatch) as failure:
+            raise CommandFailed(failure, advice=LOST) from failure
     output.result({**ended.as_record(), **outcome_record(outcome, assignment)})
     _tell(output, _conclusion(outcome))
-    return child.end_like(ended)
+    return ended
 
 
 def _tell(output: Output, text: str) -> None:
@@ -142,9 +154,9 @@ def _concluded(assignment: Assignment, ended: Ended) -> Outcome:
     return assignment.fail(f"the command ended with {how}", **ended.as_record())
 
 
-def _environment(assignment: Assignment, root: Path) -> dict[str, str]:
+def _named(assignment: Assignment, root: Path) -> dict[str, str]:
+    """What the command finds in its environment."""
     return {
-        **os.environ,
         REPO: str(root),
         WORKTREE: assignment.lease.worktree,
         LOCK_ID: assignment.lease.lock_id,

@@ -53,18 +53,20 @@ def run(
     duty: signals.Duty | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
+    mark: str | None = None,
 ) -> Ended:
     """Run a command to its end; raise `CommandNotFound` if there is no such command.
 
     It gets our environment and current directory unless others are given. If `duty` raises, the command
-    is ended first: asked to, and forced after `GRACE` seconds.
+    is ended first, with all that it has started: asked to, and forced after `GRACE` seconds. `mark` names
+    what nobody else has in that environment, so that those are found who have left the family.
     """
     with signals.kept_back() as mask:
         child = _start(command, mask, environment, directory)
         try:
             code = signals.attend(child, duty)
         except BaseException:
-            _end(child)
+            _end(child, environment, mark)
             raise
     return Ended(None, -code) if code < 0 else Ended(code, None)
 
@@ -110,10 +112,8 @@ def _start(
         ) from None
 
 
-def _end(child: signals.Child) -> None:
-    child.terminate()
-    try:
-        child.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+def _end(child: signals.Child, environment: Mapping[str, str] | None, mark: str | None) -> None:
+    from holdfast.cli.family import Family, Mark
+
+    value = None if environment is None or mark is None else environment.get(mark)
+    Family(child, Mark(mark, value) if mark is not None and value is not None else None).end(GRACE)

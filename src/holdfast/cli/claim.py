@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli.fields import CLAIM, field_of, tell
 from holdfast.cli.group import Group
 from holdfast.cli.ledger import directory_option, open_at
 from holdfast.cli.options import UNLIMITED, duration, duration_or_none, json_option
@@ -52,6 +53,8 @@ _claim_id_option = click.option(
     default=0,
     help="Who has a higher one is served first; equal ones in the order in which they asked.  [default: 0]",
 )
+@click.option("--purpose", metavar="TEXT", default="", help="What for: others are shown it.")
+@field_of(*CLAIM)
 @directory_option
 @json_option
 @click.pass_obj
@@ -63,6 +66,8 @@ def take(
     ttl: float | None,
     wait: float | None,
     priority: int,
+    purpose: str,
+    field: str | None,
     directory: str,
 ) -> None:
     """Claim NODE for OWNER. Ends with status 4 if another has it, with 75 if waiting was not enough.
@@ -75,12 +80,15 @@ def take(
       holdfast claim take 1.2.3 --owner agent-7 --wait 1m --json
     """
     from holdfast.cli.claim_view import claim_record, taken_lines
+    from holdfast.locks.callers import calling_agent
 
     claims = open_at(directory).claims
     limit = 0.0 if wait is None else None if wait == UNLIMITED else wait
-    held = claims.claim(node, owner, ttl=ttl, wait=limit, priority=priority)
+    held = claims.claim(
+        node, owner, ttl=ttl, wait=limit, priority=priority, purpose=purpose, behalf_of=calling_agent()
+    )
     now = claims.ledger.store.now()
-    output.result(claim_record(held.claim, now), taken_lines("Claimed", held.claim, now))
+    tell(output, field, claim_record(held.claim, now), taken_lines("Claimed", held.claim, now))
 
 
 @group.command(short_help="Give a claim back.")

@@ -21,6 +21,8 @@ def claim_record(claim: Claim, now: float) -> dict[str, Any]:
         "expires_at": claim.expires_at,
         "time_left": round(claim.expiry() - now, 3),
         "sequence": claim.sequence,
+        "purpose": claim.purpose,
+        "holder": claim.holder,
     }
 
 

@@ -10,10 +10,11 @@ import click
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
 from holdfast.cli.repository import open_worktree, repo_option, worktree_option
-from holdfast.errors import Corrupt, PartialSnapshot, UsageFailure
+from holdfast.errors import Corrupt, NotFound, PartialSnapshot, UsageFailure
 
 if TYPE_CHECKING:
     from holdfast.worktrees.comparing import Comparison
+    from holdfast.worktrees.control import Control
     from holdfast.worktrees.keeping import Snapshots
 
 all_option = click.option(
@@ -90,9 +91,9 @@ def diff(
     data = comparison_record(found)
     lines = _listed(found, all_of_it=all_of_it)
     if patch:
-        data["patches"], lines = _patches(found)
+        data["patches"], lines = _patches(opened.repository.control, found)
     elif stat:
-        data["lines"], lines = _statistics(found)
+        data["lines"], lines = _statistics(opened.repository.control, found)
     last = [] if patch else [summary(found.changes) if found.changes else "No difference."]
     output.result(data, [*lines, *last])
 
@@ -103,12 +104,12 @@ def _listed(found: Comparison, *, all_of_it: bool) -> Iterator[str]:
     return change_lines(found.changes) if all_of_it else brief_change_lines(found.changes)
 
 
-def _patches(found: Comparison) -> tuple[list[object], Iterator[str]]:
+def _patches(control: Control, found: Comparison) -> tuple[list[object], Iterator[str]]:
     from holdfast.cli.snapshot_view import change_lines
     from holdfast.fs.trees.manifest import escaped
     from holdfast.worktrees.comparing import patches
 
-    made = list(patches(found))
+    made = list(patches(control, found))
     records: list[object] = [
         {"path": escaped(each.change.path), "binary": each.lines is None, "lines": list(each.lines or ())}
         for each in made
@@ -128,11 +129,11 @@ def _patches(found: Comparison) -> tuple[list[object], Iterator[str]]:
     return records, lines()
 
 
-def _statistics(found: Comparison) -> tuple[list[object], Iterator[str]]:
+def _statistics(control: Control, found: Comparison) -> tuple[list[object], Iterator[str]]:
     from holdfast.fs.trees.manifest import escaped
     from holdfast.worktrees.comparing import patches
 
-    made = list(patches(found))
+    made = list(patches(control, found))
     records: list[object] = [
         {
             "path": escaped(each.change.path),
@@ -177,7 +178,7 @@ def verify(
         ids = snapshots.all_ids()
     else:
         ids = [snapshots.named(snapshot or "head", seen_from=opened.worktree).snapshot_id]
-    results = [_verified(snapshots, each) for each in ids]
+    results = list(_verified(snapshots, ids, may_go=all_of_them))
     problems = [problem for _, found in results for problem in found]
     if problems:
         broken = [snapshot_id for snapshot_id, found in results if found]
@@ -193,12 +194,20 @@ def verify(
     )
 
 
-def _verified(snapshots: Snapshots, snapshot_id: str) -> tuple[str, list[dict[str, str]]]:
-    try:
-        found = [each._asdict() for each in snapshots.verify(snapshot_id)]
-    except PartialSnapshot as partial:
-        found = [{"path": "", "what": "ready", "detail": partial.message}]
-    return snapshot_id, [{"snapshot_id": snapshot_id, **each} for each in found]
+def _verified(
+    snapshots: Snapshots, ids: list[str], *, may_go: bool
+) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """What is wrong with each of these; `may_go` leaves out those that are collected meanwhile."""
+    for snapshot_id in ids:
+        try:
+            found = [each._asdict() for each in snapshots.verify(snapshot_id)]
+        except PartialSnapshot as partial:
+            found = [{"path": "", "what": "ready", "detail": partial.message}]
+        except NotFound:
+            if not may_go:
+                raise
+            continue
+        yield snapshot_id, [{"snapshot_id": snapshot_id, **each} for each in found]
 
 
 def _first_few(problems: list[dict[str, str]]) -> str:

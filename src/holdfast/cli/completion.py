@@ -15,7 +15,8 @@ SHELLS = ("bash", "zsh", "fish")
 @json_option
 @click.pass_obj
 def completion(output: Output, *, shell: str) -> None:
-    """Print the script that makes SHELL (bash, zsh or fish) complete holdfast's commands and options.
+    """Print the script that makes SHELL (bash, zsh or fish) complete holdfast's commands and options, and
+    the names of what is there: worktrees, snapshots, issues, locks and more.
 
     \b
     bash (4.4 or later), in ~/.bashrc:

@@ -16,6 +16,7 @@ import click
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output, printable
 from holdfast.cli.places import temporary_directory
+from holdfast.cli.terminal import wrapped
 from holdfast.errors import ExitStatus, Failure
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def demo(
     plan = Plan(workers, issues, seed, TTL, store)
     if not output.as_json:
         for line in _introduction(plan.workers, plan.issues, seed):
-            output.line(line)
+            output.text("\n".join(wrapped(line)))
     with (
         _ended_by_signals() as raise_again,
         scratch_directory(temporary_directory(os.environ)) as directory,
@@ -85,7 +86,7 @@ def demo(
     record = _record(report, workers=workers, seed=seed)
     if output.as_json and report.audit.findings:
         raise Failure(f"the demo FAILED: {report.audit.findings[0]}", hint=None, **record)
-    output.result(record, _conclusion(report))
+    output.result(record, [part for line in _conclusion(report) for part in wrapped(line)])
     return ExitStatus.UNEXPECTED if report.audit.findings else ExitStatus.OK
 
 

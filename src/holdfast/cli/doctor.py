@@ -27,7 +27,8 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
 
     Without --fix nothing is changed. With it, what dead processes have begun is brought to its end,
     and what they left behind is removed. Nothing that users have made is ever deleted. The status
-    is 0 if there is nothing but notes, and 6 if something is wrong.
+    is 0 if there is nothing but notes, and 6 if something is wrong. If the server that has the records
+    cannot be used, that is a finding, and so is which checks could not be made without it.
 
     \b
     Examples:
@@ -35,7 +36,7 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
       holdfast doctor --strict --json
       holdfast doctor --fix
     """
-    repository = open_repository(repo)
+    repository = open_repository(repo, to_examine=True)
     if fix:
         _tell_repairs(output, repository.repair(strict=strict))
     else:

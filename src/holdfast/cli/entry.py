@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import click
 
+from holdfast.cli.ending import Terminated, end_by, ending_raises
 from holdfast.cli.group import CommandMissing
 from holdfast.cli.output import CommandFailed, Output, discard_output
 from holdfast.cli.root import root
@@ -20,6 +21,7 @@ from holdfast.errors import ExitStatus, Failure, Interrupted, IoFailure, UsageFa
 
 NAME = "holdfast"
 COMPLETION_VARIABLE = "_HOLDFAST_COMPLETE"
+STORE_VARIABLE = "HOLDFAST_STORE"  # as in `places`, which is not loaded for this
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -27,7 +29,10 @@ def run(arguments: Sequence[str]) -> int:
     output = Output(as_json=asks_for_json(arguments))
     try:
         try:
-            return _invoke(arguments, output)
+            with ending_raises():  # so that what we hold is given back, and a terminal is left as it was
+                return _invoke(arguments, output)
+        except Terminated as asked:
+            return end_by(asked.number)
         except click.exceptions.Exit as exit_:
             return exit_.exit_code
         except BrokenPipeError:
@@ -51,16 +56,29 @@ def asks_for_json(arguments: Sequence[str]) -> bool:
 def _invoke(arguments: Sequence[str], output: Output) -> int:
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         return _complete(instruction)
+    if address := os.environ.get(STORE_VARIABLE):
+        _remember_secrets(address)
     with root.make_context(NAME, list(arguments), obj=output) as context:
         status = root.invoke(context)
     return status if isinstance(status, int) else ExitStatus.OK
 
 
+def _remember_secrets(address: str) -> None:
+    """A repository names its store without secrets: `HOLDFAST_STORE` may have the same address with them."""
+    from holdfast.store.addresses import remember_secrets
+
+    with contextlib.suppress(Failure):  # an address that cannot be read is refused by who uses it
+        remember_secrets(address)
+
+
 def _complete(instruction: str) -> int:
-    """Answer the shell, which asks how a command line may go on."""
+    """Answer the shell, which asks how a command line may go on; if something is wrong, with nothing."""
     from click.shell_completion import shell_complete
 
-    return shell_complete(root, {}, NAME, COMPLETION_VARIABLE, instruction)
+    try:
+        return shell_complete(root, {}, NAME, COMPLETION_VARIABLE, instruction)
+    except Exception:  # somebody is in the middle of typing
+        return ExitStatus.UNEXPECTED
 
 
 def _report(error: BaseException, output: Output) -> int:

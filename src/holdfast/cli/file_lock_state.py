@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from holdfast.fs import calls
 from holdfast.locks.file_locker import FileLocker
-from holdfast.locks.kernel_locks import FileLockHolder, find_holders
+from holdfast.locks.kernel_locks import FileLockHolder, find_holders, with_queue
 
 FREE, SHARED, EXCLUSIVE = "free", "shared", "exclusive"
 
@@ -53,9 +53,9 @@ def look(path: str) -> FileLockState:
     waiting = [each for each in seen or () if each.waiting]
     if holders:
         state = SHARED if all(each.shared for each in holders) else EXCLUSIVE
-        return FileLockState(path, True, state, holders, _with_queue(path, waiting), True)
+        return FileLockState(path, True, state, holders, with_queue(path, waiting), True)
     state = _try(path)  # the kernel does not tell, or hides those of another pid namespace or machine
-    return FileLockState(path, True, state, [], _with_queue(path, waiting), state == FREE)
+    return FileLockState(path, True, state, [], with_queue(path, waiting), state == FREE)
 
 
 def _try(path: str) -> str:
@@ -70,13 +70,6 @@ def _try(path: str) -> str:
         return SHARED
     guard.release()
     return FREE
-
-
-def _with_queue(path: str, waiting: list[FileLockHolder]) -> list[FileLockHolder]:
-    """Those who wait, and those who stand in line for a fair lock."""
-    known = {each.pid for each in waiting}
-    queue = [each for each in find_holders(path + ".queue") or () if each.waiting and each.pid not in known]
-    return waiting + queue
 
 
 def _exists(path: str) -> bool:

@@ -70,6 +70,14 @@ class Group(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command with this name, loaded now if it has to be."""
+        command = self._loaded(ctx, cmd_name)
+        if command is not None and ctx.resilient_parsing:  # a shell asks how the line may go on
+            from holdfast.cli.completing import offer_names
+
+            offer_names(command, f"{ctx.command_path} {cmd_name}".partition(" ")[2])
+        return command
+
+    def _loaded(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.table:
             from importlib import import_module
 

@@ -8,7 +8,7 @@ import click
 
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
-from holdfast.cli.repository import known_lock_id, lock_id_option
+from holdfast.cli.repository import ACTOR, known_lock_id, lock_id_option
 
 
 @click.command(short_help="Say whether paths may be written to, or who has leased them.")
@@ -20,21 +20,22 @@ def guard(output: Output, *, paths: tuple[str, ...], lock_id: str | None) -> Non
     """Say whether PATHs may be written to: fails with status 4, and names the holder, if one of them is in
     a worktree that somebody else has leased.
 
-    A lease is yours if you name its id, or if the process that holds it runs this command. Paths outside of
-    all worktrees are not guarded. Changes nothing. Meant for hooks that run before every write.
+    A lease is yours if you name its id, or if the process that holds it runs this command; but not if it was
+    taken in the name of another agent than the one that HOLDFAST_ACTOR names, which tells agents apart that
+    live in one process. Paths outside of all worktrees are not guarded. Changes nothing. Meant for hooks
+    that run before every write.
 
     \b
     Examples:
       holdfast guard src/main.py
       holdfast guard worktrees/experiment || echo "somebody is at it"
     """
-    from holdfast.workspace.glance import place_of
-    from holdfast.workspace.guard import check
+    from holdfast.workspace.glance import check, place_of
 
     own = known_lock_id(lock_id)
     places = {path: place_of(os.path.abspath(path)) for path in paths}
     for place in dict.fromkeys(place for place in places.values() if place is not None):
-        check(place, own)
+        check(place, own, os.environ.get(ACTOR))
     output.result(
         {
             "allowed": True,

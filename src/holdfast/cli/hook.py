@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.hook_guard import REFUSE, before_write, directory, heard, leniently, pre_commit
 from holdfast.cli.output import Output, printable
-from holdfast.cli.repository import LOCK_ID
-from holdfast.errors import Failure, LockConflict, NotFound
+from holdfast.cli.repository import ACTOR, LOCK_ID
 
-EVENTS = ("session-start", "before-write", "after-tool", "session-end", "pre-commit")
-REFUSE = 2
-MOST_BYTES = 64 << 20
-_PATHS = ("file_path", "notebook_path", "path", "target_file")
-_PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$|^\*\*\* Move to: (.+)$", re.MULTILINE)
+if TYPE_CHECKING:
+    from holdfast.workspace.repository import Repository
 
 
 @click.command(hidden=True)
@@ -36,14 +31,8 @@ _PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.+)$|^\*\*\* Move t
 @click.pass_obj
 def hook(output: Output, *, event: str, program: str) -> int:
     """Answer a program that calls at certain moments. 'holdfast setup' arranges for it."""
-    said = {} if event == "pre-commit" else _heard()
-    try:
-        return _EVENTS[event](output, said, program.partition("@")[0])
-    except NotFound:
-        return 0  # not in a repository: nothing to do
-    except Failure as failure:
-        output.diagnostic(f"holdfast: {printable(failure.message)}")
-        return 0
+    said = {} if event == "pre-commit" else heard()
+    return leniently(output, lambda output: _EVENTS[event](output, said, program.partition("@")[0]))
 
 
 def _session_start(output: Output, said: Mapping[str, Any], program: str) -> int:
@@ -52,7 +41,7 @@ def _session_start(output: Output, said: Mapping[str, Any], program: str) -> int
     from holdfast.cli.who import seen_lines
     from holdfast.workspace.overview import find_workspace, look_around
 
-    seen = look_around(find_workspace(Path(_directory(said))))
+    seen = look_around(find_workspace(Path(directory(said))))
     lines = ["Holdfast keeps those apart who work here at the same time. 'holdfast who' shows this again."]
     lines += seen_lines(seen)
     text = "\n".join(lines)
@@ -60,37 +49,11 @@ def _session_start(output: Output, said: Mapping[str, Any], program: str) -> int
     return 0
 
 
-def _before_write(output: Output, said: Mapping[str, Any], program: str) -> int:
-    base = _directory(said)
-    return _guarded(output, [os.path.join(base, path) for path in _written(said)], program)
-
-
-def _pre_commit(output: Output, said: Mapping[str, Any], program: str) -> int:
-    return _guarded(output, [os.path.join(os.getcwd(), ".")], program)
-
-
-def _guarded(output: Output, paths: list[str], program: str) -> int:
-    from holdfast.workspace.glance import place_of
-    from holdfast.workspace.guard import check
-
-    places = dict.fromkeys(place for path in paths if (place := place_of(path)) is not None)
-    try:
-        for place in places:
-            check(place, os.environ.get(LOCK_ID))
-    except LockConflict as conflict:
-        if program == "cursor":
-            told = f"{conflict.message} {conflict.hint}"
-            output.text(json.dumps({"permission": "deny", "user_message": told, "agent_message": told}))
-        output.diagnostic(f"{printable(conflict.message)}\n{printable(conflict.hint)}")
-        return REFUSE
-    return 0
-
-
-def _after_tool(output: Output, said: Mapping[str, Any], program: str) -> int:
+def after_tool(output: Output, said: Mapping[str, Any], program: str) -> int:
+    """Keep the leases of the agent alive; tell it to stop if one cannot be."""
     from holdfast.workspace.own_leases import renew_own
-    from holdfast.workspace.repository import Repository, find_repository
 
-    kept = renew_own(Repository(find_repository(_directory(said))), os.environ.get(LOCK_ID))
+    kept = renew_own(_repository(said), os.environ.get(LOCK_ID))
     lost = [each for each in kept if each.problem is not None]
     for each in lost:
         output.diagnostic(
@@ -102,47 +65,21 @@ def _after_tool(output: Output, said: Mapping[str, Any], program: str) -> int:
 
 def _session_end(output: Output, said: Mapping[str, Any], program: str) -> int:
     from holdfast.workspace.own_leases import release_own
-    from holdfast.workspace.repository import Repository, find_repository
 
-    release_own(Repository(find_repository(_directory(said))))
+    release_own(_repository(said))
     return 0
 
 
 _EVENTS: dict[str, Callable[[Output, Mapping[str, Any], str], int]] = {
     "session-start": _session_start,
-    "before-write": _before_write,
-    "after-tool": _after_tool,
+    "before-write": before_write,
+    "after-tool": after_tool,
     "session-end": _session_end,
-    "pre-commit": _pre_commit,
+    "pre-commit": pre_commit,
 }
 
 
-def _heard() -> dict[str, Any]:
-    """What the program says on standard input, if it does."""
-    if sys.stdin is None or sys.stdin.isatty():
-        return {}
-    try:
-        said = json.loads(sys.stdin.buffer.read(MOST_BYTES) or b"{}")
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
+def _repository(said: Mapping[str, Any]) -> Repository:
+    from holdfast.workspace.repository import Repository, find_repository
 
-
-def _directory(said: Mapping[str, Any]) -> str:
-    """Where the agent is at work."""
-    roots = said.get("workspace_roots")
-    chosen = said.get("cwd") or (roots[0] if isinstance(roots, list) and roots else None)
-    return chosen if isinstance(chosen, str) else os.getcwd()
-
-
-def _written(said: Mapping[str, Any]) -> Iterator[str]:
-    """The paths that a tool is about to write to."""
-    given = said.get("tool_input")
-    if not isinstance(given, dict):
-        return
-    for name in _PATHS:
-        if isinstance(given.get(name), str):
-            yield given[name]
-    for text in (given.get("command"), given.get("input"), given.get("patch")):
-        if isinstance(text, str):
-            yield from (first or second for first, second in _PATCHED.findall(text))
+    return Repository(find_repository(directory(said)), actor=os.environ.get(ACTOR))

@@ -16,6 +16,8 @@ from holdfast.cli.repository import open_worktree, repo_option
 def info(output: Output, *, repo: str | None) -> None:
     """Show a repository: its format, its worktrees with their heads and locks, and what to beware of.
 
+    If the server that has its records cannot be used, it says so, and shows what is known without it.
+
     \b
     Examples:
       holdfast info
@@ -24,13 +26,13 @@ def info(output: Output, *, repo: str | None) -> None:
     from holdfast.cli.worktree_view import one_line, record
     from holdfast.workspace.describing import describe
 
-    opened = open_worktree(repo, None)
+    opened = open_worktree(repo, None, to_examine=True)
     found = describe(opened.repository)
     data: dict[str, object] = {
         "root": str(found.root),
-        "format": found.format.version,
-        "repository_id": found.format.repository_id,
-        "created_at": found.format.created_at,
+        "format": found.format.version if found.format else None,
+        "repository_id": found.format.repository_id if found.format else None,
+        "created_at": found.format.created_at if found.format else None,
         "worktree": opened.worktree,
         "worktrees": [record(each) for each in found.worktrees],
         "snapshots": found.snapshots,
@@ -41,16 +43,23 @@ def info(output: Output, *, repo: str | None) -> None:
         "filesystem": found.filesystem,
         "network": found.network,
         "engine": found.engine,
-        "store": "files",
+        "directories": list(found.directories),
+        "store": found.store,
+        "store_error": found.trouble.as_record() if found.trouble else None,
         "warnings": found.warnings(),
     }
-    output.result(
-        data,
-        [
-            f"{found.root} (format {found.format.version}, made {found.format.created_at})",
-            f"  files     on {found.filesystem or 'an unknown filesystem'}",
-            f"  snapshots {found.snapshots}, made by {found.engine or 'an engine that cannot be told'}",
-            *(f"  {one_line(each)}" for each in found.worktrees),
-            *(f"  warning   {each}" for each in found.warnings()),
-        ],
-    )
+    known = f" (format {found.format.version}, made {found.format.created_at})" if found.format else ""
+    snapshots = "not known" if found.snapshots is None else found.snapshots
+    lines = [
+        f"{found.root}{known}",
+        f"  records   in {found.store}",
+        f"  files     on {found.filesystem or 'an unknown filesystem'}",
+        f"  snapshots {snapshots}, made by {found.engine or 'an engine that cannot be told'}",
+        *(f"  {one_line(each)}" for each in found.worktrees),
+    ]
+    if found.trouble:
+        lines += [f"  {each}: a directory; the rest is not known" for each in found.directories]
+    lines += [f"  warning   {each}" for each in found.warnings()]
+    if found.trouble:
+        lines.append(f"            {found.trouble.hint}")
+    output.result(data, lines)

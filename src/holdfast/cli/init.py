@@ -22,14 +22,20 @@ from holdfast.cli.output import Output
     metavar="URL",
     help="Keep the records there, not in files: postgresql://… or etcd://…, for work on several machines.",
 )
+@click.option(
+    "--nested",
+    is_flag=True,
+    help="Also inside of a worktree of another repository, whose snapshots will hold the new one.",
+)
 @json_option
 @click.pass_obj
-def init(output: Output, *, directory: str, source: str | None, store: str | None) -> None:
+def init(output: Output, *, directory: str, source: str | None, store: str | None, nested: bool) -> None:
     """Make a repository in DIRECTORY, which is made if it is missing and must be empty.
 
     A directory that is a repository already is left as it is. Work in DIRECTORY/main, or in further
     worktrees: 'holdfast worktree create'. What the filesystem does is tried out first; one that does not
-    keep processes apart is refused.
+    keep processes apart is refused. So is a directory that is in a repository: commands there would mean the
+    new one.
 
     \b
     Examples:
@@ -40,7 +46,7 @@ def init(output: Output, *, directory: str, source: str | None, store: str | Non
     from holdfast.workspace.initialising import initialise
     from holdfast.workspace.stores import address_of
 
-    made = initialise(directory, source=source, store=store)
+    made = initialise(directory, source=source, store=store, nested=nested)
     main = made.root / "main"
     record: dict[str, object] = {
         "root": str(made.root),

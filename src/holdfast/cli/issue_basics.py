@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypedDict, Unpack
+
 import click
 
+from holdfast.cli.fields import ISSUE, field_of, tell
 from holdfast.cli.output import Output
 from holdfast.cli.tracking import (
     claim_for,
     claim_option,
     field_option,
     reading_options,
-    show_field,
     tracking,
     writing_options,
 )
@@ -21,27 +24,54 @@ PRIORITIES = ("low", "normal", "high", "critical")
 _priority = click.option(
     "--priority", metavar="PRIORITY", type=click.Choice(PRIORITIES), help="low, normal, high or critical."
 )
-_state_filter = click.option(
-    "--state",
-    "states",
-    metavar="STATE",
-    multiple=True,
-    type=click.Choice(STATES),
-    help="Only issues in this state; may be repeated.",
+_filters = (
+    click.option(
+        "--state",
+        "states",
+        metavar="STATE",
+        multiple=True,
+        type=click.Choice(STATES),
+        help="Only issues in this state; may be repeated.",
+    ),
+    click.option(
+        "--priority",
+        "priorities",
+        metavar="PRIORITY",
+        multiple=True,
+        type=click.Choice(PRIORITIES),
+        help="Only issues of this priority; may be repeated.",
+    ),
+    click.option("--assignee", metavar="KIND:NAME", help="Only issues of this assignee."),
+    click.option(
+        "--label",
+        "labels",
+        metavar="LABEL",
+        multiple=True,
+        help="Only issues with this label ('x*': like it).",
+    ),
+    click.option("--limit", metavar="N", type=click.IntRange(1), help="At most this many."),
+    field_of(*ISSUE),
+    reading_options,
 )
-_priority_filter = click.option(
-    "--priority",
-    "priorities",
-    metavar="PRIORITY",
-    multiple=True,
-    type=click.Choice(PRIORITIES),
-    help="Only issues of this priority; may be repeated.",
-)
-_assignee_filter = click.option("--assignee", metavar="KIND:NAME", help="Only issues of this assignee.")
-_label_filter = click.option(
-    "--label", "labels", metavar="LABEL", multiple=True, help="Only issues with this label ('x*': like it)."
-)
-_limit = click.option("--limit", metavar="N", type=click.IntRange(1), help="At most this many.")
+
+
+class _Filters(TypedDict):
+    """What `_finding_options` let somebody say."""
+
+    states: tuple[str, ...]
+    priorities: tuple[str, ...]
+    assignee: str | None
+    labels: tuple[str, ...]
+    limit: int | None
+    field: str | None
+    repo: str | None
+
+
+def _finding_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The options of a command that lists issues."""
+    for option in reversed(_filters):
+        function = option(function)
+    return function
 
 
 @click.command()
@@ -70,7 +100,7 @@ def init(output: Output, *, repo: str | None, actor: str | None) -> None:
 @click.option("--label", "labels", metavar="LABEL", multiple=True, help="A label; may be repeated.")
 @click.option("--assignee", metavar="KIND:NAME", help="Who shall do it.")
 @click.option("--batch", is_flag=True, help="Read a JSON list of issues from standard input.")
-@field_option
+@field_of(*ISSUE, "skipped_dependencies")
 @writing_options
 @click.pass_obj
 def create(
@@ -116,25 +146,9 @@ def create(
 
 
 @click.command("list")
-@_state_filter
-@_priority_filter
-@_assignee_filter
-@_label_filter
-@_limit
-@field_option
-@reading_options
+@_finding_options
 @click.pass_obj
-def list_(
-    output: Output,
-    *,
-    states: tuple[str, ...],
-    priorities: tuple[str, ...],
-    assignee: str | None,
-    labels: tuple[str, ...],
-    limit: int | None,
-    field: str | None,
-    repo: str | None,
-) -> None:
+def list_(output: Output, /, **filters: Unpack[_Filters]) -> None:
     """List issues in the order in which they were created.
 
     \b
@@ -142,38 +156,21 @@ def list_(
       holdfast issue list --state ready --state in_progress
       holdfast issue list --label 'area:*' --field id
     """
-    _find(output, (), states, priorities, assignee, labels, limit, field, repo)
+    _find(output, (), filters)
 
 
 @click.command()
 @click.argument("words", nargs=-1, required=True)
-@_state_filter
-@_priority_filter
-@_assignee_filter
-@_label_filter
-@_limit
-@field_option
-@reading_options
+@_finding_options
 @click.pass_obj
-def search(
-    output: Output,
-    *,
-    words: tuple[str, ...],
-    states: tuple[str, ...],
-    priorities: tuple[str, ...],
-    assignee: str | None,
-    labels: tuple[str, ...],
-    limit: int | None,
-    field: str | None,
-    repo: str | None,
-) -> None:
+def search(output: Output, /, *, words: tuple[str, ...], **filters: Unpack[_Filters]) -> None:
     """Find the issues that have all these WORDS in title, description, labels, context or id.
 
     \b
     Example:
       holdfast issue search parser --state ready
     """
-    _find(output, words, states, priorities, assignee, labels, limit, field, repo)
+    _find(output, words, filters)
 
 
 @click.command()
@@ -193,10 +190,7 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 
     with tracking(repo) as tracker:
         record = full(tracker, tracker.find_id(issue_id))
-        if field:
-            show_field(output, [record], field)
-        else:
-            output.result(record, lines(record, tracker.store.now()))
+        tell(output, field, record, list(lines(record, tracker.store.now())))
 
 
 @click.command()
@@ -212,7 +206,7 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 @click.option("--increment", metavar="KEY[=N]", multiple=True, help="Count a number in the context up.")
 @click.option("--if-version", metavar="VERSION", help="Only if it still has this version, as 'show' says.")
 @claim_option
-@field_option
+@field_of(*ISSUE, "context", "open_gates")
 @writing_options
 @click.pass_obj
 def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | None, **words: object) -> None:
@@ -270,22 +264,13 @@ def delete(
         output.result(record, [f"{what} {found[:SHORT]}: {issue.title}{freed}"])
 
 
-def _find(
-    output: Output,
-    words: tuple[str, ...],
-    states: tuple[str, ...],
-    priorities: tuple[str, ...],
-    assignee: str | None,
-    labels: tuple[str, ...],
-    limit: int | None,
-    field: str | None,
-    repo: str | None,
-) -> None:
+def _find(output: Output, words: tuple[str, ...], filters: _Filters) -> None:
     from holdfast.cli.issue_view import show_issues
     from holdfast.issues.records import Priority, State
     from holdfast.issues.search import Query, find
 
-    query = Query(words, tuple(map(State, states)), tuple(map(Priority, priorities)), assignee, labels)
-    with tracking(repo) as tracker:
+    states, priorities = map(State, filters["states"]), map(Priority, filters["priorities"])
+    query = Query(words, tuple(states), tuple(priorities), filters["assignee"], filters["labels"])
+    with tracking(filters["repo"]) as tracker:
         snapshot = tracker.snapshot()
-        show_issues(output, snapshot, find(snapshot, query)[:limit], field)
+        show_issues(output, snapshot, find(snapshot, query)[: filters["limit"]], filters["field"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
+from holdfast.cli.fields import ISSUE, field_of, tell
 from holdfast.cli.options import duration
 from holdfast.cli.output import Output
-from holdfast.cli.tracking import claim_for, claim_option, field_option, show_field, tracking, writing_options
+from holdfast.cli.tracking import claim_for, claim_option, tracking, writing_options
 from holdfast.errors import NotFound, UsageFailure
 
 ttl_option = click.option(
@@ -20,6 +21,7 @@ ttl_option = click.option(
 assignee_option = click.option(
     "--assignee", metavar="KIND:NAME", help="Who works on it.  [default: the actor]"
 )
+_field_option = field_of("claim_id", *ISSUE, "token", "ttl", "expires_at", "taken_over_from")
 purpose_option = click.option("--purpose", metavar="TEXT", default="", help="What for, for others to see.")
 
 
@@ -28,7 +30,7 @@ purpose_option = click.option("--purpose", metavar="TEXT", default="", help="Wha
 @ttl_option
 @assignee_option
 @purpose_option
-@field_option
+@_field_option
 @writing_options
 @click.pass_obj
 def claim(
@@ -52,14 +54,12 @@ def claim(
       holdfast issue claim 4f1c --ttl 30m
     """
     from holdfast.cli.issue_view import claimed_lines, claimed_record
+    from holdfast.locks.callers import calling_agent
 
     with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose)
+        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
         claimed = tracker.claims.claim(tracker.find_id(issue_id), request)
-        if field:
-            show_field(output, [claimed_record(claimed)], field)
-        else:
-            output.result(claimed_record(claimed), claimed_lines(claimed))
+        tell(output, field, claimed_record(claimed), list(claimed_lines(claimed)))
 
 
 @click.command()
@@ -67,7 +67,7 @@ def claim(
 @ttl_option
 @assignee_option
 @purpose_option
-@field_option
+@_field_option
 @writing_options
 @click.pass_obj
 def claim_next(
@@ -91,17 +91,15 @@ def claim_next(
     """
     from holdfast.cli.issue_view import claimed_lines, claimed_record
     from holdfast.issues.search import Query
+    from holdfast.locks.callers import calling_agent
 
     query = Query(labels=labels)
     with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose)
+        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
         claimed = tracker.claims.claim_next(request, wanted=lambda issue: query.fits(issue, issue.state))
         if claimed is None:
             raise nothing_ready()
-        if field:
-            show_field(output, [claimed_record(claimed)], field)
-        else:
-            output.result(claimed_record(claimed), claimed_lines(claimed))
+        tell(output, field, claimed_record(claimed), list(claimed_lines(claimed)))
 
 
 @click.command()

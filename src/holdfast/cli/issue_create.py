@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.cli.fields import tell
 from holdfast.cli.output import Output
-from holdfast.cli.tracking import show_field
 from holdfast.errors import UsageFailure
 from holdfast.issues.creating import Created, NewIssue
 from holdfast.issues.exchange import read_batch
@@ -29,11 +29,7 @@ def create_one(
     words["priority"] = Priority(words["priority"])
     new = NewIssue(**words, depends_on=tuple(map(tracker.find_id, depends_on)), **more)
     [created] = tracker.create_all([new])
-    record = created_record(created)
-    if field:
-        show_field(output, [record], field)
-    else:
-        output.result(record, _lines(created))
+    tell(output, field, created_record(created), _lines(created))
 
 
 def create_batch(tracker: Tracker, output: Output, field: str | None) -> None:
@@ -50,11 +46,8 @@ def create_batch(tracker: Tracker, output: Output, field: str | None) -> None:
     ]
     created = tracker.create_all(resolved)
     records = [created_record(each) for each in created]
-    if field:
-        show_field(output, records, field)
-    else:
-        lines = [line for each in created for line in _lines(each)]
-        output.result({"issues": records, "count": len(records)}, lines)
+    lines = [line for each in created for line in _lines(each)]
+    tell(output, field, {"issues": records, "count": len(records)}, lines, records=records)
 
 
 def _lines(created: Created) -> list[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast.cli.fields import tell
 from holdfast.cli.issue_view import SHORT, summary
 from holdfast.cli.output import Output
-from holdfast.cli.tracking import claim_for, show_field
+from holdfast.cli.tracking import claim_for
 from holdfast.errors import SettingInvalid, UsageFailure
 from holdfast.issues.records import Priority, State
 from holdfast.issues.tracker import KEEP, Tracker, Update
@@ -21,13 +22,10 @@ def update_one(tracker: Tracker, output: Output, issue_id: str, words: dict[str,
     issue = tracker.update(issue_id, change, claim=claim, if_version=words["if_version"])
     state = tracker.state(issue)
     record = {**summary(issue, state), "context": issue.context, "open_gates": issue.open_gates()}
-    if words["field"]:
-        show_field(output, [record], words["field"])
-        return
     line = f"updated {issue.id[:SHORT]} ({state.value}): {issue.title}"
     if state is State.GATED and issue.open_gates():
         line += f"; done when these are passed: {', '.join(issue.open_gates())}"
-    output.result(record, [line])
+    tell(output, words["field"], record, [line])
 
 
 def _change(words: dict[str, Any]) -> Update:

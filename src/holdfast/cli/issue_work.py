@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 import click
 
@@ -51,16 +52,23 @@ def work(
       holdfast issue work --next --ttl 5m -- ./agent
     """
     from holdfast.cli import child
-    from holdfast.cli.signals import Duty
+    from holdfast.cli.signals import Duty, kept_back
+    from holdfast.holding.heartbeat import BEATS
     from holdfast.issues.claim_records import ClaimId
-    from holdfast.issues.claiming import BEATS, HeldClaim
+    from holdfast.issues.claiming import HeldClaim
     from holdfast.issues.records import State
     from holdfast.issues.tracker import Update
+    from holdfast.locks.callers import calling_agent
 
     if take_next is (issue_id is not None):
         raise click.UsageError("Give an ID, or --next.", click.get_current_context())
     with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose or " ".join(command)[:200])
+        request = tracker.claims.request(
+            assignee,
+            ttl=ttl,
+            purpose=purpose or " ".join(command)[:200],
+            behalf_of=calling_agent() if then == "keep" else None,  # it outlives this process
+        )
         claimed = (
             tracker.claims.claim_next(request)
             if issue_id is None
@@ -71,8 +79,11 @@ def work(
         shown = ClaimId.parse(claimed.claim.claim_id)
         os.environ[CLAIM_VARIABLE] = shown.text
         os.environ["HOLDFAST_ISSUE_ID"] = shown.issue_id
-        with HeldClaim(tracker.claims, claimed.claim) as held:
-            ended = child.run(command, duty=Duty(min(1.0, ttl / BEATS), held.check))
+        with ExitStack() as stack:
+            with kept_back():  # the thread that renews inherits it: no signal is to reach that one
+                held = stack.enter_context(HeldClaim(tracker.claims, claimed.claim))
+            duty = Duty(min(1.0, ttl / BEATS), held.check)
+            ended = child.run(command, duty=duty, environment=os.environ, mark=CLAIM_VARIABLE)
         succeeded = ended.exit_status == 0
         if then == "done" and succeeded:
             issue = tracker.update(shown.issue_id, Update(state=State.DONE), claim=shown)

@@ -44,12 +44,7 @@ def run_leased(
     repository: Repository, worktree: str, command: tuple[str, ...], output: Output, wish: Wish
 ) -> int:
     """Run the command under the lease; end as it ends, or end it if the lease is lost."""
-    try:
-        with signals.ending_raises():
-            ended = _run_leased(repository, worktree, command, output, wish)
-    except signals.Terminated as asked:  # before the command was there, or when it had ended
-        ended = child.Ended(None, asked.number)
-    return child.end_like(ended)
+    return child.end_like(_run_leased(repository, worktree, command, output, wish))
 
 
 def _run_leased(
@@ -124,7 +119,7 @@ def _run(
     duty = None if lease is None else signals.Duty(min(LOOK_EVERY, wish.ttl / 10), lease.check)
     where = directory if wish.chdir else None
     try:
-        ended = child.run(command, duty=duty, environment=environment, directory=where)
+        ended = child.run(command, duty=duty, environment=environment, directory=where, mark=LOCK_ID)
         if lease is not None:
             lease.check()  # it may have been lost at the very end
     except (LockNotHeld, LockExpired) as failure:

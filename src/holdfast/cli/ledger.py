@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.fields import field_of
 from holdfast.cli.group import Group
 from holdfast.cli.options import duration, json_option
 from holdfast.cli.output import Output
@@ -112,9 +113,10 @@ def init(output: Output, *, directory: str, lock_timeout: float, claim_files: bo
     type=click.IntRange(0),
     help="Append only if the ledger is still at N; otherwise change nothing and end with status 4.",
 )
+@field_of("sequence", "event")
 @json_option
 @click.pass_obj
-def append(output: Output, *, event: str, directory: str, if_sequence: int | None) -> None:
+def append(output: Output, *, event: str, directory: str, if_sequence: int | None, field: str | None) -> None:
     """Append EVENT, a JSON object with a "type"; with '-', the JSON lines of standard input.
 
     Lines are appended all or not at all. An event without a "timestamp" gets one, and so it gets an
@@ -133,9 +135,9 @@ def append(output: Output, *, event: str, directory: str, if_sequence: int | Non
     if event == "-":
         if if_sequence is not None:
             raise click.UsageError("--if-sequence takes one event.", click.get_current_context())
-        append_lines(opened.ledger, output)
+        append_lines(opened.ledger, output, field)
     else:
-        append_one(opened.ledger, event, if_sequence, output)
+        append_one(opened.ledger, event, if_sequence, output, field)
 
 
 _after_option = click.option(

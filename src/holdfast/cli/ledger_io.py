@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from holdfast.cli.fields import tell
 from holdfast.cli.ledger_view import event_line, event_lines
 from holdfast.cli.output import Output
 from holdfast.errors import Failure, JsonInvalid, NotFound, UsageFailure
@@ -41,25 +43,25 @@ class Selection(NamedTuple):
         return is_node_id(node) and is_under(str(node), self.node)
 
 
-def append_one(ledger: Ledger, text: str, if_sequence: int | None, output: Output) -> None:
+def append_one(ledger: Ledger, text: str, if_sequence: int | None, output: Output, field: str | None) -> None:
     """Append the event that was written on the command line."""
     event = _event(text.encode("utf-8", "surrogateescape"), "EVENT")
     made = ledger.append(event) if if_sequence is None else ledger.append_if_sequence(event, if_sequence)
-    output.result(as_record(made), [f"Appended event {made.sequence}."])
+    tell(output, field, as_record(made), [f"Appended event {made.sequence}."])
 
 
-def append_lines(ledger: Ledger, output: Output) -> None:
+def append_lines(ledger: Ledger, output: Output, field: str | None) -> None:
     """Append the lines of standard input, all or none."""
     lines = [] if sys.stdin is None else sys.stdin.buffer.read().splitlines()
     events = [_event(line, f"line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     made = ledger.append_many(events)
-    data = {"appended": len(made), "events": [as_record(each) for each in made]}
+    records = [as_record(each) for each in made]
     shown = (
         f"Appended events {made[0].sequence} to {made[-1].sequence}."
         if made
         else "There was nothing to append."
     )
-    output.result(data, [shown])
+    tell(output, field, {"appended": len(made), "events": records}, [shown], records=records)
 
 
 def show_log(ledger: Ledger, selection: Selection, output: Output) -> None:
@@ -118,7 +120,15 @@ def _show(events: Iterable[Recorded], output: Output) -> None:
             output.line(event_line(each))
     else:
         for each in events:
-            output.text(strictjson.encode(as_record(each)).decode())
+            output.text(_harmless(strictjson.encode(as_record(each)).decode()))
+
+
+def _harmless(text: str) -> str:
+    """The same JSON with everything escaped that could move a cursor or turn a line around: pipes often end
+    at a terminal after all."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
 def _event(text: bytes, source: str) -> dict[str, Any]:

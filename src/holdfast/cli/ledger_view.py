@@ -61,13 +61,17 @@ def status_record(opened: OpenLedger) -> dict[str, Any]:
 
 def status_lines(record: Mapping[str, Any]) -> Iterator[str]:
     """The same for people."""
-    yield f"{record['root']}: {record['sequence']} events"
+    yield f"{record['root']}: {_counted(record['sequence'])}"
     lock = record["lock"]
     yield f"  lock     {'free' if lock is None else 'held by ' + lock['shown']}"
     claims = (
         f"{record['active_claims']} active, {record['expired_claims']} run out, {record['waiting']} waiting"
     )
     yield f"  claims   {claims}; each for {format_duration(record['lock_timeout'])} unless said otherwise"
+
+
+def _counted(events: int) -> str:
+    return "1 event" if events == 1 else f"{events} events"
 
 
 def lock_record(state: LedgerLockState) -> dict[str, Any]:
@@ -130,7 +134,7 @@ def report_verdict(verdict: Verdict, output: Output) -> None:
     """Say what was found; errors end as `E_CORRUPT`."""
     findings = [each.as_record() for each in verdict.findings]
     errors = sum(each.severity == "error" for each in verdict.findings)
-    lines = [f"{verdict.events} events can be read in order."]
+    lines = [f"{_counted(verdict.events)} can be read in order."]
     for each in verdict.findings:
         lines += [f"{each.severity}: {each.where}", f"  {each.problem}", f"  -> {each.remedy}"]
     if verdict.sound:

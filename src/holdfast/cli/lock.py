@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.fields import LEASE, field_of, tell
 from holdfast.cli.group import Group
 from holdfast.cli.options import UNLIMITED, duration, duration_or_none, json_option
 from holdfast.cli.output import Output
@@ -29,8 +30,6 @@ from holdfast.errors import UsageFailure
 if TYPE_CHECKING:
     from holdfast.leases.records import Lease
     from holdfast.locks.holders import Holder
-
-FIELDS = ("lock_id", "fencing_token", "worktree_id", "lease_expires_at")
 
 group = Group(
     "lock",
@@ -67,9 +66,7 @@ _holder_pid_option = click.option(
     type=click.IntRange(min=1),
     help="The process to record as the holder.  [default: the one that runs this command]",
 )
-_field_option = click.option(
-    "--field", type=click.Choice(FIELDS), help="Print nothing but this, for scripts."
-)
+_field_option = field_of(*LEASE)
 _export_option = click.option(
     "--export",
     is_flag=True,
@@ -273,10 +270,8 @@ def _print_granted(output: Output, lease: Lease, *, field: str | None, export: b
     from holdfast.clock import format_duration
 
     record = lease_record(lease)
-    if output.as_json:
-        output.result(record)
-    elif field is not None:
-        output.line(str(record[field]))
+    if field is not None or output.as_json:
+        tell(output, field, record, ())
     elif export:
         values = {LOCK_ID: lease.lock_id, TOKEN: lease.fencing_token, WORKTREE: lease.worktree_id}
         for name, value in values.items():

@@ -42,7 +42,7 @@ def state_lines(config: WorktreeConfig, state: LeaseState | None) -> Iterator[st
 
 def summary(state: LeaseState) -> str:
     """Who holds a lock, in one line."""
-    return f"{state_word(state)}{', was held' if state.expired else ''} by {state.lease.holder_id}"
+    return f"{state_word(state)}{', was held' if state.expired else ''} by {state.lease.who()}"
 
 
 def _expiry(state: LeaseState) -> str:

@@ -52,7 +52,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
     Example:
       holdfast mcp --repo .
     """
-    from holdfast.issues.records import checked_actor
+    from holdfast.fs.names import checked_actor
     from holdfast.locks.callers import calling_agent
     from holdfast.locks.settings import lock_timeout, retry_config
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.fields import ISSUE, field_of, tell
 from holdfast.cli.output import Output
-from holdfast.cli.tracking import field_option, reading_options, tracking
+from holdfast.cli.tracking import reading_options, tracking
 
 if TYPE_CHECKING:
     from holdfast.issues.records import Event
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option("--assignee", metavar="KIND:NAME", help="Also what is assigned to this one already.")
 @click.option("--limit", metavar="N", type=click.IntRange(1), help="At most this many.")
-@field_option
+@field_of(*ISSUE)
 @reading_options
 @click.pass_obj
 def ready(
@@ -40,7 +41,7 @@ def ready(
 
 
 @click.command()
-@field_option
+@field_of(*ISSUE, "blocked_by")
 @reading_options
 @click.pass_obj
 def blocked(output: Output, *, field: str | None, repo: str | None) -> None:
@@ -51,7 +52,6 @@ def blocked(output: Output, *, field: str | None, repo: str | None) -> None:
       holdfast blocked
     """
     from holdfast.cli.issue_view import SHORT, summary
-    from holdfast.cli.tracking import show_field
 
     with tracking(repo) as tracker:
         snapshot = tracker.snapshot()
@@ -67,10 +67,7 @@ def blocked(output: Output, *, field: str | None, repo: str | None) -> None:
             advice = "  <- will never be done: remove the dependency?" if state == "rejected" else ""
             lines.append(f"  waits for {on[:SHORT]} ({state}) {other.title if other else ''}{advice}")
         records.append({**summary(issue, snapshot.state(issue)), "blocked_by": reasons})
-    if field:
-        show_field(output, records, field)
-    else:
-        output.result({"issues": records, "count": len(records)}, lines)
+    tell(output, field, {"issues": records, "count": len(records)}, lines, records=records)
 
 
 @click.command()

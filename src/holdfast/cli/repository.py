@@ -3,7 +3,8 @@
 A flag, over the environment, over the current directory: `--repo` or `HOLDFAST_REPO`, else the nearest
 directory upwards that has `.jvs/`; `--worktree` or `HOLDFAST_WORKTREE`, else the worktree that the
 current directory is in, else `main`. The lock is named by `--lock-id` or `HOLDFAST_LOCK_ID`, because
-an agent's every command is a process of its own.
+an agent's every command is a process of its own; `HOLDFAST_ACTOR` says in whose name, which tells agents
+apart that live in one process.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from holdfast.cli.places import store_address
 from holdfast.errors import LockNotHeld, LockReentry, NotFound
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 REPO, WORKTREE = "HOLDFAST_REPO", "HOLDFAST_WORKTREE"
 LOCK_ID, TOKEN = "HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN"
+ACTOR = "HOLDFAST_ACTOR"
 
 repo_option = click.option(
     "--repo",
@@ -58,15 +61,18 @@ def current_directory() -> Path:
         ) from None
 
 
-def open_repository(flag: str | None, environment: Mapping[str, str] = os.environ) -> Repository:
-    """The repository that a command is about."""
+def open_repository(
+    flag: str | None, environment: Mapping[str, str] = os.environ, *, to_examine: bool = False
+) -> Repository:
+    """The repository that a command is about; `to_examine` opens it even if its store cannot be used."""
     from holdfast.workspace.repository import Repository, find_repository
 
-    chosen = flag or environment.get(REPO)
+    chosen, actor, address = flag or environment.get(REPO), environment.get(ACTOR), store_address(environment)
     if not chosen:
-        return Repository(find_repository(current_directory()))
+        found = find_repository(current_directory())
+        return Repository(found, actor=actor, ledger_address=address, to_examine=to_examine)
     try:
-        return Repository(chosen)
+        return Repository(chosen, actor=actor, ledger_address=address, to_examine=to_examine)
     except NotFound as failure:
         with contextlib.suppress(NotFound):  # never guessed: which worktree would be meant?
             failure.hint = f"It is in the repository {find_repository(chosen)}: name that one."
@@ -74,12 +80,16 @@ def open_repository(flag: str | None, environment: Mapping[str, str] = os.enviro
 
 
 def open_worktree(
-    repo: str | None, worktree: str | None, environment: Mapping[str, str] = os.environ
+    repo: str | None,
+    worktree: str | None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    to_examine: bool = False,
 ) -> Opened:
     """The repository and the worktree that a command is about; it need not be there."""
     from holdfast.worktrees.payloads import worktree_name
 
-    repository = open_repository(repo, environment)
+    repository = open_repository(repo, environment, to_examine=to_examine)
     chosen = worktree or environment.get(WORKTREE)
     if chosen:
         return Opened(repository, worktree_name(chosen))

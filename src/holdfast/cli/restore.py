@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option("--no-snapshot", is_flag=True, help="With --inplace: do not keep what is replaced. It is lost.")
 @click.option("--allow-shared", is_flag=True, help="With --inplace: also in a shared worktree. High-risk.")
+@click.option("--force", is_flag=True, help="With --inplace: in spite of processes that write into it.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be done.")
 @repo_option
 @worktree_option
@@ -54,6 +55,7 @@ def restore(
     path: str | None,
     no_snapshot: bool,
     allow_shared: bool,
+    force: bool,
     dry_run: bool,
     repo: str | None,
     worktree: str | None,
@@ -69,6 +71,7 @@ def restore(
     one step. What was there is kept as a snapshot first, unless it is the same as the head. It takes the
     lock of the worktree: the one that you name, or, if nobody holds it, one for as long as the command
     runs. A program that is in the directory meanwhile stays in the old one: leave it, and enter it again.
+    Refused while a program has a file in it open for writing: what it writes afterwards would be lost.
 
     \b
     Examples:
@@ -87,6 +90,7 @@ def restore(
             "--path": path,
             "--no-snapshot": no_snapshot,
             "--allow-shared": allow_shared,
+            "--force": force,
         }
         _refuse([option for option, value in given.items() if value], "is for --inplace")
         _into_new(output, opened, found, name, dry_run=dry_run)
@@ -97,6 +101,7 @@ def restore(
         path=path.rstrip("/") if path else None,
         keep=not no_snapshot,
         allow_shared=allow_shared,
+        force=force,
     )
     if dry_run:
         _plan(output, opened, found, how)

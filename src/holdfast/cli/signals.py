@@ -38,36 +38,6 @@ class Duty(NamedTuple):
     do: Callable[[], object]
 
 
-class Terminated(BaseException):
-    """A signal has asked us to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-@contextlib.contextmanager
-def ending_raises() -> Iterator[None]:
-    """Let a signal that asks us to end raise `Terminated` in the block, so that what we hold is given back.
-
-    While a command runs these signals are kept back, and go on to it.
-    """
-
-    def end(number: int, frame: object) -> None:
-        raise Terminated(number)
-
-    asking = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {each: signal.getsignal(each) for each in asking}
-    wanted = [each for each in asking if before[each] is signal.SIG_DFL]
-    for each in wanted:
-        signal.signal(each, end)
-    try:
-        yield
-    finally:
-        for each in wanted:
-            signal.signal(each, before[each])
-
-
 if sys.platform == "win32":
 
     @contextlib.contextmanager

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.fields import SNAPSHOT, field_of, tell
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
 from holdfast.cli.proving import proven, wait_option
@@ -39,6 +40,7 @@ LEVELS = ("quiesced", "best_effort")
 @worktree_option
 @lock_id_option
 @wait_option
+@field_of(*SNAPSHOT)
 @json_option
 @click.pass_obj
 def snapshot(
@@ -52,6 +54,7 @@ def snapshot(
     worktree: str | None,
     lock_id: str | None,
     wait: float | None,
+    field: str | None,
 ) -> None:
     """Keep everything that is in a worktree as a snapshot. It is there whole, or not at all.
 
@@ -88,7 +91,7 @@ def snapshot(
     lines += [f"  {WARNING}"] if is_best_effort(made) else []
     lines += [f"  recorded, not captured: {each}" for each in made.special]
     lines += [f"  not preserved: {each}" for each in made.not_preserved]
-    output.result(taken_record(made, tag), lines)
+    tell(output, field, taken_record(made, tag), lines)
 
 
 def engine_named(flag: str | None) -> Engine | None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import json_option
-from holdfast.cli.output import CommandFailed, Output
+from holdfast.cli.fields import field_of
+from holdfast.cli.fields import show_field as show_field
+from holdfast.cli.options import Command, json_option
+from holdfast.cli.output import CommandFailed
 from holdfast.cli.places import store_address
+from holdfast.cli.repository import ACTOR
 from holdfast.errors import LockTimeout, UsageFailure
 
 if TYPE_CHECKING:
@@ -21,10 +24,8 @@ if TYPE_CHECKING:
     from holdfast.issues.tracker import Tracker
 
 REPO_VARIABLE = "HOLDFAST_REPO"
-ACTOR_VARIABLE = "HOLDFAST_ACTOR"
+ACTOR_VARIABLE = ACTOR
 CLAIM_VARIABLE = "HOLDFAST_CLAIM_ID"
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _repo = click.option(
     "--repo",
@@ -45,11 +46,7 @@ claim_option = click.option(
     help="The claim under which you write; refused if it is not in force any more.  "
     "[default: HOLDFAST_CLAIM_ID from the environment, if it is for this issue]",
 )
-field_option = click.option(
-    "--field",
-    metavar="NAME",
-    help="Print only this field, such as id or context.branch: one value per line, for scripts.",
-)
+field_option = field_of()
 
 
 def reading_options(command: Command) -> Command:
@@ -65,7 +62,7 @@ def writing_options(command: Command) -> Command:
 @contextlib.contextmanager
 def tracking(repo: str | None, actor: str | None = None, *, init: bool = False) -> Iterator[Tracker]:
     """The tracker, opened as the options and the environment say; with advice if a lock cannot be had."""
-    from holdfast.issues.records import checked_actor
+    from holdfast.fs.names import checked_actor
     from holdfast.locks.settings import lock_timeout, retry_config
     from holdfast.workspace.trackers import find_root, open_tracker
 
@@ -106,36 +103,6 @@ def claim_for(issue_id: str, flag: str | None) -> ClaimId | None:
     text = os.environ.get(CLAIM_VARIABLE)
     claim = ClaimId.parse(text) if text else None
     return claim if claim is not None and claim.issue_id == issue_id else None
-
-
-def show_field(output: Output, records: list[dict[str, Any]], field: str) -> None:
-    """One field of each record: a value per line, or a list for programs."""
-    values = [_field(record, field) for record in records]
-    if output.as_json:
-        output.result({"field": field, "values": values})
-    else:
-        for value in values:
-            output.line(_as_text(value))
-
-
-def _field(record: dict[str, Any], path: str) -> object:
-    value: Any = record
-    rest = path
-    while rest:
-        name, _, rest = (rest, "", "") if isinstance(value, dict) and rest in value else rest.partition(".")
-        if not isinstance(value, dict) or name not in value:
-            known = ", ".join(record)
-            raise UsageFailure(f"there is no field {path!r}", hint=f"There are: {known}.", field=path)
-        value = value[name]
-    return value
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    import json
-
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _person() -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli import terminal
 from holdfast.cli.options import duration, json_option
 from holdfast.cli.output import Output, printable
 from holdfast.cli.places import data_directory, store_address
@@ -18,9 +19,12 @@ from holdfast.cli.repository import REPO, current_directory, repo_option
 from holdfast.cli.tables import plain_table, show_table
 
 if TYPE_CHECKING:
-    from holdfast.workspace.overview import Holding, Overview
+    from holdfast.workspace.holdings import Holding, Waiting
+    from holdfast.workspace.overview import Overview
 
 COLUMNS = ("WHAT", "HELD BY", "SINCE", "LEFT", "ALIVE", "WAITING", "TO GET IT")
+INDENT, MOST_NARROW = 13, 40
+LONGEST_PURPOSE = 60
 NOTHING = "Nobody holds anything."
 NOTHING_SEEN = "Nobody holds anything of what could be looked at."
 
@@ -47,10 +51,11 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     if output.as_json:
         output.result(seen.as_record())
         return
-    if seen.holdings:
-        show_table(output, COLUMNS, [row(each) for each in seen.holdings])
+    width = terminal.width()
+    if seen.holdings and width is not None and _fits(seen, width):
+        show_table(output, COLUMNS, rows_of(seen))
     else:
-        output.line(_nothing(seen))
+        output.text("\n".join(_held_lines(seen, width)))
     for line in _troubles(seen):
         output.diagnostic(line)
 
@@ -106,25 +111,59 @@ def _show_live(looks: Iterator[Overview]) -> None:
 
     with Live(screen=True, auto_refresh=False) as live:
         for seen in looks:
-            live.update(Text("\n".join([f"{seen.root}  {seen.at}", "", *seen_lines(seen)])), refresh=True)
+            head = f"{printable(str(seen.root))}  {seen.at}"
+            lines = [head, "", *_held_lines(seen, terminal.width()), *_troubles(seen)]
+            folded = [part for line in lines for part in terminal.wrapped(line)]
+            shown = terminal.cut(folded, "all: 'holdfast who'")
+            live.update(Text("\n".join(shown), overflow="fold"), refresh=True)
 
 
 def _look(repo: str | None, data_dir: str | None) -> Overview:
     from holdfast.locks.repo_lock import RepoLock
-    from holdfast.workspace.overview import find_workspace, look_around
+    from holdfast.workspace.overview import check_workspace, find_workspace, look_around
 
-    chosen = repo or os.environ.get(REPO)
-    root = Path(os.path.abspath(chosen)) if chosen else find_workspace(current_directory())
+    chosen, address = repo or os.environ.get(REPO) or None, store_address(os.environ)
+    if chosen is None:
+        root = find_workspace(current_directory())
+    else:
+        root = Path(os.path.abspath(chosen))
+        if address is None:
+            check_workspace(root)
     locks = RepoLock(data_directory(data_dir, os.environ))
-    return look_around(root, repo_locks=locks, address=store_address(os.environ))
+    return look_around(root, repo_locks=locks, address=address)
 
 
 def seen_lines(seen: Overview) -> list[str]:
     """What was seen, for people, without anything that could harm a terminal."""
+    return [*_held_lines(seen, None), *_troubles(seen)]
+
+
+def _held_lines(seen: Overview, width: int | None) -> list[str]:
+    """A table; on a terminal of this width for which that is too wide, a few lines for each."""
     if not seen.holdings:
-        return [_nothing(seen), *_troubles(seen)]
-    rows = [[printable(cell) for cell in row(each)] for each in seen.holdings]
-    return [*plain_table(COLUMNS, rows), *_troubles(seen)]
+        return [_nothing(seen)]
+    rows = [[printable(cell) for cell in row] for row in rows_of(seen)]
+    if width is None or _fits(seen, width):
+        return plain_table(COLUMNS, rows)
+    return [line for row in rows for line in _block(row, width)]
+
+
+def _block(row: Sequence[str], width: int) -> Iterator[str]:
+    """One thing that is held, where there is no room for a table."""
+    import textwrap
+
+    yield row[0]
+    for title, cell in zip(COLUMNS[1:], row[1:], strict=True):
+        if cell:
+            wide = max(width, MOST_NARROW) - INDENT
+            first, *rest = textwrap.wrap(cell, wide, break_on_hyphens=False) or [""]
+            yield f"  {title.lower():<{INDENT - 2}}{first}"
+            yield from (" " * INDENT + line for line in rest)
+
+
+def _fits(seen: Overview, width: int) -> bool:
+    rows = [[printable(cell) for cell in row] for row in rows_of(seen)]
+    return max(map(len, plain_table(COLUMNS, rows))) <= width
 
 
 def _nothing(seen: Overview) -> str:
@@ -135,20 +174,45 @@ def _troubles(seen: Overview) -> list[str]:
     return [f"Cannot look at each {each.kind}: {printable(each.problem)}" for each in seen.troubles]
 
 
-def row(held: Holding) -> list[str]:
-    """One thing that is held, as a line of the table."""
-    from holdfast.clock import format_duration
+def rows_of(seen: Overview) -> list[list[str]]:
+    """What is held, as lines of the table."""
+    from holdfast.clock import parse_instant
 
-    left = ""
+    now = parse_instant(seen.at)
+    return [row(each, now) for each in seen.holdings]
+
+
+def row(held: Holding, now: float) -> list[str]:
+    """One thing that is held, as a line of the table."""
+    from holdfast.clock import format_duration, parse_instant
+
+    left = since = ""
     if held.time_left is not None:
         left = format_duration(round(held.time_left)) if held.time_left > 0 else "expired"
-    purpose = f" ({held.purpose})" if held.purpose else ""
+    if held.since is not None:
+        ago = round(now - parse_instant(held.since))
+        since = f"{format_duration(ago)} ago" if ago > 0 else "just now"
     return [
         f"{held.kind} {held.what}",
-        f"{held.who}{purpose}",
-        held.since or "",
+        _holder(held),
+        since,
         left,
         held.liveness.value,
-        ", ".join(f"{each.place}. {each.who}" for each in held.waiting),
+        ", ".join(f"{each.place}. {_waiter(each)}" for each in held.waiting),
         ("safe: " if held.reclaim.safe else "") + held.reclaim.how,
     ]
+
+
+def _waiter(waiting: Waiting) -> str:
+    gone = " (dead)" if waiting.liveness.value == "dead" else ""
+    return f"{waiting.who}{gone}"
+
+
+def _holder(held: Holding) -> str:
+    who = held.who if held.process in (None, held.who) else f"{held.who}, {held.process}"
+    if not held.purpose:
+        return who
+    short = (
+        held.purpose[: LONGEST_PURPOSE - 3] + "..." if len(held.purpose) > LONGEST_PURPOSE else held.purpose
+    )
+    return f"{who} ({short})"

@@ -6,6 +6,7 @@ import contextlib
 
 import click
 
+from holdfast.cli.fields import WORKTREE, field_of, tell
 from holdfast.cli.group import Group
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
@@ -39,10 +40,18 @@ Example:
 @click.option("--shared", is_flag=True, help="Without a lock. High-risk: nothing keeps writers apart.")
 @click.option("--label", metavar="TEXT", help="A description, for people.")
 @repo_option
+@field_of(*WORKTREE)
 @json_option
 @click.pass_obj
 def create(
-    output: Output, *, name: str, snapshot: str | None, shared: bool, label: str | None, repo: str | None
+    output: Output,
+    *,
+    name: str,
+    snapshot: str | None,
+    shared: bool,
+    label: str | None,
+    repo: str | None,
+    field: str | None,
 ) -> None:
     """Make a worktree called NAME: empty, or with the content of a snapshot.
 
@@ -58,7 +67,7 @@ def create(
     isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE
     repository.worktrees.create(name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label)
     state = repository.worktrees.state(name)
-    output.result(record(state), [f"Made {state.path}", one_line(state)])
+    tell(output, field, record(state), [f"Made {state.path}", one_line(state)])
 
 
 @group.command("list", short_help="Show all worktrees.")

@@ -34,6 +34,6 @@ def switch_off_fencing() -> None:
     protocol.validate = any_lease
     claims.in_force = any_claim
     HeldClaim.check = nothing  # type: ignore[method-assign]
-    HeldClaim.renew = nothing  # type: ignore[method-assign]
+    HeldClaim.renew = nothing  # type: ignore[assignment, method-assign]
     HeldLease.check = nothing  # type: ignore[method-assign]
     HeldLease.release = nothing  # type: ignore[method-assign]

@@ -38,6 +38,12 @@ utime = os.utime
 
 if sys.platform == "win32":
 
+    def free_space(path: str | os.PathLike[str]) -> int:
+        """How many bytes users may still write on the file system of `path`, as far as it can tell."""
+        import shutil
+
+        return shutil.disk_usage(path).free
+
     def fsync(descriptor: int) -> None:
         """Bring the file's content to the disk."""
         os.fsync(descriptor)
@@ -59,8 +65,19 @@ if sys.platform == "win32":
         """Make a fifo, a socket or a device."""
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
+    def read_into(descriptor: int, buffer: memoryview) -> int:
+        """Read as much as the buffer holds, or less; the number of bytes."""
+        content = os.read(descriptor, len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
 else:
     import fcntl
+
+    def free_space(path: str | os.PathLike[str]) -> int:
+        """How many bytes users may still write on the file system of `path`, as far as it can tell."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
 
     flock = fcntl.flock
     chown = os.chown
@@ -87,6 +104,10 @@ else:
     def sync_directory(descriptor: int) -> None:
         """Bring the directory's entries to the disk."""
         fsync(descriptor)
+
+    def read_into(descriptor: int, buffer: memoryview) -> int:
+        """Read as much as the buffer holds, or less; the number of bytes."""
+        return os.readv(descriptor, (buffer,))
 
 
 if sys.platform == "linux":
@@ -127,6 +148,13 @@ def sync_filesystem(descriptor: int) -> None:
     from holdfast.fs import native
 
     native.sync_filesystem(descriptor)
+
+
+def start_writing(descriptor: int, offset: int, length: int) -> None:
+    """Let the disk begin with a part of a file that will be synced soon. Promises nothing, fails never."""
+    from holdfast.fs import native
+
+    native.start_writing(descriptor, offset, length)
 
 
 def rename_noreplace(source: str, target: str, *, directory: int | None = None) -> None:
@@ -179,6 +207,8 @@ CHANGING = (
 )
 READING = (
     "read",
+    "read_into",
+    "start_writing",
     "lseek",
     "fstat",
     "stat",
@@ -188,4 +218,5 @@ READING = (
     "realpath",
     "listxattr",
     "getxattr",
+    "free_space",
 )

@@ -13,7 +13,6 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -21,17 +20,26 @@ from holdfast.errors import IoFailure, NotDurable, NotFound, NotWritable, PathEs
 from holdfast.fs import calls
 from holdfast.fs.names import split_relative
 
+TYPE_CHECKING = False  # what checkers take for true
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _DIRECTORY = 0
 if sys.platform != "win32":
     _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
+_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+_FULL_HINT = "The disk, or your quota, is full. 'holdfast gc plan' shows what may be deleted in a repository."
+
+
 def io_failure(action: str, path: object, error: OSError) -> IoFailure:
     """Turn the system's refusal into the failure that fits it."""
     if error.errno in _DENIED:
         return NotWritable(action, path, error)
-    return IoFailure(action, path, error)
+    return IoFailure(action, path, error, hint=_FULL_HINT if error.errno in _FULL else None)
 
 
 def close_quietly(fd: int) -> None:
@@ -63,6 +71,8 @@ class Directory:
     @property
     def path(self) -> Path:
         """Where this directory was when it was opened."""
+        from pathlib import Path
+
         return Path(self.shown)
 
     def where(self, name: str) -> str:

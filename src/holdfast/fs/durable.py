@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 _NOATIME = getattr(os, "O_NOATIME", 0)
 """Without this, reading changes the file: the time of access, which the next sync has to write as well."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_RENAME = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 _CHUNK = 1 << 20
 
 
@@ -201,14 +203,30 @@ def remove_in(directory: Directory, name: str, *, durable: bool = True) -> bool:
     return removed
 
 
+def new_mark() -> str:
+    """What the names of one writer's drafts end in."""
+    return os.urandom(6).hex()
+
+
+def draft_name(name: str, mark: str) -> str:
+    """The private name beside `name`: hidden, because nobody is to read it."""
+    return f".{name}-{mark}.tmp"
+
+
 def write_draft(
-    directory: Directory, name: str, content: bytes, *, mode: int = 0o666, durable: bool = True
+    directory: Directory,
+    name: str,
+    content: bytes,
+    *,
+    mode: int = 0o666,
+    durable: bool = True,
+    mark: str | None = None,
 ) -> str:
     """Write `content` under a private name beside `name` and bring it to the disk; return that name.
 
-    Same directory, because a rename cannot cross file systems; hidden, because nobody is to read it.
+    Same directory, because a rename cannot cross file systems. Who writes many gives all the same `mark`.
     """
-    draft = f".{name}-{os.urandom(6).hex()}.tmp"
+    draft = draft_name(name, mark or new_mark())
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC
     fd = _open(directory, draft, flags, mode, action="write")
     try:
@@ -224,6 +242,31 @@ def write_draft(
             raise io_failure("write", directory.where(name), error) from error
         raise
     return draft
+
+
+def write_drafts(directory: Directory, contents: Iterable[tuple[str, bytes]], mark: str) -> list[str]:
+    """Write many drafts, each beside its name, and bring none of them to the disk; return their names.
+
+    If one of them cannot be written none is left. There may be thousands: no detour for each of them.
+    """
+    drafts: list[str] = []
+    fd, at, flags = directory.fd, directory.at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC
+    try:
+        for name, content in contents:
+            draft = draft_name(name, mark)
+            file = calls.open(at(draft), flags, 0o666, dir_fd=fd)
+            drafts.append(draft)
+            try:
+                _write_all(file, content)
+            finally:
+                calls.close(file)
+    except BaseException as error:
+        for draft in drafts:
+            discard(directory, draft)
+        if isinstance(error, OSError):
+            raise io_failure("write", directory.where(name), error) from error
+        raise
+    return drafts
 
 
 def discard(directory: Directory, draft: str) -> None:
@@ -245,12 +288,18 @@ def publish(directory: Directory, draft: str, name: str) -> None:
         raise
 
 
-def publish_new(directory: Directory, draft: str, name: str, *, keep_if_taken: bool = False) -> None:
+def publish_new(
+    directory: Directory, draft: str, name: str, *, keep_if_taken: bool = False, often: bool = False
+) -> None:
     """Give the draft its name unless that is taken: by link, or where there are no links by rename.
 
     A draft that could not be published is discarded; one whose name is taken may be kept for another.
+    `often` says that this is done again and again: then by a rename that replaces nothing, where there
+    is one. It changes fewer blocks than a link and its undoing, but takes time to load.
     """
     try:
+        if often and rename_new(directory, draft, name):
+            return
         calls.link(
             directory.at(draft),
             directory.at(name),
@@ -273,6 +322,20 @@ def publish_new(directory: Directory, draft: str, name: str, *, keep_if_taken: b
     discard(directory, draft)
 
 
+def rename_new(directory: Directory, draft: str, name: str) -> bool:
+    """Give the draft its name by a rename that replaces nothing; False where there is none.
+
+    A name that is taken, or whatever else is wrong, is the system's own error.
+    """
+    try:
+        calls.rename_noreplace(directory.at(draft), directory.at(name), directory=directory.fd)
+    except OSError as error:
+        if error.errno in _NO_RENAME:
+            return False
+        raise
+    return True
+
+
 def _publish_without_links(directory: Directory, draft: str, name: str, *, keep_if_taken: bool) -> None:
     try:
         calls.rename_noreplace(directory.at(draft), directory.at(name), directory=directory.fd)
@@ -284,7 +347,7 @@ def _publish_without_links(directory: Directory, draft: str, name: str, *, keep_
             raise _taken(directory, name) from None
         if not isinstance(error, OSError):
             raise
-        if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        if error.errno not in _NO_RENAME:
             raise io_failure("create", directory.where(name), error) from error
         raise FilesystemUnsafe(
             f"{directory.path} can neither link nor rename without replacing, so nothing can be created "

@@ -52,14 +52,31 @@ def _kind_of(device: int, path: str) -> str:
     return _deepest(mounted, path)
 
 
-def _kind_on_linux(device: int, path: str) -> str:
+def mount_point(path: str | os.PathLike[str]) -> str | None:
+    """Where the file system that `path` is on has its root; Linux alone tells, others say None."""
+    if sys.platform != "linux":
+        return None
+    try:
+        wanted = device_number(calls.stat(path).st_dev)
+    except OSError:
+        return None
+    points = [_unescaped(fields[4]) for fields, _ in _mounts() if fields[2] == wanted and fields[3] == "/"]
+    return points[-1] if points else None
+
+
+def _mounts() -> list[tuple[list[str], str]]:
+    """The rows of the kernel's table of mounts: the fields before the kind, and the kind."""
     try:
         text = durable.read(Path("/proc/self/mountinfo")).decode("utf-8", "surrogateescape")
     except Failure:
-        return ""
-    wanted = device_number(device)
+        return []
     rows = [line.split(" - ", 1) for line in text.splitlines() if " - " in line]
-    mounts = [(left.split(), right.split()[0]) for left, right in rows]
+    return [(left.split(), right.split()[0]) for left, right in rows]
+
+
+def _kind_on_linux(device: int, path: str) -> str:
+    wanted = device_number(device)
+    mounts = _mounts()
     by_device = [kind for fields, kind in mounts if fields[2] == wanted]
     if by_device:
         return by_device[-1]

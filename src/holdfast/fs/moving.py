@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from holdfast.errors import AlreadyExists, NotDurable, NotFound
@@ -20,7 +22,7 @@ def move(source: Path, target: Path) -> None:
     Commit point: the rename. Durable when this returns. `NotDurable` means that it was made.
     """
     try:
-        _rename(source, target)
+        although_read_only(lambda: _rename(source, target), {source: target})
     except FileExistsError:
         raise AlreadyExists(f"{target} is there already", path=str(target)) from None
     except FileNotFoundError:
@@ -32,6 +34,37 @@ def move(source: Path, target: Path) -> None:
             raise AlreadyExists(f"{target} is there already", path=str(target)) from None
         raise io_failure("move to", target, error) from error
     sync_parents(source, target)
+
+
+def although_read_only(rename: Callable[[], object], going: Mapping[Path, Path]) -> None:
+    """Rename directories; one that changes its parent is itself written to, so it must be writable meanwhile.
+
+    `going` says where each of them goes. A crash may leave one of them writable, which is all it does.
+    """
+    try:
+        rename()
+    except PermissionError:
+        modes = {source: mode for source in going if (mode := _read_only_mode(source)) is not None}
+        if not modes:
+            raise
+        gone = False
+        try:
+            for source, mode in modes.items():
+                calls.chmod(source, mode | stat.S_IWUSR)
+            rename()
+            gone = True
+        finally:
+            for source, mode in modes.items():
+                calls.chmod(going[source] if gone else source, mode)
+
+
+def _read_only_mode(path: Path) -> int | None:
+    """The mode of a directory whose owner may not write to it; None for everything else."""
+    try:
+        mode = calls.stat(path, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
+    return stat.S_IMODE(mode) if stat.S_ISDIR(mode) and not mode & stat.S_IWUSR else None
 
 
 def sync_parents(*paths: Path) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 
-from holdfast.errors import NameInvalid, PathEscape, TooLarge, UsageFailure
+from holdfast.errors import NameInvalid, PathEscape, SettingInvalid, TooLarge, UsageFailure
 
 MAX_NAME = 128
 """The longest name: short enough that a draft's or a sidecar's additions still fit into 255 bytes."""
 
 LONGEST_TEXT = 1_000
 """The longest text that is shown on a line: a purpose, a note, a label, a reason, a title."""
+
+LONGEST_ACTOR = 200
+"""The longest name of somebody who does something."""
 
 LONGEST_DESCRIPTION = 100_000
 """The longest text that is shown by itself."""
@@ -67,6 +71,13 @@ def checked_text(text: str, *, what: str, limit: int = LONGEST_TEXT) -> str:
     return text
 
 
+def checked_actor(text: str, setting: str = "actor") -> str:
+    """Somebody, as `kind:name`."""
+    if not re.fullmatch(r"[^:\s]+:\S+", text) or len(text) > LONGEST_ACTOR:
+        raise SettingInvalid(setting, text, "kind:name, such as agent:alice or human:bob")
+    return checked_text(text, what=setting)
+
+
 def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
     """The text, cut off if it is too long: for one that is made of others."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
@@ -96,3 +107,10 @@ def _shown(text: str) -> str:
     """The text as it can be shown: quoted, escaped, not longer than a line."""
     shown = ascii(text)
     return shown if len(shown) <= 160 else shown[:157] + "...'"
+
+
+def unique_id() -> str:
+    """A text that nobody else has: a random UUID (version 4), without loading what else makes them."""
+    digits = os.urandom(16).hex()
+    variant = "89ab"[int(digits[16], 16) & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"

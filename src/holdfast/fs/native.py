@@ -34,6 +34,9 @@ if sys.platform == "win32":
         """Not to be had on Windows."""
         raise _unsupported()
 
+    def start_writing(descriptor: int, offset: int, length: int) -> None:
+        """Nothing: Windows begins by itself."""
+
 else:
     _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -44,13 +47,16 @@ else:
         _RENAME = "renameat2"
         _FLAGS = {NOREPLACE: 1, EXCHANGE: 2}
 
+    _rename = getattr(_libc, _RENAME, None)
+    if _rename is not None:
+        _rename.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+
     def rename(source: str, target: str, how: int, directory: int | None) -> None:
         """Rename within `directory` (an open descriptor, or None for plain paths) as `how` says."""
-        function = getattr(_libc, _RENAME, None)
-        if function is None:
+        if _rename is None:
             raise _unsupported()
         at = _CURRENT_DIRECTORY if directory is None else directory
-        if function(at, os.fsencode(source), at, os.fsencode(target), ctypes.c_uint(_FLAGS[how])) != 0:
+        if _rename(at, os.fsencode(source), at, os.fsencode(target), _FLAGS[how]) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), source, None, target)
 
@@ -67,6 +73,14 @@ else:
         elif _libc.syncfs(descriptor) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
+
+    _START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
+
+    def start_writing(descriptor: int, offset: int, length: int) -> None:
+        """Call sync_file_range(2) without waiting, where there is one; what it says does not matter."""
+        function = getattr(_libc, "sync_file_range", None)
+        if function is not None:
+            function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _START_WRITING)
 
     _set_handler = _libc.signal
     _set_handler.restype = ctypes.c_void_p

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import FilesystemUnsafe
-from holdfast.fs import calls, durable
+from holdfast.fs import calls, durable, juicefs
 from holdfast.fs.directory import Directory
 from holdfast.fs.mounts import filesystem_kind, is_network
 
@@ -33,12 +33,15 @@ class Capabilities(NamedTuple):
     symlink: bool
     sync_directory: bool
     case_sensitive: bool
+    network_troubles: tuple[str, ...] = ()
+    """What is not to be trusted about it when several machines use it; see `network_troubles`."""
 
-    def troubles(self) -> list[str]:
-        """What stands against keeping shared state here, in words; empty if nothing does."""
-        found: list[str] = []
-        if self.network:
-            found.append(f"it is a network file system ({self.kind}): locks may not reach other machines")
+    def troubles(self, *, records_elsewhere: bool = False) -> list[str]:
+        """What stands against keeping shared state here, in words; empty if nothing does.
+
+        With `records_elsewhere`, a server keeps the records that machines share: only files are kept here.
+        """
+        found: list[str] = [] if records_elsewhere else list(self.network_troubles)
         if not self.flock:
             found.append("file locks do not exclude other processes")
         if not (self.link or self.rename_noreplace):
@@ -65,13 +68,27 @@ def probe(directory: Path) -> Capabilities:
             symlink=_works(lambda: calls.symlink("a", place / "symlinked")),
             sync_directory=_works(scratch.sync),
             case_sensitive=scratch.status("A") is None,
+            network_troubles=tuple(network_troubles(directory, kind)),
         )
 
 
-def require_safe(directory: Path) -> Capabilities:
+def network_troubles(directory: Path, kind: str | None = None) -> list[str]:
+    """Why records that machines share are not safe in this directory, in words; empty for local file systems.
+
+    JuiceFS is safe if it is mounted so that it remembers nothing: its locks do reach other machines.
+    """
+    kind = filesystem_kind(directory) if kind is None else kind
+    if kind == juicefs.KIND:
+        return juicefs.troubles(directory)
+    if is_network(kind):
+        return [f"it is a network file system ({kind}): locks may not reach other machines"]
+    return []
+
+
+def require_safe(directory: Path, *, records_elsewhere: bool = False) -> Capabilities:
     """Probe, and refuse a file system on which the promises would not hold."""
     found = probe(directory)
-    troubles = found.troubles()
+    troubles = found.troubles(records_elsewhere=records_elsewhere)
     if troubles:
         raise FilesystemUnsafe(
             f"{directory} is on a file system that cannot be trusted with this: {'; '.join(troubles)}",

@@ -24,6 +24,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     renewed_at: str
     expires_at: str
     purpose: str = ""
+    holder: dict[str, str] = {}
+    """The process that took it, in words, if that is known; see `locks.holders.described`."""
 
     def is_expired(self, now: float) -> bool:
         return now >= parse_instant(self.expires_at)

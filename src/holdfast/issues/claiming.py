@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import uuid
 from collections.abc import Callable
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import SYSTEM_CLOCK, Clock, parse_instant
 from holdfast.errors import (
     Blocked,
-    Failure,
-    FencingMismatch,
     IssueClaimed,
-    LockExpired,
     LockNotHeld,
     NotFound,
     TransitionRefused,
 )
-from holdfast.fs.names import checked_text
+from holdfast.fs.names import checked_actor, checked_text
+from holdfast.holding.heartbeat import Held, Subject, begun
 from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import Claim, ClaimId, ClaimRecord
 from holdfast.issues.draft import Draft
 from holdfast.issues.keys import CLAIMS
 from holdfast.issues.reading import take_snapshot
-from holdfast.issues.records import Issue, State, checked_actor
+from holdfast.issues.records import Issue, State
 from holdfast.issues.transactions import MOST_NAMED, Transactions
+from holdfast.locks.holders import Holder, current_holder, described
 from holdfast.store.records import Decision, Replace, View
-
-BEATS = 3
-"""How many times a claim is renewed in the time that it lasts."""
 
 
 class Claimed(NamedTuple):
@@ -51,12 +45,21 @@ class Claiming:
         self._transactions = transactions
 
     def request(
-        self, assignee: str | None = None, *, ttl: float = claims.DEFAULT_TTL, purpose: str = ""
+        self,
+        assignee: str | None = None,
+        *,
+        ttl: float = claims.DEFAULT_TTL,
+        purpose: str = "",
+        behalf_of: Holder | None = None,
     ) -> claims.Request:
-        """A request in the actor's name, or in somebody else's."""
+        """A request in the actor's name, or in somebody else's.
+
+        `behalf_of` is whose claim it will be, if not this process's: it outlives the processes then.
+        """
         who = checked_actor(assignee or self._transactions.actor, "assignee")
         checked_text(purpose, what="purpose")
-        return claims.Request(who, claims.checked_ttl(ttl), uuid.uuid4().hex[:16], purpose)
+        holder = described(behalf_of or current_holder(), detached=behalf_of is not None)
+        return claims.Request(who, claims.checked_ttl(ttl), uuid.uuid4().hex[:16], purpose, holder)
 
     def claim(self, issue_id: str, request: claims.Request) -> Claimed:
         """Take the issue, or raise `IssueClaimed` or `Blocked`. Of any number of claimers one gets it."""
@@ -106,6 +109,10 @@ class Claiming:
         document = self._transactions.store.read(CLAIMS.key(issue_id))
         return document.record if document else None
 
+    def time_left(self, claim: Claim) -> float:
+        """How long a claim still counts, by the store's clock."""
+        return parse_instant(claim.expires_at) - self._transactions.store.now()
+
     def _claim(self, issue_id: str, request: claims.Request) -> Claimed:
         seen = self._transactions.with_dependencies(self._transactions.need(issue_id))
 
@@ -142,64 +149,29 @@ class Claiming:
         return self._transactions.change(body, issues=named, seen=seen, also=[CLAIMS.key(issue_id)])
 
 
-class HeldClaim:
-    """A claim that is renewed in the background, so that nobody has to remember; a context manager.
+class HeldClaim(Held[Claim]):
+    """A claim that is renewed in the background while its block runs; what it writes later is refused.
 
-    When renewing is refused, or has not succeeded for as long as the claim lasts, it is *lost*: `lost`
-    is set and `check` raises. What its holder writes later with it is refused anyway.
+    The claim stays when the block ends: the issue is finished or released by its own operations.
     """
 
+    ends_with_block = False
+
     def __init__(self, claiming: Claiming, claim: Claim, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.lost = threading.Event()
-        self.claim = claim
         self.id = ClaimId.parse(claim.claim_id)
+        subject = Subject(f"the claim on {self.id.issue_id}", "renewed", {"issue_id": self.id.issue_id})
+        began = begun(clock, claim.ttl, claiming.time_left(claim))
+        super().__init__(subject, claim, claim.ttl, clock=clock, began=began)
         self._claiming = claiming
-        self._clock = clock
-        self._ended = threading.Event()
-        self._reason: Failure | None = None
-        self._valid_until = clock.boot() + claim.ttl
-        self._heart = threading.Thread(target=self._keep_alive, name="holdfast-claim", daemon=True)
 
-    def check(self) -> None:
-        """Raise if this is not held any more: call it before every piece of work."""
-        if not self.lost.is_set() and self._clock.boot() >= self._valid_until:
-            self._lose(LockExpired(f"the claim on {self.id.issue_id} was not renewed in time"))
-        if self._reason is not None:
-            raise self._reason
+    @property
+    def claim(self) -> Claim:
+        """The claim as it was last renewed."""
+        return self.record
 
-    def renew(self) -> None:
-        """Keep it alive now; if that is refused, it is lost."""
-        self.check()
-        began = self._clock.boot()
-        try:
-            self.claim = self._claiming.renew(self.id)
-        except (FencingMismatch, LockExpired) as failure:
-            self._lose(failure)
-            raise
-        self._valid_until = began + self.claim.ttl
+    def _renewed(self, ttl: float | None) -> tuple[Claim, float]:
+        claim = self._claiming.renew(self.id, ttl)
+        return claim, claim.ttl
 
-    def _keep_alive(self) -> None:
-        pause = self.claim.ttl / BEATS
-        while not self._ended.wait(pause):
-            try:
-                self.renew()
-                pause = self.claim.ttl / BEATS
-            except Failure:
-                if self.lost.is_set():
-                    return
-                pause = min(1.0, self.claim.ttl / (4 * BEATS))  # a store that does not answer: try again
-
-    def _lose(self, reason: Failure) -> None:
-        self._reason = reason
-        self.lost.set()
-
-    def __enter__(self) -> Self:
-        self._heart.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop renewing. The claim stays: the issue is finished or released by its own operations."""
-        self._ended.set()
-        self._heart.join()
+    def _given_back(self) -> None:
+        self._claiming.release(self.id.issue_id, self.id)

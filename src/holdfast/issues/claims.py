@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -38,6 +40,7 @@ class Request(NamedTuple):
     ttl: float
     secret: str
     purpose: str = ""
+    holder: Mapping[str, str] = MappingProxyType({})
 
 
 def grant(
@@ -67,6 +70,7 @@ def grant(
         renewed_at=format_instant(now),
         expires_at=format_instant(now + request.ttl),
         purpose=request.purpose,
+        holder=dict(request.holder),
     )
     return ClaimRecord(issue_id=issue.id, token=token, claim=claim)
 

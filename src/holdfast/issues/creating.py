@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.errors import AlreadyExists, Changed, NotFound, UsageFailure
-from holdfast.fs.names import safe_name
+from holdfast.fs.names import checked_actor, safe_name
 from holdfast.issues import rules
 from holdfast.issues.dependencies import Walk, cycle, without_implied
 from holdfast.issues.draft import Draft
@@ -20,7 +20,6 @@ from holdfast.issues.records import (
     Issue,
     Priority,
     State,
-    checked_actor,
     checked_context,
     checked_description,
     checked_labels,

@@ -7,7 +7,6 @@ understood is `Corrupt`, never skipped: rules that look at half of the issues ar
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -313,15 +312,6 @@ class GateRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # --- Words that people write ------------------------------------------------------------------------
-
-_ACTOR = re.compile(r"[^:\s]+:\S+")
-
-
-def checked_actor(text: str, setting: str = "actor") -> str:
-    """Somebody, as `kind:name`."""
-    if not _ACTOR.fullmatch(text) or len(text) > 200:
-        raise SettingInvalid(setting, text, "kind:name, such as agent:alice or human:bob")
-    return checked_text(text, what=setting)
 
 
 def checked_title(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from holdfast.errors import Changed, IdAmbiguous, NotInitialised, SettingInvalid, VersionMismatch
-from holdfast.fs.names import is_safe_name
+from holdfast.fs.names import checked_actor, is_safe_name
 from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import ClaimId
 from holdfast.issues.claiming import Claiming
@@ -32,7 +32,6 @@ from holdfast.issues.records import (
     Priority,
     Registry,
     State,
-    checked_actor,
     checked_context,
     checked_description,
     checked_labels,

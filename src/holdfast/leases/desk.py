@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.audit.chain import AuditTrail
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import LockConflict, SettingInvalid
-from holdfast.fs.names import checked_text
-from holdfast.leases import deadlocks, protocol
-from holdfast.leases.deadlocks import Wait
+from holdfast.fs.names import checked_actor, checked_text
+from holdfast.fs.reserve import Reserve
+from holdfast.holding.circles import Hold, Look, Party, Picture, Thing, Wait, process_id, refuse_circle
+from holdfast.leases import protocol
 from holdfast.leases.moments import SKEW, Moment, Reading
 from holdfast.leases.protocol import Granted, Request, Ruling, Told, Waiting
-from holdfast.leases.records import LEASES, LINES, Lease, LeaseKeys, Waiter
-from holdfast.locks.holders import Holder, Liveness, boot_clock_id, current_holder, liveness
+from holdfast.leases.records import LEASES, LINES, Identity, Lease, LeaseKeys, Waiter
+from holdfast.locks.holders import (
+    Holder,
+    Liveness,
+    boot_clock_id,
+    current_holder,
+    liveness,
+    liveness_behind,
+)
 from holdfast.store.base import Store
 from holdfast.store.records import Decision, Key, Stream, View
 
@@ -43,6 +51,8 @@ class Desk:
     `also_named` and `precondition` let the layer above take part in every grant: documents that the
     transaction reads too, and a pure function that may refuse (a worktree that is not there). `skew` is
     how far the clocks of those who share the store may be apart: 0 if the store has a clock of its own.
+    `elsewhere` is what else can be held and waited for, so that a circle of waits may lead through it. With
+    a `reserve` a lease can be renewed and released on a full disk too.
     """
 
     def __init__(
@@ -53,16 +63,23 @@ class Desk:
         also_named: Callable[[str], Sequence[Key[Any]]] = lambda worktree: (),
         precondition: Callable[[View, str], None] = lambda view, worktree: None,
         holder: Holder | None = None,
+        actor: str = "",
         clock: Clock = SYSTEM_CLOCK,
         skew: float = SKEW,
+        elsewhere: Sequence[Look] = (),
+        reserve: Reserve | None = None,
     ) -> None:
         self.store = store
+        self._reserve = reserve
         self._trail = trail
         self._also_named = also_named
         self._precondition = precondition
         self._holder = holder
+        self.actor = actor
+        """In whose name leases are asked for, beyond the process: one may be the home of several agents."""
         self._clock = clock
         self._skew = skew
+        self._elsewhere = elsewhere
 
     @property
     def holder(self) -> Holder:
@@ -86,12 +103,15 @@ class Desk:
         """
         lock_id, ttl = str(uuid.uuid4()), checked_ttl(ttl)
         checked_text(purpose, what="purpose")
+        actor = checked_actor(self.actor) if self.actor else ""
         if abs(priority) > HIGHEST_PRIORITY:
             limits = f"a number from {-HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}"
             raise SettingInvalid("priority", str(priority), limits)
         if behalf_of is None:
-            return Request(lock_id, self.holder, ttl, purpose, priority, client=client)
-        return Request(lock_id, behalf_of, ttl, purpose, priority, detached=True, waiter=self.holder)
+            return Request(lock_id, self.holder, ttl, purpose, priority, client=client, actor=actor)
+        return Request(
+            *(lock_id, behalf_of, ttl, purpose, priority), detached=True, waiter=self.holder, actor=actor
+        )
 
     def reading(self) -> Reading:
         """What the boot clock shows: taken before a transaction that judges a lease."""
@@ -126,13 +146,15 @@ class Desk:
     def renew(self, worktree: str, lock_id: str, ttl: float | None = None) -> Lease:
         """Let the lease run on. `LockNotHeld` or `LockExpired`: stop writing."""
         ttl = None if ttl is None else checked_ttl(ttl)
-        return self._rule(
+        return self._relieved(
             worktree, lambda view, moment, keys: protocol.renew(view, moment, keys, lock_id, ttl)
         )
 
     def release(self, worktree: str, lock_id: str) -> Lease:
         """Give the lease back; `LockNotHeld` if it is not this one any more, and then nothing is touched."""
-        return self._rule(worktree, lambda view, moment, keys: protocol.release(view, moment, keys, lock_id))
+        return self._relieved(
+            worktree, lambda view, moment, keys: protocol.release(view, moment, keys, lock_id)
+        )
 
     def state(self, worktree: str) -> LeaseState | None:
         """Who holds the lease and who waits; None if it is free. Takes no lock."""
@@ -149,23 +171,25 @@ class Desk:
             waiters=line.record.waiters if line else (),
         )
 
-    def refuse_deadlock(self, ticket: str) -> None:
-        """Raise `Deadlock` if the wait with this ticket is part of a circle and has to give up."""
+    def look(self) -> Picture:
+        """Who holds which lease, and who waits for one. Takes no lock."""
         moment = self.reading().at(self.store.now())
-        held_by = {
-            worktree: document.record.holder_id
-            for worktree, document in self.store.scan(LEASES)
+        holds = [
+            _hold(document.record)
+            for _, document in self.store.scan(LEASES)
             if not document.record.may_be_taken(moment)
-        }
-        waits = [
-            Wait(each.on_behalf_of or each.holder_id, worktree, each.since, each.ticket)
-            for worktree, document in self.store.scan(LINES)
-            for each in document.record.waiters
         ]
-        # Threads of one process, or agents of one program, are one holder: that one of them waits for
-        # what another one has is no circle.
-        waits = [each for each in waits if held_by.get(each.what) != each.who]
-        deadlocks.refuse_deadlock(ticket, held_by, waits)
+        waits = [
+            _wait(worktree, waiter)
+            for worktree, document in self.store.scan(LINES)
+            for waiter in document.record.waiters
+            if waiter.unseen_for(moment) < protocol.WAITER_TTL and not _is_dead(waiter)
+        ]
+        return Picture(tuple(holds), tuple(waits))
+
+    def refuse_circle(self, ticket: str) -> None:
+        """Raise `Deadlock` if the wait with this ticket is part of a circle and has to give up."""
+        refuse_circle(ticket, self.look, self._elsewhere)
 
     def _grant(self, worktree: str, request: Request, *, wait: bool) -> Granted | Waiting:
         """Ask at once; only if others are in the way, see whether they are dead, and ask without them."""
@@ -188,6 +212,12 @@ class Desk:
             return ask(gone)
         gone = frozenset() if isinstance(answer, Granted) else self._dead_waiters(worktree)
         return ask(gone) if gone else answer
+
+    def _relieved(self, worktree: str, rule: Rule[Told]) -> Told:
+        """Apply a rule for which there must be room: a failure over a full disk has changed nothing."""
+        if self._reserve is None:
+            return self._rule(worktree, rule)
+        return self._reserve.relieve(lambda: self._rule(worktree, rule))
 
     def _rule(self, worktree: str, rule: Rule[Told], *, granting: bool = False) -> Told:
         keys = LeaseKeys.of(worktree)
@@ -227,11 +257,38 @@ class Desk:
         line = self.store.read(LeaseKeys.of(worktree).line)
         if line is None:
             return frozenset()
-        return frozenset(
-            each.ticket
-            for each in line.record.waiters
-            if (holder := each.identity.holder(each.holder_id)) and liveness(holder) is Liveness.DEAD
-        )
+        return frozenset(each.ticket for each in line.record.waiters if _is_dead(each))
+
+
+def _is_dead(waiter: Waiter) -> bool:
+    holder = waiter.identity.holder(waiter.holder_id)
+    return holder is not None and liveness(holder) is Liveness.DEAD
+
+
+def _hold(lease: Lease) -> Hold:
+    named = (lease.holder_id, lease.on_behalf_of)
+    party = Party(
+        lease.on_behalf_of or lease.holder_id,
+        processes=_processes(named, lease.identity),
+        actor=lease.actor,
+    )
+    return Hold(Thing("lease", lease.worktree_id), party, lease.lock_id, for_descendants=True)
+
+
+def _wait(worktree: str, waiter: Waiter) -> Wait:
+    party = Party(
+        waiter.on_behalf_of or waiter.holder_id,
+        processes=_processes((waiter.holder_id, waiter.on_behalf_of), waiter.identity),
+        above=_processes(waiter.above, waiter.identity),
+        actor=waiter.actor,
+    )
+    return Wait(Thing("lease", worktree), party, waiter.since, waiter.ticket)
+
+
+def _processes(holder_ids: Iterable[str], identity: Identity) -> frozenset[str]:
+    return frozenset(
+        process_id(each, identity.boot_id, identity.pid_namespace) for each in holder_ids if each
+    )
 
 
 def host_of(lease: Lease) -> str | None:
@@ -241,13 +298,8 @@ def host_of(lease: Lease) -> str | None:
 
 
 def liveness_of(lease: Lease) -> Liveness:
-    """Whether the holder of a lease still exists.
-
-    A detached lease belongs to more than one process: that its process has ended does not make it dead.
-    """
-    holder = lease.identity.holder(lease.holder_id)
-    found = Liveness.UNKNOWN if holder is None else liveness(holder)
-    return Liveness.UNKNOWN if lease.detached and found is Liveness.DEAD else found
+    """Whether the holder of a lease still exists."""
+    return liveness_behind(lease.identity.holder(lease.holder_id), detached=lease.detached)
 
 
 def checked_ttl(ttl: float) -> float:

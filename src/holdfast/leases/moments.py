@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from holdfast.clock import parse_instant
+
 SKEW = 5.0
 """How far the clocks of two machines that share a store are allowed to be apart."""
 
@@ -39,11 +41,11 @@ class Moment(NamedTuple):
         """The instant that is `after` seconds from now, if there is a boot clock to tell it by."""
         return BootMark(self.clock_id, self.boot + after) if self.clock_id else None
 
-    def until(self, instant: float, mark: BootMark | None, *, margin: bool) -> float:
+    def until(self, instant: str, mark: BootMark | None, *, margin: bool) -> float:
         """How many seconds it is until an instant, known by the store's time and perhaps by a mark."""
         if mark is not None and self.clock_id and mark.clock_id == self.clock_id:
             return mark.at - self.boot
-        return instant - self.now + (self.skew if margin else 0.0)
+        return parse_instant(instant) - self.now + (self.skew if margin else 0.0)
 
 
 class Reading(NamedTuple):

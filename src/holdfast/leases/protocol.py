@@ -44,6 +44,10 @@ class Request(NamedTuple):
     """Who stands in line for it, if that is not the holder itself."""
     client: Holder | None = None
     """The agent that the holder, a server, asks for it for."""
+    actor: str = ""
+    """In whose name."""
+    above: tuple[str, ...] = ()
+    """The processes that the one that waits descends from."""
 
 
 class Granted(NamedTuple):
@@ -207,6 +211,7 @@ def _grant(
         detached=request.detached,
         on_behalf_of=request.client.holder_id if request.client else "",
         boot_expires_at=moment.mark(request.ttl),
+        actor=request.actor,
     )
     count = TokenCounter(keys.worktree, lease.fencing_token)
     changes: list[Change] = [
@@ -249,11 +254,12 @@ def _conflict(moment: Moment, keys: LeaseKeys, lease: Lease | None, ahead: list[
     left = lease.time_left(moment, for_others=True)
     purpose = f", for: {lease.purpose}" if lease.purpose else ""
     return LockConflict(
-        f"{keys.worktree} is locked by {lease.holder_id} since {lease.created_at}{purpose}; "
+        f"{keys.worktree} is locked by {lease.who()} since {lease.created_at}{purpose}; "
         f"the lease runs for another {format_duration(left)}",
         worktree=keys.worktree,
         lock_id=lease.lock_id,
         holder_id=lease.holder_id,
+        actor=lease.actor,
         purpose=lease.purpose,
         since=lease.created_at,
         expires_at=lease.lease_expires_at,
@@ -309,6 +315,8 @@ def _shown(request: Request, line: list[Waiter], moment: Moment) -> Waiter:
         identity=Identity.of(waiter),
         on_behalf_of=request.holder.holder_id if request.waiter else "",
         boot_seen_at=moment.mark(),
+        above=request.above,
+        actor=request.actor,
     )
 
 

@@ -47,18 +47,24 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     on_behalf_of: str = ""
     """The agent that its holder, a server, holds it for; it and its children act under it too."""
     boot_expires_at: BootMark | None = None
+    actor: str = ""
+    """In whose name it was taken: tells agents apart that live in one process. Empty if it was not said."""
 
     def holders(self) -> list[Holder]:
         """Who acts under it: its holder, and the one that this holds it for; as far as they make sense."""
         named = (self.holder_id, self.on_behalf_of)
         return [holder for each in named if each and (holder := self.identity.holder(each))]
 
+    def who(self) -> str:
+        """Its holder as others are shown it: by the name that it gave, if it did, and by its process."""
+        return f"{self.actor}, {self.holder_id}" if self.actor else self.holder_id
+
     def expires_at(self) -> float:
         return parse_instant(self.lease_expires_at)
 
     def time_left(self, moment: Moment, *, for_others: bool) -> float:
         """How long the lease still counts: for its holder, or (with a margin) until others may take it."""
-        return moment.until(self.expires_at(), self.boot_expires_at, margin=for_others)
+        return moment.until(self.lease_expires_at, self.boot_expires_at, margin=for_others)
 
     def is_expired(self, moment: Moment) -> bool:
         """Whether its holder must not use it any more."""
@@ -89,9 +95,13 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     on_behalf_of: str = ""
     """Who the lease will belong to, if that is not the process that waits."""
     boot_seen_at: BootMark | None = None
+    above: tuple[str, ...] = ()
+    """The processes that the one that waits descends from: what they hold, it holds too."""
+    actor: str = ""
+    """In whose name it waits."""
 
     def unseen_for(self, moment: Moment) -> float:
-        return -moment.until(parse_instant(self.seen_at), self.boot_seen_at, margin=False)
+        return -moment.until(self.seen_at, self.boot_seen_at, margin=False)
 
 
 class WaitingLine(msgspec.Struct, frozen=True):

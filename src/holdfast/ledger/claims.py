@@ -14,7 +14,7 @@ fields. A lock event that does not have its form is no lock event; `verify` repo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -31,6 +31,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A node that is reserved for an owner. It counts until `expires_at`, by the store's clock.
 
     `sequence` is the event that made it what it is, `claim_id` its own id (empty: another program's).
+    `holder` is the process that took it, in words, if that is known; see `locks.holders.described`.
     """
 
     node_id: str
@@ -39,6 +40,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str
     sequence: int
     claim_id: str = ""
+    holder: dict[str, str] = {}
+    """The process that it was taken for, if whoever took it has said so."""
+    purpose: str = ""
 
     def expiry(self) -> float:
         return parse_instant(self.expires_at)
@@ -60,6 +64,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     until: str
     holder: dict[str, str] = {}
+    since: str = ""
 
     def order(self) -> tuple[int, int]:
         return -self.priority, self.sequence
@@ -130,14 +135,19 @@ class ClaimBook:
         event = recorded.event
         node, claim_id = event["node_id"], event.get("claim_id", "")
         before = self.claims.get(node)
-        extended = before is not None and claim_id != "" and before.claim_id == claim_id
+        if before is not None and claim_id != "" and before.claim_id == claim_id:  # extended
+            began, holder, purpose = before.acquired_at, before.holder, before.purpose
+        else:
+            began, holder, purpose = event["timestamp"], _holder(event), _purpose(event)
         self.claims[node] = Claim(
             node_id=node,
             owner=event["owner"],
-            acquired_at=before.acquired_at if before is not None and extended else event["timestamp"],
+            acquired_at=began,
             expires_at=event["expires_at"],
             sequence=recorded.sequence,
             claim_id=claim_id,
+            holder=holder,
+            purpose=purpose,
         )
         self._set_line(node, without=claim_id, at=event["timestamp"])
 
@@ -160,7 +170,8 @@ class ClaimBook:
             priority=event["priority"],
             sequence=earlier.sequence if earlier else recorded.sequence,
             until=event["until"],
-            holder=event.get("holder", {}),
+            holder=_holder(event),
+            since=earlier.since if earlier else event["timestamp"],
         )
         others = (each for each in self.line(node) if each.ticket != ticket)
         self.lines[node] = tuple(sorted((*others, waiter), key=Waiter.order))
@@ -214,10 +225,22 @@ def form_problem(event: Event) -> str | None:
 def _request_problem(event: Event) -> str | None:
     if type(event.get("priority")) is not int:
         return "its priority is not a whole number"
-    holder = event.get("holder", {})
-    if not (isinstance(holder, dict) and all(isinstance(each, str) for each in holder.values())):
-        return "its holder is not described by texts"
-    return None
+    return None if _is_holder(event.get("holder", {})) else "its holder is not described by texts"
+
+
+def _holder(event: Event) -> dict[str, str]:
+    """Who the event is about, in the words of `Holder.as_record`; nothing if it does not say, or not so."""
+    holder = event.get("holder")
+    return holder if _is_holder(holder) else {}
+
+
+def _purpose(event: Event) -> str:
+    purpose = event.get("purpose")
+    return purpose if isinstance(purpose, str) else ""
+
+
+def _is_holder(value: object) -> TypeGuard[dict[str, str]]:
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
 def _is_instant(value: object) -> bool:

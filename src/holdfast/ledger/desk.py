@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from holdfast.clock import parse_instant
-from holdfast.errors import UsageFailure
-from holdfast.ledger import meta, protocol
+from holdfast.errors import OutcomeUnknown, UsageFailure
+from holdfast.fs.names import checked_text
+from holdfast.holding.circles import Look, Picture, refuse_circle
+from holdfast.ledger import circles, meta, protocol
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.claims import KINDS, Claim, ClaimBook, Waiter
 from holdfast.ledger.events import EVENTS, Recorded, checked, new_id, stamped
 from holdfast.ledger.keeper import BookKeeper
-from holdfast.ledger.log import Ledger, commit_id_of, known_by_id
+from holdfast.ledger.log import Ledger, commit_id_of, tell_id
 from holdfast.ledger.nodes import is_under, node_id, order
 from holdfast.ledger.protocol import Cleared, Granted, Request, Ruling, Waiting
-from holdfast.locks.holders import Holder, Liveness, current_holder, liveness
+from holdfast.locks.holders import Holder, Liveness, current_holder, described, liveness
 from holdfast.store.records import Append, Decision, View
 
 PATIENCE = 15.0
@@ -42,20 +44,46 @@ class ClaimDesk:
     """Gives, extends and takes back the claims of one ledger. Safe to use from several threads."""
 
     def __init__(
-        self, ledger: Ledger, *, files: ClaimFiles | None = None, patience: float = PATIENCE
+        self,
+        ledger: Ledger,
+        *,
+        files: ClaimFiles | None = None,
+        patience: float = PATIENCE,
+        elsewhere: Sequence[Look] = (),
     ) -> None:
+        """`elsewhere` is what else can be held and waited for: a circle of waits may lead through it."""
         self.ledger = ledger
+        self._elsewhere = elsewhere
         self._files = files
         self._patience = patience
         self._keeper = BookKeeper(ledger)
 
     # --- Asking ------------------------------------------------------------------------------------
 
-    def request(self, node: str, owner: str, *, ttl: float | None = None, priority: int = 0) -> Request:
-        """A request under a new id; without a `ttl` it is for the `lock_timeout` of the ledger."""
-        holder = {name: str(value) for name, value in current_holder().as_record().items()}
+    def request(
+        self,
+        node: str,
+        owner: str,
+        *,
+        ttl: float | None = None,
+        priority: int = 0,
+        purpose: str = "",
+        behalf_of: Holder | None = None,
+    ) -> Request:
+        """A request under a new id; without a `ttl` it is for the `lock_timeout` of the ledger.
+
+        `behalf_of` is the process that the claim is for, if that is not this one: it outlives this one then.
+        """
         return Request(
-            node_id(node), checked_owner(owner), new_id(), self._ttl(ttl), priority, self._patience, holder
+            node_id(node),
+            checked_owner(owner),
+            new_id(),
+            self._ttl(ttl),
+            priority,
+            self._patience,
+            holder=described(current_holder()),
+            agent={} if behalf_of is None else described(behalf_of, detached=True),
+            purpose=checked_text(purpose, what="purpose"),
         )
 
     def take(self, request: Request) -> Claim:
@@ -135,6 +163,20 @@ class ClaimDesk:
         now = self.ledger.store.now()
         return [each for name in nodes for each in lines.get(name, ()) if each.counts(now)]
 
+    def look(self) -> Picture:
+        """Who holds which claim, and who waits for one. Takes no lock."""
+        claims, lines = self._keeper.look(
+            lambda book: (list(book.claims.values()), list(book.lines.values()))
+        )
+        now = self.ledger.store.now()
+        holds = (circles.hold(each) for each in claims if not each.is_expired(now))
+        waiters = (each for line in lines for each in line if each.counts(now) and not _is_dead(each))
+        return Picture(tuple(holds), tuple(map(circles.wait, waiters)))
+
+    def refuse_circle(self, ticket: str) -> None:
+        """Raise `Deadlock` if the wait with this ticket is part of a circle and has to give up."""
+        refuse_circle(ticket, self.look, self._elsewhere)
+
     def history(self, node: str) -> list[Recorded]:
         """Everything that the ledger says about the claims on a node."""
         node = node_id(node)
@@ -184,8 +226,11 @@ class ClaimDesk:
                 return Decision([], ruling.result)
             return Decision([Append(EVENTS, stamped({**ruling.event, "id": event_id}, now))], ruling.result)
 
-        with known_by_id(event_id):
+        try:
             return store.transact([EVENTS], decide, commit_id=commit_id_of(event_id)).result  # 4.
+        except OutcomeUnknown as unknown:
+            tell_id(unknown, event_id)
+            raise
 
     def _current(self, node: str, owner: str, claim_id: str) -> Claim:
         """The claim that was just given or extended, as the ledger has it."""

@@ -6,7 +6,6 @@ append (a kill, a disk that failed to sync) can look for the id and knows.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +14,7 @@ import msgspec
 from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import Corrupt, JsonInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
+from holdfast.fs.names import unique_id
 from holdfast.store.records import Stream
 
 Event: TypeAlias = dict[str, Any]
@@ -25,7 +25,8 @@ LONGEST_TYPE = 128
 LONGEST_ID = 128
 
 _WHAT = "an event"
-_PLAIN = frozenset((str, int, float, bool, type(None)))
+_PLAIN = frozenset((str, int, bool, type(None)))
+_TEXT = frozenset((str,))
 
 
 class Recorded(NamedTuple):
@@ -36,7 +37,16 @@ class Recorded(NamedTuple):
 
 
 class Checked(Event):
-    """An event that has been looked at closely: all of it can be stored."""
+    """An event that has been looked at closely: all of it can be stored.
+
+    `content` is how it is stored, until it is out of our hands and may be changed.
+    """
+
+    __slots__ = ("content",)
+
+    def __init__(self, event: Event, content: bytes | None = None) -> None:
+        super().__init__(event)
+        self.content = content
 
 
 class EventCodec:
@@ -44,13 +54,14 @@ class EventCodec:
 
     def encode(self, record: Event) -> bytes:
         """The line; more than `MOST_BYTES` are refused."""
+        if type(record) is Checked and record.content is not None:
+            return record.content
         try:
-            known = isinstance(record, Checked)
-            content = strictjson.encode(record, what=_WHAT, limit=MOST_BYTES - 1, string_keys=known) + b"\n"
+            content = _plainly(record) or _closely(record)
         except JsonInvalid as error:
             raise UsageFailure(f"{_WHAT} cannot be stored: {error.facts['problem']}") from None
-        except TooLarge as error:
-            raise TooLarge(_WHAT, int(str(error.facts["size"])) + 1, MOST_BYTES) from None
+        if len(content) > MOST_BYTES:
+            raise TooLarge(_WHAT, len(content), MOST_BYTES)
         return content
 
     def decode(self, content: bytes, source: str) -> Event:
@@ -66,6 +77,24 @@ class EventCodec:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             pass  # the slow way says what is wrong
         return _strictly(content, source)
+
+
+def _plainly(record: Event) -> bytes | None:
+    """The line of an event in which nothing can be wrong but a lone surrogate; None for any other."""
+    if _PLAIN.issuperset(map(type, record.values())) and _TEXT.issuperset(map(type, record)):
+        try:
+            return _ENCODER.encode(record) + b"\n"
+        except (msgspec.MsgspecError, ValueError, OverflowError):
+            pass  # the slow way says what is wrong, if anything
+    return None
+
+
+def _closely(record: Event) -> bytes:
+    known = isinstance(record, Checked)
+    try:
+        return strictjson.encode(record, what=_WHAT, limit=MOST_BYTES - 1, string_keys=known) + b"\n"
+    except TooLarge as error:
+        raise TooLarge(_WHAT, int(str(error.facts["size"])) + 1, MOST_BYTES) from None
 
 
 def _strictly(content: bytes, source: str) -> Event:
@@ -95,7 +124,7 @@ EVENTS: Stream[Event] = Stream("ledger/events", CODEC)
 """The stream of all events of a ledger; the position of an entry is its sequence."""
 
 
-def checked(event: Mapping[str, Any]) -> Event:
+def checked(event: Mapping[str, Any]) -> Checked:
     """A copy of the event with an `id`, if it may be appended; else `UsageFailure` or `TooLarge`.
 
     An event without a `timestamp` gets the time of its commit.
@@ -112,16 +141,8 @@ def checked(event: Mapping[str, Any]) -> Event:
         raise UsageFailure(f"the `id` of an event must be a text of 1 to {LONGEST_ID} characters")
     if timestamp is not None:
         check_timestamp(timestamp)
-    known = Checked(copy)
-    CODEC.encode(
-        stamped(known if _is_flat(copy) else copy, 0.0)
-    )  # refuse before anything is locked or written
-    return known
-
-
-def _is_flat(event: Event) -> bool:
-    """Whether there is nothing to look at below the surface."""
-    return all(type(name) is str and type(value) in _PLAIN for name, value in event.items())
+    content = CODEC.encode(stamped(copy, 0.0))  # refuse before anything is locked or written
+    return Checked(copy, None if timestamp is None else content)
 
 
 def check_timestamp(timestamp: object) -> float:
@@ -146,4 +167,4 @@ def stamped(event: Event, now: float) -> Event:
 
 def new_id() -> str:
     """An id that no other event has."""
-    return str(uuid.uuid4())
+    return unique_id()

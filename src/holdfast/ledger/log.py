@@ -7,7 +7,6 @@ never change once they are written.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -25,7 +24,7 @@ from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name
 from holdfast.ledger import checkpoints
 from holdfast.ledger.checkpoints import Checkpoint, NoShelf, Shelf
-from holdfast.ledger.events import EVENTS, Event, Recorded, checked, stamped
+from holdfast.ledger.events import EVENTS, Checked, Event, Recorded, checked, stamped
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.base import Store
 from holdfast.store.records import Append, Decision, View
@@ -50,7 +49,7 @@ class Ledger:
     # --- Writing -----------------------------------------------------------------------------------
 
     def append(self, event: Mapping[str, Any]) -> Recorded:
-        """Add an event at the end; durable when this returns. Commit point: its publication by a link.
+        """Add an event at the end; durable when this returns. Commit point: it gets its number.
 
         It gets an `id` and a `timestamp` unless it has them. `OutcomeUnknown` carries the event's id as
         a fact: `find` tells whether it was made.
@@ -80,7 +79,7 @@ class Ledger:
 
         return retry_with_backoff(retry or RetryConfig(max_attempts=20, initial_delay=0.005), attempt)
 
-    def _append(self, events: list[Event], expected: int | None) -> list[Recorded]:
+    def _append(self, events: list[Checked], expected: int | None) -> list[Recorded]:
         def decide(view: View, now: float) -> Decision[list[Event]]:
             found = view.end(EVENTS)
             if expected is not None and found != expected:
@@ -88,9 +87,15 @@ class Ledger:
             made = [stamped(event, now) for event in events]
             return Decision([Append(EVENTS, event) for event in made], made)
 
-        with known_by_id(events[0]["id"]):
-            commit = self.store.transact([EVENTS], decide, commit_id=commit_id_of(events[0]["id"]))
+        event_id = events[0]["id"]
+        try:
+            commit = self.store.transact([EVENTS], decide, commit_id=commit_id_of(event_id))
+        except OutcomeUnknown as unknown:
+            tell_id(unknown, event_id)
+            raise
         self._known = max(self._known, commit.positions[-1])
+        for event in events:
+            event.content = None  # whoever gets it may change it
         return [Recorded(*each) for each in zip(commit.positions, commit.result, strict=True)]
 
     # --- Reading -----------------------------------------------------------------------------------
@@ -128,10 +133,13 @@ class Ledger:
         """One event; `NotFound` if the ledger has none with this sequence."""
         found = next(self.events(after=sequence - 1, until=sequence), None) if sequence > 0 else None
         if found is None:
+            end = self.sequence
             raise NotFound(
-                f"the ledger has no event {sequence}",
-                hint="See 'holdfast ledger status' for how many there are.",
+                f"the ledger has no event {sequence}; "
+                + (f"its last one is {end}" if end else "it has none"),
+                hint="See what is there: 'holdfast ledger log'.",
                 sequence=sequence,
+                last=end,
             )
         return found
 
@@ -208,15 +216,10 @@ class Ledger:
         checkpoints.save(self.shelf, Checkpoint(name, version, last.sequence, event, state))
 
 
-@contextlib.contextmanager
-def known_by_id(event_id: str) -> Iterator[None]:
-    """Say in `OutcomeUnknown` by which id the event can be looked for."""
-    try:
-        yield
-    except OutcomeUnknown as unknown:
-        unknown.facts = {**unknown.facts, "event_id": event_id}
-        unknown.hint = f"Look for the event's own id before you try again: 'holdfast ledger show {event_id}'."
-        raise
+def tell_id(unknown: OutcomeUnknown, event_id: str) -> None:
+    """Say by which id the event can be looked for whose outcome is unknown."""
+    unknown.facts = {**unknown.facts, "event_id": event_id}
+    unknown.hint = f"Look for the event's own id before you try again: 'holdfast ledger show {event_id}'."
 
 
 def commit_id_of(event_id: str) -> str | None:

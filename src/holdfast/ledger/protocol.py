@@ -18,6 +18,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.clock import format_duration, format_instant
 from holdfast.errors import LockExpired, LockNotHeld, NodeLocked
+from holdfast.ledger.circles import ABOVE, AGENT, BETWEEN
 from holdfast.ledger.claims import ACQUIRED, REAPED, RELEASED, REQUESTED, WITHDRAWN, Claim, ClaimBook, Waiter
 from holdfast.ledger.events import Event
 
@@ -33,6 +34,11 @@ class Request(NamedTuple):
     priority: int = 0
     patience: float = 15.0
     holder: Mapping[str, str] = MappingProxyType({})
+    agent: Mapping[str, str] = MappingProxyType({})
+    """The process that the claim is for, if that is not the one that asks for it."""
+    purpose: str = ""
+    above: tuple[str, ...] = ()
+    """The processes that the one that waits descends from."""
 
 
 class Granted(NamedTuple):
@@ -86,7 +92,7 @@ def claim(
     ahead = _ahead(book, now, request, gone)
     if held is None and not ahead:
         event = _acquired(request.node_id, request.owner, request.claim_id, now, request.ttl)
-        return Ruling(event, Granted(request.claim_id))
+        return Ruling(event | _described(request), Granted(request.claim_id))
     if not wait:
         raise locked(request.node_id, now, held, ahead)
     own = _own_place(book, request)
@@ -172,22 +178,30 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[Waiter]) -> No
         first = ahead[0]
         return NodeLocked(
             f"node already locked: {node} is free, but {first.owner} waits for it and comes first",
+            hint=_how_to_wait(node),
             node_id=node,
             owner=first.owner,
             waiting=len(ahead),
         )
     left = held.expiry() - now
+    purpose = f", for: {held.purpose}; the claim runs" if held.purpose else ","
     return NodeLocked(
-        f"node already locked: {node} is claimed by {held.owner} since {held.acquired_at}, "
+        f"node already locked: {node} is claimed by {held.owner} since {held.acquired_at}{purpose} "
         f"for another {format_duration(left)}",
+        hint=_how_to_wait(node),
         node_id=node,
         owner=held.owner,
+        purpose=held.purpose,
         claim_id=held.claim_id,
         acquired_at=held.acquired_at,
         expires_at=held.expires_at,
         time_left=left,
         waiting=len(ahead),
     )
+
+
+def _how_to_wait(node: str) -> str:
+    return f"Work on another node, or wait for this one: 'holdfast claim take {node} --owner YOU --wait 5m'."
 
 
 def _own_place(book: ClaimBook, request: Request) -> Waiter | None:
@@ -216,9 +230,22 @@ def _acquired(node: str, owner: str, claim_id: str, now: float, ttl: float) -> E
     return {**event, "claim_id": claim_id} if claim_id else event
 
 
+def _described(request: Request) -> Event:
+    """What others are shown of a claim: whose process it is, and what for."""
+    holder = request.agent or request.holder
+    told: Event = {"holder": dict(holder)} if holder else {}
+    return {**told, "purpose": request.purpose} if request.purpose else told
+
+
 def _about(kind: str, held: Claim, now: float) -> Event:
     event = {"type": kind, "timestamp": format_instant(now), "node_id": held.node_id, "owner": held.owner}
     return {**event, "claim_id": held.claim_id} if held.claim_id else event
+
+
+def _waiting(request: Request) -> dict[str, str]:
+    """Who waits: its process, and those that it acts for and descends from; see `circles`."""
+    told = {**request.holder, ABOVE: BETWEEN.join(request.above)} if request.above else dict(request.holder)
+    return {**told, AGENT: request.agent.get("holder_id", "")} if request.agent else told
 
 
 def _requested(request: Request, now: float) -> Event:
@@ -230,5 +257,5 @@ def _requested(request: Request, now: float) -> Event:
         "ticket": request.claim_id,
         "priority": request.priority,
         "until": format_instant(now + request.patience),
-        "holder": dict(request.holder),
+        "holder": _waiting(request),
     }

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from holdfast.fs import calls
 from holdfast.locks import processes
 
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _FIRST_TIME_NAMESPACE = 0xEFFFFFFA
 """The kernel's fixed inode number of the time namespace that every machine starts with."""
 
@@ -46,6 +47,11 @@ class Holder(NamedTuple):
     pid_namespace: str
 
     @property
+    def vantage(self) -> Vantage:
+        """From where its number means it."""
+        return Vantage(self.host, self.boot_id, self.pid_namespace)
+
+    @property
     def holder_id(self) -> str:
         """`host:user:pid:start_time`."""
         return f"{self.host}:{self.user}:{self.pid}:{self.start_time}"
@@ -70,9 +76,23 @@ class Holder(NamedTuple):
         return cls(parts[0], parts[1], int(parts[2]), parts[3], *extra)
 
 
+class Vantage(NamedTuple):
+    """From where processes are seen: where these are the same, the same number means the same process."""
+
+    host: str
+    boot_id: str
+    pid_namespace: str
+
+
 def current_holder() -> Holder:
     """This process."""
     return _holder_of(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def current_vantage() -> Vantage:
+    """From where this process sees others: what can be told of it quickly."""
+    return Vantage(_host(), processes.read_small(_BOOT_ID), _pid_namespace())
 
 
 def holder_with_pid(pid: int) -> Holder | None:
@@ -89,21 +109,21 @@ def boot_clock_id() -> str:
 
     Empty where there is no way to tell (anywhere but on Linux): then there is none to be relied on.
     """
-    boot_id = processes.read_small("/proc/sys/kernel/random/boot_id") if sys.platform == "linux" else ""
+    boot_id = processes.read_small(_BOOT_ID) if sys.platform == "linux" else ""
     return boot_id + _time_namespace() if boot_id else ""
 
 
 @functools.lru_cache(maxsize=1)
 def _holder_of(pid: int) -> Holder:  # by pid, so that a forked child does not take itself for its parent
-    itself = processes.find_process(pid)
+    itself, vantage = processes.find_process(pid), current_vantage()
     return Holder(
-        host=_host(),
+        host=vantage.host,
         user=_user(),
         pid=pid,
         start_time=itself.start_time if itself else "",
-        boot_id=processes.read_small("/proc/sys/kernel/random/boot_id"),
+        boot_id=vantage.boot_id,
         machine_id=_machine_id(),
-        pid_namespace=_pid_namespace(),
+        pid_namespace=vantage.pid_namespace,
     )
 
 
@@ -112,16 +132,39 @@ def liveness(holder: Holder, *, here: Holder | None = None) -> Liveness:
 
     Another host, another pid namespace: unknown. The same machine started anew since: dead.
     """
-    here = here or current_holder()
-    if holder.host != here.host:
+    vantage = here.vantage if here else current_vantage()
+    if holder.host != vantage.host:
         return Liveness.UNKNOWN
-    if holder.boot_id != here.boot_id:
+    if holder.boot_id != vantage.boot_id:
         # The same machine after a restart, or another one that goes by the same name?
-        same_machine = bool(holder.machine_id) and holder.machine_id == here.machine_id
+        machine_id = here.machine_id if here else current_holder().machine_id
+        same_machine = bool(holder.machine_id) and holder.machine_id == machine_id
         return Liveness.DEAD if same_machine and holder.boot_id else Liveness.UNKNOWN
-    if holder.pid_namespace != here.pid_namespace or (sys.platform == "linux" and not here.pid_namespace):
+    if holder.pid_namespace != vantage.pid_namespace:
+        return Liveness.UNKNOWN
+    if sys.platform == "linux" and not vantage.pid_namespace:
         return Liveness.UNKNOWN
     return process_liveness(holder.pid, start_time=holder.start_time)
+
+
+def liveness_behind(holder: Holder | None, *, detached: bool) -> Liveness:
+    """Whether the holder of something still exists; None is one that nothing is known of.
+
+    What is detached belongs to more than one process: that its process has ended does not make it dead.
+    """
+    found = Liveness.UNKNOWN if holder is None else liveness(holder)
+    return Liveness.UNKNOWN if detached and found is Liveness.DEAD else found
+
+
+def described(holder: Holder, *, detached: bool = False) -> dict[str, str]:
+    """A holder in plain texts, to be kept in the record of what it holds; see `described_liveness`."""
+    texts = {name: str(value) for name, value in holder.as_record().items()}
+    return {**texts, "detached": "true"} if detached else texts
+
+
+def described_liveness(record: Mapping[str, object]) -> Liveness:
+    """Whether the holder that `described` has put into words still exists; unknown if there are none."""
+    return liveness_behind(Holder.from_record(record), detached=record.get("detached") == "true")
 
 
 def process_liveness(pid: int, *, start_time: str = "") -> Liveness:
@@ -194,4 +237,5 @@ def _time_namespace() -> str:
 
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=_holder_of.cache_clear)  # a child may get the number of an ancestor
+    os.register_at_fork(after_in_child=current_vantage.cache_clear)  # it may be in another pid namespace
     os.register_at_fork(after_in_child=boot_clock_id.cache_clear)  # or be born into another time namespace

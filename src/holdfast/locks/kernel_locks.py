@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 from holdfast.clock import format_instant
-from holdfast.errors import Failure
-from holdfast.fs import calls, durable
+from holdfast.fs import calls, small
 from holdfast.fs.mounts import device_number
 from holdfast.locks import processes
+
+MOST_BYTES = 16 << 20
 
 
 class FileLockHolder(NamedTuple):
@@ -47,24 +48,76 @@ def find_holders(path: str | os.PathLike[str]) -> list[FileLockHolder] | None:
         return None
     try:
         status = calls.stat(path)
-        text = durable.read(Path("/proc/locks")).decode("ascii", "replace")
-    except (OSError, Failure):
+        flocks = _flocks()
+    except OSError:
         return None
     wanted = f"{device_number(status.st_dev, base='02x')}:{status.st_ino}"
-    return [_describe(fields) for line in text.splitlines() if (fields := _flock_on(line, wanted))]
+    return [_describe(fields) for fields in flocks if fields[4] == wanted]
 
 
-def _flock_on(line: str, wanted: str) -> list[str] | None:
-    """The fields from the kind of lock on, if this line is about a whole-file lock on `wanted`.
+def with_queue(path: str, waiting: list[FileLockHolder]) -> list[FileLockHolder]:
+    """Those who wait for a lock, and then those who stand in line for it, if it is a fair one."""
+    known = {each.pid for each in waiting}
+    queue = [each for each in find_holders(path + ".queue") or () if each.waiting and each.pid not in known]
+    return waiting + queue
+
+
+def find_locked_files(root: str, directories: Iterable[str] = ()) -> list[str]:
+    """The files below `root` (a real path) that somebody has locked at this moment, sorted.
+
+    They are found among what the processes that hold locks have open, as far as this user may look into
+    them; and in these `directories`, whosoever holds them.
+    """
+    if sys.platform != "linux":
+        return []
+    try:
+        flocks = _flocks()
+    except OSError:
+        return []
+    inodes = {int(fields[4].rpartition(":")[2]) for fields in flocks}
+    candidates = {path for each in directories for path in _files_in(each, inodes)}
+    for pid in {int(fields[3]) for fields in flocks if int(fields[3]) > 0}:
+        candidates.update(path for path in _open_files(pid, inodes) if path.startswith(root + "/"))
+    return sorted(each for each in candidates if find_holders(each))
+
+
+def _flocks() -> list[list[str]]:
+    """For each whole-file lock the fields from its kind on, and at the end whether it is waited for.
 
     `1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind for one who waits.
     """
-    fields = line.split()[1:]
-    waiting = fields[:1] == ["->"]
-    fields = fields[1:] if waiting else fields
-    if len(fields) < 5 or fields[0] != "FLOCK" or fields[4] != wanted:
-        return None
-    return [*fields, "waiting" if waiting else ""]
+    found = []
+    for line in small.read("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
+        fields = line.split()[1:]
+        waiting = fields[:1] == ["->"]
+        fields = fields[1:] if waiting else fields
+        if len(fields) >= 5 and fields[0] == "FLOCK":
+            found.append([*fields, "waiting" if waiting else ""])
+    return found
+
+
+def _files_in(directory: str, inodes: Container[int]) -> Iterator[str]:
+    """The files of a directory that may be those with these inodes: others are not even looked at."""
+    try:
+        with calls.scandir(directory) as entries:
+            yield from (entry.path for entry in entries if entry.inode() in inodes)
+    except OSError:
+        return
+
+
+def _open_files(pid: int, inodes: Container[int]) -> Iterator[str]:
+    """What a process has open, if this user may know, and if it may be one of these inodes."""
+    try:
+        names = calls.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return
+    for name in names:
+        try:
+            link = f"/proc/{pid}/fd/{name}"
+            if calls.stat(link).st_ino in inodes:
+                yield calls.readlink(link)
+        except OSError:
+            continue  # closed meanwhile
 
 
 def _describe(fields: list[str]) -> FileLockHolder:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +24,7 @@ from typing import NamedTuple, Self
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_duration, format_instant, parse_instant
 from holdfast.errors import LockChanged, LockReentry, LockTimeout
 from holdfast.fs import calls
+from holdfast.fs.names import unique_id
 from holdfast.locks.file_locker import FileLocker, LockGuard
 from holdfast.locks.holders import Holder, Liveness, current_holder, liveness
 from holdfast.locks.lock_file import LockFile, Sighting
@@ -127,7 +127,7 @@ class LedgerLock:
             raise LockReentry(f"{self.path} is held by this thread already", path=str(self.path)) from None
 
     def _acquire_in_turn(self, turn: LockGuard | None, deadline: float) -> HeldLedgerLock:
-        lock_id = str(uuid.uuid4())
+        lock_id = unique_id()
         while True:
             record = self._record(lock_id)
             if self._file.create(record, synced=False):  # 2. free: commit point

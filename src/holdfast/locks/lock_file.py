@@ -16,11 +16,12 @@ guard, so what *they* remove wrongly cannot be prevented here.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,10 +60,9 @@ class LockFile:
 
         `often` says that this lock is taken again and again: see `kept_draft`.
         """
-        self._draft = KeptDraft() if often else None
         self.path = root / relative / name
-        self._root = root
-        self._relative = relative
+        self._directory = functools.partial(_open_directory, root, relative)
+        self._draft = KeptDraft(str(self.path.parent), name, self._directory) if often else None
         self._name = name
         self._guard_name = f".{name.lstrip('.')}.guard"
         self._guard_path = str(self.path.parent / self._guard_name)
@@ -71,8 +71,15 @@ class LockFile:
 
     def create(self, record: Mapping[str, object], *, synced: bool) -> bool:
         """Take the lock if nobody has it. Commit point: the link of the finished record."""
-        with self._withdrawn_on_failure(record), self._directory() as directory:
-            return self._create(directory, record, synced=synced)
+        try:
+            made = self._create_often(record) if self._draft is not None and not synced else None
+            if made is None:
+                with self._directory() as directory:
+                    made = self._create(directory, record, synced=synced)
+            return made
+        except BaseException:
+            self._withdraw(record)
+            raise
 
     def look(self) -> Sighting | None:
         """What is there now, or None if nothing is."""
@@ -87,10 +94,14 @@ class LockFile:
         guard = self._guards.try_lock_exclusive(self._guard_path)
         if guard is None:
             return False
-        with self._withdrawn_on_failure(record), guard, self._directory() as directory:
-            if not self._remove_if(directory, seen.identity):
-                return False
-            return self._create(directory, record, synced=synced)
+        try:
+            with guard, self._directory() as directory:
+                if not self._remove_if(directory, seen.identity):
+                    return False
+                return self._create(directory, record, synced=synced)
+        except BaseException:
+            self._withdraw(record)
+            raise
 
     def remove(self, identity: str) -> bool:
         """Remove the lock if it is still the one with this identity."""
@@ -100,13 +111,17 @@ class LockFile:
 
     def remove_own(self, field: str, value: str) -> bool:
         """Remove the lock if its record says that it is ours; False if it is gone or another's."""
+        if self._draft is not None and self._draft.is_for(value):
+            with self._guards.lock_exclusive(self._guard_path):
+                removed = self._draft.remove(value)
+                if removed is not None:
+                    return removed
         with (
             suppress(NotFound),
             self._directory() as directory,
             self._guards.lock_exclusive(self._guard_path),
         ):
-            kept = self._draft is not None and self._draft.is_lock(directory, self._name, value)
-            if kept or self._says(directory, field, value):
+            if self._says(directory, field, value):
                 return durable.remove_in(directory, self._name, durable=False)
         return False
 
@@ -123,12 +138,6 @@ class LockFile:
         if self._draft is not None:
             self._draft.discard()
 
-    def _directory(self) -> Directory:
-        if not self._relative:
-            return Directory.open(self._root)
-        with Directory.open(self._root) as root:
-            return root.beneath(self._relative)
-
     def _guard(self) -> LockGuard:
         """Wait for the guard; NotFound if the directory is gone, and the lock with it."""
         self._directory().close()  # refuses a link on the way before the guard is made behind it
@@ -138,30 +147,30 @@ class LockFile:
         """Have what it takes to give the lock back before it is taken: the disk may be full by then."""
         if self._has_guard:
             return
-        self._has_guard = directory.status(self._guard_name) is not None
-        if not self._has_guard:
+        if directory.status(self._guard_name) is None:
             guard = self._guards.try_lock_exclusive(self._guard_path)
             if guard is not None:
                 guard.release()
+        self._has_guard = True
 
-    @contextmanager
-    def _withdrawn_on_failure(self, record: Mapping[str, object]) -> Iterator[None]:
+    def _withdraw(self, record: Mapping[str, object]) -> None:
         """What fails after the commit point has made a lock of which its holder will never hear."""
-        try:
-            yield
-        except BaseException:
-            with suppress(Failure, OSError):
-                self.remove_own("lock_id", str(record["lock_id"]))
-            raise
+        with suppress(Failure, OSError):
+            self.remove_own("lock_id", str(record["lock_id"]))
+
+    def _create_often(self, record: Mapping[str, object]) -> bool | None:
+        """`create` with the file that is kept for it; None if that is not to be done, or cannot be."""
+        if self._draft is None or not self._draft.is_worth_it():
+            return None
+        if not self._has_guard:
+            with self._directory() as directory:
+                self._make_guard(directory)
+        return self._draft.publish(_content(record), str(record["lock_id"]))
 
     def _create(self, directory: Directory, record: Mapping[str, object], *, synced: bool) -> bool:
         if directory.status(self._name) is not None:
             return False  # spares the draft; what decides is the link
         self._make_guard(directory)
-        if self._draft is not None and not synced:
-            made = self._draft.publish(directory, self._name, _content(record), str(record["lock_id"]))
-            if made is not None:
-                return made
         try:
             durable.create_in(directory, self._name, _content(record), mode=0o600, durable=synced)
         except AlreadyExists:
@@ -203,6 +212,13 @@ class LockFile:
         except OSError as error:
             raise io_failure("remove", self.path, error) from error
         return True
+
+
+def _open_directory(root: Path, relative: str) -> Directory:
+    if not relative:
+        return Directory.open(root)
+    with Directory.open(root) as directory:
+        return directory.beneath(relative)
 
 
 def _identity(status: os.stat_result, content: bytes) -> str:

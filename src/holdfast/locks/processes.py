@@ -1,15 +1,18 @@
-"""What can be known about a process of this machine: is it there, since when, what does it run."""
+"""What can be known about a process of this machine: is it there, since when, what does it run.
+
+Loads next to nothing: a guard that must be quick asks this.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import Failure, NotFound
-from holdfast.fs import calls, durable
+from holdfast.fs import calls, small
+
+_LONGEST_COMMAND = 1 << 16
 
 
 class Process(NamedTuple):
@@ -22,7 +25,6 @@ class Process(NamedTuple):
 
 
 if sys.platform == "linux":
-    _PROC = Path("/proc")
 
     def find_process(pid: int) -> Process | None:
         """The process with this number, or None if it cannot be seen (gone, or hidden from us)."""
@@ -33,8 +35,8 @@ if sys.platform == "linux":
         else:
             name = str(pid)
         try:
-            text = durable.read(_PROC / name / "stat").decode("utf-8", "replace")
-        except Failure:
+            text = small.read(f"/proc/{name}/stat", 1 << 16).decode("utf-8", "replace")
+        except OSError:
             return None
         # The command's name is in parentheses and may itself contain blanks and parentheses.
         fields = text[text.rindex(")") + 2 :].split()
@@ -51,16 +53,16 @@ if sys.platform == "linux":
     def _has_live_threads(pid: int) -> bool:
         """A process whose first thread has ended looks like a zombie while others still run."""
         try:
-            with calls.scandir(_PROC / str(pid) / "task") as tasks:
+            with calls.scandir(f"/proc/{pid}/task") as tasks:
                 return sum(1 for _ in tasks) > 1
         except OSError:
             return False
 
     def words_of(pid: int) -> list[str]:
-        """The words of a process's command line; none if it cannot be read."""
+        """The words of a process's command line, of a very long one the first; none if it cannot be read."""
         try:
-            words = durable.read(_PROC / str(pid) / "cmdline", limit=1 << 16).split(b"\0")
-        except Failure:
+            words = small.read(f"/proc/{pid}/cmdline", _LONGEST_COMMAND).split(b"\0")
+        except OSError:
             return []
         return [word.decode("utf-8", "replace") for word in words]
 
@@ -135,8 +137,6 @@ def is_there(pid: int) -> bool:
 def read_small(path: str) -> str:
     """The stripped text of a small system file, or "" if there is none."""
     try:
-        return durable.read(Path(path), limit=4096).decode("ascii", "replace").strip()
-    except NotFound:
-        return ""
-    except Failure:
+        return small.read(path, 4096).decode("ascii", "replace").strip()
+    except OSError:
         return ""

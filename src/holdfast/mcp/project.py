@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from holdfast.errors import NotFound
-from holdfast.issues.records import checked_actor
+from holdfast.fs.names import checked_actor
 from holdfast.issues.tracker import Tracker
 from holdfast.ledger.log import Ledger
 from holdfast.locks.holders import Holder
@@ -57,7 +57,7 @@ class Project(NamedTuple):
     settings: Settings
 
     def repository(self) -> Repository:
-        return Repository(self.root)
+        return Repository(self.root, actor=self.settings.actor)
 
     def worktree(self, repository: Repository, name: str | None) -> str:
         """The worktree that is meant; it need not be there."""

@@ -4,15 +4,41 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
+from holdfast.errors import SettingInvalid
+
 SECRETS = ("password", "sslpassword", "keypassword")
 """Parameters that only their owner may know."""
+
+
+_remembered: dict[str, str] = {}
+
+
+def parts_of(address: str) -> SplitResult:
+    """The parts of an address; one that has none is refused, and not shown: there may be secrets in it."""
+    try:
+        return urlsplit(address)
+    except ValueError as error:
+        scheme = address.partition(":")[0]
+        raise SettingInvalid("store", f"{scheme}://…", f"an address: {error}") from None
+
+
+def remember_secrets(address: str) -> None:
+    """Use the secrets of this address, as long as this process lives, wherever it is named without them: that
+    is how it is written down."""
+    if has_secrets(address):
+        _remembered[without_secrets(address)] = address
+
+
+def with_secrets(address: str) -> str:
+    """An address as it was written down, with the secrets that are remembered for it, if any are."""
+    return _remembered.get(address, address)
 
 
 def without_secrets(address: str) -> str:
     """The address as it may be shown and written down."""
     if "://" not in address:  # not one of a server, such as `files`
         return address
-    parts = urlsplit(address)
+    parts = parts_of(address)
     user, at, hosts = parts.netloc.rpartition("@")
     kept = [each for each in parse_qsl(parts.query, keep_blank_values=True) if each[0] not in SECRETS]
     return joined(parts._replace(netloc=user.partition(":")[0] + at + hosts), kept)
@@ -26,7 +52,7 @@ def joined(parts: SplitResult, query: list[tuple[str, str]]) -> str:
 
 def has_secrets(address: str) -> bool:
     """Whether something of it must not be written down."""
-    parts = urlsplit(address)
+    parts = parts_of(address)
     return ":" in parts.netloc.rpartition("@")[0] or any(
         name in SECRETS for name, _ in parse_qsl(parts.query, keep_blank_values=True)
     )

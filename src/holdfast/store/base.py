@@ -142,9 +142,10 @@ def check_changes(
 ) -> None:
     """Refuse changes that do not fit what was named and read: the same in every store."""
     touched: set[Key[Any]] = set()
+    target: Key[Any] | Stream[Any] | None = None
     for change in changes:
-        target = change.stream if isinstance(change, Append) else change.key
-        if target not in named:
+        before, target = target, change.stream if isinstance(change, Append) else change.key
+        if target is not before and target not in named:
             raise UsageFailure(
                 f"a transaction changes {target.name}, which it does not name", key=target.name
             )

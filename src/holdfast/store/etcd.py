@@ -38,7 +38,17 @@ from holdfast.store.etcd_gateway import (
 from holdfast.store.etcd_watch import EtcdWatch
 from holdfast.store.layout import Layout
 from holdfast.store.records import Stream
-from holdfast.store.served import PATIENCE, AnswerLost, Fetched, Found, IdTaken, Named, Plan, ServedStore
+from holdfast.store.served import (
+    PATIENCE,
+    AnswerLost,
+    Fate,
+    Fetched,
+    Found,
+    IdTaken,
+    Named,
+    Plan,
+    ServedStore,
+)
 
 SCHEMA_VERSION = 1
 _FORGET_EVERY = 1000
@@ -179,7 +189,7 @@ class EtcdEngine:
         for each in plan.additions:
             yield _put(self.keys.record(each.stream, each.position), each.content)
 
-    def was_made(self, commit_id: str) -> bool:
+    def fate_of(self, commit_id: str) -> Fate:
         key = self.keys.commit(commit_id)
         note = {"outcome": _RULED_OUT, "at": self.gateway.time.now()}
         request = {
@@ -189,9 +199,10 @@ class EtcdEngine:
         }
         answer = self.gateway.ask("/v3/kv/txn", request, patience=3 * self.gateway.timeout)
         if answer.get("succeeded"):
-            return False
+            return Fate.RULED_OUT_NOW
         (row,) = answer["responses"][0]["response_range"]["kvs"]
-        return bool(msgspec.json.decode(plain(row["value"]))["outcome"] == _MADE)
+        made = msgspec.json.decode(plain(row["value"]))["outcome"] == _MADE
+        return Fate.MADE if made else Fate.RULED_OUT
 
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, Found]]:
         start = self.keys.document(f"{family}/")
@@ -239,6 +250,7 @@ class EtcdEngine:
             raise StoreIncompatible(
                 f"the store {self.place} has the schema version {found}; "
                 f"this version of Holdfast knows {SCHEMA_VERSION}",
+                store=self.place,
                 found=found,
                 known=SCHEMA_VERSION,
             )

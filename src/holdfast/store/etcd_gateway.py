@@ -16,15 +16,22 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import Failure, Refused, SettingInvalid, StoreUnavailable, UsageFailure
-from holdfast.store.addresses import without_secrets
+from holdfast.errors import (
+    Failure,
+    SettingInvalid,
+    StoreAccessRefused,
+    StoreUnavailable,
+    StoreUntrusted,
+    UsageFailure,
+)
+from holdfast.store.addresses import parts_of, without_secrets
 from holdfast.store.etcd_clock import ServerTime
 
 TIMEOUT = 10.0
@@ -50,7 +57,7 @@ class Address(NamedTuple):
     @classmethod
     def parse(cls, url: str) -> Address:
         """Read `etcd://[user@]host:port,host:port/prefix[?tls=true&cacert=…&cert=…&key=…]`."""
-        parts = urlsplit(url)
+        parts = parts_of(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         user, _, hosts = parts.netloc.rpartition("@")
         name, _, password = user.partition(":")
@@ -91,7 +98,11 @@ class GatewayError(Exception):
 
 
 class NotSent(Exception):
-    """No member could be connected to, so nothing was asked of any."""
+    """No member could be connected to, so nothing was asked of any. `untrusted`: because of certificates."""
+
+    def __init__(self, reason: str, *, untrusted: bool = False) -> None:
+        super().__init__(reason)
+        self.untrusted = untrusted
 
 
 class Gateway:
@@ -114,6 +125,7 @@ class Gateway:
     def ask(self, path: str, request: object, *, patience: float | None = None) -> Any:
         """A request that may be made twice; made again, of another member, until one answers."""
         deadline = time.monotonic() + (self.timeout if patience is None else patience)
+        mistrust = 0
         while True:
             try:
                 return self.ask_once(path, request)
@@ -124,9 +136,20 @@ class Gateway:
             except (OSError, HTTPException, NotSent) as error:
                 problem = error
             left = deadline - time.monotonic()
+            mistrust = mistrust + 1 if _is_mistrust(problem) else 0
+            if mistrust >= len(self.address.members):  # all of them: time does not help against that
+                raise StoreUntrusted(self.address.place, _reason(problem)) from problem
             if left <= 0:
-                raise StoreUnavailable(self.address.place, _reason(problem)) from problem
+                raise self._away(problem) from problem
             time.sleep(min(left, 0.02 + random.random() * 0.08))
+
+    def _away(self, problem: Exception) -> StoreUnavailable:
+        hint = None
+        if isinstance(problem, RemoteDisconnected) and self._tls is None:
+            hint = "It hangs up without a word: if it wants TLS, add tls=true to the address."
+        elif self._tls is not None and "EOF" in str(problem):
+            hint = "It hangs up on TLS: if it is one without TLS, leave that out of the address."
+        return StoreUnavailable(self.address.place, _reason(problem), hint=hint)
 
     def ask_once(self, path: str, request: object) -> Any:
         """One request to one member: its answer, `GatewayError`, `NotSent`, or what the network raises."""
@@ -161,7 +184,8 @@ class Gateway:
         try:
             answer = msgspec.json.decode(content) if content else {}
         except msgspec.DecodeError:
-            answer = {"message": f"{response.status} {response.reason}: not the gateway of etcd, it seems"}
+            said = content[:100].decode("ascii", "replace").strip()
+            answer = {"message": f"{response.status} {said}: not the gateway of etcd, it seems"}
         if response.status == 200 and "error" not in answer:
             return answer
         code, message = int(answer.get("code", 0)), str(answer.get("message") or answer.get("error"))
@@ -175,7 +199,6 @@ class Gateway:
 
     def failure(self, error: GatewayError) -> Failure:
         """An answer that asking again does not change."""
-        message = f"{self.address.place} refuses: {error}"
         if "too large" in str(error) or "too many operations" in str(error):
             return UsageFailure(
                 f"{self.address.place} takes no commit of this size: {error}",
@@ -185,7 +208,7 @@ class Gateway:
             return StoreUnavailable(
                 self.address.place, error, hint="etcd is full: compact and defragment it, or raise its quota."
             )
-        return Refused(message, hint="Check user, password and certificates, and what the user may do.")
+        return StoreAccessRefused(self.address.place, error)
 
     # --- Connections -------------------------------------------------------------------------------
 
@@ -209,7 +232,7 @@ class Gateway:
 
     def connect(self) -> HTTPConnection:
         """A connection to the first member that takes one."""
-        reason = "there is none"
+        reason, mistrust = "there is none", 0
         for host, port in list(self._members):
             connection = self._connection(host, port)
             try:
@@ -223,11 +246,12 @@ class Gateway:
             except OSError as error:
                 connection.close()
                 reason = f"{host}:{port}: {_reason(error)}"
+                mistrust += _is_mistrust(error)
                 self._next_member(connection)
             except Failure:
                 connection.close()
                 raise
-        raise NotSent(reason)
+        raise NotSent(reason, untrusted=mistrust == len(self._members))
 
     def _connection(self, host: str, port: int) -> HTTPConnection:
         limit = max(0.05, self.timeout / (2 * len(self._members)))  # to try the others in the same time
@@ -289,6 +313,16 @@ def _has_ended(connection: HTTPConnection) -> bool:
     finally:
         with contextlib.suppress(OSError):
             connection.sock.settimeout(connection.timeout)
+
+
+def _is_mistrust(problem: Exception) -> bool:
+    """Whether one side does not accept the other's certificate, or one of them does not encrypt at all; not a
+    line that was cut while they agreed on it."""
+    if isinstance(problem, NotSent):
+        return problem.untrusted
+    return isinstance(problem, ssl.SSLError) and not isinstance(
+        problem, ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError
+    )
 
 
 def _reason(problem: Exception) -> str:

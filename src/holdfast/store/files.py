@@ -8,15 +8,16 @@ crashed one left behind; reads, decides, and commits:
 
 - one document: a draft, synced, then renamed (or linked, where it must not replace) and the
   directory synced. Commit point: the rename or link.
-- one record of a stream: a line appended and synced, or a numbered file linked.
-- several: an intent. Commit point: the link of the intent (see `intents`).
+- one record of a stream: a line appended and synced, or a draft that gets its number.
+- several: an intent. Commit point: the link of the intent (see `intents`, and `batches`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,6 +43,7 @@ from holdfast.store.base import (
     check_commit_id,
     new_commit_id,
 )
+from holdfast.store.batches import Batch, is_batch
 from holdfast.store.directories import Directories, Opened, open_directory
 from holdfast.store.guards import Guards
 from holdfast.store.intents import Intent, Intents, Step, digest
@@ -140,7 +142,10 @@ class FileStore:
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
         place = self._place(stream)
-        decided = [(step.at, step.content.encode()) for step in self._decided_steps(stream.name)]
+
+        def decided() -> list[tuple[int, bytes]]:
+            return [(step.at, step.content.encode()) for step in self._decided_steps(stream.name)]
+
         contents = numbered_files if place.kind is Kind.NUMBERED else lines
         with contextlib.ExitStack() as opened:
             try:
@@ -262,6 +267,10 @@ class FileStore:
         named rests on nothing else: what makes it durable makes durable what was there before it. And a
         numbered stream whose last number we have synced ourselves need not be synced again.
         """
+        if len(places) == 1 and changed[0].directory in self._settled and len(changed) == 1:
+            (place,) = places
+            if place.kind is not Kind.NUMBERED or self._numbers.is_durable(place):
+                return  # most often
         written = {place.directory for place in changed}
         if len(changed) > 1:
             written.add(INTENTS)
@@ -292,6 +301,8 @@ class FileStore:
         """Make the changes; where the records of streams are now."""
         if len(planned) == 1:
             return self._commit_one(planned[0], opened)
+        if is_batch(planned):
+            return self._commit_batch(commit_id, planned, opened, progress)
         intent = Intent(commit_id, tuple(each.as_step() for each in in_order(planned)))
         self._intents.publish(intent)  # commit point
         progress.perhaps_made = True
@@ -301,6 +312,21 @@ class FileStore:
             # next one who needs these documents carries out before anything else.
             numbers = iter(self._intents.carry_out(intent))
         return tuple(self._position(each, numbers) for each in planned if each.operation == "append")
+
+    def _commit_batch(
+        self, commit_id: str, planned: list[Planned], opened: Opened, progress: _Progress
+    ) -> tuple[int, ...]:
+        place = planned[0].place
+        records, intents = opened.get(place.directory, create=True), opened.get(INTENTS, create=True)
+        batch = Batch(commit_id, planned, records, intents)
+        batch.write()
+        batch.decide()  # commit point
+        progress.perhaps_made = True
+        numbers = [each.at for each in planned]
+        with contextlib.suppress(Failure, OSError):
+            numbers = batch.carry_out()
+            self._numbers.remember_durable(place, numbers[-1])
+        return tuple(numbers)
 
     def _position(self, planned: Planned, numbers: Iterator[int]) -> int:
         """Where an appended record is now; not carried out yet, it will be where it was to go."""
@@ -319,9 +345,10 @@ class FileStore:
             durable.append_in(directory, place.file, content, at=planned.at)
             return (planned.behind(),)
         if place.kind is Kind.NUMBERED:
-            draft = durable.write_draft(directory, place.numbered(planned.at), content)
-            durable.publish_new(directory, draft, place.numbered(planned.at))  # as decided, or not at all
-            durable.sync_names(directory, place.file)
+            name, often = place.numbered(planned.at), self._numbers.are_ours(place)
+            draft = durable.write_draft(directory, name, content)
+            durable.publish_new(directory, draft, name, often=often)  # as decided, or not at all
+            durable.sync_names(directory, name)
             self._numbers.remember_durable(place, planned.at)
             return (planned.at,)
         if planned.operation == "remove":
@@ -386,11 +413,17 @@ class FileStore:
 
     def _tail(self, place: Place, opened: Opened) -> Tail:
         """The last record of a stream; all that was decided has been carried out when this is asked."""
-        last = self._numbers.last if place.kind is Kind.NUMBERED else last_line
+        content: bytes | Callable[[], bytes]
         try:
-            position, content = last(opened.get(place.directory), place) or (0, b"")
+            directory = opened.get(place.directory)
         except NotFound:
-            position, content = 0, b""
+            position, content = 0, b""  # perhaps not even its directory is there yet
+        else:
+            if place.kind is Kind.NUMBERED:
+                position = self._numbers.find(directory, place)
+                content = partial(durable.read_in, directory, place.numbered(position))
+            else:
+                position, content = last_line(directory, place) or (0, b"")
         return Tail(position, content, f"{self._root.where(place.path)}, at {position}")
 
     def _members(self, family: str) -> set[str]:

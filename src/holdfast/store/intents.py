@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -46,21 +46,40 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: int = 0
 
 
-class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A commit, decided but perhaps not yet carried out. Its steps stand in the order of applying."""
+class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A commit, decided but perhaps not yet carried out. Its steps stand in the order of applying.
+
+    `drafts` is what the names of its drafts end in, where these were written before it was decided.
+    """
 
     id: str
     steps: tuple[Step, ...]
+    drafts: str = ""
 
 
 MOST_BYTES = 64 << 20
 _PENDING, _DONE = ".json", ".done"
-_CODEC = StructCodec(Intent, pretty=False, limit=MOST_BYTES)
+_CODEC = StructCodec(Intent, pretty=False, limit=MOST_BYTES, bounded=True)
 
 
 def digest(content: bytes | None) -> str:
     """A short name for a document's content; "" for a document that is not there."""
     return "" if content is None else hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def are_many(files: int) -> bool:
+    """Whether so many files are brought to the disk by one sync of the file system."""
+    return files > MOST_SINGLE_SYNCS
+
+
+def encode(intent: Intent) -> bytes:
+    """The content of an intent's file."""
+    return _CODEC.encode(intent)
+
+
+def intent_name(commit_id: str) -> str:
+    """The name of an intent's file."""
+    return commit_id + _PENDING
 
 
 class Intents:
@@ -91,9 +110,9 @@ class Intents:
 
     def publish(self, intent: Intent) -> None:
         """Step 1: make the commit. From here on it will be carried out, by us or by another."""
-        content = _CODEC.encode(intent)
+        content = encode(intent)
         with self._root.beneath(INTENTS, create=True) as directory:
-            durable.create_in(directory, f"{intent.id}.json", content)
+            durable.create_in(directory, intent_name(intent.id), content)
 
     def carry_out(self, intent: Intent) -> list[int]:
         """Steps 2 to 4; the numbers that the records of numbered streams have now, in order.
@@ -103,7 +122,8 @@ class Intents:
         with contextlib.ExitStack() as open_directories:
             directories: dict[str, Directory] = {}
             prepared: list[_Prepared] = []
-            bulk = len(intent.steps) > MOST_SINGLE_SYNCS and self._root.fd is not None
+            numbers = _Numbers()
+            bulk = are_many(len(intent.steps)) and self._root.fd is not None
             try:
                 for step in intent.steps:
                     place = self._layout.place(step.name)
@@ -111,15 +131,17 @@ class Intents:
                         directory = open_directory(self._root, place.directory, create=True)
                         directories[place.directory] = open_directories.enter_context(directory)
                     prepared.append(
-                        _prepare(directories[place.directory], place, step, intent, synced=not bulk)
+                        _prepare(directories[place.directory], place, step, intent, numbers, synced=not bulk)
                     )
                 if bulk:
-                    self._sync_filesystem()
+                    _sync_filesystems(directories.values())
                 published = _publish(prepared)
             except BaseException:
                 for each in prepared:  # no litter, however often this is tried: the disk may be full
                     each.discard()
                 raise
+            if intent.drafts:
+                self._clear_drafts(intent, directories)
         self._drop(intent)
         return [number for number in published if type(number) is int]  # others give none
 
@@ -139,6 +161,9 @@ class Intents:
         """Step 4."""
         pending, done = intent.id + _PENDING, intent.id + _DONE
         with self._root.beneath(INTENTS) as directory:
+            if intent.drafts:
+                durable.remove_in(directory, pending, durable=False)  # should it come back, it does no harm
+                return
             try:
                 calls.replace(
                     directory.at(pending),
@@ -166,11 +191,12 @@ class Intents:
         self._known = dict(found)
         return list(found.values())
 
-    def _sync_filesystem(self) -> None:
-        try:
-            calls.sync_filesystem(self._root.fd or 0)
-        except OSError as error:
-            raise NotDurable("sync the file system of", self._root.shown, error) from error
+    def _clear_drafts(self, intent: Intent, directories: Mapping[str, Directory]) -> None:
+        """Remove what its author had written before it was decided, and did not come to publish."""
+        for step in intent.steps:
+            place = self._layout.place(step.name)
+            draft = durable.draft_name(place.numbered(step.at), intent.drafts)
+            durable.discard(directories[place.directory], draft)
 
     def _read(self, name: str) -> Intent | None:
         known = self._known.get(name)
@@ -192,6 +218,27 @@ class _Prepared(NamedTuple):
     discard: Callable[[], None] = lambda: None
 
 
+class _Numbers(dict[str, int]):
+    """The last number that was given to a record of each stream: the next one gets a higher one."""
+
+    def first(self, step: Step) -> int:
+        """The lowest number that the record of this step may have."""
+        return max(step.at, self.get(step.name, 0) + 1)
+
+
+def _sync_filesystems(directories: Iterable[Directory]) -> None:
+    """Bring everything to the disk that was written in these directories."""
+    synced: set[int] = set()
+    for directory in directories:
+        try:
+            device = calls.fstat(directory.fd or 0).st_dev
+            if device not in synced:
+                calls.sync_filesystem(directory.fd or 0)
+            synced.add(device)
+        except OSError as error:
+            raise NotDurable("sync the file system of", directory.shown, error) from error
+
+
 def _publish(prepared: Iterable[_Prepared]) -> list[object]:
     """Step 3: one after the other, each directory on the disk before the next one is changed."""
     results: list[object] = []
@@ -206,7 +253,9 @@ def _publish(prepared: Iterable[_Prepared]) -> list[object]:
     return results
 
 
-def _prepare(directory: Directory, place: Place, step: Step, intent: Intent, *, synced: bool) -> _Prepared:
+def _prepare(
+    directory: Directory, place: Place, step: Step, intent: Intent, numbers: _Numbers, *, synced: bool
+) -> _Prepared:
     """Write what a step needs under a private name; return what publishes it, if it is not there already.
 
     What is there may have been published by one who was killed before it was durable.
@@ -214,7 +263,7 @@ def _prepare(directory: Directory, place: Place, step: Step, intent: Intent, *, 
     if place.kind is Kind.LINES:
         return _prepare_line(directory, place, step, intent)
     if place.kind is Kind.NUMBERED:
-        return _prepare_number(directory, place, step, synced=synced)
+        return _prepare_number(directory, place, step, numbers, synced=synced)
     return _prepare_document(directory, place, step, intent, synced=synced)
 
 
@@ -263,16 +312,19 @@ def _write_again(directory: Directory, place: Place, lines: bytes, at: int) -> N
         raise NotDurable("sync", directory.where(place.file), error) from error
 
 
-def _prepare_number(directory: Directory, place: Place, step: Step, *, synced: bool) -> _Prepared:
+def _prepare_number(
+    directory: Directory, place: Place, step: Step, numbers: _Numbers, *, synced: bool
+) -> _Prepared:
     """The intended number, or the next free one if the ledger's lock was broken wrongly meanwhile."""
     content = step.content.encode()
-    number, there = _find_number(directory, place, step.at, content)
+    number, there = _find_number(directory, place, numbers.first(step), content)
+    numbers[step.name] = number
     if there:
         return _Prepared(directory, lambda: number)
     draft = durable.write_draft(directory, place.numbered(number), content, durable=synced)
     return _Prepared(
         directory,
-        lambda: publish_number(directory, place, draft, number),
+        lambda: publish_number(directory, place, draft, number, content),
         lambda: durable.discard(directory, draft),
     )
 
@@ -286,12 +338,19 @@ def _find_number(directory: Directory, place: Place, number: int, content: bytes
     return number, False
 
 
-def publish_number(directory: Directory, place: Place, draft: str, number: int) -> int:
-    """Give a draft the number, or the first one behind it that is free; return which it was."""
+def publish_number(directory: Directory, place: Place, draft: str, number: int, content: bytes) -> int:
+    """Give a draft the number, or the first one behind it that is free; return which it was.
+
+    One that has this very content was published by another who carries out the same intent.
+    """
     while True:
+        name = place.numbered(number)
         try:
-            durable.publish_new(directory, draft, place.numbered(number), keep_if_taken=True)
+            durable.publish_new(directory, draft, name, keep_if_taken=True, often=True)
         except AlreadyExists:
+            if read_if_there(directory, name) == content:
+                durable.discard(directory, draft)
+                return number
             number += 1
         else:
             return number

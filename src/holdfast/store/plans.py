@@ -35,24 +35,21 @@ def plan(
 ) -> list[Planned]:
     """The changes in the order in which they were decided."""
     planned: list[Planned] = []
-    last: dict[Stream[Any], Planned] = {}
+    ends: dict[Stream[Any], int] = {}
     for change in changes:
         if isinstance(change, Append):
-            before = last.get(change.stream)
-            step = _append(change, places[change.stream], view, before)
-            last[change.stream] = step
+            stream = change.stream
+            place, at = places[stream], ends.get(stream)
+            if at is None:
+                at = view.end(stream) + (place.kind is Kind.NUMBERED)
+            step = Planned(place, "append", stream.codec.encode(change.record), "", at)
+            if place.kind is Kind.LINES and b"\n" in step.content:
+                raise UsageFailure(f"a record for {stream.name} is coded with a line break")
+            ends[stream] = step.behind()
         else:
             step = _put_or_remove(change, places[change.key], view)
         planned.append(step)
     return planned
-
-
-def _append(change: Append, place: Place, view: View, before: Planned | None) -> Planned:
-    content = change.stream.codec.encode(change.record)
-    if place.kind is Kind.LINES and b"\n" in content:
-        raise UsageFailure(f"a record for {change.stream.name} is coded with a line break")
-    first = view.end(change.stream) + (place.kind is Kind.NUMBERED)
-    return Planned(place, "append", content, at=first if before is None else before.behind())
 
 
 def _put_or_remove(change: Create | Replace | Delete, place: Place, view: View) -> Planned:

@@ -25,10 +25,21 @@ from holdfast.store.postgres_connections import (
     Connections,
     is_conflict,
     one_line,
+    was_rejected,
 )
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
 from holdfast.store.records import Key
-from holdfast.store.served import PATIENCE, AnswerLost, Fetched, Found, IdTaken, Named, Plan, ServedStore
+from holdfast.store.served import (
+    PATIENCE,
+    AnswerLost,
+    Fate,
+    Fetched,
+    Found,
+    IdTaken,
+    Named,
+    Plan,
+    ServedStore,
+)
 
 _FORGET_EVERY = 1000
 
@@ -68,6 +79,8 @@ class PostgresAttempt:
         except psycopg.Error as error:
             if is_conflict(error):
                 return False
+            if was_rejected(error):
+                raise self._engine.connections.failure(error) from error
             self._connection.close()
             raise AnswerLost(one_line(error)) from error
 
@@ -130,11 +143,13 @@ class PostgresEngine:
                 self.connections.run(lambda each: each.execute(statements.FORGET))
         return made
 
-    def was_made(self, commit_id: str) -> bool:
-        def ask(connection: Any) -> bool:
-            connection.execute(statements.RULE_OUT, [commit_id])
-            made: bool = connection.execute(statements.WAS_MADE, [commit_id]).fetchone()[0]
-            return made
+    def fate_of(self, commit_id: str) -> Fate:
+        def ask(connection: Any) -> Fate:
+            taken_now = connection.execute(statements.RULE_OUT, [commit_id]).rowcount == 1
+            if taken_now:
+                return Fate.RULED_OUT_NOW
+            (made,) = connection.execute(statements.WAS_MADE, [commit_id]).fetchone()
+            return Fate.MADE if made else Fate.RULED_OUT
 
         return self.connections.run(ask, patience=3 * self.connections.timeout)
 

@@ -6,20 +6,29 @@ import contextlib
 import math
 import os
 import random
+import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast.errors import NotFound, Refused, SettingInvalid, StoreIncompatible, StoreUnavailable
+from holdfast.errors import (
+    NotFound,
+    SettingInvalid,
+    StoreAccessRefused,
+    StoreIncompatible,
+    StoreMissing,
+    StoreUnavailable,
+    StoreUntrusted,
+)
 from holdfast.store import postgres_sql as statements
-from holdfast.store.addresses import joined, without_secrets
+from holdfast.store.addresses import has_secrets, joined, parts_of, without_secrets
 
 Answer = TypeVar("Answer")
 
@@ -30,6 +39,16 @@ MOST_IDLE = 4
 _ONLY_WHEN_ASKED = 1 << 30
 DEFAULT_SCHEMA = "holdfast"
 _TRANSIENT = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots")
+_UNTRUSTED = (
+    *("certificate verify failed", "does not support SSL", "server certificate for", "root certificate file"),
+    *("could not read certificate", "certificate file", "private key file", "tlsv1", "tlsv13", "sslv3 alert"),
+)
+_REFUSED = (
+    *("authentication failed", "no password supplied", "no pg_hba.conf entry", "pg_hba.conf rejects"),
+    *("not permitted to log in", "permission denied", "valid client certificate"),
+)
+"""What libpq and the server say, in English, when a connection is refused: there is no code for it."""
+
 _WITHOUT_NOTIFICATIONS = ("CockroachDB", "-YB-")
 
 
@@ -44,14 +63,15 @@ class Address(NamedTuple):
     def parse(cls, url: str) -> Address:
         """Read `postgresql://…`, with libpq's parameters and `schema`; whatever is not said libpq looks up
         as usual (a service file, `.pgpass`, `PG…` in the environment)."""
-        parts = urlsplit(url)
+        parts = parts_of(url)
         query = parse_qsl(parts.query, keep_blank_values=True)
         schema = dict(query).get("schema", DEFAULT_SCHEMA)
         rest = joined(parts, [each for each in query if each[0] != "schema"])
         try:
             parameters = conninfo_to_dict(rest)
         except psycopg.ProgrammingError as error:
-            raise SettingInvalid("store", without_secrets(url), f"a PostgreSQL address: {error}") from None
+            reason = "libpq cannot read it" if has_secrets(url) else one_line(error)  # which may quote them
+            raise SettingInvalid("store", without_secrets(url), f"a PostgreSQL address: {reason}") from None
         if not schema or len(schema) > 63 or not schema.replace("_", "").isalnum() or not schema.isascii():
             raise SettingInvalid("schema", schema, "letters, digits and '_', at most 63 of them")
         return cls(parameters, schema, without_secrets(url))
@@ -126,7 +146,7 @@ class Connections:
                     raise self.failure(error) from error
                 left = deadline - time.monotonic()
                 if left <= 0 or is_final(error):
-                    raise StoreUnavailable(self.address.place, one_line(error)) from error
+                    raise self.failure(error) from error
             time.sleep(min(left, 0.02 + random.random() * 0.1))
 
     @contextlib.contextmanager
@@ -226,6 +246,7 @@ class Connections:
             raise StoreIncompatible(
                 f"the store {self.address.place} has the schema version {found}; "
                 f"this version of Holdfast knows {statements.SCHEMA_VERSION}",
+                store=self.address.place,
                 found=found,
                 known=statements.SCHEMA_VERSION,
             )
@@ -250,8 +271,9 @@ class Connections:
                 connection.execute(statements.NOTE_VERSION, [str(statements.SCHEMA_VERSION)])
                 return
             except psycopg.errors.InsufficientPrivilege as error:
-                raise Refused(
-                    f"the tables of {self.address.place} cannot be made: {one_line(error)}",
+                raise StoreAccessRefused(
+                    self.address.place,
+                    f"its tables cannot be made: {one_line(error)}",
                     hint="Let the owner of the database run 'holdfast init', or grant CREATE on it.",
                 ) from error
             except psycopg.Error:
@@ -259,13 +281,14 @@ class Connections:
                     raise
                 time.sleep(random.random() * 0.1)
 
-    def failure(self, error: Any) -> StoreUnavailable | Refused:
-        """An error that trying again does not help against."""
+    def failure(self, error: Any) -> StoreUnavailable:
+        """An error that trying again did not help against, or would not."""
+        place, reason = self.address.place, one_line(error)
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            return Refused(f"{self.address.place} refuses: {one_line(error)}")
-        return StoreUnavailable(
-            self.address.place, one_line(error), hint="Look at the server's own message, and at its log."
-        )
+            return StoreAccessRefused(place, reason)
+        if is_away(error):
+            return _connection_failure(error)(place, reason)
+        return StoreUnavailable(place, reason, hint="Look at the server's own message, and at its log.")
 
     def close(self) -> None:
         """Close what is idle."""
@@ -292,6 +315,12 @@ def is_conflict(error: Any) -> bool:
     )
 
 
+def was_rejected(error: Any) -> bool:
+    """Whether the server understood a statement and does not carry it out: missing rights, or something that
+    it does not know or take. Nothing has happened then. Of other errors not every server promises that."""
+    return (error.sqlstate or "")[:2] in ("0A", "22", "23", "42", "54")
+
+
 def is_away(error: Any) -> bool:
     """Whether the server does not answer, or is about to stop doing so."""
     state = error.sqlstate or ""
@@ -303,9 +332,23 @@ def is_away(error: Any) -> bool:
 
 
 def is_final(error: Any) -> bool:
-    """Whether a connection was refused for good: a wrong password, no such database."""
+    """Whether a connection was refused for good: a wrong password, no such database, no trust."""
     message = str(error)
-    return "FATAL:" in message and not any(each in message for each in _TRANSIENT) and not error.sqlstate
+    if error.sqlstate or any(each in message for each in _TRANSIENT):
+        return False
+    return "FATAL:" in message or _connection_failure(error) is not StoreUnavailable
+
+
+def _connection_failure(error: Any) -> type[StoreUnavailable]:
+    """What kind of failure it is that no connection could be made."""
+    message = str(error)
+    if any(each in message for each in _UNTRUSTED):
+        return StoreUntrusted
+    if any(each in message for each in _REFUSED) or re.search(r'role ".*" does not exist', message):
+        return StoreAccessRefused
+    if re.search(r'database ".*" does not exist', message):
+        return StoreMissing
+    return StoreUnavailable
 
 
 def one_line(error: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -36,10 +36,14 @@ class StructCodec(Generic[Record]):
     looked at in full, which says what is wrong with it, if anything.
     """
 
-    def __init__(self, kind: type[Record], *, pretty: bool = True, limit: int = MOST_BYTES) -> None:
+    def __init__(
+        self, kind: type[Record], *, pretty: bool = True, limit: int = MOST_BYTES, bounded: bool = False
+    ) -> None:
+        """`bounded` says that the type leaves no room for anything nested too deep."""
         self._kind = kind
         self._pretty = pretty
         self._limit = limit
+        self._bounded = bounded
 
     def encode(self, record: Record) -> bytes:
         """JSON in UTF-8, for documents over several lines, without a final line break.
@@ -56,7 +60,7 @@ class StructCodec(Generic[Record]):
         text = content.removesuffix(b"\n")
         try:
             record = msgspec.json.decode(text, type=self._kind)
-            certain = len(text) <= self._limit and _is_flat(text) and self._written(record) == text
+            certain = len(text) <= self._limit and self._is_flat(text) and self._written(record) == text
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             certain = False
         # What we would write just so has no key twice and nothing else that `msgspec` reads over.
@@ -67,7 +71,9 @@ class StructCodec(Generic[Record]):
             content = self._written(record)
             msgspec.json.decode(content, type=self._kind)  # every field has its type
             # `msgspec` writes null for numbers that are none, and MessagePack shows them.
-            if _is_flat(content) and not (b"null" in content and _NOT_FINITE.search(_MESSAGE_PACK(record))):
+            if self._is_flat(content) and not (
+                b"null" in content and _NOT_FINITE.search(_MESSAGE_PACK(record))
+            ):
                 return content
         except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError):
             pass
@@ -95,6 +101,10 @@ class StructCodec(Generic[Record]):
                 f"{source} cannot be understood: {error}", source=source, problem=str(error)
             ) from None
 
+    def _is_flat(self, text: bytes) -> bool:
+        """Whether a text has so few lists and objects that they cannot be nested too deep."""
+        return self._bounded or text.count(b"[") + text.count(b"{") <= strictjson.MAX_DEPTH
+
     @property
     def _what(self) -> str:
         return f"a record of the type {self._kind.__name__}"
@@ -104,11 +114,6 @@ _JSON = msgspec.json.Encoder().encode
 _MESSAGE_PACK = msgspec.msgpack.Encoder().encode
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
 """How a NaN or an infinite number begins in MessagePack."""
-
-
-def _is_flat(text: bytes) -> bool:
-    """Whether a text has so few lists and objects that they cannot be nested too deep."""
-    return text.count(b"[") + text.count(b"{") <= strictjson.MAX_DEPTH
 
 
 @functools.lru_cache(maxsize=4096)
@@ -158,18 +163,19 @@ class Family(Generic[Record]):
 class Stream(Generic[Record]):
     """The name of an append-only sequence of records, such as `jit/events`."""
 
-    __slots__ = ("codec", "name")
+    __slots__ = ("_hash", "codec", "name")
 
     def __init__(self, name: str, codec: Codec[Record]) -> None:
         split_relative(name)
         self.name = name
         self.codec = codec
+        self._hash = hash(("stream", name))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.name == self.name
 
     def __hash__(self) -> int:
-        return hash(("stream", self.name))
+        return self._hash
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r})"
@@ -190,10 +196,10 @@ class Entry(NamedTuple, Generic[Record]):
 
 
 class Tail(NamedTuple):
-    """The last record of a stream, not yet decoded: who only appends need not understand it."""
+    """The last record of a stream, not yet decoded, perhaps not even read: who only appends need neither."""
 
     position: int
-    content: bytes
+    content: bytes | Callable[[], bytes]
     source: str
 
 
@@ -258,13 +264,15 @@ class View:
         if not self.end(stream):
             return None
         tail = self._tails[stream]
-        return Entry(tail.position, stream.codec.decode(tail.content, tail.source))
+        content = tail.content if isinstance(tail.content, bytes) else tail.content()
+        return Entry(tail.position, stream.codec.decode(content, tail.source))
 
     def end(self, stream: Stream[Any]) -> int:
         """The position of the last entry, 0 if there is none."""
-        if stream not in self._tails:
-            raise _not_named(stream)
-        return self._tails[stream].position
+        try:
+            return self._tails[stream].position
+        except KeyError:
+            raise _not_named(stream) from None
 
 
 def _not_named(what: Key[Any] | Stream[Any]) -> UsageFailure:

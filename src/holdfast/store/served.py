@@ -8,15 +8,18 @@ so a client that vanishes holds up nobody.
    commit point is the server's. 4. Somebody was faster: start over, and from then on *in turn*, which
    makes those who meet on one document line up where the engine has a line.
 5. The answer got lost: ask for the id, and take it if nobody has it. Who has the id was committed; who
-   has lost it can never be. Only if the server cannot be asked either is the outcome unknown.
+   has lost it can never be. Only if the server cannot be asked either is the outcome unknown; when it can be
+   asked again, `ServedStore.was_made` finds it out in the same way.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from enum import Enum
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from holdfast.errors import (
@@ -113,6 +116,16 @@ class IdTaken(Exception):
     """A commit with this id is there already, or has been ruled out."""
 
 
+class Fate(Enum):
+    """What has become of a commit that was asked for by its id."""
+
+    MADE = "made"
+    RULED_OUT = "ruled out"
+    """It was asked for before, when nobody had made it."""
+    RULED_OUT_NOW = "ruled out now"
+    """Nobody has made it, and from now on nobody can."""
+
+
 class Attempt(Protocol):
     """One try: `fetched` is what there is, `commit` makes a plan that rests on it come true."""
 
@@ -136,8 +149,8 @@ class Engine(Protocol):
         """Fetch in order to commit; `in_turn` lets those who were there before go first, if it can."""
         ...
 
-    def was_made(self, commit_id: str) -> bool:
-        """Whether a commit was made. If not, it never will be: its id is taken."""
+    def fate_of(self, commit_id: str) -> Fate:
+        """What has become of a commit. If it was not made, it never will be: its id is taken."""
         ...
 
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, Found]]:
@@ -274,9 +287,20 @@ class ServedStore:
         since = time.monotonic() - _MOMENT
         return bool(self._met) and any(self._met.get(each.name, 0.0) > since for each in named)
 
+    def was_made(self, commit_id: str) -> bool:
+        """Whether a commit of which `OutcomeUnknown` told the id was made; if not, it never will be.
+
+        For who was told so, once the server can be reached again; `StoreUnavailable` as long as it cannot.
+        """
+        for number in itertools.count():  # each attempt that was ruled out was followed by another
+            fate = self.engine.fate_of(attempt_id(commit_id, number))
+            if fate is not Fate.RULED_OUT:
+                return fate is Fate.MADE
+        raise AssertionError("unreachable")
+
     def _resolve(self, tries: _Tries, lost: AnswerLost) -> bool:
         try:
-            made = self.engine.was_made(tries.id)
+            made = self.engine.fate_of(tries.id) is Fate.MADE
         except Failure as failure:
             raise OutcomeUnknown(tries.commit_id, f"{lost}; then: {failure.message}") from failure
         if not made:
@@ -338,7 +362,7 @@ class _Tries:
 
     def ruled_out(self, reason: Failure) -> None:
         self._ruled_out += 1
-        self.id = f"{self.commit_id}~{self._ruled_out}"
+        self.id = attempt_id(self.commit_id, self._ruled_out)
         self._last = reason
 
     def pause(self) -> None:
@@ -348,6 +372,11 @@ class _Tries:
             raise TooManyRetries(self.conflicts, self._last)
         if self.conflicts > 2:
             time.sleep(random.random() * min(_LONGEST_PAUSE, 0.001 * 2 ** min(self.conflicts, 10)))
+
+
+def attempt_id(commit_id: str, number: int) -> str:
+    """The id of an attempt, after so many that were ruled out."""
+    return f"{commit_id}~{number}" if number else commit_id
 
 
 def _plan(

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.errors import NotFound, NotInitialised
+from holdfast.errors import (
+    Failure,
+    NotFound,
+    NotInitialised,
+    StoreAccessRefused,
+    StoreIncompatible,
+    StoreMissing,
+    StoreUnavailable,
+    StoreUntrusted,
+)
 from holdfast.issues import validate
 from holdfast.issues.tracker import Tracker
 from holdfast.leases.moments import SKEW
 from holdfast.workspace.ledgers import open_ledger
-from holdfast.workspace.stores import FILES, address_of, check_store
+from holdfast.workspace.stores import CONFIG, FILES, address_of, check_store
 from holdfast.workspace.trackers import open_tracker
 from holdfast.worktrees.checks import CHECKS
 from holdfast.worktrees.doctor import Check, Examination, Finding, Severity
@@ -29,10 +38,18 @@ def all_checks() -> tuple[Check, ...]:
 
 def _store(examination: Examination) -> Iterator[Finding]:
     """Whether the store answers, knows our schema, and goes by about the same time as this machine."""
-    address = address_of(examination.control.places.root)
-    if address == FILES:
+    root, store = examination.control.places.root, examination.control.store
+    try:
+        store.now()
+        address = address_of(root)
+        if address == FILES:
+            return
+        health = check_store(store, address)
+    except Failure as failure:
+        if failure is not examination.trouble:
+            raise
+        yield _store_trouble(failure, str(failure.facts.get("store", root / CONFIG)))
         return
-    health = check_store(examination.control.store, address)
     if abs(health.clock_difference) > SKEW:
         yield Finding(
             "clock-differs",
@@ -45,8 +62,40 @@ def _store(examination: Examination) -> Iterator[Finding]:
         )
 
 
+_TROUBLES: dict[type[Failure], tuple[str, str]] = {
+    StoreAccessRefused: ("store-refused", "The server runs, but does not let this user in."),
+    StoreUntrusted: ("store-untrusted", "The server may run, but it is not to be trusted with anything."),
+    StoreMissing: ("store-missing", "The server runs, but the database with all records is not there."),
+    StoreIncompatible: ("store-incompatible", "The records are there, in a form unknown to this program."),
+    StoreUnavailable: ("store-away", "The server, or the way to it, is down."),
+    NotFound: ("store-empty", "The server runs, but the records of this repository are not in it."),
+}
+"""What may be wrong with a store, by the failure that it shows in: the first that fits."""
+
+
+def _store_trouble(failure: Failure, subject: str) -> Finding:
+    fitting = (told for kind, told in _TROUBLES.items() if isinstance(failure, kind))
+    code, meaning = next(fitting, ("store-unusable", "It is not known where the records are."))
+    return Finding(
+        code,
+        Severity.ERROR,
+        subject,
+        failure.message,
+        f"{meaning} No command works but this one and 'info'. Your files and snapshots are untouched.",
+        f"nothing: {failure.hint}",
+        facts={"code": failure.code, "retryable": failure.retryable},
+    )
+
+
+def _require_store(examination: Examination) -> None:
+    """They open the store anew: one that is away is not waited for again."""
+    if examination.trouble is not None:
+        raise examination.trouble
+
+
 def _ledger(examination: Examination) -> Iterator[Finding]:
     """The ledger beside the repository, if there is one; it is never changed."""
+    _require_store(examination)
     try:
         opened = open_ledger(examination.control.places.root)
     except NotFound:
@@ -65,6 +114,7 @@ def _ledger(examination: Examination) -> Iterator[Finding]:
 
 def _issues(examination: Examination) -> Iterator[Finding]:
     """The issues beside the repository, if there are any."""
+    _require_store(examination)
     tracker = open_tracker(examination.control.places.root, actor=ACTOR)
     try:
         found = validate.examine(tracker)

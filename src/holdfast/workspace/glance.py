@@ -7,23 +7,40 @@ is None: ask `Repository`, which takes longer because it knows more.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-from collections.abc import Mapping
-from typing import Any, NamedTuple
 
-from holdfast.errors import LockConflict
-from holdfast.fs import calls
+from holdfast.fs import calls, small
+
+TYPE_CHECKING = False  # what checkers take for true; importing `typing` would double the time of an answer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Literal
+
+    from holdfast.errors import LockConflict
+    from holdfast.locks.holders import Holder, Liveness
 
 MOST_BYTES = 1 << 16
 
 
-class Place(NamedTuple):
-    """A worktree of a repository, by the path of something in it."""
+class Place:
+    """A worktree of a repository, by the path of something in it. (Not a tuple with names: see above.)"""
 
-    root: str
-    worktree: str
+    __slots__ = ("root", "worktree")
+
+    def __init__(self, root: str, worktree: str) -> None:
+        self.root = root
+        self.worktree = worktree
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and (self.root, self.worktree) == (other.root, other.worktree)
+
+    def __hash__(self) -> int:
+        return hash((self.root, self.worktree))
+
+    def __repr__(self) -> str:
+        return f"Place({self.root!r}, {self.worktree!r})"
 
 
 def place_of(path: str) -> Place | None:
@@ -40,36 +57,77 @@ def place_of(path: str) -> Place | None:
         here = above
 
 
-def glance(place: Place, lock_id: str | None) -> LockConflict | bool | None:
+def glance(
+    place: Place, lock_id: str | None, actor: str | None = None
+) -> LockConflict | Literal[True] | None:
     """True if nobody else has leased the worktree, the conflict if somebody has; None if it takes more.
 
-    A lease is ours if we name its `lock_id`, or if its holder (or the agent that a server holds it for)
-    is a process that this one descends from.
+    A lease is ours if we name its `lock_id`, or if we act under it: see `acts_under`.
     """
     if not _is_settled(place.root):
         return None
     try:
-        lease = json.loads(_content(os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json")))
-        if lock_id and lease["lock_id"] == lock_id:
-            return True
-        return _judged(place, lease)
+        content = small.read(os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json"), MOST_BYTES)
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
+        return None
+    import json
+
+    try:
+        lease = json.loads(content)
+        if lock_id and lease["lock_id"] == lock_id:
+            return True
+        return _judged(place, lease, actor)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not as we write it
         return None
 
 
-def conflict(place: Place, lease: Mapping[str, Any], time_left: float) -> LockConflict:
+def check(place: Place, lock_id: str | None, actor: str | None = None) -> None:
+    """Raise `LockConflict` if somebody else holds the lease of this worktree, however long that takes."""
+    seen = glance(place, lock_id, actor)
+    if seen is None:
+        from holdfast.workspace.guard import look_closer
+
+        look_closer(place, lock_id, actor)
+    elif seen is not True:
+        raise seen
+
+
+def holds_nothing(start: str, lock_id: str | None, actor: str | None = None) -> bool:
+    """Whether it is certain, at a glance, that this agent has no lease in the repository around `start`."""
+    root = _repository_around(start)
+    if root is None:
+        return True
+    if not _is_settled(root):
+        return False
+    leases = os.path.join(root, ".jvs", "locks")
+    return not any(
+        _may_be_ours(os.path.join(leases, name), lock_id, actor)
+        for name in _names(leases)
+        if name.endswith(".json")
+    )
+
+
+def conflict(place: Place, lease: Mapping[str, Any], time_left: float, liveness: Liveness) -> LockConflict:
     """Why not to write into a worktree."""
+    from holdfast.clock import format_duration
+    from holdfast.errors import LockConflict
+
+    holder_id, actor = lease["holder_id"], lease.get("actor", "")
     purpose = f", for: {lease['purpose']}" if lease.get("purpose") else ""
     return LockConflict(
-        f"{place.worktree} is leased by {lease['holder_id']} since {lease['created_at']}{purpose}: "
-        "do not write there",
+        f"do not write into {place.worktree}: it is leased by {f'{actor}, ' if actor else ''}{holder_id} "
+        f"since {lease['created_at']}{purpose}; the lease runs for another {format_duration(time_left)} "
+        f"(holder {liveness.value})",
         hint="Work in a worktree of your own ('holdfast worktree create NAME'), or wait: "
         f"'holdfast lock acquire --worktree {place.worktree} --wait 10m'.",
         worktree=place.worktree,
         root=place.root,
-        holder_id=lease["holder_id"],
+        holder_id=holder_id,
+        host=holder_id.partition(":")[0],
+        actor=actor,
+        liveness=liveness.value,
         purpose=lease.get("purpose", ""),
         since=lease["created_at"],
         expires_at=lease["lease_expires_at"],
@@ -77,22 +135,53 @@ def conflict(place: Place, lease: Mapping[str, Any], time_left: float) -> LockCo
     )
 
 
-def _judged(place: Place, lease: Mapping[str, Any]) -> LockConflict | bool:
-    from holdfast.clock import SYSTEM_CLOCK, parse_instant
+def _judged(place: Place, lease: Mapping[str, Any], actor: str | None) -> LockConflict | Literal[True]:
+    from holdfast.clock import SYSTEM_CLOCK
     from holdfast.leases.moments import BootMark, Reading
-    from holdfast.locks.callers import is_ours
-    from holdfast.locks.holders import Holder, boot_clock_id
+    from holdfast.locks.callers import acts_under
+    from holdfast.locks.holders import boot_clock_id, liveness_behind
 
     mark = BootMark(*lease["boot_expires_at"]) if lease.get("boot_expires_at") else None
     moment = Reading(boot_clock_id(), SYSTEM_CLOCK.boot()).at(SYSTEM_CLOCK.wall())
-    left = moment.until(parse_instant(lease["lease_expires_at"]), mark, margin=True)
+    left = moment.until(lease["lease_expires_at"], mark, margin=True)
     if left <= 0:
         return True
-    for each in (lease["holder_id"], lease.get("on_behalf_of")):
-        holder = Holder.from_record({"holder_id": each, **lease["identity"]}) if each else None
-        if holder is not None and is_ours(holder):
-            return True
-    return conflict(place, lease, left)
+    holders = _holders(lease, "holder_id", "on_behalf_of")
+    if acts_under(holders, lease.get("actor"), actor):
+        return True
+    return conflict(place, lease, left, liveness_behind(holders[0], detached=bool(lease.get("detached"))))
+
+
+def _may_be_ours(path: str, lock_id: str | None, actor: str | None) -> bool:
+    import json
+
+    from holdfast.locks.callers import acts_under
+
+    try:
+        lease = json.loads(small.read(path, MOST_BYTES))
+        return bool(lock_id and lease["lock_id"] == lock_id) or acts_under(
+            _holders(lease, "holder_id"), lease.get("actor"), actor
+        )
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return True
+
+
+def _holders(lease: Mapping[str, Any], *fields: str) -> list[Holder | None]:
+    from holdfast.locks.holders import Holder
+
+    return [Holder.from_record({"holder_id": lease.get(each), **lease["identity"]}) for each in fields]
+
+
+def _repository_around(start: str) -> str | None:
+    here = os.path.abspath(start)
+    while not _is_directory(os.path.join(here, ".jvs")):
+        above = os.path.dirname(here)
+        if above == here:
+            return None
+        here = above
+    return here
 
 
 def _is_settled(root: str) -> bool:
@@ -124,11 +213,3 @@ def _names(path: str) -> set[str]:
             return {entry.name for entry in entries}
     except OSError:
         return set()
-
-
-def _content(path: str) -> bytes:
-    descriptor = calls.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-    try:
-        return calls.read(descriptor, MOST_BYTES)
-    finally:
-        calls.close(descriptor)

@@ -1,31 +1,23 @@
-"""The guard before a write: refuses to touch a worktree that somebody else has leased, and says who."""
+"""The guard before a write, where a glance is not enough: it asks the repository."""
 
 from __future__ import annotations
 
 import msgspec
 
-from holdfast.errors import LockConflict, NotFound
+from holdfast.errors import NotFound
 from holdfast.leases.desk import LeaseState
-from holdfast.locks.callers import is_ours
-from holdfast.workspace.glance import Place, conflict, glance
+from holdfast.locks.callers import acts_under
+from holdfast.workspace.glance import Place, conflict
 from holdfast.workspace.repository import Repository
 
 
-def check(place: Place, lock_id: str | None) -> None:
-    """Raise `LockConflict` if somebody else holds the lease of this worktree; see `glance`."""
-    seen = glance(place, lock_id)
-    if isinstance(seen, LockConflict):
-        raise seen
-    if seen is None:
-        _look_closer(place, lock_id)
-
-
-def _look_closer(place: Place, lock_id: str | None) -> None:
+def look_closer(place: Place, lock_id: str | None, actor: str | None = None) -> None:
+    """Raise `LockConflict` if somebody else holds the lease of this worktree, whatever that is kept in."""
     state = _state(place)
-    if state is None or state.expired:
+    if state is None or state.expired or state.lease.lock_id == lock_id:
         return
-    if state.lease.lock_id != lock_id and not any(map(is_ours, state.lease.holders())):
-        raise conflict(place, msgspec.to_builtins(state.lease), state.time_left)
+    if not acts_under(state.lease.holders(), state.lease.actor, actor):
+        raise conflict(place, msgspec.to_builtins(state.lease), state.time_left, state.liveness)
 
 
 def _state(place: Place) -> LeaseState | None:

@@ -1,6 +1,7 @@
 """Making a repository: `.jvs/` and `main/` in a directory that is empty, or that is a repository already.
 
-1. The directory is made, and what its filesystem does is tried out: an unsafe one is refused.
+1. The store is opened, if it is on a server: one that does not work leaves nothing behind. The directory is
+   made, and what its filesystem does is tried out: an unsafe one is refused.
 2. One process at a time from here on: a kernel lock on `.jvs/guards/init.lock`.
 3. `main/` and `worktrees/` are made; what is imported is copied into a scratch and renamed to `main/`.
 4. One transaction makes the format, the record of `main` and the first entry of the audit trail.
@@ -21,17 +22,18 @@ from typing import NamedTuple
 
 from holdfast.audit.chain import AuditTrail
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists, NotFound, UsageFailure
+from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.fs.moving import move
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.desk import Desk
 from holdfast.locks.file_locker import FileLocker
+from holdfast.store.addresses import remember_secrets
 from holdfast.store.base import Store
 from holdfast.store.records import Create, Decision, View
-from holdfast.workspace.repository import checked_format
-from holdfast.workspace.stores import address_of, configure_store, open_store
+from holdfast.workspace.repository import checked_format, find_repository
+from holdfast.workspace.stores import address_of, configure_store, is_in_files, open_store, require_store
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import (
     FORMAT,
@@ -44,9 +46,9 @@ from holdfast.worktrees.records import (
 )
 from holdfast.worktrees.scratch import scratch
 
-CONTROL = ".jvs"
-_OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, "worktrees"])
-_OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snapshots"])
+CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
+_OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
+_OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snapshots", "reserve"])
 
 
 class Initialised(NamedTuple):
@@ -65,27 +67,33 @@ def initialise(
     *,
     source: str | os.PathLike[str] | None = None,
     store: str | None = None,
-    probe: Callable[[Path], Capabilities] = require_safe,
+    nested: bool = False,
+    probe: Callable[[Path], Capabilities] | None = None,
 ) -> Initialised:
     """Make a repository in the directory `root`, with the content of `source` in `main/`, if it is given.
 
-    The source is copied and stays as it is. A directory that is a repository already is left alone.
+    The source is copied and stays as it is. A directory that is a repository already is left alone; one that
+    is in a repository is refused, unless it is in a worktree of it and `nested` says that this is meant.
     `store` is the address of a server that keeps the records, if they are not to be in files; `probe` finds
-    out what the filesystem does, and refuses one that is not safe.
+    out what the filesystem does, and refuses one that is not safe: `require_safe`, unless another is given.
     """
     places = Places(Path(os.path.abspath(root)))
     imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), places.root)
-    known = _known_format(places.root)
+    if store is not None:
+        remember_secrets(store)
+    known = _known_format(places.root) or _refused_or_made(places.root, nested=nested)
     if known is None:
-        _check_that_it_is_free(places.root)
+        if store is not None:
+            require_store(places.root, store)
         make_directories(places.root)
-        capabilities = probe(places.root)
+        served = not is_in_files(address_of(places.root, store))
+        capabilities = probe(places.root) if probe else require_safe(places.root, records_elsewhere=served)
         make_directories(places.guards)
         with FileLocker().lock_exclusive(places.guards / "init.lock"):
             known = _known_format(places.root)
             if known is None:
                 if store is not None:
-                    configure_store(places.root, store)
+                    configure_store(places.root, store, check=False)
                 return _initialise(places, imported_from, capabilities)
     if store is not None and address_of(places.root, store) != address_of(places.root):
         raise AlreadyExists(
@@ -114,6 +122,7 @@ def _initialise(places: Places, source: Path | None, capabilities: Capabilities)
     else:
         files = _import(control, source)
     record = _commit(control, source)
+    places.reserve.fill()
     return Initialised(places.root, record, True, capabilities, files)
 
 
@@ -150,19 +159,64 @@ def _known_format(root: Path) -> RepositoryFormat | None:
     return None if document is None else checked_format(store, root)
 
 
+def _refused_or_made(root: Path, *, nested: bool) -> RepositoryFormat | None:
+    """Refuse a directory in which no repository can be made; its format if somebody made one just now."""
+    try:
+        refuse_nested(root, nested=nested)
+        _check_that_it_is_free(root)
+    except (AlreadyExists, Refused):
+        known = _known_format(root)
+        if known is None:
+            raise
+        return known
+    return None
+
+
+def refuse_nested(root: Path, *, nested: bool) -> None:
+    """Refuse a directory that is in a repository: from it, and below it, commands would find the new one.
+
+    With `nested` it may be in a worktree, whose snapshots will hold all of the new repository. It may never
+    be among what a repository keeps for itself.
+    """
+    real = Path(calls.realpath(root))
+    try:
+        outer = find_repository(real.parent)
+    except NotFound:
+        return
+    inside = real.relative_to(outer).parts
+    in_worktree = inside[0] == MAIN or (inside[0] == WORKTREES_DIRECTORY and len(inside) > 1)
+    if nested and in_worktree:
+        return
+    if in_worktree:
+        what, hint = "in a worktree of it", "Make it elsewhere; or, if that is what you want, say --nested."
+    else:
+        what, hint = (
+            "beside its worktrees",
+            "Make it elsewhere. To work there, 'holdfast worktree create NAME'.",
+        )
+    raise NestedRepository(
+        f"{root} is in the repository {outer} already, {what}", hint=hint, path=str(root), outer=str(outer)
+    )
+
+
 def _check_that_it_is_free(root: Path) -> None:
     """Refuse a directory that has content other than what an interrupted `initialise` leaves."""
     try:
         with Directory.open(root) as directory:
             foreign = sorted(set(directory.names()) - _OURS)
             inside: set[str] = set()
+            _refuse_in_the_way(directory)
             if directory.status(CONTROL) is not None:
                 with directory.enter(CONTROL) as control:
                     inside = set(control.names()) - _OURS_INSIDE
-            elif directory.status(MAIN) is not None:
-                foreign.append(MAIN)
+            else:
+                foreign += [
+                    name for name in (MAIN, WORKTREES_DIRECTORY) if directory.status(name) is not None
+                ]
     except NotFound:
         return
+    if (inside or foreign) and _known_format(root) is not None:
+        return  # somebody has made the repository since it was looked for
     if inside:
         raise AlreadyExists(
             f"{root / CONTROL} was made by something else: it has {_shown(sorted(inside))}",
@@ -176,6 +230,18 @@ def _check_that_it_is_free(root: Path) -> None:
             "'holdfast init NEW --import DIR'. It is copied, and stays as it is.",
             path=str(root),
         )
+
+
+def _refuse_in_the_way(directory: Directory) -> None:
+    """Refuse anything but a directory where there must be one: a file, or a link to somewhere else."""
+    for name in sorted(_OURS):
+        status = directory.status(name)
+        if status is not None and not stat.S_ISDIR(status.st_mode):
+            raise AlreadyExists(
+                f"{directory.where(name)} is in the way: it is not a directory",
+                hint="Move it away, or choose another directory.",
+                path=directory.where(name),
+            )
 
 
 def _shown(names: list[str]) -> str:
@@ -228,13 +294,12 @@ def _is_inside(path: Path, above: os.stat_result) -> bool:
 
 def _import(control: Control, source: Path) -> int:
     """Copy a directory to `main/`, which appears complete or not at all; return how many files it has."""
-    from holdfast.fs.trees import PAYLOAD, capture, choose_engine, sync_tree
+    from holdfast.fs.trees import PAYLOAD, capture_best, sync_tree
 
     main = control.places.payload(MAIN)
     _make_room(main)
     with scratch(control, "import") as room:
-        engine = choose_engine(source, control.places.snapshots)
-        captured = capture(source, room.tree, engine=engine, quiesced=True)
+        captured = capture_best(source, room.tree, beside=control.places.snapshots, quiesced=True)
         sync_tree(room.tree)
         move(room.tree / PAYLOAD, main)
         return captured.files

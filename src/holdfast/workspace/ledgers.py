@@ -18,7 +18,8 @@ from holdfast.ledger.verify import DIRECTORY, Verdict, verify
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.store.base import Store
 from holdfast.store.files import FileStore
-from holdfast.workspace.stores import FILES, address_of, close_store, open_store
+from holdfast.workspace.stores import FILES, address_of, close_store, open_store, read_config
+from holdfast.workspace.waits import LeasesElsewhere
 
 AGENT = "holdfast"
 META = "meta.json"
@@ -67,7 +68,7 @@ def init_ledger(
         ) from None
     if isinstance(store, FileStore):
         make_directories(store.path / DIRECTORY)
-    return _wired(Path(os.path.abspath(root)), store)
+    return _wired(Path(os.path.abspath(root)), store, address)
 
 
 def open_ledger(root: str | os.PathLike[str], *, address: str | None = None) -> OpenLedger:
@@ -83,7 +84,7 @@ def open_ledger(root: str | os.PathLike[str], *, address: str | None = None) -> 
     try:
         if not files_there and meta.read_meta(store) is None:
             raise _no_ledger(path)
-        return _wired(path, store)
+        return _wired(path, store, address)
     except BaseException:
         close_store(store)
         raise
@@ -106,15 +107,17 @@ def _has_ledger(path: Path) -> bool:
     return address_of(path) != FILES
 
 
-def _wired(root: Path, store: Store) -> OpenLedger:
+def _wired(root: Path, store: Store, address: str | None) -> OpenLedger:
     ledger = Ledger(
         store, shelf=FileShelf(root)
     )  # also of a ledger on a server: a cache, here, of what is there
+    # Leases are kept where it was settled, wherever the ledger is.
+    elsewhere = [LeasesElsewhere(root, store, None if address is None else read_config(root).store)]
     if not isinstance(store, FileStore):
-        return OpenLedger(root, ledger, Claims(ledger), None, None)
+        return OpenLedger(root, ledger, Claims(ledger, elsewhere=elsewhere), None, None)
     files = ClaimFiles(store.path) if meta.has_claim_files(meta.read_meta(store)) else None
     lock = LedgerLock(store.path / DIRECTORY, AGENT)
-    return OpenLedger(store.path, ledger, Claims(ledger, files=files), lock, files)
+    return OpenLedger(store.path, ledger, Claims(ledger, files=files, elsewhere=elsewhere), lock, files)
 
 
 def _is_there(path: Path) -> bool:

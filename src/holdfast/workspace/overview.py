@@ -7,6 +7,8 @@ all. A kind that is not in use there has none. One that cannot be read is told a
 from __future__ import annotations
 
 import contextlib
+import math
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,60 +18,21 @@ from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs.directory import Directory
 from holdfast.issues.keys import CLAIMS
 from holdfast.leases.desk import Desk, LeaseState
-from holdfast.locks.holders import Holder, Liveness, liveness
-from holdfast.locks.kernel_locks import find_holders
+from holdfast.leases.records import Waiter
+from holdfast.locks.holders import Holder, Liveness, described_liveness, liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.store.base import Store
+from holdfast.workspace.file_locks import TURNSTILE, file_locks, waiting_at
+from holdfast.workspace.holdings import Holding, Reclaim, Waiting
 from holdfast.workspace.ledgers import open_ledger
 from holdfast.workspace.repository import Repository
 from holdfast.workspace.stores import close_store, open_store
 from holdfast.worktrees.records import OPERATIONS
 
-MARKS = (".jvs", ".jit", "ledger", ".holdfast")
+LEDGER, META_FILE = "ledger", "meta.json"
+MARKS = (".jvs", ".jit", LEDGER, ".holdfast")
 """What a directory has in it that is a workspace."""
-
-_GUARDS = (".jvs/guards", ".jvs/audit", ".jit", ".jit/issues", "ledger")
-
-
-class Reclaim(NamedTuple):
-    """Whether what is held can be had without harm, and how."""
-
-    safe: bool
-    how: str
-
-
-class Waiting(NamedTuple):
-    """One who waits, and in which place."""
-
-    who: str
-    place: int
-    since: str | None
-    purpose: str = ""
-
-
-class Holding(NamedTuple):
-    """Something that somebody holds. What is not known is None."""
-
-    kind: str
-    what: str
-    who: str
-    since: str | None
-    until: str | None
-    time_left: float | None
-    liveness: Liveness
-    purpose: str
-    waiting: tuple[Waiting, ...]
-    reclaim: Reclaim
-
-    def as_record(self) -> dict[str, object]:
-        """Plain values."""
-        return {
-            **self._asdict(),
-            "liveness": self.liveness.value,
-            "waiting": [each._asdict() for each in self.waiting],
-            "reclaim": self.reclaim._asdict(),
-        }
 
 
 class Trouble(NamedTuple):
@@ -100,13 +63,33 @@ class Overview(NamedTuple):
 def find_workspace(start: Path) -> Path:
     """The nearest directory upwards that has anything of Holdfast in it."""
     for directory in (start, *start.parents):
-        if _names(directory).intersection(MARKS):
+        if _is_workspace(directory):
             return directory
     raise NotFound(
         f"there is nothing of Holdfast in {start}, nor above it",
         hint="Begin with 'holdfast init DIR', 'holdfast issue init' or 'holdfast ledger init'.",
         path=str(start),
     )
+
+
+def check_workspace(root: Path) -> None:
+    """Raise `NotFound` if there is nothing of Holdfast in the directory that was named."""
+    if not _names(root).intersection(MARKS):
+        raise NotFound(
+            f"there is nothing of Holdfast in {root}",
+            hint="Name the directory that has the repository, the tracker or the ledger in it.",
+            path=str(root),
+        )
+
+
+def _is_workspace(directory: Path) -> bool:
+    """Whether anything of Holdfast is in a directory; that something is called `ledger` is not enough."""
+    found = _names(directory)
+    if found.intersection(MARKS) - {LEDGER}:
+        return True
+    if LEDGER not in found:
+        return False
+    return META_FILE in found or any(each.startswith("event-") for each in _names(directory / LEDGER))
 
 
 def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str | None = None) -> Overview:
@@ -123,7 +106,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
         sources["issue"] = lambda: _issue_claims(root, address)
     if "ledger" in present or ".holdfast" in present or address:
         sources["claim"] = lambda: _ledger_claims(root, address)
-    sources["file lock"] = lambda: _file_locks(root)
+    sources["file lock"] = lambda: file_locks(root)
     if repo_locks is not None:
         sources["repo lock"] = lambda: _repo_locks(repo_locks)
     holdings: list[Holding] = []
@@ -172,14 +155,11 @@ def _leases(repository: Repository) -> Iterator[Holding]:
 
 def _lease(state: LeaseState) -> Holding:
     lease = state.lease
-    waiting = tuple(
-        Waiting(each.holder_id, place, each.since, each.purpose)
-        for place, each in enumerate(state.waiters, 1)
-    )
+    waiting = tuple(_waiter(each, place) for place, each in enumerate(state.waiters, 1))
     return Holding(
         kind="lease",
         what=lease.worktree_id,
-        who=lease.holder_id,
+        who=lease.actor or lease.holder_id,
         since=lease.created_at,
         until=lease.lease_expires_at,
         time_left=state.time_left,
@@ -187,6 +167,7 @@ def _lease(state: LeaseState) -> Holding:
         purpose=lease.purpose,
         waiting=waiting,
         reclaim=_reclaim_lease(state),
+        process=lease.holder_id,
     )
 
 
@@ -195,9 +176,21 @@ def _reclaim_lease(state: LeaseState) -> Reclaim:
     if state.expired:
         return Reclaim(True, f"holdfast lock steal --worktree {name}")
     left = format_duration(state.time_left)
+    acquire = f"holdfast lock acquire --worktree {name} --wait"
     if state.liveness is Liveness.DEAD:
-        return Reclaim(False, f"its process is gone; free in {left}: holdfast lock acquire --wait {left}")
-    return Reclaim(False, f"wait: holdfast lock acquire --worktree {name} --wait DURATION")
+        return Reclaim(False, f"its process is gone; free in {left}: {acquire} {_enough(state.time_left)}")
+    return Reclaim(False, f"wait: {acquire} 10m")
+
+
+def _waiter(waiter: Waiter, place: int) -> Waiting:
+    holder = waiter.identity.holder(waiter.holder_id)
+    alive = liveness(holder) if holder else Liveness.UNKNOWN
+    return Waiting(waiter.actor or waiter.holder_id, place, waiter.since, waiter.purpose, alive)
+
+
+def _enough(time_left: float) -> str:
+    """A time to wait that is certainly not too short."""
+    return format_duration(math.ceil(time_left) + 1)
 
 
 def _operations(repository: Repository) -> Iterator[Holding]:
@@ -229,20 +222,28 @@ def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
             claim = document.record.claim
             if claim is None:
                 continue
-            expired = claim.is_expired(now)
-            how = "claimed again by the next one" if expired else "wait until it is released or runs out"
+            alive, left = described_liveness(claim.holder), parse_instant(claim.expires_at) - now
             yield Holding(
                 kind="issue",
                 what=issue_id,
                 who=claim.assignee,
                 since=claim.claimed_at,
                 until=claim.expires_at,
-                time_left=parse_instant(claim.expires_at) - now,
-                liveness=Liveness.UNKNOWN,
+                time_left=left,
+                liveness=alive,
                 purpose=claim.purpose,
                 waiting=(),
-                reclaim=Reclaim(expired, f"holdfast issue claim {issue_id}" if expired else how),
+                reclaim=_reclaim_issue(issue_id, left, alive),
+                process=claim.holder.get("holder_id"),
             )
+
+
+def _reclaim_issue(issue_id: str, left: float, alive: Liveness) -> Reclaim:
+    command = f"holdfast issue claim {issue_id}"
+    if left <= 0:
+        return Reclaim(True, command)
+    gone = "its process is gone; " if alive is Liveness.DEAD else ""
+    return Reclaim(False, f"{gone}free in {format_duration(left)} unless it is renewed, then: {command}")
 
 
 def _ledger_claims(root: Path, address: str | None) -> Iterator[Holding]:
@@ -251,43 +252,62 @@ def _ledger_claims(root: Path, address: str | None) -> Iterator[Holding]:
         lines: dict[str, list[Waiting]] = {}
         for waiter in opened.claims.waiting():
             line = lines.setdefault(waiter.node_id, [])
-            line.append(Waiting(waiter.owner, len(line) + 1, None))
+            alive = described_liveness(waiter.holder)
+            line.append(Waiting(waiter.owner, len(line) + 1, waiter.since or None, "", alive))
         for claim in (*opened.claims.active(), *opened.claims.expired()):
-            expired = claim.is_expired(now)
+            alive, left = described_liveness(claim.holder), claim.expiry() - now
             yield Holding(
                 kind="claim",
                 what=claim.node_id,
                 who=claim.owner,
                 since=claim.acquired_at,
                 until=claim.expires_at,
-                time_left=claim.expiry() - now,
-                liveness=Liveness.UNKNOWN,
-                purpose="",
+                time_left=left,
+                liveness=alive,
+                purpose=claim.purpose,
                 waiting=tuple(lines.get(claim.node_id, ())),
-                reclaim=Reclaim(
-                    expired, "holdfast claim reap" if expired else "wait: holdfast claim take --wait"
-                ),
+                reclaim=_reclaim_claim(root, claim.node_id, left, alive),
+                process=claim.holder.get("holder_id"),
             )
         if opened.lock is not None:
-            yield from _ledger_lock(opened.lock)
+            yield from _ledger_lock(opened.lock, opened.root)
 
 
-def _ledger_lock(lock: LedgerLock) -> Iterator[Holding]:
+def _reclaim_claim(root: Path, node: str, left: float, alive: Liveness) -> Reclaim:
+    where = shlex.quote(str(root))
+    if left <= 0:
+        return Reclaim(True, f"holdfast claim reap --dir {where}")
+    take = f"holdfast claim take {node} --owner YOU --dir {where} --wait"
+    if alive is Liveness.DEAD:
+        return Reclaim(False, f"its process is gone; free in {format_duration(left)}: {take} {_enough(left)}")
+    return Reclaim(False, f"wait: {take} 10m")
+
+
+def _ledger_lock(lock: LedgerLock, root: Path) -> Iterator[Holding]:
     state = lock.state()
     if state is None:
         return
     dead = state.liveness is Liveness.DEAD
+    unlock = f"holdfast ledger unlock --dir {shlex.quote(str(root))}"
+    stuck = f"it is older than it should be: {unlock}"
     yield Holding(
         kind="ledger lock",
         what=str(state.path),
         who=state.holder.holder_id if state.holder else state.agent_id or "somebody",
-        since=None,
+        since=format_instant(SYSTEM_CLOCK.wall() - state.age),
         until=None,
         time_left=None,
         liveness=state.liveness,
         purpose=state.agent_id or "",
-        waiting=(),
-        reclaim=Reclaim(dead, "holdfast ledger unlock" if dead else "wait: it is held for moments only"),
+        waiting=waiting_at(root / TURNSTILE),
+        reclaim=Reclaim(
+            dead,
+            f"taken over by the next one who appends; or {unlock} --identity {state.identity}"
+            if dead
+            else stuck
+            if state.suspect
+            else "wait: it is held for moments only",
+        ),
     )
 
 
@@ -302,7 +322,7 @@ def _repo_locks(locks: RepoLock) -> Iterator[Holding]:
         holder: Holder | None = info.holder if info else None
         created_at = info.created_at if info else None
         who = f"pid {info.pid}" if info and info.pid else "somebody"
-        how = "taken over by the next one" if state.stale else f"holdfast repo-lock status {repo_id}"
+        command = f"holdfast repo-lock run {repo_id} --wait 10m -- COMMAND"
         yield Holding(
             kind="repo lock",
             what=repo_id,
@@ -313,36 +333,7 @@ def _repo_locks(locks: RepoLock) -> Iterator[Holding]:
             liveness=state.liveness,
             purpose=info.cmd if info else "",
             waiting=(),
-            reclaim=Reclaim(state.stale, how),
-        )
-
-
-def _file_locks(root: Path) -> Iterator[Holding]:
-    """The locks on our own lock files that somebody holds at this very moment."""
-    for relative in _GUARDS:
-        for name in sorted(_names(root / relative)):
-            if name.endswith(".lock") and name != "ledger.lock":
-                yield from _file_lock(root / relative / name, f"{relative}/{name}")
-
-
-def _file_lock(path: Path, shown: str) -> Iterator[Holding]:
-    seen = find_holders(path) or []
-    waiting = [each for each in seen if each.waiting]
-    for holder in (each for each in seen if not each.waiting):
-        yield Holding(
-            kind="file lock",
-            what=shown,
-            who=f"pid {holder.pid}" if holder.pid else "a process that cannot be seen from here",
-            since=None,
-            until=None,
-            time_left=None,
-            liveness=Liveness.ALIVE,
-            purpose=holder.command or "",
-            waiting=tuple(
-                Waiting(f"pid {each.pid}", place, None, each.command or "")
-                for place, each in enumerate(waiting, 1)
-            ),
-            reclaim=Reclaim(False, "wait: the kernel frees it when the process lets go or ends"),
+            reclaim=Reclaim(state.stale, command if state.stale else f"wait: {command}"),
         )
 
 

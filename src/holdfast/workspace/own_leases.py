@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Failure
 from holdfast.leases.records import Lease
-from holdfast.locks.callers import calling_agent, is_ours
+from holdfast.locks.callers import acts_under, calling_agent
 from holdfast.workspace.repository import Repository
 
 Act = Callable[[str, str], Lease]
@@ -21,7 +21,7 @@ class Kept(NamedTuple):
 
 
 def own_leases(repository: Repository, lock_id: str | None = None) -> Iterator[Lease]:
-    """The leases with this id, and those whose holder is a process that this one descends from.
+    """The leases with this id, and those that this process acts under: see `acts_under`.
 
     Not those that a server holds for the agent: the server keeps them, and ends them.
     """
@@ -29,9 +29,10 @@ def own_leases(repository: Repository, lock_id: str | None = None) -> Iterator[L
         state = repository.desk.state(config.worktree_id)
         if state is None:
             continue
-        holder = state.lease.identity.holder(state.lease.holder_id)
-        if state.lease.lock_id == lock_id or (holder is not None and is_ours(holder)):
-            yield state.lease
+        lease = state.lease
+        holder = lease.identity.holder(lease.holder_id)
+        if lease.lock_id == lock_id or acts_under([holder], lease.actor, repository.desk.actor):
+            yield lease
 
 
 def renew_own(repository: Repository, lock_id: str | None = None) -> list[Kept]:

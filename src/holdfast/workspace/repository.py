@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from holdfast.audit.chain import AuditTrail
-from holdfast.errors import LockConflict, NotFound, Refused
+from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, Refused
 from holdfast.fs import calls
 from holdfast.leases.desk import DEFAULT_TTL, Desk
 from holdfast.leases.held import HeldLease, acquire
 from holdfast.leases.moments import SKEW
 from holdfast.leases.protocol import Granted
 from holdfast.locks.holders import Holder
+from holdfast.store.addresses import without_secrets
 from holdfast.store.base import Store
-from holdfast.workspace.stores import close_store, open_store, skew_of
+from holdfast.store.failing_fast import FailingFast
+from holdfast.workspace.stores import CONFIG, FILES, close_store, open_address, read_config, skew_of
+from holdfast.workspace.waits import ClaimsElsewhere
 from holdfast.worktrees.control import Control, Places, may_be_leased
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.payloads import directory_of, worktree_name
@@ -42,30 +45,59 @@ _LOOK_AGAIN = 0.05
 
 
 class Repository:
-    """One repository. Its parts are loaded when they are first used."""
+    """One repository. Its parts are loaded when they are first used.
 
-    def __init__(self, root: str | os.PathLike[str], *, holder: Holder | None = None) -> None:
+    `actor` (`kind:name`) is in whose name leases are taken. Programs that run several agents in one process
+    open it once for each: by the process alone nobody could tell them apart. `ledger_address` is where the
+    ledger of the directory is kept, if that is not as it was settled for it: who waits for a lease may wait
+    in a circle with those who wait for its claims.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        holder: Holder | None = None,
+        actor: str | None = None,
+        ledger_address: str | None = None,
+        to_examine: bool = False,
+    ) -> None:
+        """`to_examine` opens it even if the server that has its records cannot be used: see `trouble`."""
         places = Places(Path(os.path.abspath(root)))
         _require_control(places.root)
-        store = open_store(places.root)
-        try:
-            self.format = checked_format(store, places.root)
-        except BaseException:
-            close_store(store)
-            raise
+        if to_examine and not _is_on_files(places.root):
+            store: Store = FailingFast(lambda: _opened_to_examine(places.root))
+        else:
+            store, self.format = _opened(places.root)
         trail = AuditTrail()
+        self._claims = ClaimsElsewhere(places.root, store, ledger_address)
         desk = Desk(
             store,
             trail,
             also_named=worktree_keys,
             precondition=may_be_leased,
             holder=holder,
+            actor=actor or "",
+            reserve=places.reserve,
             skew=SKEW if (skew := skew_of(store)) is None else skew,
+            elsewhere=[self._claims],
         )
         self.control = Control(places, store, trail, desk)
 
+    @cached_property
+    def format(self) -> RepositoryFormat:
+        """What the repository says of itself: read when it is opened, except to be examined."""
+        return checked_format(self.control.store, self.root)
+
+    @property
+    def trouble(self) -> Failure | None:
+        """Why its records cannot be had, if it was opened to be examined and they could not."""
+        found: Failure | None = getattr(self.control.store, "trouble", None)
+        return found
+
     def close(self) -> None:
         """Let go of the files that are kept open for speed: for who opens many, or again and again."""
+        self._claims.close()
         close_store(self.control.store)
 
     def __enter__(self) -> Self:
@@ -256,6 +288,42 @@ class Repository:
         from holdfast.worktrees.doctor import repair
 
         return repair(self.control, all_checks(), strict=strict)
+
+
+def _is_on_files(root: Path) -> bool:
+    try:
+        return read_config(root).store == FILES
+    except Failure:  # then nobody knows, and nothing is touched
+        return False
+
+
+def _opened(root: Path) -> tuple[Store, RepositoryFormat]:
+    """The store of a repository, and its format. No server is asked to make one: it is `NotFound` then."""
+    address = read_config(root).store
+    store = open_address(root, address, create=address == FILES)
+    try:
+        return store, checked_format(store, root)
+    except NotFound as failure:
+        close_store(store)
+        if address == FILES:
+            raise
+        place = without_secrets(address)
+        raise NotFound(
+            f"the store {place} has no records of {root}",
+            hint=f"Check the address in {CONFIG}. If it is right, bring the records back from a copy.",
+            store=place,
+            path=str(root),
+        ) from failure
+    except BaseException:
+        close_store(store)
+        raise
+
+
+def _opened_to_examine(root: Path) -> Store:
+    try:
+        return _opened(root)[0]
+    except Corrupt as failure:  # which is not to be taken for damage of what was asked for
+        raise Refused(failure.message, hint=failure.hint, **failure.facts) from failure
 
 
 def _proof(lease: HeldLease | None) -> Proof | None:

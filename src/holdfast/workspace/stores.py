@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import msgspec
 
@@ -20,7 +20,7 @@ from holdfast.errors import ExtraMissing, NotFound, SettingInvalid, UsageFailure
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.locks.file_locker import DEFAULT_TIMEOUT
-from holdfast.store.addresses import without_secrets
+from holdfast.store.addresses import parts_of, remember_secrets, with_secrets, without_secrets
 from holdfast.store.base import Store
 from holdfast.store.files import FileStore
 from holdfast.store.records import StructCodec
@@ -55,19 +55,26 @@ def read_config(root: str | os.PathLike[str]) -> Config:
     return config
 
 
+def require_store(root: str | os.PathLike[str], address: str) -> None:
+    """Open the store at an address, make its tables if they are not there, and close it. Raises what is in
+    the way: an address that cannot be read, a server that is away or refuses. `root` is not touched."""
+    store = open_address(root, address)
+    try:
+        store.now()
+    finally:
+        close_store(store)
+
+
 def configure_store(root: str | os.PathLike[str], address: str, *, check: bool = True) -> str:
     """Settle on a store for a directory: its address is written down, without secrets, and returned.
 
     With `check` the store is opened first, and its tables are made: an address that does not work, or a
-    server that is away, changes nothing.
+    server that is away, changes nothing. Secrets are remembered as long as this process lives.
     """
     kept = FILES if address == FILES else without_secrets(address)
+    remember_secrets(address)
     if check:
-        with_store = open_address(root, address)
-        try:
-            with_store.now()
-        finally:
-            close_store(with_store)
+        require_store(root, address)
     path = Path(os.path.abspath(root)) / CONFIG
     make_directories(path.parent)
     durable.replace(path, msgspec.json.format(msgspec.json.encode(Config(1, kept)), indent=2) + b"\n")
@@ -94,9 +101,11 @@ def open_address(
     """The store at an address; `root` is the directory whose files `files` means.
 
     Without `create` nothing is made: a store that is not there is `NotFound`, now or when it is first used.
+    What the address does not say of secrets is added, if it was remembered (`remember_secrets`).
     """
+    address = with_secrets(address)
     scheme = address.partition(":")[0].lower()
-    if address == FILES or scheme == "file":
+    if is_in_files(address):
         path = Path(root) if address == FILES else _path_of(address)
         if not create:
             Directory.open(path).close()
@@ -123,7 +132,7 @@ def _open_postgres(address: str, *, create: bool) -> Store:
 
 
 def _path_of(address: str) -> Path:
-    parts = urlsplit(address)
+    parts = parts_of(address)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise SettingInvalid("store", address, EXPECTED)
     return Path(unquote(parts.path))
@@ -145,6 +154,11 @@ def address_of(root: str | os.PathLike[str], address: str | None = None) -> str:
     """Where the store of a directory is, as it may be shown."""
     chosen = address or read_config(root).store
     return chosen if chosen == FILES else without_secrets(chosen)
+
+
+def is_in_files(address: str) -> bool:
+    """Whether the store at an address is plain files, be it those of another directory."""
+    return address == FILES or address.partition(":")[0].lower() == "file"
 
 
 def close_store(store: Store) -> None:

@@ -60,7 +60,13 @@ def check(control: Control, plan_id: str) -> Plan:
 
 
 def run(control: Control, plan_id: str, *, progress: Progress | None = None) -> Collected:
-    """Delete what a plan says, or raise `PlanMismatch` and delete nothing of it."""
+    """Delete what a plan says, or raise `PlanMismatch` and delete nothing of it. Also on a full disk."""
+    collected = control.places.reserve.relieve(lambda: _run(control, plan_id, progress))
+    control.places.reserve.refill()
+    return collected
+
+
+def _run(control: Control, plan_id: str, progress: Progress | None) -> Collected:
     with collector_locked(control):
         plan = plan_of(control, plan_id)
         if plan.state is PlanState.FINISHED:

@@ -1,10 +1,14 @@
-"""What is different: a worktree from its head, or from any snapshot, or two snapshots. Takes no lock."""
+"""What is different: a worktree from its head, or from any snapshot, or two snapshots. Takes no lock.
+
+Nothing keeps a snapshot from being collected while it is compared; that is told as `SnapshotCollected`, never
+as a difference or as damage.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,8 +16,8 @@ from holdfast.errors import Failure, NotFound, TooLarge
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import io_failure
 from holdfast.worktrees.control import Control
-from holdfast.worktrees.naming import is_ready, resolve, visible
-from holdfast.worktrees.payloads import refuse_link
+from holdfast.worktrees.naming import is_ready, reading, refuse_if_collected, resolve, visible
+from holdfast.worktrees.payloads import refuse_replaced
 from holdfast.worktrees.records import Descriptor
 
 if TYPE_CHECKING:
@@ -59,8 +63,10 @@ def compare(control: Control, worktree: str, old: str | None, new: str | None) -
     from holdfast.fs.trees import compare as compare_trees
 
     other = _snapshot(control, resolve(control, new, worktree=worktree))
-    trees = [control.places.tree(each.descriptor.snapshot_id) for each in (one, other) if each.descriptor]
-    return Comparison(one, other, tuple(filter(is_work, compare_trees(*trees))))
+    ids = [each.descriptor.snapshot_id for each in (one, other) if each.descriptor]
+    with reading(control, *ids):
+        found = tuple(filter(is_work, compare_trees(*map(control.places.tree, ids))))
+    return Comparison(one, other, found)
 
 
 def unsaved(control: Control, payload: Path, tip: str | None, worktree: str) -> Iterator[Change]:
@@ -79,16 +85,23 @@ def differs(control: Control, payload: Path, tip: str | None, worktree: str) -> 
     return next(unsaved(control, payload, tip, worktree), None) is not None
 
 
+def below(path: str, found: Iterable[Change]) -> Iterator[Change]:
+    """Of these differences, those at `path` and below it."""
+    top = os.fsencode(path)
+    return (each for each in found if each.path == top or each.path.startswith(top + b"/"))
+
+
 def is_work(change: Change) -> bool:
     """Whether a difference is worth anything: not the mere time at which a directory was changed."""
     return not (change.kind == "d" and change.aspects == ("mtime",))
 
 
 def _with_worktree(control: Control, old: Side, worktree: str) -> Comparison:
-    refuse_link(control, worktree)
+    refuse_replaced(control, worktree)
     payload = control.places.payload(worktree)
     tip = None if old.descriptor is None else old.descriptor.snapshot_id
-    found = tuple(unsaved(control, payload, tip, worktree))
+    with reading(control, *([tip] if tip else [])):
+        found = tuple(unsaved(control, payload, tip, worktree))
     return Comparison(old, Side(worktree, payload, None), found)
 
 
@@ -118,15 +131,15 @@ class Patch(NamedTuple):
         return sum(each.startswith(sign) for each in (self.lines or ())[2:])
 
 
-def patches(comparison: Comparison) -> Iterator[Patch]:
+def patches(control: Control, comparison: Comparison) -> Iterator[Patch]:
     """The differing lines of every file and symbolic link whose content differs, in the usual form."""
     from holdfast.fs.trees.manifest import escaped
 
     for change in comparison.changes:
         if not _has_lines(change):
             continue
-        old = _lines(comparison.old, change) if change.what != "added" else []
-        new = _lines(comparison.new, change) if change.what != "removed" else []
+        old = _lines(control, comparison.old, change) if change.what != "added" else []
+        new = _lines(control, comparison.new, change) if change.what != "removed" else []
         if old is None or new is None:
             yield Patch(change, None)
             continue
@@ -147,14 +160,18 @@ def _has_lines(change: Change) -> bool:
     return change.what != "modified" or bool({"content", "target", "kind"} & set(change.aspects))
 
 
-def _lines(side: Side, change: Change) -> list[str] | None:
+def _lines(control: Control, side: Side, change: Change) -> list[str] | None:
     """The lines of a file, each without its line break but for a last one that has none; None if no text."""
     if side.files is None:
         return []
     path = side.files / os.fsdecode(change.path)
     try:
         content = _content(path)
-    except (TooLarge, NotFound):
+    except TooLarge:
+        return None
+    except NotFound:
+        if side.descriptor is not None:
+            refuse_if_collected(control, side.descriptor.snapshot_id)
         return None
     if b"\0" in content[:_LOOKED_AT]:
         return None

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from holdfast.audit.chain import AuditTrail
 from holdfast.errors import Failure, LockConflict, NotFound, UsageFailure
+from holdfast.fs.reserve import Reserve
 from holdfast.leases.desk import Desk
 from holdfast.locks.holders import Holder
 from holdfast.store.base import Store
@@ -51,6 +52,11 @@ class Places(NamedTuple):
     @property
     def guards(self) -> Path:
         return self.root / ".jvs" / "guards"
+
+    @property
+    def reserve(self) -> Reserve:
+        """What is set aside for the day when the disk is full."""
+        return Reserve(self.root / ".jvs" / "reserve")
 
     def payload(self, worktree: str) -> Path:
         """The directory that the users of a worktree work in: nothing of ours is ever in it."""

@@ -17,6 +17,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Corrupt, Failure
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.records import (
@@ -75,10 +76,28 @@ class Examination:
     def __init__(self, control: Control, *, strict: bool = False) -> None:
         self.control = control
         self.strict = strict
+        self.not_made: list[str] = []
+        """The checks that could not be made, because the store cannot be used."""
+
+    @property
+    def trouble(self) -> Failure | None:
+        """Why the store cannot be used; None as far as it is known to work."""
+        found: Failure | None = getattr(self.control.store, "trouble", None)
+        return found
 
     @property
     def now(self) -> float:
         return self.control.store.now()
+
+    @property
+    def file_time(self) -> float:
+        """What to judge the age of files by. Machines date them: without the store this one's is good."""
+        try:
+            return self.now
+        except Failure as failure:
+            if failure is not self.trouble:
+                raise
+            return SYSTEM_CLOCK.wall()
 
     @cached_property
     def descriptors(self) -> dict[str, Descriptor]:
@@ -125,7 +144,8 @@ class Repaired(NamedTuple):
 def examine(control: Control, checks: Sequence[Check], *, strict: bool = False) -> list[Finding]:
     """All findings, in the order of the checks. Changes nothing."""
     examination = Examination(control, strict=strict)
-    return list(_each_once(finding for check in checks for finding in _look(check, examination)))
+    findings = list(_each_once(finding for check in checks for finding in _look(check, examination)))
+    return [*findings, _not_made(examination)] if examination.not_made else findings
 
 
 def repair(control: Control, checks: Sequence[Check], *, strict: bool = False) -> Repaired:
@@ -139,7 +159,7 @@ def repair(control: Control, checks: Sequence[Check], *, strict: bool = False) -
                 if finding.fix is None or (finding.code, finding.subject) in failed:
                     continue
                 try:
-                    finding.fix()
+                    control.places.reserve.relieve(finding.fix)
                 except Failure as failure:
                     failed[finding.code, finding.subject] = finding, failure
                 else:
@@ -159,8 +179,16 @@ def _look(check: Check, examination: Examination) -> Iterator[Finding]:
     """The findings of a check. What it cannot read ends it: nothing is judged by half of the facts."""
     try:
         yield from check.look(examination)
-    except Corrupt as failure:
-        yield Finding(
+    except Failure as failure:
+        if failure is examination.trouble:  # that is told once, for all of them
+            examination.not_made.append(check.name)
+        else:
+            yield _stopped(check, failure)
+
+
+def _stopped(check: Check, failure: Failure) -> Finding:
+    if isinstance(failure, Corrupt):
+        return Finding(
             "document-corrupt",
             Severity.ERROR,
             str(failure.facts.get("source") or failure.facts.get("path") or check.name),
@@ -169,16 +197,28 @@ def _look(check: Check, examination: Examination) -> Iterator[Finding]:
             "nothing: compare it with a copy from before; what it says cannot be made up",
             facts={"check": check.name},
         )
-    except Failure as failure:
-        yield Finding(
-            "check-failed",
-            Severity.ERROR,
-            check.name,
-            f"the check {check.name} could not be made: {failure.message}",
-            "What it would have found is not known.",
-            f"nothing: {failure.hint}",
-            facts={"check": check.name, "code": failure.code},
-        )
+    return Finding(
+        "check-failed",
+        Severity.ERROR,
+        check.name,
+        f"the check {check.name} could not be made: {failure.message}",
+        "What it would have found is not known.",
+        f"nothing: {failure.hint}",
+        facts={"check": check.name, "code": failure.code},
+    )
+
+
+def _not_made(examination: Examination) -> Finding:
+    names = examination.not_made
+    return Finding(
+        "checks-not-made",
+        Severity.WARNING,
+        "store",
+        f"{len(names)} checks could not be made without the store: {', '.join(names)}",
+        "What they would have found is not known.",
+        "nothing: see to the store, and examine the repository again",
+        facts={"checks": names},
+    )
 
 
 def _each_once(findings: Iterator[Finding]) -> Iterator[Finding]:

@@ -8,28 +8,25 @@ and be done again by anybody who holds the payload lock.
 from __future__ import annotations
 
 import contextlib
+import errno
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from holdfast.clock import format_instant
-from holdfast.errors import ExchangeUnavailable, NotFound
+from holdfast.errors import ExchangeUnavailable, IoFailure, NotFound, PathEscape
 from holdfast.fs import calls
-from holdfast.fs.directory import io_failure, make_directories
+from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.fs.moving import move, sync_parents
+from holdfast.fs.names import split_relative
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace, Stream, View
-from holdfast.worktrees.comparing import differs
-from holdfast.worktrees.control import Control, new_snapshot_id
-from holdfast.worktrees.naming import is_ready
-from holdfast.worktrees.records import DESCRIPTORS, OPERATIONS, Consistency, Descriptor, Operation
-from holdfast.worktrees.scratch import Scratch, scratch, sweep
-from holdfast.worktrees.snapshots import published_tree
-
-if TYPE_CHECKING:
-    from holdfast.fs.trees import Captured
+from holdfast.worktrees.control import Control
+from holdfast.worktrees.late import late_part, late_whole
+from holdfast.worktrees.records import DESCRIPTORS, OPERATIONS, WORKTREES, Descriptor, Operation
+from holdfast.worktrees.scratch import sweep
+from holdfast.worktrees.snapshots import publishing
 
 NEW, REPLACED, CACHE = "payload", "replaced", "stat"
 """In the scratch: what is put in place, what was there before, what is known of the new files."""
@@ -37,23 +34,87 @@ NEW, REPLACED, CACHE = "payload", "replaced", "stat"
 
 def finish(control: Control, operation: Operation) -> None:
     """Bring the restore of a process that is gone to its end. Whoever calls this holds the payload lock."""
-    carry_out(control, operation)
+    try:
+        carry_out(control, operation)
+    except IoFailure:
+        if control.store.read(OPERATIONS.key(operation.worktree_id)) is not None:
+            raise
     sweep(control.places, operation.operation_id)
 
 
-def carry_out(control: Control, operation: Operation) -> None:
-    """Do what was decided. Whoever calls this holds the payload lock."""
+def carry_out(control: Control, operation: Operation) -> bool:
+    """Do what was decided. Whoever calls this holds the payload lock.
+
+    False if it was given up, and nothing replaced: the way to the part to be restored was taken away.
+    """
     room = control.places.scratch / operation.operation_id
-    new, target, replaced = room / NEW, _target(control, operation), room / REPLACED
+    new, target = room / NEW, _target(control, operation)
     if not _is_in_place(control, operation, room):
-        _exchange(control, operation, room)  # 4
+        if not _is_reachable(control, operation):
+            _give_up(control, operation)
+            return False
+        with _undone_if_impossible(control, operation, room):
+            _exchange(control, operation, room)  # 4
     sync_parents(new, target)
     if inode_at(new) is not None:
-        move(new, replaced)  # 5. what was replaced is never taken for what is to be put in place
+        _set_aside(new, operation, room)  # 5. never to be taken for what is to be put in place
     with _late(control, operation, room) as late:
         _end(control, operation, late)  # 6
     if operation.path is None:
         _adopt_cache(control, operation, room)
+    return True
+
+
+def _is_reachable(control: Control, operation: Operation) -> bool:
+    """Whether the directories above a part are there, and none of them is a link that leads elsewhere."""
+    above = split_relative(operation.path)[:-1] if operation.path is not None else ()
+    if not above:
+        return operation.path is None or inode_at(control.places.payload(operation.worktree_id)) is not None
+    try:
+        with Directory.open(control.places.payload(operation.worktree_id)) as payload:
+            payload.beneath("/".join(above)).close()
+    except (NotFound, PathEscape):
+        return False
+    except IoFailure as failure:
+        if failure.facts.get("errno") != errno.ENOTDIR:
+            raise
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _undone_if_impossible(control: Control, operation: Operation, room: Path) -> Iterator[None]:
+    """Give up a part that the system does not let us exchange, in a read-only directory for instance.
+
+    Nothing of it was published, so nothing is lost; else nobody could use the worktree until that is mended.
+    """
+    try:
+        yield
+    except IoFailure:
+        untouched = (
+            not _is_in_place(control, operation, room) and inode_at(_replaced(operation, room)) is None
+        )
+        if operation.path is not None and untouched:
+            _give_up(control, operation)
+        raise
+
+
+def _give_up(control: Control, operation: Operation) -> None:
+    """Take an operation off the record that has changed nothing."""
+    pending = OPERATIONS.key(operation.worktree_id)
+    facts = {
+        "worktree_id": operation.worktree_id,
+        "operation_id": operation.operation_id,
+        "path": operation.path,
+    }
+
+    def decide(view: View, now: float) -> Decision[None]:
+        found = view.get(pending)
+        if found is None or found.operation_id != operation.operation_id:
+            return Decision([], None)
+        return Decision([Delete(pending), control.audit(view, now, "restore_given_up", **facts)], None)
+
+    control.store.transact([pending, control.trail.stream], decide)
 
 
 def _is_in_place(control: Control, operation: Operation, room: Path) -> bool:
@@ -66,7 +127,7 @@ def _is_in_place(control: Control, operation: Operation, room: Path) -> bool:
     tree = control.places.tree(operation.operation_id)
     if new is not None:
         return not _holds(room / NEW, tree)  # the old content is here, so the new one is there
-    return inode_at(room / REPLACED) is not None or _holds(_target(control, operation), tree)
+    return inode_at(_replaced(operation, room)) is not None or _holds(_target(control, operation), tree)
 
 
 def _holds(directory: Path, tree: Path) -> bool:
@@ -101,7 +162,7 @@ def _exchange(control: Control, operation: Operation, room: Path) -> None:
     try:
         exchange(new, target)
     except ExchangeUnavailable:
-        move(target, room / REPLACED)
+        _set_aside(target, operation, room)
         move(new, target)
 
 
@@ -111,61 +172,45 @@ def _late(control: Control, operation: Operation, room: Path) -> Iterator[Descri
 
     Its tree is in place for the block, which is to publish it.
     """
-    published = control.store.read(DESCRIPTORS.key(operation.operation_id))
     replaced = room / REPLACED
-    if not operation.keeps or published is None or inode_at(replaced) is None or _is_link(replaced):
+    if not operation.keeps or inode_at(_replaced(operation, room)) is None:
         yield None
         return
-    kept = published.record.parent_id
-    if not differs(control, replaced, kept, operation.worktree_id):
-        yield None
-        return
-    late_id = new_snapshot_id()
-    uses = [kept] if kept else []
-    with scratch(control, "what was written late", uses=uses, scratch_id=late_id) as own:
-        captured = _captured(control, replaced, own, kept)
-        descriptor = _late_descriptor(control, operation, late_id, captured)
-        with published_tree(control, own, late_id):
+    note = f"written while {operation.snapshot_id} was being restored: {operation.reason}"
+    if operation.path is not None:
+        config = control.config(operation.worktree_id)
+        kept = config.head_snapshot_id or config.base_snapshot_id
+        with late_part(control, operation, replaced, kept, note) as descriptor:
             yield descriptor
+        return
+    published = control.store.read(DESCRIPTORS.key(operation.operation_id))
+    if published is None or _is_link(replaced):
+        yield None
+        return
+    with late_whole(control, operation, replaced, published.record.parent_id, note) as descriptor:
+        yield descriptor
 
 
 def _is_link(path: Path) -> bool:
     """Whether somebody had put a link in the place of the directory: what it leads to was not touched."""
-    return stat.S_ISLNK(calls.stat(path, follow_symlinks=False).st_mode)
+    return stat.S_ISLNK(_mode(path))
 
 
-def _captured(control: Control, replaced: Path, own: Scratch, kept: str | None) -> Captured:
-    from holdfast.fs.trees import capture, choose_engine, sync_tree
-
-    base = control.places.tree(kept) if kept and is_ready(control.places, kept) else None
-    engine = choose_engine(replaced, own.path)
-    captured = capture(replaced, own.tree, engine=engine, base=base, quiesced=False)
-    sync_tree(own.tree)
-    return captured
-
-
-def _late_descriptor(control: Control, operation: Operation, late_id: str, captured: Captured) -> Descriptor:
-    return Descriptor(
-        snapshot_id=late_id,
-        worktree_id=operation.worktree_id,
-        parent_id=None,  # known when it is published
-        created_at=format_instant(control.store.now()),
-        consistency_level=Consistency.BEST_EFFORT,
-        engine=str(captured.engine),
-        payload_hash=captured.payload_hash,
-        files=captured.files,
-        bytes=captured.bytes,
-        note=f"written while {operation.snapshot_id} was being restored: {operation.reason}",
-        holder_id=control.holder.holder_id,
-        not_preserved=tuple(captured.not_preserved),
-        special=tuple(captured.special),
-    )
+def _mode(path: Path) -> int:
+    try:
+        return calls.stat(path, follow_symlinks=False).st_mode
+    except OSError as error:
+        raise io_failure("look at", path, error) from error
 
 
 def _end(control: Control, operation: Operation, late: Descriptor | None) -> None:
-    """Take the operation off the record; a late snapshot goes between R and its parent."""
+    """Take the operation off the record; a late snapshot goes between R and its parent.
+
+    Of a part there is no R: it goes on top of the head, and what was restored is unsaved work on top of it.
+    """
     pending, published = OPERATIONS.key(operation.worktree_id), DESCRIPTORS.key(operation.operation_id)
-    named: list[Key[Any] | Stream[Any]] = [pending, published, control.trail.stream]
+    record = WORKTREES.key(operation.worktree_id)
+    named: list[Key[Any] | Stream[Any]] = [pending, published, record, control.trail.stream]
     if late is not None:
         named.append(DESCRIPTORS.key(late.snapshot_id))
 
@@ -174,8 +219,10 @@ def _end(control: Control, operation: Operation, late: Descriptor | None) -> Non
         if found is None or found.operation_id != operation.operation_id:
             return Decision([], None)  # ended by another
         changes: list[Change] = [Delete(pending)]
-        above = view.get(published)
-        if late is not None and above is not None:
+        above, config = view.get(published), view.get(record)
+        if late is not None and operation.path is not None and config is not None:
+            changes += publishing(config, late)[0]
+        elif late is not None and above is not None:
             below = msgspec.structs.replace(late, parent_id=above.parent_id)
             changes.append(Create(DESCRIPTORS.key(late.snapshot_id), below))
             changes.append(Replace(published, msgspec.structs.replace(above, parent_id=late.snapshot_id)))
@@ -195,6 +242,23 @@ def _adopt_cache(control: Control, operation: Operation, room: Path) -> None:
     """What was noted about the new files while they were written spares reading them again."""
     with contextlib.suppress(OSError):
         calls.replace(room / CACHE, control.places.stat_cache(operation.worktree_id))
+
+
+def _replaced(operation: Operation, room: Path) -> Path:
+    """Where what was replaced is kept; a part has the path there that it had in the worktree."""
+    if operation.path is None:
+        return room / REPLACED
+    return room / REPLACED / operation.path
+
+
+def _set_aside(source: Path, operation: Operation, room: Path) -> None:
+    """Keep what was in the place of the directory. A file that somebody has put there is kept in a directory,
+    such that it can become a snapshot like everything else."""
+    replaced = _replaced(operation, room)
+    if operation.path is None and stat.S_IFMT(_mode(source)) not in (stat.S_IFDIR, stat.S_IFLNK):
+        replaced /= operation.worktree_id
+    make_directories(replaced.parent)
+    move(source, replaced)
 
 
 def _target(control: Control, operation: Operation) -> Path:

@@ -82,11 +82,16 @@ class Snapshots:
         return comparing.compare(self._control, worktree, old, new)
 
     def verify(self, snapshot_id: str) -> Iterator[Problem]:
-        """Read everything that a snapshot holds; what is wrong with it."""
+        """Read everything that a snapshot holds; what is wrong with it.
+
+        `SnapshotCollected` if it is deleted meanwhile: that is no damage.
+        """
         from holdfast.fs.trees import verify
 
         descriptor = naming.visible(self._control, snapshot_id)
-        return verify(self._control.places.tree(snapshot_id), descriptor.payload_hash)
+        for problem in verify(self._control.places.tree(snapshot_id), descriptor.payload_hash):
+            naming.refuse_if_collected(self._control, snapshot_id)
+            yield problem
 
     def all_ids(self) -> list[str]:
         """Every snapshot that has a descriptor, complete or not."""
@@ -120,7 +125,7 @@ class Snapshots:
         source = naming.usable(naming.visible(self._control, snapshot_id))
         found = comparing.compare(self._control, worktree, snapshot_id, None)
         if how.path is not None:
-            found = found._replace(changes=tuple(restoring.below(how.path, found.changes)))
+            found = found._replace(changes=tuple(comparing.below(how.path, found.changes)))
         keeps = how.keep and restoring.differs_from_head(self._control, config)
         return Plan(source, found, keeps)
 

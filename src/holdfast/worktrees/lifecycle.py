@@ -5,6 +5,7 @@ Each operation first brings to its end what a dead process has left pending on t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -104,7 +105,16 @@ class Worktrees:
         name = other_than_main(worktree_name(name), "removed")
         settle(self._control, name)
         self._control.config(name)
-        return removing.remove(self._control, name, save=save, force=force, lock_id=lock_id)
+        work = functools.partial(
+            removing.remove, self._control, name, save=save, force=force, lock_id=lock_id
+        )
+        return self._control.places.reserve.relieve(work, again=lambda: self._finish_removal(name) or work())
+
+    def _finish_removal(self, name: str) -> Removed | None:
+        """Bring to its end a removal that was decided before the disk was full."""
+        head = self._control.config(name).head_snapshot_id
+        done = settle(self._control, name)
+        return None if done is None else Removed(name, done.snapshot_id or head, done.snapshot_id)
 
     def _state(self, config: WorktreeConfig) -> WorktreeState:
         control, name = self._control, config.worktree_id

@@ -11,16 +11,19 @@ was never completed, or is not complete any more: naming it is `PartialSnapshot`
 
 from __future__ import annotations
 
+import contextlib
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from holdfast.errors import (
     Ambiguous,
+    Failure,
     NameInvalid,
     NotFound,
     PartialSnapshot,
     Refused,
+    SnapshotCollected,
     UsageFailure,
 )
 from holdfast.fs import calls
@@ -51,10 +54,22 @@ def resolve(control: Control, text: str, *, worktree: str = MAIN) -> Descriptor:
         )
     found = visible(control, _start(control, match["start"], worktree, of_a_worktree=bool(colon)))
     for _ in range(_count(match["steps"], text)):
-        if found.parent_id is None:
-            raise NotFound(f"{text}: {found.snapshot_id} has no parent", name=text)
-        found = visible(control, found.parent_id)
+        found = _parent(control, found, text)
     return found
+
+
+def _parent(control: Control, child: Descriptor, text: str) -> Descriptor:
+    """The parent of a snapshot as of now: a collection may give it another one at any moment."""
+    while True:
+        if child.parent_id is None:
+            raise NotFound(f"{text}: {child.snapshot_id} has no parent", name=text)
+        try:
+            return visible(control, child.parent_id)
+        except NotFound:
+            now = visible(control, child.snapshot_id)
+            if now.parent_id == child.parent_id:
+                raise
+            child = now
 
 
 def resolve_usable(control: Control, text: str, *, worktree: str = MAIN) -> Descriptor:
@@ -70,11 +85,39 @@ def visible(control: Control, snapshot_id: str) -> Descriptor:
         return document.record
     if document is None and not _has_tree(control.places, snapshot_id):
         raise no_snapshot(snapshot_id)
+    if document is not None:
+        refuse_if_collected(control, snapshot_id)
     raise PartialSnapshot(
         f"the snapshot {snapshot_id} is not complete: "
         + ("its tree is not there or has no .READY" if document else "it was never published"),
         snapshot_id=snapshot_id,
     )
+
+
+def refuse_if_collected(control: Control, snapshot_id: str) -> None:
+    """Raise `SnapshotCollected` if a snapshot that was there is being deleted by now, or is gone.
+
+    Who reads a snapshot without keeping it asks this when something is missing: a collection dooms a snapshot
+    before it takes anything away. If it is neither doomed nor gone, it is damaged.
+    """
+    document = control.store.read(DESCRIPTORS.key(snapshot_id))
+    if document is None or document.record.doomed_by is not None:
+        plan = document.record.doomed_by if document is not None else None
+        by = f"is being deleted by the plan {plan}" if plan else "was deleted by a garbage collection"
+        raise SnapshotCollected(f"the snapshot {snapshot_id} {by}", snapshot_id=snapshot_id, plan=plan)
+
+
+@contextlib.contextmanager
+def reading(control: Control, *snapshot_ids: str) -> Iterator[None]:
+    """Read what these snapshots hold, without keeping them: what fails because one is collected says so."""
+    try:
+        yield
+    except SnapshotCollected:
+        raise
+    except Failure:
+        for each in snapshot_ids:
+            refuse_if_collected(control, each)
+        raise
 
 
 def usable(descriptor: Descriptor) -> Descriptor:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.errors import AlreadyExists, NotDurable, NotFound, Refused
+from holdfast.errors import AlreadyExists, DirectoryReplaced, IoFailure, NotDurable, NotFound, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.names import safe_name
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import MAIN
@@ -50,10 +52,20 @@ def status_of(places: Places, worktree: str) -> os.stat_result | None:
 
 
 def directory_of(control: Control, worktree: str) -> Path:
-    """The path of a worktree's directory, which is there and is no link."""
+    """The path of a worktree's directory, which is there and is neither a link nor a file."""
     with parent_of(control.places, worktree) as parent:
+        name = control.places.payload(worktree).name
         try:
-            parent.enter(control.places.payload(worktree).name).close()
+            parent.enter(name).close()
+        except IoFailure as failure:
+            status = parent.status(name)
+            if status is None or stat.S_ISDIR(status.st_mode):
+                raise
+            raise DirectoryReplaced(
+                f"where the directory of {worktree} should be stands something else: {parent.where(name)}",
+                worktree=worktree,
+                path=parent.where(name),
+            ) from failure
         except NotFound:
             raise NotFound(
                 f"the worktree {worktree} has lost its directory {control.places.payload(worktree)}",
@@ -64,10 +76,29 @@ def directory_of(control: Control, worktree: str) -> Path:
     return control.places.payload(worktree)
 
 
-def refuse_link(control: Control, worktree: str) -> None:
-    """Refuse a worktree whose directory somebody has replaced by a link: what it leads to is not ours."""
+def refuse_replaced(control: Control, worktree: str) -> None:
+    """Refuse a worktree whose directory somebody has replaced, by a link or a file; none at all is fine."""
     with contextlib.suppress(NotFound):
         directory_of(control, worktree)
+
+
+def refuse_if_mounted(control: Control, worktree: str, doing: str, path: str | None = None) -> None:
+    """Refuse to move or delete a directory, or the part `path` of it, in which something is mounted.
+
+    What is mounted is not part of it: it would vanish from where its users look for it, or be deleted too.
+    """
+    if status_of(control.places, worktree) is None:
+        return
+    with Directory.open(directory_of(control, worktree)) as directory:
+        mounted = sorted(mounts_beneath(directory.fd)) if directory.fd is not None else []
+    if path is not None:
+        mounted = [each for each in mounted if each == path or each.startswith(f"{path}/")]
+    if mounted:
+        raise Refused(
+            f"{worktree} cannot be {doing}: something is mounted at {ascii(mounted[0])[1:-1]} in it",
+            hint="Unmount it first.",
+            worktree=worktree,
+        )
 
 
 def is_there(path: Path) -> bool:
@@ -86,6 +117,19 @@ def inode_of(status: os.stat_result | None) -> str | None:
     if status is None or not stat.S_ISDIR(status.st_mode):
         return None
     return f"{status.st_dev}:{status.st_ino}"
+
+
+def which_has(inode: str | None, found: Sequence[os.stat_result], *, same_boot: bool) -> int | None:
+    """Which of these directories, all of one repository, is the one of this inode; None if it cannot be told.
+
+    The number of the device may be another one after a reboot, so it counts only where it must: several roots
+    of btrfs subvolumes, which all have the same inode.
+    """
+    number = (inode or "").rpartition(":")[2]
+    candidates = [index for index, each in enumerate(found) if str(each.st_ino) == number]
+    if len(candidates) > 1 and same_boot:
+        candidates = [index for index in candidates if inode_of(found[index]) == inode]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def sync_names(places: Places, worktree: str) -> None:

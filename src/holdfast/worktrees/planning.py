@@ -77,7 +77,9 @@ def set_policy(control: Control, policy: Policy) -> Policy:
         facts = {"before": msgspec.to_builtins(before), "after": msgspec.to_builtins(policy)}
         return Decision([change, control.audit(view, now, "retention_changed", **facts)], policy)
 
-    return control.store.transact([RETENTION, control.trail.stream], decide).result
+    return control.places.reserve.relieve(
+        lambda: control.store.transact([RETENTION, control.trail.stream], decide).result
+    )
 
 
 def check_policy(policy: Policy) -> None:
@@ -93,7 +95,17 @@ def check_policy(policy: Policy) -> None:
 
 
 def propose(control: Control, *, store: bool = True) -> Proposal:
-    """Find out what may be deleted. With `store`, a plan to delete something is written down to be run."""
+    """Find out what may be deleted. With `store`, a plan to delete something is written down to be run.
+
+    Also on a full disk: what is set aside is used, and if it is not there any more it is set aside again.
+    """
+    proposal = control.places.reserve.relieve(lambda: _propose(control, store=store))
+    if store:
+        control.places.reserve.refill()
+    return proposal
+
+
+def _propose(control: Control, *, store: bool) -> Proposal:
     policy, standing, now = policy_of(control), survey(control), control.store.now()
     verdict = judge(standing, policy, now)
     total = _bytes(control, list(standing.descriptors)) if policy.max_bytes is not None else 0

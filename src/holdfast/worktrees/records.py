@@ -123,7 +123,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the tree that is restored, if not all of it."""
     reason: str = ""
     keeps: bool = False
-    """Of a restore: whether what is replaced must be kept, down to the last write."""
+    """Of a restore or removal: whether what it takes away must be kept, down to the last write."""
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,9 @@ def delete_reference(control: Control, name: str) -> Reference:
         facts = {"name": name, "snapshot_id": there.snapshot_id, "note": there.note}
         return Decision([Delete(key), control.audit(view, now, "reference_deleted", **facts)], there)
 
-    return control.store.transact([key, control.trail.stream], decide).result
+    return control.places.reserve.relieve(
+        lambda: control.store.transact([key, control.trail.stream], decide).result
+    )
 
 
 def references(control: Control) -> list[Reference]:
@@ -95,7 +97,9 @@ def remove_pin(control: Control, pin_id: str) -> Pin:
         facts = {"pin_id": pin_id, "snapshot_id": there.snapshot_id, "reason": there.reason}
         return Decision([Delete(key), control.audit(view, now, "pin_removed", **facts)], there)
 
-    return control.store.transact([key, control.trail.stream], decide).result
+    return control.places.reserve.relieve(
+        lambda: control.store.transact([key, control.trail.stream], decide).result
+    )
 
 
 def pins(control: Control) -> list[Pin]:

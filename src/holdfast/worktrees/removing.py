@@ -5,7 +5,8 @@
 3. Running processes are looked for; `force` overlooks them.
 4. T1: the lease still counts and nothing else is being done; an `Operation` says what is on its way.
    The decision: from here on the worktree is going to be gone, whoever finishes it.
-5. The directory is moved into a scratch, in one step, and deleted there.
+5. The directory is moved into a scratch, in one step. What was written into it since 2 is saved there as
+   another snapshot; then it is deleted.
 6. T2: the record, the lease and the line of waiters go, the audit entry is appended. The snapshots stay,
    and so does the counter of tokens: a worktree of the same name counts on from it.
 
@@ -20,21 +21,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
-from holdfast.errors import Refused
-from holdfast.fs.directory import Directory, make_directories
-from holdfast.fs.mounts import mounts_beneath
+from holdfast.fs.directory import make_directories
 from holdfast.fs.moving import move
 from holdfast.leases.records import Identity, LeaseKeys
 from holdfast.store.records import Create, Decision, Delete, Key, Stream, View
 from holdfast.worktrees import payloads
 from holdfast.worktrees.control import Control, settled_config
 from holdfast.worktrees.guarding import Right, guarded
+from holdfast.worktrees.late import late_whole
 from holdfast.worktrees.payload_lock import payload_locked
-from holdfast.worktrees.records import OPERATIONS, WORKTREES, Operation, OperationKind, worktree_keys
+from holdfast.worktrees.records import (
+    DESCRIPTORS,
+    OPERATIONS,
+    WORKTREES,
+    Descriptor,
+    Operation,
+    OperationKind,
+    worktree_keys,
+)
 from holdfast.worktrees.scratch import scratch
+from holdfast.worktrees.snapshots import publishing
 from holdfast.worktrees.usage import refuse_if_used
 
-REMOVED, MOVED = "removed", "moved"
+REMOVED, MOVED, SAVED = "removed", "moved", "saved"
 
 Save = Callable[[Right], str | None]
 """Saves what has changed in a worktree as a snapshot; the id of it, or None if there was nothing to save."""
@@ -61,40 +70,28 @@ def remove(
         payload_locked(control, name),
         guarded(control, name, "remove", lock_id=lock_id) as right,  # 1
     ):
+        payloads.refuse_replaced(control, name)
         saved = None if save is None else save(right)  # 2
         if not force and payloads.status_of(control.places, name) is not None:
             refuse_if_used(payloads.directory_of(control, name), name, "removed")  # 3
-        _refuse_if_mounted(control, name)
-        operation = _decide(control, name, right, saved)  # 4
-        head = saved or right.config.head_snapshot_id
-        finish(control, operation)  # 5, 6
-        return Removed(name, head, saved)
+        payloads.refuse_if_mounted(control, name, "removed")
+        operation = _decide(control, name, right, saved, keeps=save is not None)  # 4
+        saved = finish(control, operation) or saved  # 5, 6
+        return Removed(name, saved or right.config.head_snapshot_id, saved)
 
 
-def finish(control: Control, operation: Operation) -> None:
-    """Bring a removal to its end."""
+def finish(control: Control, operation: Operation) -> str | None:
+    """Bring a removal to its end; return the snapshot of what was written late, if anything was."""
     name = operation.worktree_id
     with scratch(control, "remove", worktree=name, scratch_id=operation.operation_id) as bin_:
         _move_away(control, operation, bin_.path)  # 5
+        late = _save_late(control, operation, bin_.path)
         _delete(bin_.path)
         _make_visible(control, operation)  # 6
+        return late
 
 
-def _refuse_if_mounted(control: Control, name: str) -> None:
-    """What is mounted below a directory is not part of it, and deleting would reach it."""
-    if payloads.status_of(control.places, name) is None:
-        return
-    with Directory.open(payloads.directory_of(control, name)) as directory:
-        mounted = sorted(mounts_beneath(directory.fd)) if directory.fd is not None else []
-    if mounted:
-        raise Refused(
-            f"{name} cannot be removed: something is mounted at {ascii(mounted[0])[1:-1]} in it",
-            hint="Unmount it first.",
-            worktree=name,
-        )
-
-
-def _decide(control: Control, name: str, right: Right, saved: str | None) -> Operation:
+def _decide(control: Control, name: str, right: Right, saved: str | None, *, keeps: bool) -> Operation:
     operation_id, validate = secrets.token_hex(8), right.validator()
     keys: list[Key[Any] | Stream[Any]] = [*LeaseKeys.of(name).all(), *worktree_keys(name)]
 
@@ -109,6 +106,7 @@ def _decide(control: Control, name: str, right: Right, saved: str | None) -> Ope
             holder_id=control.holder.holder_id,
             identity=Identity.of(control.holder),
             snapshot_id=saved,
+            keeps=keeps,
         )
         return Decision([Create(OPERATIONS.key(name), operation)], operation)
 
@@ -126,6 +124,38 @@ def _move_away(control: Control, operation: Operation, into: Path) -> None:
     if not payloads.is_there(into / REMOVED) and payloads.status_of(control.places, name) is not None:
         move(payloads.directory_of(control, name), into / REMOVED)
     make_directories(into / MOVED)
+
+
+def _save_late(control: Control, operation: Operation, into: Path) -> str | None:
+    """Save what was written behind the snapshot that keeps the directory; the mark is that it was done.
+
+    Without the mark, a directory that is half deleted would be taken for one that was written to.
+    """
+    removed = into / REMOVED
+    if not operation.keeps or payloads.is_there(into / SAVED) or not payloads.is_there(removed):
+        return None
+    name = operation.worktree_id
+    config = control.config(name)
+    kept = config.head_snapshot_id or config.base_snapshot_id
+    with late_whole(control, operation, removed, kept, f"written while {name} was being removed") as late:
+        if late is not None:
+            _publish_late(control, operation, late)
+    make_directories(into / SAVED)
+    return None if late is None else late.snapshot_id
+
+
+def _publish_late(control: Control, operation: Operation, late: Descriptor) -> None:
+    """Put it on top of the line: who does this again finds nothing that is not in the head."""
+    name, key = operation.worktree_id, DESCRIPTORS.key(late.snapshot_id)
+    facts = {"worktree_id": name, "snapshot_id": late.snapshot_id, "operation_id": operation.operation_id}
+
+    def decide(view: View, now: float) -> Decision[None]:
+        config = view.get(WORKTREES.key(name))
+        assert config is not None, "a worktree that is being removed has its record"
+        changes, _ = publishing(config, late)
+        return Decision([*changes, control.audit(view, now, "snapshot_published", **facts)], None)
+
+    control.store.transact([*worktree_keys(name), key, control.trail.stream], decide)
 
 
 def _delete(into: Path) -> None:

@@ -10,19 +10,21 @@
    both (so tokens grow under either name), the audit entry; the `Operation`s go. Commit point.
 
 Killed after 3, `finish` goes on with 4. If something else has come to stand at the new path, or somebody
-has taken the directory away, it is undone.
+has taken the directory away, it is undone. If a directory stands at both names and it cannot be told which is
+the worktree's, it stays pending until somebody has moved one of them away.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+import stat
 from typing import Any
 
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists, NotFound
+from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused
 from holdfast.fs.moving import move
 from holdfast.leases.records import Identity, LeaseKeys, TokenCounter
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace, Stream, View
@@ -60,7 +62,9 @@ def rename(control: Control, old: str, new: str, *, force: bool = False) -> Work
 def finish(control: Control, operation: Operation) -> None:
     """Bring a renaming to its end, whichever of its two records it is known by."""
     old, new = _names(operation)
-    with contextlib.suppress(AlreadyExists, NotFound):  # then it was undone, which is an end too
+    with contextlib.suppress(
+        AlreadyExists, NotFound, DirectoryReplaced
+    ):  # then it was undone, which is an end too
         _carry_out(control, operation, old, new)
 
 
@@ -68,9 +72,9 @@ def _carry_out(control: Control, operation: Operation, old: str, new: str) -> Wo
     if not _is_moved(control, operation, old, new):
         try:
             move(payloads.directory_of(control, old), control.places.payload(new))  # 4
-        except (AlreadyExists, NotFound) as failure:
+        except (AlreadyExists, NotFound, DirectoryReplaced) as failure:
             _undo(control, old, new)
-            if isinstance(failure, NotFound):  # somebody has taken the directory away
+            if not isinstance(failure, AlreadyExists):  # somebody has taken the directory away
                 raise
             raise payloads.stranger(control.places.payload(new)) from None
     else:
@@ -80,11 +84,28 @@ def _carry_out(control: Control, operation: Operation, old: str, new: str) -> Wo
 
 
 def _is_moved(control: Control, operation: Operation, old: str, new: str) -> bool:
-    """Whether the directory has its new name. If something stands at both, it is known by its inode."""
+    """Whether the directory has its new name. If a directory stands at both, it is known by its inode.
+
+    If that cannot tell (the repository is a copy, say) nothing is guessed: it takes a person.
+    """
     at_old, at_new = (payloads.status_of(control.places, name) for name in (old, new))
-    if at_old is None or at_new is None:
-        return at_new is not None
-    return payloads.inode_of(at_new) == operation.inode
+    if not (at_new and stat.S_ISDIR(at_new.st_mode)):
+        return False
+    if not (at_old and stat.S_ISDIR(at_old.st_mode)):
+        return True
+    same_boot = operation.identity.boot_id == Identity.of(control.holder).boot_id
+    which = payloads.which_has(operation.inode, (at_old, at_new), same_boot=same_boot)
+    if which is None:
+        raise Refused(
+            f"{old} was being renamed to {new} by {operation.holder_id}, which died, and now there is "
+            "a directory at both names: which of them is the worktree cannot be told",
+            hint=f"Move the one that is not of this worktree out of {control.places.worktrees}, and try "
+            "again: then the renaming is brought to its end.",
+            worktree=old,
+            renamed_to=new,
+            operation_id=operation.operation_id,
+        )
+    return which == 1
 
 
 def _names(operation: Operation) -> tuple[str, str]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -36,7 +35,7 @@ from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.exchanging import CACHE, NEW, carry_out, inode_at
 from holdfast.worktrees.naming import no_snapshot, usable, visible
 from holdfast.worktrees.payload_lock import payload_locked
-from holdfast.worktrees.payloads import refuse_link
+from holdfast.worktrees.payloads import refuse_if_mounted, refuse_replaced
 from holdfast.worktrees.proof import Permission, Proof, check_early, permission, publishing_keys
 from holdfast.worktrees.records import (
     DESCRIPTORS,
@@ -49,9 +48,9 @@ from holdfast.worktrees.records import (
 )
 from holdfast.worktrees.scratch import Scratch, scratch
 from holdfast.worktrees.snapshots import Wanted, published_tree, publishing, same_worktree, snapshot
+from holdfast.worktrees.usage import refuse_if_written
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Change as Difference
     from holdfast.fs.trees.tally import Progress
 
 
@@ -62,6 +61,8 @@ class InPlace(NamedTuple):
     path: str | None = None
     keep: bool = True
     allow_shared: bool = False
+    force: bool = False
+    """In spite of processes that have files open for writing in what is replaced."""
     progress: Progress | None = None
 
 
@@ -84,6 +85,8 @@ def restore_in_place(
     checked(control, worktree, how)
     config = check_early(control, worktree, proof)
     usable(visible(control, snapshot_id))
+    if not how.force:
+        refuse_if_written(control.places.payload(worktree) / (how.path or ""), worktree, "restored in place")
     kept = _keep(control, config, snapshot_id, proof, how) if how.keep else None  # 1
     tip = kept.snapshot_id if kept else config.head_snapshot_id or config.base_snapshot_id
     uses = [snapshot_id, *([tip] if tip else [])]
@@ -101,7 +104,8 @@ def restore_in_place(
             with payload_locked(control, worktree):
                 _require_kept(control, worktree, how)
                 _Beginning.of(control, config, proof, source, operation).part()
-                carry_out(control, operation)
+                if not carry_out(control, operation):
+                    raise _changed_meanwhile(worktree, how)
         return Restored(source, published, kept)
 
 
@@ -113,7 +117,8 @@ def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
     if how.path is not None:
         split_relative(how.path)
     config = control.config(worktree)
-    refuse_link(control, worktree)
+    refuse_replaced(control, worktree)
+    refuse_if_mounted(control, worktree, "restored in place", how.path)
     if config.isolation is Isolation.SHARED and not how.allow_shared:
         raise Refused(
             f"{worktree} is a shared worktree (high-risk): others may be writing into it at this moment",
@@ -122,12 +127,6 @@ def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
             worktree=worktree,
         )
     return config
-
-
-def below(path: str, found: Iterable[Difference]) -> Iterator[Difference]:
-    """Of these differences, those at `path` and below it."""
-    top = os.fsencode(path)
-    return (each for each in found if each.path == top or each.path.startswith(top + b"/"))
 
 
 # --- 1. What is there now ---------------------------------------------------------------------------
@@ -146,10 +145,14 @@ def _keep(
 def _require_kept(control: Control, worktree: str, how: InPlace) -> None:
     """Refuse to replace a part if something was written since the snapshot that keeps what is replaced."""
     if how.keep and differs_from_head(control, control.config(worktree)):
-        raise ConsistencyUnavailable(
-            f"{worktree} was written to while {how.path} was being restored; nothing was replaced",
-            worktree=worktree,
-        )
+        raise _changed_meanwhile(worktree, how)
+
+
+def _changed_meanwhile(worktree: str, how: InPlace) -> ConsistencyUnavailable:
+    return ConsistencyUnavailable(
+        f"{worktree} was written to while {how.path} was being restored; nothing was replaced",
+        worktree=worktree,
+    )
 
 
 def differs_from_head(control: Control, config: WorktreeConfig) -> bool:

@@ -6,7 +6,9 @@ A snapshot is protected by any one of these, whatever the policy says:
 - a reference names it; a pin that has not run out is on it;
 - a running process needs it (the intent of its scratch says so), or a pending operation does: what is
   restored, and the parent of what a restore has published, on top of which it may put another one yet;
-- another plan has doomed it: that is decided there.
+- another plan has doomed it: that is decided there;
+- a line is broken, because a descriptor was lost, and it may have been on the other side: what no head leads
+  to is kept then, as far as it is not younger than the break.
 
 The ancestors of heads are protected as the policy says: without one, all of them. With one, the
 newest `keep_last` of each line, and whatever is younger than `keep_for`. What no head leads to is
@@ -85,6 +87,7 @@ class Protection(StrEnum):
     IN_USE = "in_use"
     OPERATION = "operation"
     DOOMED = "doomed"
+    BROKEN = "broken"
     CLOCK = "clock"
     BUDGET = "max_bytes"
 
@@ -213,6 +216,31 @@ def _all_reasons(
             yield each.snapshot_id, Reason(Protection.DOOMED, f"being collected by the plan {each.doomed_by}")
         yield from _by_age(each, policy, now)
     yield from _by_history(reached, policy)
+    yield from _by_breaks(standing, reached)
+
+
+def _by_breaks(standing: Standing, reached: Mapping[str, object]) -> Iterator[tuple[str, Reason]]:
+    """What no head leads to, but may have before a descriptor was lost. Collecting leaves no such gap."""
+    breaks = list(_breaks(standing))
+    for each in standing.descriptors.values() if breaks else ():
+        if each.snapshot_id in reached:
+            continue
+        for lost, child in breaks:
+            if child is None or each.created_at <= child.created_at:
+                text = f"{lost} is lost, and it may be one of its ancestors: see 'holdfast doctor'"
+                yield each.snapshot_id, Reason(Protection.BROKEN, text)
+                break
+
+
+def _breaks(standing: Standing) -> Iterator[tuple[str, Descriptor | None]]:
+    """The snapshots that lines lead to and that are not there, each with its child; a head has none."""
+    for head in standing.heads.values():
+        last = None
+        for each in line(standing.descriptors, head):
+            last = standing.descriptors[each]
+        lost = head if last is None else last.parent_id
+        if lost is not None and lost not in standing.descriptors:
+            yield lost, last
 
 
 def _by_operations(standing: Standing) -> Iterator[tuple[str, Reason]]:

@@ -38,7 +38,7 @@ from holdfast.fs.moving import move
 from holdfast.store.records import Change, Create, Decision, Key, Replace, Stream, View
 from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready, reference_name
-from holdfast.worktrees.payloads import refuse_link
+from holdfast.worktrees.payloads import refuse_replaced
 from holdfast.worktrees.proof import Proof, check_early, permission, publishing_keys
 from holdfast.worktrees.records import (
     DESCRIPTORS,
@@ -83,7 +83,7 @@ def snapshot(control: Control, worktree: str, proof: Proof | None, wanted: Wante
     snapshot_id = new_snapshot_id()
     tip = config.head_snapshot_id or config.base_snapshot_id
     uses = [tip] if tip else []
-    refuse_link(control, worktree)
+    refuse_replaced(control, worktree)
     payload = _Directory(control.places.payload(worktree), worktree)
     # 1. The scratch has the id of the snapshot: whoever finds the tree can tell that it is in the making.
     with scratch(control, "snapshot", worktree=worktree, uses=uses, scratch_id=snapshot_id) as room:
@@ -163,13 +163,14 @@ class _Directory:
 def _capture(
     control: Control, payload: _Directory, room: Scratch, tip: str | None, level: Consistency, wanted: Wanted
 ) -> Captured:
-    from holdfast.fs.trees import capture, choose_engine, sync_tree
+    from holdfast.fs.trees import capture_best, sync_tree
 
     make_directories(control.places.caches)
-    captured = capture(
+    captured = capture_best(
         payload.path,
         room.tree,
-        engine=choose_engine(payload.path, room.path, wanted.engine),
+        beside=room.path,
+        wanted=wanted.engine,
         base=control.places.tree(tip) if tip and _can_be_base(control, tip) else None,
         cache=control.places.stat_cache(payload.worktree),
         quiesced=level is Consistency.QUIESCED,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,7 +69,24 @@ def usage_of(directory: Path, *, besides: Iterable[int] = ()) -> Usage:
 
 def refuse_if_used(directory: Path, worktree: str, doing: str) -> None:
     """Raise `InUse` if a running process works in the directory."""
-    users = usage_of(directory).users
+    _refuse(usage_of(directory).users, directory, worktree, doing)
+
+
+def refuse_if_written(directory: Path, worktree: str, doing: str) -> None:
+    """Raise `InUse` if a running process can write into the directory, or the file, by what it has open.
+
+    What it writes behind our back would be lost. Who merely stands in it loses nothing. Linux alone tells.
+    """
+    users: list[User] = []
+    for pid in _pids() if sys.platform == "linux" else []:
+        with contextlib.suppress(_Hidden):
+            found = None if pid == os.getpid() else next(_writes(pid, directory), None)
+            if found is not None:
+                users.append(User(pid, processes.command_of(pid) or "?", *found))
+    _refuse(users, directory, worktree, doing)
+
+
+def _refuse(users: Sequence[User], directory: Path, worktree: str, doing: str) -> None:
     if not users:
         return
     shown = "; ".join(str(each) for each in users[:MOST_SHOWN])
@@ -110,6 +127,25 @@ if sys.platform == "linux":
             if _is_within(path, wanted):
                 yield "has mapped", path
 
+    def _writes(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
+        """How a process can write into the directory; `_Hidden` if that cannot be known."""
+        here, wanted = _PROC / str(pid), str(directory)
+        for number, path in _descriptors(here):
+            if path.endswith(" (deleted)"):
+                continue  # nobody will find there what is written to it, restored or not
+            if _is_within(path, wanted) and _is_for_writing(here, number):
+                yield "writes to", path
+        for path in _mapped_files(here, writable=True):
+            if _is_within(path, wanted):
+                yield "has mapped for writing", path
+
+    def _is_for_writing(process: Path, number: str) -> bool:
+        with contextlib.suppress(Failure, ValueError):
+            for line in durable.read(process / "fdinfo" / number).split(b"\n"):
+                if line.startswith(b"flags:"):
+                    return int(line.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY
+        return False
+
     def _link(path: Path) -> str | None:
         try:
             return calls.readlink(path)
@@ -135,6 +171,9 @@ if sys.platform == "linux":
         return False
 
     def _open_files(process: Path) -> Iterator[str]:
+        return (path for _, path in _descriptors(process))
+
+    def _descriptors(process: Path) -> Iterator[tuple[str, str]]:
         try:
             with calls.scandir(process / "fd") as entries:
                 names = [entry.name for entry in entries]
@@ -145,16 +184,22 @@ if sys.platform == "linux":
         for name in names:
             path = _link(process / "fd" / name)
             if path is not None:
-                yield path
+                yield name, path
 
-    def _mapped_files(process: Path) -> Iterator[str]:
+    def _mapped_files(process: Path, *, writable: bool = False) -> Iterator[str]:
         with contextlib.suppress(Failure):
             for line in durable.read(process / "maps").decode("utf-8", "surrogateescape").splitlines():
                 fields = line.split(maxsplit=5)
-                if len(fields) == 6 and fields[5].startswith("/"):
+                if len(fields) != 6 or not fields[5].startswith("/"):
+                    continue
+                if not writable or (fields[1][1] == "w" and fields[1][3] == "s"):
                     yield fields[5]
 
 else:
+
+    def _writes(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
+        """It cannot be told."""
+        return iter(())
 
     def _pids() -> list[int]:
         import psutil

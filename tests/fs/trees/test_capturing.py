@@ -93,6 +93,7 @@ def reads_during(action: Callable[[], object], source: Path) -> list[str]:
 # --- Cost follows the change ------------------------------------------------------------------------
 
 
+@pytest.mark.req("WT-12")
 def test_a_second_capture_reads_nothing_and_stores_nothing(desk: Desk) -> None:
     first, captured = desk.take()
     opened = reads_during(desk.take, desk.source)

@@ -15,7 +15,6 @@ from holdfast.errors import (
     AlreadyExists,
     Corrupt,
     EngineUnavailable,
-    IoFailure,
     NotFound,
     PartialSnapshot,
 )
@@ -23,6 +22,7 @@ from holdfast.fs.trees import (
     READY,
     Engine,
     capture,
+    capture_best,
     changes,
     choose_engine,
     link_tree,
@@ -77,6 +77,7 @@ def test_all_engines_that_go_file_by_file_give_one_hash(place: Path) -> None:
     round_trip(place, FILE_BY_FILE)
 
 
+@pytest.mark.req("WT-12")
 def test_all_engines_work_on_xfs(loop_mount: Callable[[str], LoopMount]) -> None:
     place = loop_mount("xfs").path
 
@@ -84,6 +85,7 @@ def test_all_engines_work_on_xfs(loop_mount: Callable[[str], LoopMount]) -> None
     round_trip(place, FILE_BY_FILE)
 
 
+@pytest.mark.req("WT-12")
 def test_all_engines_work_on_btrfs(loop_mount: Callable[[str], LoopMount]) -> None:
     place = loop_mount("btrfs").path
     assert choose_engine(place / ".", place) is Engine.BTRFS_SUBVOLUME  # the top of a file system is one
@@ -213,6 +215,7 @@ exec cp -a -- "$3" "$4"
 """
 
 
+@pytest.mark.req("WT-12")
 def test_the_command_line_of_the_juicefs_engine(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a stand-in that copies; the file system is no JuiceFS, and only says so."""
     programs = scratch / "programs"
@@ -220,7 +223,7 @@ def test_the_command_line_of_the_juicefs_engine(scratch: Path, monkeypatch: pyte
     (programs / "juicefs").write_text(STAND_IN)
     (programs / "juicefs").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
-    monkeypatch.setattr("holdfast.fs.trees.engines.filesystem_kind", lambda _path: "fuse.juicefs")
+    monkeypatch.setattr("holdfast.fs.trees.juicefs_clone.filesystem_kind", lambda _path: "fuse.juicefs")
     monkeypatch.setattr("holdfast.fs.trees.engines._found", {})
     source = grow(scratch / "source")
 
@@ -239,5 +242,10 @@ def test_the_command_line_of_the_juicefs_engine(scratch: Path, monkeypatch: pyte
     assert list(verify(scratch / "d", loose.payload_hash)) == []
     assert list(changes(source, scratch / "d", cache=scratch / "cache")) == []
     (source / "refused").touch()
-    with pytest.raises(IoFailure, match=r"juicefs clone.*status 7: some reason"):
+    with pytest.raises(EngineUnavailable, match=r"juicefs clone.*status 7: some reason"):
         capture(source, scratch / "c", engine=Engine.JUICEFS_CLONE, quiesced=True)
+    with pytest.raises(EngineUnavailable):
+        capture_best(source, scratch / "e", beside=scratch, wanted=Engine.JUICEFS_CLONE, quiesced=True)
+    other = capture_best(source, scratch / "f", beside=scratch, quiesced=True)
+    assert other.engine is not Engine.JUICEFS_CLONE
+    assert list(verify(scratch / "f", other.payload_hash)) == []

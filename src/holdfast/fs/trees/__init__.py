@@ -4,6 +4,7 @@
 |---|---|
 | `engines` | `Engine`, `choose_engine`: the ways to capture, and which of them work at a place |
 | `capturing` | `capture`, `sync_tree`, `Captured`: a directory becomes a snapshot's tree |
+| `best_engine` | `capture_best`: the same, by the best engine that can do it |
 | `restore` | `materialise`, `Materialised`: a snapshot's tree becomes a directory |
 | `linking` | `link_tree`: a second tree with the same content |
 | `comparing` | `changes`, `compare`, `Change`: what is different |
@@ -23,6 +24,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # what checkers take for true
 
 if TYPE_CHECKING:
+    from holdfast.fs.trees.best_engine import capture_best as capture_best
     from holdfast.fs.trees.capturing import Captured as Captured
     from holdfast.fs.trees.capturing import capture as capture
     from holdfast.fs.trees.capturing import sync_tree as sync_tree
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from holdfast.fs.trees.verification import verify_manifest as verify_manifest
 
 _HOMES = {
+    "capture_best": "best_engine",
     "Captured": "capturing",
     "capture": "capturing",
     "sync_tree": "capturing",

@@ -114,7 +114,7 @@ class _Capture:
         )
         self._take(intake)  # 3. every directory: linked as a whole, or read
         if clones_later:
-            self._clone()
+            tally.changed += self._differing(self._clone())
         if watch is not None:
             self._require_no_change(watch, tally)  # 4. the source was all so at one moment
         payload_hash = self._write_manifest()  # 5. what there is
@@ -129,6 +129,12 @@ class _Capture:
         payload = self.tree / PAYLOAD
         clone_whole(self.engine, self.source.root, os.fspath(payload))
         return self.stack.enter_context(Descent(payload))
+
+    def _differing(self, clone: Descent) -> list[str]:
+        """What a clone that was made after the reading holds otherwise than it was read."""
+        from holdfast.fs.trees.juicefs_clone import differing
+
+        return differing(clone, ((os.fsencode(each.path), each.body) for each in self.taken))
 
     def _make_payload(self) -> Payload:
         return self.stack.enter_context(Payload.make(self.tree / PAYLOAD, kept=True))

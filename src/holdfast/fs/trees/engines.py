@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import subprocess
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -21,7 +20,6 @@ from holdfast.fs.mounts import filesystem_kind
 from holdfast.fs.trees.descent import open_directory, unwritable
 
 _SUBVOLUME_ROOT = 256  # the inode of every btrfs subvolume's root
-_JUICEFS = "juicefs"
 
 
 class Engine(StrEnum):
@@ -39,15 +37,17 @@ def is_whole(engine: Engine) -> bool:
     return engine in (Engine.JUICEFS_CLONE, Engine.BTRFS_SUBVOLUME)
 
 
-def choose_engine(source: Path, beside: Path, wanted: Engine | str | None = None) -> Engine:
-    """The best engine for snapshots of `source` that are kept in the existing directory `beside`.
+def choose_engine(
+    source: Path, beside: Path, wanted: Engine | str | None = None, *, but: Engine | None = None
+) -> Engine:
+    """The best engine, `but` for one, for snapshots of `source` that are kept in the directory `beside`.
 
     Found out by trying, once per process and pair of file systems. A `wanted` engine that does not work
     here, or that nobody knows, is `EngineUnavailable`.
     """
     if wanted is not None:
         return _require(wanted, source, beside)
-    return next(engine for engine in Engine if not _why_not(engine, source, beside))
+    return next(engine for engine in Engine if engine is not but and not _why_not(engine, source, beside))
 
 
 def _require(wanted: Engine | str, source: Path, beside: Path) -> Engine:
@@ -89,17 +89,9 @@ def _why_not(engine: Engine, source: Path, beside: Path) -> str:
 
 
 def _juicefs(source: Path, beside: Path) -> str:
-    if filesystem_kind(source) != "fuse.juicefs" or filesystem_kind(beside) != "fuse.juicefs":
-        return "it is not on JuiceFS"
-    if calls.stat(source).st_dev != calls.stat(beside).st_dev:
-        return "the snapshots are on another JuiceFS"
-    try:
-        done = subprocess.run(
-            [_JUICEFS, "clone", "--help"], stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
-    except OSError:
-        return "the command `juicefs` is not to be found"
-    return "" if done.returncode == 0 else "this `juicefs` has no command `clone`"
+    from holdfast.fs.trees.juicefs_clone import why_not
+
+    return why_not(source, beside)
 
 
 def _btrfs(source: Path, beside: Path) -> str:
@@ -192,21 +184,9 @@ def clone_whole(engine: Engine, source: str, payload: str) -> None:
             except OSError as error:
                 raise unwritable(payload, error) from error
         return
-    try:
-        done = subprocess.run(
-            [_JUICEFS, "clone", "--preserve", source, payload],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    except OSError as error:
-        raise IoFailure("run", _JUICEFS, error) from error
-    if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["it said nothing"]
-        failed = OSError(errno.EIO, f"`juicefs clone` ended with status {done.returncode}: {said[0]}")
-        raise IoFailure("clone into", payload, failed)
+    from holdfast.fs.trees.juicefs_clone import clone_directory
+
+    clone_directory(source, payload)
 
 
 def _snapshot(source: str, parent: Directory, name: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from holdfast.errors import ExchangeUnavailable
 from holdfast.fs import calls
 from holdfast.fs.directory import io_failure
+from holdfast.fs.moving import although_read_only
 
 _UNAVAILABLE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 
@@ -19,7 +20,9 @@ def exchange(one: Path, other: Path) -> None:
     Where the system or the file system cannot: `ExchangeUnavailable`, and nothing has changed.
     """
     try:
-        calls.rename_exchange(os.fspath(one), os.fspath(other))
+        although_read_only(
+            lambda: calls.rename_exchange(os.fspath(one), os.fspath(other)), {one: other, other: one}
+        )
     except OSError as error:
         if error.errno in _UNAVAILABLE:
             raise ExchangeUnavailable(

@@ -33,5 +33,6 @@ CHECKS: tuple[Check, ...] = (
     Check("format", surroundings.repository_format),
     Check("permissions", surroundings.permissions),
     Check("filesystem", surroundings.filesystem),
+    Check("disk", surroundings.disk),
 )
 """In this order: a repair may make a later one unnecessary, never an earlier one necessary."""

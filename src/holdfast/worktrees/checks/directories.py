@@ -29,11 +29,12 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
         if _is_directory(path) or worktree in examination.operations():
             continue
         if examination.config(worktree) is not None and not _is_directory(path):
+            instead = ", and something else stands there" if _exists(path) else ""
             yield Finding(
                 "worktree-directory-missing",
                 Severity.ERROR,
                 worktree,
-                f"the directory of {worktree} is not there: {path}",
+                f"the directory of {worktree} is not there{instead}: {path}",
                 "Somebody moved or deleted it. What was saved is in its snapshots.",
                 "nothing: put it back, or restore its head into a new worktree and remove this one",
                 facts={"path": str(path)},
@@ -57,7 +58,7 @@ def payloads(examination: Examination) -> Iterator[Finding]:
     """Control files among users' files."""
     for worktree in examination.configs():
         payload = examination.control.places.payload(worktree)
-        for name in _CONTROL_FILES:
+        for name in _CONTROL_FILES if _is_directory(payload) else ():
             if _exists(payload / name):
                 yield Finding(
                     "control-file-in-payload",

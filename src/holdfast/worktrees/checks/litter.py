@@ -78,7 +78,7 @@ def drafts(examination: Examination) -> Iterator[Finding]:
     """Files that were to be published, and never were."""
     root = examination.control.places.root
     for name in _CONTROL:
-        for path, age in _litter_below(root / name, examination.now, is_top=True):
+        for path, age in _litter_below(root / name, examination.file_time, is_top=True):
             yield Finding(
                 "draft-left",
                 Severity.WARNING,

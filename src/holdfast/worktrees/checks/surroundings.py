@@ -11,9 +11,11 @@ from pathlib import Path
 from holdfast.audit.reading import check_chain
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, NotFound
-from holdfast.fs.directory import Directory
-from holdfast.fs.mounts import filesystem_kind, is_network
-from holdfast.fs.probe import probe
+from holdfast.fs import calls, juicefs
+from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.probe import network_troubles, probe
+from holdfast.fs.reserve import LARGE, LARGE_BYTES
+from holdfast.store.files import FileStore
 from holdfast.worktrees.checks.leases import LEASES
 from holdfast.worktrees.doctor import Examination, Finding, Severity
 from holdfast.worktrees.records import FORMAT, FORMAT_VERSION
@@ -145,18 +147,38 @@ def _can_write(status: os.stat_result) -> bool:
     return status.st_mode & needed == needed
 
 
+def disk(examination: Examination) -> Iterator[Finding]:
+    """A disk on which nothing more can be kept."""
+    root = examination.control.places.root
+    try:
+        left = calls.free_space(root)
+    except OSError as error:
+        raise io_failure("look at", root, error) from error
+    if left < LARGE * LARGE_BYTES:
+        yield Finding(
+            "disk-full",
+            Severity.WARNING,
+            str(root),
+            f"the disk that the repository is on is full: {left >> 10} KiB are left",
+            "Snapshots fail, and so does asking for a lock. What is there is safe. Locks can be renewed and "
+            "released, and garbage can be collected, with what was set aside for that.",
+            "nothing: 'holdfast gc plan' shows what may be deleted, or make room elsewhere on the disk",
+            facts={"bytes_left": left},
+        )
+
+
 def filesystem(examination: Examination) -> Iterator[Finding]:
     """A filesystem on which the promises do not hold: by its kind, with `strict` by trying it."""
     root = examination.control.places.root
+    served = not isinstance(examination.control.store, FileStore)
     if examination.strict:
-        troubles = probe(root / ".jvs").troubles()
+        troubles = probe(root / ".jvs").troubles(records_elsewhere=served)
     else:
-        kind = filesystem_kind(root)
-        troubles = [f"it is a network file system ({kind})"] if is_network(kind) else []
+        troubles = [] if served else network_troubles(root)
     if troubles:
         yield Finding(
             "filesystem-unsafe",
-            Severity.ERROR,
+            Severity.WARNING if troubles == [juicefs.UNKNOWN] else Severity.ERROR,
             str(root),
             f"the repository is on a filesystem that cannot be trusted with it: {'; '.join(troubles)}",
             "Two processes may hold one lock, or what was acknowledged may be lost in a power cut.",

@@ -1,0 +1,200 @@
+"""Waits that can never end, because everyone in a circle holds what the next one waits for.
+
+Each kind of thing that can be held and waited for draws a `Picture`: who holds what, who waits for
+what. A circle may lead through several kinds, so their pictures are laid side by side. Nothing in a
+circle can move until somebody gives up, so one does: the youngest wait, which has lost the least.
+
+1. *Who is the same?* Who calls itself by a name (the owner of a claim) is the one with that name. Who
+   does not is known by its processes: its own, and the agent's that it acts for. What a process holds
+   for those that it runs (a lease) is held by whoever descends from it as well. Agents that live in one
+   process and say in whose name they act (the actor of a lease) are not taken for each other.
+2. *Who gives up?* Everyone in a circle judges by the same facts, so exactly one finds that it is the
+   one. Until it has left the line, the others find the same.
+3. *Is it one at all?* A picture is not drawn in a moment; what it shows side by side may never have
+   been there at once. So two are drawn. Tickets and the ids of what is held are never used again: what
+   is in both pictures was there all the time between them, and all of it together.
+4. Who waits for what it holds itself is in no circle: it may release it yet, in another thread or by
+   another command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from holdfast.errors import Deadlock, Failure
+
+
+class Thing(NamedTuple):
+    """What can be held by one at a time: `kind` and `name`, as in `the lease on main`."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"the {self.kind} on {self.name}"
+
+
+class Party(NamedTuple):
+    """Who holds or waits: by the name that it gave itself, if it did, and by its processes.
+
+    `above` are those that it descends from; see `process_id`. `actor` is in whose name they act.
+    """
+
+    shown: str
+    owner: str = ""
+    processes: frozenset[str] = frozenset()
+    above: frozenset[str] = frozenset()
+    actor: str = ""
+
+
+class Hold(NamedTuple):
+    """Somebody holds something. `hold_id` tells this hold from all others, before and after it."""
+
+    thing: Thing
+    party: Party
+    hold_id: str
+    for_descendants: bool = False
+
+
+class Wait(NamedTuple):
+    """Somebody waits for something. `ticket` tells this wait from all others; `since` sorts by age."""
+
+    thing: Thing
+    party: Party
+    since: str
+    ticket: str
+
+    def is_of(self, hold: Hold) -> bool:
+        """Whether the one who waits is the one who holds that."""
+        mine, theirs = self.party, hold.party
+        if mine.owner and theirs.owner:
+            return mine.owner == theirs.owner
+        if mine.actor and theirs.actor and mine.actor != theirs.actor:
+            return False
+        ours = mine.processes | mine.above if hold.for_descendants else mine.processes
+        return not ours.isdisjoint(theirs.processes)
+
+    def age(self) -> tuple[str, str]:
+        return self.since, self.ticket
+
+
+class Picture(NamedTuple):
+    """What is held, and who waits."""
+
+    holds: tuple[Hold, ...] = ()
+    waits: tuple[Wait, ...] = ()
+
+
+class Link(NamedTuple):
+    """A wait, and what it waits for."""
+
+    wait: Wait
+    hold: Hold
+
+
+Look = Callable[[], Picture]
+"""Draws the picture of one kind, as of now. Takes no lock."""
+
+Circle = tuple[Link, ...]
+
+
+def circle_of(ticket: str, picture: Picture) -> Circle:
+    """A circle that the wait with this ticket is part of, itself first; else nothing.
+
+    Who waits in several places waits in each of them: a circle through any of them blocks that one.
+    """
+    holds = {hold.thing: hold for hold in picture.holds}
+    links = [
+        Link(wait, hold)
+        for wait in sorted(picture.waits, key=Wait.age)
+        if (hold := holds.get(wait.thing)) is not None and not wait.is_of(hold)
+    ]
+    start = next((link for link in links if link.wait.ticket == ticket), None)
+    if start is None:
+        return ()
+    trail, visited = [start], {ticket}
+    branches = [_followers(start, links)]
+    while branches:
+        for link in branches[-1]:
+            if link.wait.ticket == ticket:
+                return tuple(trail)
+            if link.wait.ticket not in visited:
+                visited.add(link.wait.ticket)
+                trail.append(link)
+                branches.append(_followers(link, links))
+                break
+        else:
+            branches.pop()
+            trail.pop()
+    return ()
+
+
+def youngest(circle: Circle) -> Wait:
+    """The wait that gives up."""
+    return max((link.wait for link in circle), key=Wait.age)
+
+
+def is_still_there(circle: Circle, picture: Picture) -> bool:
+    """Whether all of the circle, every wait and every hold, is in a later picture too."""
+    waits = {(wait.ticket, wait.thing) for wait in picture.waits}
+    holds = {(hold.hold_id, hold.thing) for hold in picture.holds}
+    return all(
+        (wait.ticket, wait.thing) in waits and (hold.hold_id, hold.thing) in holds for wait, hold in circle
+    )
+
+
+def refuse_circle(ticket: str, own: Look, elsewhere: Sequence[Look] = ()) -> None:
+    """Raise `Deadlock` if the wait with this ticket is part of a circle and has to give up."""
+    circle = circle_of(ticket, _together(own, elsewhere))
+    if not circle or youngest(circle).ticket != ticket:
+        return
+    if is_still_there(circle, _together(own, elsewhere)):
+        raise _deadlock(circle)
+
+
+def process_id(holder_id: str, boot_id: str, pid_namespace: str) -> str:
+    """A process, told from all others, also from one with the same number in another container."""
+    return f"{holder_id} {boot_id} {pid_namespace}"
+
+
+def _followers(link: Link, links: Sequence[Link]) -> Iterable[Link]:
+    return iter([each for each in links if each.wait.is_of(link.hold)])
+
+
+def _together(own: Look, elsewhere: Sequence[Look]) -> Picture:
+    """All pictures as one. What cannot be looked at elsewhere does not end a wait that is none of its."""
+    pictures = [own()]
+    for look in elsewhere:
+        try:
+            pictures.append(look())
+        except Failure:  # away, or not ours to read: circles through it are not found meanwhile
+            continue
+    holds = tuple(hold for each in pictures for hold in each.holds)
+    return Picture(holds, tuple(wait for each in pictures for wait in each.waits))
+
+
+def _deadlock(circle: Circle) -> Deadlock:
+    wait = circle[0].wait
+    following = (*circle[1:], circle[0])
+    told = [_told(here, after.wait) for here, after in zip(circle, following, strict=True)]
+    return Deadlock(
+        f"waiting for {wait.thing} would never end: "
+        + "; ".join(
+            f"{each['who']} waits for {each['waits_for']}, held by {each['held_by']}" for each in told
+        ),
+        what=str(wait.thing),
+        cycle=told,
+    )
+
+
+def _told(link: Link, following: Wait) -> dict[str, str]:
+    """A link in words. Who holds by one name and waits by another is called by both."""
+    holder, waiter = link.hold.party.shown, following.party.shown
+    return {
+        "who": link.wait.party.shown,
+        "waits_for": str(link.wait.thing),
+        "held_by": holder if holder == waiter else f"{holder} ({waiter})",
+        "kind": link.wait.thing.kind,
+        "name": link.wait.thing.name,
+    }

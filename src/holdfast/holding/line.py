@@ -1,0 +1,89 @@
+"""Waiting in line, the same for everything that has one: woken by changes, ended by time, by whoever
+cancels it, or because it would never end.
+
+Who comes next is decided by the rules of each kind, inside its transactions: higher priorities first,
+then in the order of asking. Here is only how the time until then passes.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from holdfast.clock import Clock, format_duration
+from holdfast.errors import LockTimeout
+from holdfast.store.base import Watch
+
+LOOK_UP = 0.1
+"""How often one who may be cancelled looks whether it is to give up."""
+
+FIRST_LOOK, LAST_LOOK = 0.02, 5.0
+"""How long after it began a wait is first looked at for a circle, and how far these looks are apart in the
+end. Each is twice as far from the last one: a wait that is soon over costs none, and of two that came
+at the same time, the one that gives up finds out soon, also if the other was not to be seen yet."""
+
+Got = TypeVar("Got")
+
+
+class NotYet(NamedTuple):
+    """Somebody else has it, or comes first: ask again after `pause`, or when something has changed.
+
+    `holders` says who has it, in the form of `LockTimeout`.
+    """
+
+    pause: float
+    holders: list[dict[str, Any]]
+
+
+class Wish(NamedTuple):
+    """What is waited for and how long (None: without limit); who sets `cancelled` ends it at once."""
+
+    what: str
+    wait: float | None
+    cancelled: threading.Event | None
+    clock: Clock
+
+
+def wait_in_line(
+    wish: Wish, ask: Callable[[], Got | NotYet], watch: Watch, refuse_circle: Callable[[], None]
+) -> Got:
+    """What `ask` gives in the end. `LockTimeout` if there was not enough time or it was cancelled;
+    `refuse_circle` raises `Deadlock` if waiting is in vain. The watch is older than the first asking."""
+    deadline = None if wish.wait is None else wish.clock.monotonic() + wish.wait
+    lookout = _Lookout(refuse_circle, wish.cancelled)
+    while True:
+        answer = ask()
+        if not isinstance(answer, NotYet):
+            return answer
+        left = math.inf if deadline is None else deadline - wish.clock.monotonic()
+        if left <= 0 or (wish.cancelled is not None and wish.cancelled.is_set()):
+            waited = wish.wait or 0.0
+            raise LockTimeout(wish.what, waited, format_duration(waited), holders=answer.holders)
+        lookout.wait(watch, max(0.002, min(answer.pause, left)))
+
+
+class _Lookout:
+    """Waits for changes, and looks for circles from time to time."""
+
+    def __init__(self, refuse_circle: Callable[[], None], cancelled: threading.Event | None) -> None:
+        self._refuse_circle = refuse_circle
+        self._cancelled = cancelled
+        self._apart = FIRST_LOOK
+        self._next = time.monotonic() + FIRST_LOOK
+
+    def wait(self, watch: Watch, pause: float) -> None:
+        end = time.monotonic() + pause
+        while not (self._cancelled is not None and self._cancelled.is_set()):
+            now = time.monotonic()
+            if now >= self._next:
+                self._refuse_circle()
+                self._apart = min(2 * self._apart, LAST_LOOK)
+                self._next = time.monotonic() + self._apart
+            if now >= end:
+                return
+            until = [end, self._next] if self._cancelled is None else [end, self._next, now + LOOK_UP]
+            if watch.wait(max(0.0, min(until) - now)):
+                return

@@ -1,0 +1,36 @@
+"""Claims and waits for them as parts of a picture in which circles are looked for: see `holding.circles`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.clock import format_instant, parse_instant
+from holdfast.holding.circles import Hold, Party, Thing, Wait, process_id
+from holdfast.ledger.claims import Claim, Waiter
+
+AGENT, ABOVE, BETWEEN = "agent", "above", "|"
+"""How the `holder` of one who waits names the process that it acts for, and those that it descends from."""
+
+
+def hold(claim: Claim) -> Hold:
+    """A claim is its owner's; its process tells who that is where others go by processes only."""
+    party = Party(claim.owner, claim.owner, _processes(claim.holder, claim.holder.get("holder_id", "")))
+    return Hold(Thing("claim", claim.node_id), party, claim.claim_id or f"event-{claim.sequence}")
+
+
+def wait(waiter: Waiter) -> Wait:
+    """One who waits for a claim."""
+    told = waiter.holder
+    party = Party(
+        waiter.owner,
+        waiter.owner,
+        _processes(told, told.get("holder_id", ""), told.get(AGENT, "")),
+        _processes(told, *told.get(ABOVE, "").split(BETWEEN)),
+    )
+    since = format_instant(parse_instant(waiter.since)) if waiter.since else ""
+    return Wait(Thing("claim", waiter.node_id), party, since, waiter.ticket)
+
+
+def _processes(told: Mapping[str, str], *holder_ids: str) -> frozenset[str]:
+    boot_id, namespace = told.get("boot_id", ""), told.get("pid_namespace", "")
+    return frozenset(process_id(each, boot_id, namespace) for each in holder_ids if each)

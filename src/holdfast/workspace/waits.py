@@ -1,0 +1,99 @@
+"""What waits for what across kinds: the leases and the claims of one directory, seen together.
+
+A repository and a ledger in the same directory belong together, also if the one is kept in files and the
+other on a server. Whoever waits for a lease looks at the claims there too, and the other way round. So
+everyone in a circle sees all of it, and exactly one gives up. A ledger that is kept in another directory
+than the repository is not seen with it: such waits are ended by their time limits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.audit.chain import AuditTrail
+from holdfast.fs import calls
+from holdfast.holding.circles import Look, Picture
+from holdfast.store.base import Store
+from holdfast.store.files import FileStore
+
+
+class Elsewhere:
+    """What can be held and waited for in another part of a directory. It is opened when it is first needed.
+
+    `store` is that of the part that looks; `address` is where the other one is kept, None: in the same.
+    """
+
+    def __init__(self, root: Path, store: Store, address: str | None = None) -> None:
+        self._root = root
+        self._store = store
+        self._address = address
+        self._opened: Store | None = None
+        self._look: Look | None = None
+
+    def __call__(self) -> Picture:
+        """The picture of it, as of now; an empty one if it is not in use here."""
+        if self._look is None and self._is_in_use():
+            self._look = self._open(self._other_store())
+        return Picture() if self._look is None else self._look()
+
+    def close(self) -> None:
+        """Let go of what was opened here."""
+        from holdfast.workspace.stores import close_store
+
+        self._look = None
+        if self._opened is not None:
+            close_store(self._opened)
+            self._opened = None
+
+    def _is_in_use(self) -> bool:
+        raise NotImplementedError
+
+    def _open(self, store: Store) -> Look:
+        raise NotImplementedError
+
+    def _other_store(self) -> Store:
+        from holdfast.workspace.stores import open_store
+
+        if self._address is None:
+            return self._store
+        self._opened = open_store(self._root, self._address)
+        return self._opened
+
+
+class ClaimsElsewhere(Elsewhere):
+    """The claims of the ledger of a directory, for those who wait for a lease of the repository there."""
+
+    def _is_in_use(self) -> bool:
+        if self._address is not None or not isinstance(self._store, FileStore):
+            return True
+        return _is_there(self._store.path / "ledger")
+
+    def _open(self, store: Store) -> Look:
+        from holdfast.ledger.checkpoints import FileShelf
+        from holdfast.ledger.desk import ClaimDesk
+        from holdfast.ledger.log import Ledger
+
+        return ClaimDesk(Ledger(store, shelf=FileShelf(self._root))).look
+
+
+class LeasesElsewhere(Elsewhere):
+    """The leases of the repository of a directory, for those who wait for a claim in the ledger there."""
+
+    def _is_in_use(self) -> bool:
+        return _is_there(self._root / ".jvs")
+
+    def _open(self, store: Store) -> Look:
+        from holdfast.leases.desk import Desk
+        from holdfast.leases.moments import SKEW
+        from holdfast.workspace.stores import skew_of
+
+        skew = skew_of(store)
+        return Desk(store, AuditTrail(), skew=SKEW if skew is None else skew).look
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        calls.stat(path)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,67 @@
+"""Moving directories: a directory that is read-only changes its parent too, and is read-only afterwards."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import NotWritable
+from holdfast.fs.moving import move
+from holdfast.fs.trees import exchange
+from holdfast.testing.interpose import Attempt, interposed
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="modes are those of POSIX")
+RENAMES = ("rename_noreplace", "rename_exchange")
+
+
+def as_for_others(attempt: Attempt) -> Any:
+    """What the system says to all but root: a directory that gets another parent is written to."""
+    paths = attempt.arguments if attempt.name == "rename_exchange" else attempt.arguments[:1]
+    for path in paths:
+        if not os.stat(path).st_mode & stat.S_IWUSR:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return attempt.perform()
+
+
+def read_only(path: Path, name: str) -> Path:
+    path.mkdir(parents=True)
+    (path / name).write_text(name)
+    path.chmod(0o555)
+    return path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_read_only_directory_is_moved_and_stays_read_only(scratch: Path) -> None:
+    source, target = read_only(scratch / "a/source", "file"), scratch / "b/target"
+    target.parent.mkdir()
+    with interposed(as_for_others, RENAMES):
+        move(source, target)
+    assert (mode(target), (target / "file").read_text()) == (0o555, "file")
+
+
+def test_read_only_directories_are_exchanged_and_each_keeps_its_mode(scratch: Path) -> None:
+    one, other = read_only(scratch / "a/one", "one"), read_only(scratch / "b/other", "other")
+    other.chmod(0o511)
+    with interposed(as_for_others, RENAMES):
+        exchange(one, other)
+    assert ((one / "other").exists(), mode(one)) == (True, 0o511)
+    assert ((other / "one").exists(), mode(other)) == (True, 0o555)
+
+
+def test_what_cannot_be_moved_all_the_same_is_as_it_was(scratch: Path) -> None:
+    def refuse(attempt: Attempt) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    source = read_only(scratch / "a/source", "file")
+    with interposed(refuse, RENAMES), pytest.raises(NotWritable):
+        move(source, scratch / "target")
+    assert mode(source) == 0o555

@@ -1,0 +1,427 @@
+"""Circles of waits are found, whatever they lead through, and exactly one wait of each gives up."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import Deadlock, StoreUnavailable
+from holdfast.holding.circles import (
+    Circle,
+    Hold,
+    Party,
+    Picture,
+    Thing,
+    Wait,
+    circle_of,
+    is_still_there,
+    refuse_circle,
+)
+
+
+def party(name: str) -> Party:
+    """One that is known by its process only, as those who hold leases are."""
+    return Party(name, processes=frozenset((name,)))
+
+
+def thing(name: str) -> Thing:
+    return Thing("lease", name)
+
+
+def wait(who: str, what: str, since: int = 0) -> Wait:
+    return Wait(thing(what), party(who), f"{since:03d}", f"{who}-{what}")
+
+
+def picture(held_by: Mapping[str, str], *waits: Wait) -> Picture:
+    return Picture(
+        tuple(Hold(thing(what), party(who), f"{who}+{what}") for what, who in held_by.items()), waits
+    )
+
+
+def waits_of(circle: Circle) -> tuple[Wait, ...]:
+    return tuple(link.wait for link in circle)
+
+
+# --- What a circle is -------------------------------------------------------------------------------------
+
+
+def test_two_that_wait_for_each_other_are_a_circle() -> None:
+    waits = (wait("a", "y", 1), wait("b", "x", 2))
+    seen = picture({"x": "a", "y": "b"}, *waits)
+
+    assert waits_of(circle_of("a-y", seen)) == waits
+    assert waits_of(circle_of("b-x", seen)) == waits[::-1]
+
+
+def test_the_youngest_gives_up_and_names_the_circle() -> None:
+    seen = picture({"x": "a", "y": "b", "z": "c"}, wait("a", "y", 1), wait("b", "z", 3), wait("c", "x", 2))
+
+    refuse_circle("a-y", lambda: seen)
+    refuse_circle("c-x", lambda: seen)
+    told = "b waits for the lease on z, held by c; c waits for the lease on x, held by a; a waits"
+    with pytest.raises(Deadlock, match=told) as caught:
+        refuse_circle("b-z", lambda: seen)
+    assert caught.value.code == "E_DEADLOCK"
+    assert caught.value.facts["cycle"][0] == {  # type: ignore[index]
+        "who": "b",
+        "waits_for": "the lease on z",
+        "held_by": "c",
+        "kind": "lease",
+        "name": "z",
+    }
+
+
+def test_who_waits_for_what_it_holds_itself_may_still_release_it() -> None:
+    refuse_circle("a-x", lambda: picture({"x": "a"}, wait("a", "x")))
+    seen = picture({"x": "a", "y": "a"}, wait("a", "x", 1), wait("a", "y", 2))
+    refuse_circle("a-y", lambda: seen)
+
+
+def test_a_wait_outside_the_circle_goes_on() -> None:
+    seen = picture({"x": "a", "y": "b"}, wait("a", "y", 1), wait("b", "x", 2), wait("c", "x", 3))
+
+    assert circle_of("c-x", seen) == ()
+    refuse_circle("c-x", lambda: seen)
+
+
+def test_a_line_that_ends_somewhere_is_no_circle() -> None:
+    assert circle_of("a-y", picture({"x": "a", "y": "b", "z": "c"}, wait("a", "y"), wait("b", "z"))) == ()
+
+
+def test_what_is_not_in_the_second_picture_too_is_no_circle() -> None:
+    waits = (wait("a", "y", 1), wait("b", "x", 2))
+    first = picture({"x": "a", "y": "b"}, *waits)
+    again = Hold(thing("x"), party("a"), "acquired again")
+    for later in (
+        picture({"x": "a", "y": "b"}, waits[1]),  # a has given up, or was served
+        picture({"x": "a"}, *waits),
+        Picture((again, first.holds[1]), waits),
+    ):
+        seen = iter([first, later])
+        refuse_circle("b-x", seen.__next__)
+        assert next(seen, None) is None
+
+
+# --- Who is the same --------------------------------------------------------------------------------------
+
+CLAIM, LEASE = Thing("claim", "n"), Thing("lease", "w")
+
+
+def is_of(mine: Party, theirs: Party, *, for_descendants: bool = False) -> bool:
+    return Wait(LEASE, mine, "", "").is_of(Hold(CLAIM, theirs, "", for_descendants))
+
+
+def test_who_has_a_name_is_known_by_it_and_not_by_its_process() -> None:
+    one, other = (Party(name, name, frozenset(("p",))) for name in "ab")
+    assert is_of(one, one._replace(processes=frozenset(("q",))))
+    assert not is_of(one, other)  # two agents of one program
+
+
+def test_who_has_no_name_is_known_by_its_processes() -> None:
+    named, nameless = Party("a", "a", frozenset(("p",))), Party("p", "", frozenset(("p", "q")))
+    assert is_of(nameless, named)
+    assert is_of(named, nameless)
+    assert not is_of(named, Party("r", "", frozenset(("r",))))
+
+
+def test_agents_of_one_process_that_say_in_whose_name_they_act_are_not_the_same() -> None:
+    one, other = (Party("p", processes=frozenset(("p",)), actor=f"agent:{name}") for name in "ab")
+    assert is_of(one, one)
+    assert not is_of(one, other)
+    assert is_of(one, party("p"))  # who does not say
+
+
+def test_what_a_process_holds_for_those_that_it_runs_is_held_by_them() -> None:
+    below = Party("p", "", frozenset(("p",)), above=frozenset(("shell", "run")))
+    assert is_of(below, party("run"), for_descendants=True)
+    assert not is_of(below, party("run"))
+    assert not is_of(party("run"), below, for_descendants=True)
+
+
+def test_who_holds_by_one_name_and_waits_by_another_is_called_by_both() -> None:
+    b = Party("b", "b", frozenset(("pb",)))
+    holds = (Hold(CLAIM, b, "1"), Hold(LEASE, party("pa"), "2"))
+    waits = (Wait(CLAIM, Party("a", "a", frozenset(("pa",))), "1", "t1"), Wait(LEASE, party("pb"), "2", "t2"))
+    told = r"pb waits for the lease on w, held by pa \(a\); a waits for the claim on n, held by b \(pb\)"
+    with pytest.raises(Deadlock, match=told):
+        refuse_circle(
+            "t2", lambda: Picture((holds[1],), (waits[1],)), [lambda: Picture(holds[:1], waits[:1])]
+        )
+
+
+def test_a_place_that_cannot_be_looked_at_ends_no_wait() -> None:
+    def away() -> Picture:
+        raise StoreUnavailable("elsewhere", "it is away")
+
+    refuse_circle("b-x", lambda: picture({"x": "a"}, wait("b", "x")), [away])
+
+
+# --- Any number of them -----------------------------------------------------------------------------------
+
+things = st.sampled_from("uvwxyz")
+people = st.sampled_from("abcdef")
+
+
+@settings(deadline=None)
+@given(st.dictionaries(things, people), st.lists(st.tuples(people, things), unique=True, max_size=12))
+def test_when_the_chosen_ones_give_up_no_circle_is_left(
+    held_by: dict[str, str], pairs: list[tuple[str, str]]
+) -> None:
+    waits = [wait(who, what, number) for number, (who, what) in enumerate(pairs)]
+    while found := [circle for each in waits if (circle := circle_of(each.ticket, picture(held_by, *waits)))]:
+        for circle in found:
+            for here, following in zip(circle, (*circle[1:], circle[0]), strict=True):
+                assert held_by[here.wait.thing.name] == following.wait.party.shown
+        seen = picture(held_by, *waits)
+        leaving = [each for each in waits if gives_up(each.ticket, seen)]
+        assert leaving, "a circle in which nobody gives up"
+        waits = [each for each in waits if each not in leaving]
+
+
+@settings(deadline=None)
+@given(st.dictionaries(things, people), st.dictionaries(people, things))
+def test_of_those_who_wait_for_one_thing_each_exactly_one_of_each_circle_gives_up(
+    held_by: dict[str, str], wants: dict[str, str]
+) -> None:
+    waits = [wait(who, what, number) for number, (who, what) in enumerate(wants.items())]
+    seen = picture(held_by, *waits)
+    found = {frozenset(waits_of(circle)) for each in waits if (circle := circle_of(each.ticket, seen))}
+    leaving = {each for each in waits if gives_up(each.ticket, seen)}
+    assert leaving == {max(each, key=Wait.age) for each in found}
+    assert len(leaving) == len(found)
+
+
+def gives_up(ticket: str, seen: Picture) -> bool:
+    try:
+        refuse_circle(ticket, lambda: seen)
+    except Deadlock:
+        return True
+    return False
+
+
+# --- All orders -------------------------------------------------------------------------------------------
+#
+# Agents that hold one thing each and wait for another one; some release what they have before, some by
+# another thread meanwhile. Who waits looks for circles, and gives up or is served. A look reads the two
+# kinds of things one after the other, what is held before who waits, twice; between any two of these
+# readings anybody may move.
+
+READINGS = ("leases held", "leases waited for", "claims held", "claims waited for")
+FEWER = ("all held", "all waited for")
+
+
+class Plan(NamedTuple):
+    """What an agent does. It releases what it holds `before` it waits, or perhaps `meanwhile`, or not."""
+
+    holds: str
+    wants: str
+    releases: str = ""
+
+
+class Agent(NamedTuple):
+    """Where an agent is, and what it has read of its look by now.
+
+    `stuck` is whether it really was in a circle at the moment between its two pictures.
+    """
+
+    at: str = "begins"  # begins, released, waits, gives up, done
+    looks: int = 0
+    read: tuple[tuple[object, ...], ...] = ()
+    stuck: bool = False
+
+
+class World(NamedTuple):
+    """`held` and `waiting` have a number for each, so that one that came again is another one."""
+
+    agents: tuple[Agent, ...]
+    held: tuple[tuple[str, int, int], ...]
+    waiting: tuple[tuple[str, int, int], ...]
+    number: int
+
+
+def kind_of(name: str) -> str:
+    return "leases" if name in "xz" else "claims"
+
+
+def as_holds(world: World) -> tuple[Hold, ...]:
+    return tuple(
+        Hold(Thing(kind_of(what), what), party(f"agent {who}"), str(no)) for what, who, no in world.held
+    )
+
+
+def as_waits(world: World) -> tuple[Wait, ...]:
+    return tuple(
+        Wait(Thing(kind_of(what), what), party(f"agent {who}"), f"{no:03d}", str(no))
+        for what, who, no in world.waiting
+    )
+
+
+def reading(world: World, name: str) -> tuple[object, ...]:
+    kind, what = name.split(" ", 1)
+    everything: tuple[Hold | Wait, ...] = as_holds(world) if what == "held" else as_waits(world)
+    return tuple(each for each in everything if kind in (each.thing.kind, "all"))
+
+
+def drawn(readings: tuple[tuple[object, ...], ...]) -> Picture:
+    everything = [each for part in readings for each in part]
+    return Picture(
+        tuple(each for each in everything if isinstance(each, Hold)),
+        tuple(each for each in everything if isinstance(each, Wait)),
+    )
+
+
+Judge = Callable[[str, Picture, Picture], bool]
+
+
+def judge(ticket: str, first: Picture, second: Picture) -> bool:
+    """What `refuse_circle` does with its two pictures."""
+    pictures = iter([first, second])
+    try:
+        refuse_circle(ticket, pictures.__next__)
+    except Deadlock:
+        return True
+    return False
+
+
+class Explorer:
+    """Every order of the moves of a few agents; says what goes wrong in any of them."""
+
+    def __init__(self, plans: tuple[Plan, ...], judged_by: Judge, looks: int) -> None:
+        self.plans = plans
+        self.looks = looks
+        self.readings = READINGS if len(plans) < 3 else FEWER
+        self.judged_by = judged_by
+        self.problems: set[str] = set()
+        self.states = 0
+
+    def run(self) -> None:
+        held = tuple(sorted((plan.holds, who, who) for who, plan in enumerate(self.plans)))
+        start = World(tuple(Agent() for _ in self.plans), held, (), len(held))
+        seen, queue = {start}, deque([start])
+        while queue:
+            world = queue.popleft()
+            self.states += 1
+            after = [each for who in range(len(self.plans)) for each in self.moves(world, who)]
+            if not after:
+                self.judge_end(world)
+            for each in after:
+                if each not in seen:
+                    seen.add(each)
+                    queue.append(each)
+
+    def moves(self, world: World, who: int) -> Iterator[World]:
+        agent, plan = world.agents[who], self.plans[who]
+        if agent.at == "begins" and plan.releases == "before":
+            yield self.put(world, who, Agent("released"), held=dropped(world.held, who))
+        elif agent.at in ("begins", "released"):
+            waiting = (*world.waiting, (plan.wants, who, world.number))
+            yield self.put(world, who, Agent("waits"), waiting=waiting, number=world.number + 1)
+        elif agent.at in ("gives up", "served"):
+            rest = {"held": dropped(world.held, who), "waiting": dropped(world.waiting, who)}
+            yield self.put(world, who, Agent("done"), **rest)
+        elif agent.at == "waits":
+            yield from self.while_waiting(world, who)
+
+    def while_waiting(self, world: World, who: int) -> Iterator[World]:
+        agent, plan = world.agents[who], self.plans[who]
+        if not any(what == plan.wants for what, _, _ in world.held):
+            yield self.put(
+                world,
+                who,
+                Agent("served"),
+                held=tuple(sorted((*world.held, (plan.wants, who, world.number)))),
+                waiting=dropped(world.waiting, who),
+                number=world.number + 1,
+            )
+        if plan.releases == "meanwhile" and dropped(world.held, who) != world.held:
+            yield self.put(world, who, agent, held=dropped(world.held, who))
+        if agent.looks == self.looks:
+            return
+        read = (*agent.read, reading(world, self.readings[len(agent.read) % len(self.readings)]))
+        ticket = next(str(no) for _, waiter, no in world.waiting if waiter == who)
+        if len(read) < 2 * len(self.readings):
+            stuck = agent.stuck
+            if len(read) == len(self.readings):
+                stuck = bool(circle_of(ticket, Picture(as_holds(world), as_waits(world))))
+            yield self.put(world, who, agent._replace(read=read, stuck=stuck))
+            return
+        looked = Agent("waits", agent.looks + 1)
+        if self.judged_by(ticket, drawn(read[: len(read) // 2]), drawn(read[len(read) // 2 :])):
+            self.judge_victim(world, agent, ticket)
+            looked = Agent("gives up", agent.looks + 1)
+        yield self.put(world, who, looked)
+
+    def put(self, world: World, who: int, agent: Agent, **changes: object) -> World:
+        agents = (*world.agents[:who], agent, *world.agents[who + 1 :])
+        return world._replace(agents=agents, **changes)  # type: ignore[arg-type]
+
+    def judge_victim(self, world: World, victim: Agent, ticket: str) -> None:
+        if not victim.stuck:
+            self.problems.add("gave up without a circle")
+        for each in circle_of(ticket, Picture(as_holds(world), as_waits(world))):
+            who = next(who for _, who, no in world.waiting if str(no) == each.wait.ticket)
+            if each.wait.ticket != ticket and world.agents[who].at == "gives up":
+                self.problems.add("two of one circle gave up")
+
+    def judge_end(self, world: World) -> None:
+        """Nobody can move any more: who has looked for the last time. A last look finds what is left."""
+        seen = Picture(as_holds(world), as_waits(world))
+        left = [each for each in as_waits(world) if circle_of(each.ticket, seen)]
+        if left and sum(self.judged_by(each.ticket, seen, seen) for each in left) != 1:
+            self.problems.add("a circle in which not one gives up")
+
+
+def dropped(held: tuple[tuple[str, int, int], ...], who: int) -> tuple[tuple[str, int, int], ...]:
+    return tuple(each for each in held if each[1] != who)
+
+
+CIRCLE = (Plan("x", "y"), Plan("y", "x"))
+LONGER = (Plan("x", "y"), Plan("y", "z"), Plan("z", "x"))
+ONE_RELEASES = (Plan("x", "y", "before"), Plan("y", "x"))
+ONE_LETS_GO = (Plan("x", "y", "meanwhile"), Plan("y", "x"))
+
+
+def explored(plans: tuple[Plan, ...], judged_by: Judge = judge, looks: int = 2) -> Explorer:
+    explorer = Explorer(plans, judged_by, looks)
+    explorer.run()
+    return explorer
+
+
+@pytest.mark.parametrize(
+    ("plans", "looks", "states"),
+    [(CIRCLE, 2, 500), (ONE_RELEASES, 2, 500), (ONE_LETS_GO, 2, 500), (LONGER, 1, 2000)],
+    ids=["a circle", "released before", "released meanwhile", "a longer circle"],
+)
+def test_in_every_order_of_readings_and_moves_exactly_one_gives_up_and_only_in_a_circle(
+    plans: tuple[Plan, ...], looks: int, states: int
+) -> None:
+    found = explored(plans, looks=looks)
+    assert not found.problems
+    assert found.states > states
+
+
+def after_one_look(ticket: str, first: Picture, second: Picture) -> bool:
+    return judge(ticket, first, first)
+
+
+def whoever_is_in_one(ticket: str, first: Picture, second: Picture) -> bool:
+    circle = circle_of(ticket, first)
+    return bool(circle) and is_still_there(circle, second)
+
+
+@pytest.mark.parametrize(
+    ("plans", "planted", "problem"),
+    [
+        (ONE_LETS_GO, after_one_look, "gave up without a circle"),
+        (CIRCLE, whoever_is_in_one, "two of one circle gave up"),
+        (CIRCLE, lambda *seen: False, "a circle in which not one gives up"),
+    ],
+    ids=["looks once", "any victim", "no victim"],
+)
+def test_a_detector_that_is_wrong_is_found(plans: tuple[Plan, ...], planted: Judge, problem: str) -> None:
+    assert problem in explored(plans, planted).problems

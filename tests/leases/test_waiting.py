@@ -1,0 +1,72 @@
+"""Those who wait in one process for what it holds are served in turn: that is no circle."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.audit.chain import AuditTrail
+from holdfast.errors import Deadlock, LockTimeout
+from holdfast.leases import held
+from holdfast.leases.desk import Desk
+from holdfast.store.memory import MemoryStore
+from tests.locks.workers import PATIENCE, wait_until
+
+LONG = 3600.0
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_threads_of_one_process_and_agents_of_one_program_wait_in_turn(detached: bool) -> None:
+    desk = Desk(MemoryStore(), AuditTrail())
+    behalf_of = desk.holder if detached else None
+    served: list[int] = []
+
+    def work(number: int) -> None:
+        request = desk.request(ttl=LONG, behalf_of=behalf_of)
+        lease = held.acquire(desk, "main", request, wait=PATIENCE)
+        served.append(number)
+        desk.release("main", lease.lock_id)
+
+    first = desk.acquire("main", desk.request(ttl=LONG, behalf_of=behalf_of)).lease
+    with ThreadPoolExecutor(3) as pool:
+        waits = [pool.submit(work, number) for number in range(3)]
+        while not (state := desk.state("main")) or len(state.waiters) < 3:
+            assert not any(each.done() and each.exception() for each in waits)
+            time.sleep(0.01)
+        desk.release("main", first.lock_id)
+        for each in waits:
+            each.result(PATIENCE)
+
+    assert sorted(served) == [0, 1, 2]
+
+
+def test_agents_of_one_process_that_say_their_names_can_be_in_a_circle() -> None:
+    store = MemoryStore()
+    one, other = (Desk(store, AuditTrail(), actor=f"agent:{name}") for name in "ab")
+
+    def wait() -> str:
+        try:
+            return held.acquire(other, "x", other.request(ttl=LONG), wait=PATIENCE).worktree
+        except Deadlock:
+            other.release("y", second.lock_id)
+            return "gave up"
+
+    one.acquire("x", one.request(ttl=LONG))
+    second = other.acquire("y", other.request(ttl=LONG)).lease
+    with ThreadPoolExecutor(1) as pool:
+        older = one.request(ttl=LONG)
+        one.line_up("y", older)
+        younger = pool.submit(wait)
+        assert held.acquire(one, "y", older, wait=PATIENCE).worktree == "y"
+        assert younger.result(PATIENCE) == "gave up"
+
+
+def test_who_waits_too_long_is_told_who_has_it() -> None:
+    desk = Desk(MemoryStore(), AuditTrail())
+    lease = desk.acquire("main", desk.request(ttl=LONG, purpose="important work")).lease
+    with pytest.raises(LockTimeout, match="important work"):
+        held.acquire(desk, "main", desk.request(ttl=LONG), wait=0.05)
+    wait_until(lambda: (state := desk.state("main")) is not None and not state.waiters)
+    assert lease.purpose == "important work"

@@ -1,0 +1,303 @@
+"""The guard before a write: a glance answers as the repository does, whoever has leased what, and how."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from holdfast.clock import SYSTEM_CLOCK, format_instant
+from holdfast.errors import LockConflict
+from holdfast.issues.creating import NewIssue
+from holdfast.leases.moments import SKEW
+from holdfast.locks.holders import Holder, boot_clock_id, current_holder, holder_with_pid
+from holdfast.workspace.glance import Place, check, glance, holds_nothing, place_of
+from holdfast.workspace.guard import look_closer
+from holdfast.workspace.initialising import initialise
+from holdfast.workspace.own_leases import own_leases
+from holdfast.workspace.repository import Repository
+from holdfast.workspace.trackers import open_tracker
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ancestors are looked at by way of /proc")
+
+MINUTE = 60.0
+LOCK_ID, ANOTHER_LOCK_ID = "3c1e6f3e-0000-4000-8000-000000000001", "3c1e6f3e-0000-4000-8000-000000000002"
+
+Answer = Mapping[str, object] | bool
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    initialise(tmp_path / "root")
+    Repository(tmp_path / "root").worktrees.create("theirs")
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def place(root: Path) -> Place:
+    return Place(str(root), "theirs")
+
+
+@pytest.fixture
+def stranger() -> Iterator[Holder]:
+    """A process that lives and has nothing to do with us, but that we have started it."""
+    with subprocess.Popen(["sleep", "99"]) as process:
+        holder = holder_with_pid(process.pid)
+        assert holder is not None
+        yield holder
+        process.kill()
+
+
+def at_a_glance(place: Place, lock_id: str | None = None, actor: str | None = None) -> Answer:
+    seen = glance(place, lock_id, actor)
+    assert seen is not None, "a glance was not enough"
+    return seen if seen is True else told(seen)
+
+
+def at_length(place: Place, lock_id: str | None = None, actor: str | None = None) -> Answer:
+    try:
+        look_closer(place, lock_id, actor)
+    except LockConflict as conflict:
+        return told(conflict)
+    return True
+
+
+def told(conflict: LockConflict) -> Mapping[str, object]:
+    """What a conflict says, but for the time that is left: that goes on between two looks."""
+    record = conflict.as_record()
+    left = record.pop("time_left")
+    assert isinstance(left, float)
+    assert left > 0
+    record["message"] = re.sub(r"for another \S+ ", "for another while ", str(record["message"]))
+    return record
+
+
+def both(place: Place, lock_id: str | None = None, actor: str | None = None) -> Answer:
+    """What the two ways to look say, which must be the same."""
+    quick, long = at_a_glance(place, lock_id, actor), at_length(place, lock_id, actor)
+    assert quick == long
+    return quick
+
+
+# --- Every kind of lease ------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """A lease that may be there, and who looks at it."""
+
+    holder: str
+    behalf: str
+    detached: bool
+    named: str
+    clock: str
+    ends: str
+    actor: str | None
+    lock_id: str | None
+
+    def may_write(self) -> bool | None:
+        """What must come of it; None if that depends on the wall clock by less than it is exact."""
+        over = self.ends == "long ago" or (self.clock == "this" and self.ends == "just now")
+        ours = "us" in (self.holder, self.behalf) or "parent" in (self.holder, self.behalf)
+        another = bool(self.named and self.actor and self.named != self.actor)
+        return over or self.lock_id == LOCK_ID or (ours and not another)
+
+
+KINDS = [
+    Kind(*each)
+    for each in itertools.product(
+        ("us", "parent", "stranger", "dead", "elsewhere", "garbage"),
+        ("", "us", "stranger"),
+        (False, True),
+        ("", "agent:a"),
+        ("this", "another", "none"),
+        ("later", "just now", "long ago"),
+        (None, "agent:a", "agent:b"),
+        (None, LOCK_ID, ANOTHER_LOCK_ID),
+    )
+    if not (each[0] in ("elsewhere", "garbage") and each[1])  # they share one identity
+]
+_ENDS = {"later": MINUTE, "just now": -SKEW / 2, "long ago": -MINUTE}
+
+
+def lease_of(kind: Kind, stranger: Holder) -> dict[str, Any]:
+    me = current_holder()
+    holders = {
+        "us": me,
+        "parent": holder_with_pid(os.getppid()) or me,
+        "stranger": stranger,
+        "dead": me._replace(pid=stranger.pid, start_time="1"),
+        "elsewhere": me._replace(host="elsewhere", boot_id="another", machine_id="another"),
+        "garbage": me._replace(host="a:b"),
+    }
+    holder = holders[kind.holder]
+    record = holder.as_record()
+    ends = _ENDS[kind.ends]
+    clocks = {"this": boot_clock_id(), "another": "another", "none": None}
+    mark = clocks[kind.clock] and [clocks[kind.clock], SYSTEM_CLOCK.boot() + ends]
+    return {
+        "lock_id": LOCK_ID,
+        "worktree_id": "theirs",
+        "holder_id": record.pop("holder_id"),
+        "created_at": format_instant(time.time() - 2 * MINUTE),
+        "last_renewed_at": format_instant(time.time() - 2 * MINUTE),
+        "lease_expires_at": format_instant(time.time() + ends),
+        "fencing_token": 1,
+        "ttl": MINUTE,
+        "purpose": "trying\x1b[31m things",
+        "identity": record,
+        "detached": kind.detached,
+        "on_behalf_of": holders[kind.behalf].holder_id if kind.behalf else "",
+        "boot_expires_at": mark,
+        "actor": kind.named,
+    }
+
+
+def write_lease(place: Place, content: str) -> None:
+    file = Path(place.root, ".jvs/locks/theirs.json")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content)
+
+
+def test_a_glance_says_what_the_repository_says_whatever_the_lease_is(place: Place, stranger: Holder) -> None:
+    for kind in random.Random(8).sample(KINDS, 500):
+        write_lease(place, json.dumps(lease_of(kind, stranger)))
+        answer = both(place, kind.lock_id, kind.actor)
+        assert (answer is True) is kind.may_write(), kind
+        if answer is not True:
+            assert isinstance(answer, Mapping)
+            alive = {"stranger": "alive", "us": "alive", "parent": "alive", "dead": "dead"}
+            expected = alive.get(kind.holder, "unknown")
+            expected = "unknown" if kind.detached and expected == "dead" else expected
+            assert answer["liveness"] == expected, kind
+
+
+def test_who_holds_nothing_at_a_glance_has_nothing_to_renew(place: Place, stranger: Holder) -> None:
+    below = os.path.join(place.root, "main", "sub")
+    answers = set()
+    for kind in random.Random(8).sample(KINDS, 150):
+        write_lease(place, json.dumps(lease_of(kind, stranger)))
+        own = list(own_leases(Repository(place.root, actor=kind.actor), kind.lock_id))
+        answers.add(nothing := holds_nothing(below, kind.lock_id, kind.actor))
+        assert nothing is not bool(own), kind
+    assert answers == {True, False}
+    write_lease(place, "{")
+    assert not holds_nothing(below, None), "what cannot be read is left to the repository"
+    assert holds_nothing("/", None)
+
+
+def test_a_record_of_an_earlier_version_is_understood(place: Place, stranger: Holder) -> None:
+    record = lease_of(Kind("stranger", "", False, "", "this", "later", None, None), stranger)
+    for later in ("actor", "on_behalf_of", "detached", "purpose", "boot_expires_at"):
+        del record[later]
+    write_lease(place, json.dumps(record))
+
+    answer = both(place, actor="agent:b")
+
+    assert isinstance(answer, Mapping)
+    assert (answer["holder_id"], answer["actor"]) == (stranger.holder_id, "")
+
+
+def test_what_cannot_be_read_is_left_to_the_repository(place: Place) -> None:
+    for content in ("", "{", "[]", "null", '{"lock_id": 1}', "\0", '{"lock_id": "x"}'):
+        write_lease(place, content)
+        assert glance(place, None) is None, content
+
+
+# --- Real ones ----------------------------------------------------------------------------------------
+
+
+def test_without_a_lease_everything_may_be_written_claims_or_not(root: Path, place: Place) -> None:
+    assert both(place) is True
+    tracker = open_tracker(root, actor="agent:a")
+    tracker.initialise()
+    [created] = tracker.create_all([NewIssue(title="something")])
+    tracker.claims.claim(created.issue.id, tracker.claims.request("agent:a"))
+
+    assert both(place) is True
+
+
+def test_ones_own_lease_is_in_nobodys_way_of_ones_own(root: Path, place: Place) -> None:
+    with Repository(root).lease("theirs"):
+        assert both(place) is True
+
+
+def test_agents_of_one_process_are_told_apart_by_their_names(root: Path, place: Place) -> None:
+    with Repository(root, actor="agent:a").lease("theirs") as lease:
+        assert both(place, actor="agent:a") is True
+        assert both(place) is True, "who says no name is known by its process"
+        assert both(place, lease.lock_id, actor="agent:b") is True
+        refused = both(place, actor="agent:b")
+        assert isinstance(refused, Mapping)
+        assert (refused["actor"], refused["liveness"]) == ("agent:a", "alive")
+        assert "agent:a" in str(refused["message"])
+
+
+def test_the_lease_of_another_process_is_refused_until_it_runs_out(
+    root: Path, place: Place, stranger: Holder
+) -> None:
+    Repository(root, holder=stranger).lease("theirs", ttl=MINUTE, purpose="refactoring")
+
+    refused = both(place)
+    assert isinstance(refused, Mapping)
+    assert (refused["holder_id"], refused["host"]) == (stranger.holder_id, stranger.host)
+    assert (refused["purpose"], refused["liveness"]) == ("refactoring", "alive")
+    with pytest.raises(LockConflict):
+        check(place, None)
+
+
+def test_an_unfinished_commit_is_looked_at_closely(root: Path, place: Place, stranger: Holder) -> None:
+    Repository(root, holder=stranger).lease("theirs", ttl=MINUTE)
+    intents = root / ".holdfast/intents"
+    intents.mkdir(parents=True, exist_ok=True)
+    (intents / "0.json.done").touch()
+    assert both(place) is not True
+    (intents / "unfinished.json").touch()
+
+    assert glance(place, None) is None
+
+
+# --- Which worktree it is ------------------------------------------------------------------------------
+
+
+def test_paths_are_placed_wherever_links_lead(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (root / "main/link").symlink_to(root / "worktrees/theirs")
+    (root / "main/away").symlink_to(outside)
+    (outside / "into").symlink_to(root / "worktrees/theirs/sub")
+    theirs = Place(str(root.resolve()), "theirs")
+    main = Place(str(root.resolve()), "main")
+
+    assert place_of(str(root / "main/link/new/file")) == theirs
+    assert place_of(str(outside / "into/file")) == theirs
+    assert place_of(str(root / "worktrees/theirs/../../main/x")) == main
+    assert place_of(str(root / "main/link/../../main/x")) == main
+    for elsewhere in (root / "main/away/x", outside / "x", root, root / "worktrees", root / ".jvs/x"):
+        assert place_of(str(elsewhere)) is None, elsewhere
+
+
+def test_a_repository_in_a_worktree_of_another_one_is_a_repository_of_its_own(
+    root: Path, stranger: Holder
+) -> None:
+    inner = root / "worktrees/theirs/inner"
+    initialise(inner)
+    Repository(root, holder=stranger).lease("theirs", ttl=MINUTE)
+
+    nested = place_of(str(inner / "main/x"))
+
+    assert nested == Place(str(inner.resolve()), "main")
+    assert nested is not None
+    assert both(nested) is True
+    around = place_of(str(inner.parent / "x"))
+    assert around is not None
+    assert both(around) is not True

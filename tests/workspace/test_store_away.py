@@ -1,0 +1,377 @@
+"""A repository whose store cannot be used is still described and examined, as far as that goes without it;
+and a store that does not work from the start leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from holdfast.cli.entry import run
+from holdfast.errors import Failure, NotFound, StoreUnavailable
+from holdfast.store.etcd import EtcdStore
+from holdfast.store.etcd_gateway import coded
+from holdfast.workspace.describing import describe
+from holdfast.workspace.initialising import initialise
+from holdfast.workspace.repository import Repository
+from holdfast.workspace.stores import CONFIG, configure_store
+from holdfast.worktrees.doctor import Finding, Severity
+from tests.cli.commands import data, envelope, error, holdfast
+from tests.support.guarded import PASSWORD, QUOTED, GuardedPostgres
+from tests.support.servers import Etcd, Postgres, Server, free_port
+
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the servers are started on POSIX systems")
+
+from holdfast.store.postgres import PostgresStore  # noqa: E402
+
+LOCAL = {"records", "drafts", "permissions", "filesystem"}
+"""The checks that need no store."""
+
+
+@pytest.fixture(autouse=True)
+def impatience() -> Iterator[None]:
+    """Servers that are away are looked for only shortly, in this process."""
+    with (
+        mock.patch.object(PostgresStore.__init__, "__kwdefaults__", _hasty(PostgresStore)),
+        mock.patch.object(EtcdStore.__init__, "__kwdefaults__", _hasty(EtcdStore)),
+    ):
+        yield
+
+
+def _hasty(store: type) -> dict[str, Any]:
+    return {**store.__init__.__kwdefaults__, "timeout": 0.5}  # type: ignore[misc]
+
+
+def examined(root: Path) -> dict[str, Finding]:
+    with Repository(root, to_examine=True) as repository:
+        return {each.code: each for each in repository.examine()}
+
+
+def plant(root: Path) -> None:
+    """Damage that is seen without any store: a draft of a dead process, and open permissions."""
+    draft = root / ".jvs" / ".thing-0123456789ab.tmp"
+    draft.write_text("never published")
+    os.utime(draft, (time.time() - 7200,) * 2)
+    (root / ".jvs" / "guards").chmod(0o777)
+
+
+# --- What is told of a store that cannot be used --------------------------------------------------------
+
+
+class Broken:
+    """A repository on a server that works, and ways to spoil that."""
+
+    def __init__(self, root: Path, url: str) -> None:
+        self.root = root
+        self.url = url
+        initialise(root, store=url)
+        (root / "main" / "file").write_text("kept")
+        with Repository(root) as repository, repository.lease() as lease:
+            repository.snapshot(lease=lease)
+
+    def move_to(self, url: str) -> None:
+        """The settled address is another one from now on."""
+        configure_store(self.root, url, check=False)
+
+    def run_sql(self, statement: str) -> None:
+        with psycopg.connect(self.url.partition("?")[0], autocommit=True) as connection:
+            connection.execute(statement.format(schema=self.url.partition("schema=")[2]))
+
+    def put_schema_of_etcd(self, version: bytes) -> None:
+        with EtcdStore(self.url) as store:
+            gateway, key = store.engine.gateway, store.engine.keys.schema  # type: ignore[attr-defined]
+            gateway.ask("/v3/kv/put", {"key": coded(key), "value": coded(version)})
+
+
+Spoil = Callable[[Broken], object]
+
+SPOILED: dict[str, tuple[str, str, Spoil]] = {
+    "postgresql, nobody there": (
+        "postgres_url",
+        "store-away",
+        lambda it: it.move_to(f"postgresql://127.0.0.1:{free_port()}/x"),
+    ),
+    "etcd, nobody there": (
+        "etcd_url",
+        "store-away",
+        lambda it: it.move_to(f"etcd://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/x"),
+    ),
+    "postgresql, no such database": (
+        "postgres_url",
+        "store-missing",
+        lambda it: it.move_to(it.url.replace("/postgres?", "/elsewhere?")),
+    ),
+    "postgresql, no such user": (
+        "postgres_url",
+        "store-refused",
+        lambda it: it.move_to(it.url.replace("holdfast@", "stranger@")),
+    ),
+    "postgresql, no encryption": (
+        "postgres_url",
+        "store-untrusted",
+        lambda it: it.move_to(f"{it.url}&sslmode=require"),
+    ),
+    "postgresql, another version": (
+        "postgres_url",
+        "store-incompatible",
+        lambda it: it.run_sql("UPDATE {schema}.settings SET value = '9'"),
+    ),
+    "etcd, another version": (
+        "etcd_url",
+        "store-incompatible",
+        lambda it: it.put_schema_of_etcd(b"9"),
+    ),
+    "postgresql, nothing in it": (
+        "postgres_url",
+        "store-empty",
+        lambda it: it.run_sql("DROP SCHEMA {schema} CASCADE"),
+    ),
+    "etcd, nothing in it": (
+        "etcd_url",
+        "store-empty",
+        lambda it: it.move_to(f"{it.url}-other"),
+    ),
+    "a config that cannot be read": (
+        "etcd_url",
+        "store-unusable",
+        lambda it: (it.root / CONFIG).write_text("{"),
+    ),
+    "an address that cannot be read": (
+        "etcd_url",
+        "store-unusable",
+        lambda it: (it.root / CONFIG).write_text('{"store":"mysql://x/y"}'),
+    ),
+}
+
+
+@pytest.mark.req("LC-28")
+@pytest.mark.parametrize("name", SPOILED)
+def test_a_store_that_cannot_be_used_is_a_finding_and_the_rest_is_examined(
+    tmp_path: Path, request: pytest.FixtureRequest, name: str
+) -> None:
+    server, code, spoil = SPOILED[name]
+    broken = Broken(tmp_path / "repository", request.getfixturevalue(server))
+    assert examined(broken.root) == {}
+    spoil(broken)
+    plant(broken.root)
+
+    found = examined(broken.root)
+
+    assert found.keys() == {code, "checks-not-made", "draft-left", "permissions-open"}
+    assert found[code].severity is Severity.ERROR
+    assert found[code].meaning
+    assert found[code].remedy.startswith("nothing: ")
+    assert len(found[code].remedy) > 30
+    not_made = found["checks-not-made"].facts["checks"]
+    assert {"trees", "heads", "leases", "audit", "clock", "ledger", "issues"} <= set(not_made)  # type: ignore[call-overload]
+    assert not LOCAL & set(not_made)  # type: ignore[call-overload]
+    _check_what_is_told(broken.root)
+
+
+def _check_what_is_told(root: Path) -> None:
+    with Repository(root, to_examine=True) as repository:
+        told = describe(repository)
+        assert told.trouble is not None
+        assert told.trouble.message in told.warnings()
+        assert (told.format, told.worktrees, told.snapshots) == (None, (), None)
+        assert told.directories == ("main",)
+        assert told.root == root
+        repaired = repository.repair()  # what needs no store is repaired
+        assert [each.code for each in repaired.fixed] == ["draft-left"]
+    with pytest.raises(Failure) as raised:
+        Repository(root)  # but nobody else works with it
+    assert raised.value.hint == told.trouble.hint
+
+
+def test_the_checks_are_those_that_would_be_made_with_the_store(tmp_path: Path, etcd_url: str) -> None:
+    from holdfast.workspace.checks import all_checks
+
+    broken = Broken(tmp_path / "repository", etcd_url)
+    broken.move_to(f"{etcd_url}-other")
+    not_made = examined(broken.root)["checks-not-made"].facts["checks"]
+
+    made = LOCAL | {"store", "commits"}  # the one that has found it, and one that is about files alone
+    assert set(not_made) == {each.name for each in all_checks()} - made  # type: ignore[call-overload]
+
+
+def test_nothing_is_made_on_a_server_that_has_nothing_of_the_repository(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    broken = Broken(tmp_path / "repository", postgres_url)
+    broken.run_sql("DROP SCHEMA {schema} CASCADE")
+    examined(broken.root)
+    with pytest.raises(NotFound, match="has no records of"):
+        Repository(broken.root)
+
+    with pytest.raises(psycopg.errors.InvalidSchemaName):
+        broken.run_sql("CREATE TABLE {schema}.thing (x int)")
+
+
+def test_a_store_that_goes_away_meanwhile_is_told_once(tmp_path: Path, etcd_url: str) -> None:
+    """The server answers when the examination begins, and then no more."""
+    from holdfast.store.failing_fast import FailingFast
+
+    root = tmp_path / "repository"
+    initialise(root, store=etcd_url)
+    with Repository(root, to_examine=True) as repository:
+        store = repository.control.store
+        assert isinstance(store, FailingFast)
+        repository.control.config("main")
+        assert store._store is not None
+        with mock.patch.object(store._store, "scan", side_effect=StoreUnavailable("it", "gone")) as scan:
+            findings = repository.examine()
+        assert scan.call_count == 1
+    assert [each.code for each in findings] == ["checks-not-made"]
+
+
+@pytest.fixture(params=["postgresql", "etcd"])
+def stopped(request: pytest.FixtureRequest, server_scratch: Path, tmp_path: Path) -> Iterator[Path]:
+    """A repository whose server, a real one of its own, has been stopped."""
+    directory = server_scratch / "server"
+    directory.mkdir()
+    server: Server = Postgres(directory) if request.param == "postgresql" else Etcd(directory)
+    server.start()
+    url = f"{server.url}?schema=x" if request.param == "postgresql" else f"{server.url}/x"  # type: ignore[attr-defined]
+    root = tmp_path / "repository"
+    initialise(root, store=url)
+    server.kill()
+    yield root
+    server.kill()
+
+
+def test_the_commands_answer_although_the_server_was_stopped(stopped: Path) -> None:
+    plant(stopped)
+    commands = (
+        ("doctor", "--json"),
+        ("info", "--json"),
+        ("info",),
+        ("doctor",),
+        ("lock", "status", "--json"),
+    )
+    with ThreadPoolExecutor(len(commands)) as pool:  # each looks for the server for some seconds
+        results = list(pool.map(lambda each: holdfast(*each, "--repo", stopped), commands))
+    doctor, info, shown, told, other = results
+
+    assert doctor.returncode == 6
+    findings = {each["code"]: each for each in error(doctor)["findings"]}
+    assert findings["store-away"]["facts"] == {"code": "E_STORE_UNAVAILABLE", "retryable": True}
+    assert "heads" in findings["checks-not-made"]["facts"]["checks"]
+    assert {"draft-left", "permissions-open"} < findings.keys()
+    assert told.returncode == 6
+    assert "store-away: the store" in told.stdout
+    assert "checks could not be made" in told.stdout
+    described = data(info)
+    assert info.returncode == shown.returncode == 0
+    assert described["store_error"]["code"] == "E_STORE_UNAVAILABLE"
+    assert described["store"] == described["store_error"]["store"]
+    assert described["directories"] == ["main"]
+    assert str(stopped) in shown.stdout
+    assert described["store"] in shown.stdout
+    assert "cannot be reached" in shown.stdout
+    assert error(other)["code"] == "E_STORE_UNAVAILABLE"
+
+
+# --- Secrets ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "etcd"])
+def test_a_password_that_is_not_written_down_comes_from_the_environment(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    """The repository is made with a whole address; later commands have the password from HOLDFAST_STORE."""
+    root = tmp_path / "repository"
+    if kind == "postgresql":
+        server: Any = request.getfixturevalue("guarded_postgres")
+        assert isinstance(server, GuardedPostgres)
+        whole = f"{server.whole_address}?schema=from_environment"
+    else:
+        server = request.getfixturevalue("guarded_etcd")
+        whole = f"etcd://agent:{QUOTED}@{server.endpoint}/work/from-environment"
+    assert data(holdfast("init", root, "--store", whole, "--json"))["created"] is True
+    assert PASSWORD not in (root / CONFIG).read_text()
+    assert QUOTED not in (root / CONFIG).read_text()
+
+    without = holdfast("doctor", "--repo", root, "--json")
+    assert [each["code"] for each in error(without)["findings"]] == ["store-refused", "checks-not-made"]
+    assert error(holdfast("worktree", "list", "--repo", root, "--json"))["code"] == "E_STORE_ACCESS_REFUSED"
+    own = {"HOLDFAST_STORE": whole}
+    assert holdfast("doctor", "--repo", root, env=own).returncode == 0
+    ran = holdfast("run", "--repo", root, "--snapshot", "--", "touch", "it", env=own, cwd=root)
+    assert ran.returncode == 0, ran
+    assert holdfast("issue", "init", "--repo", root, env=own).returncode == 0
+    told = holdfast("info", "--repo", root, "--json", env=own).stdout
+    assert PASSWORD not in told
+    assert QUOTED not in told
+
+
+# --- Stores that do not work from the start -----------------------------------------------------------------
+
+
+def everything(root: Path) -> list[str]:
+    return sorted(str(each.relative_to(root)) for each in root.rglob("*"))
+
+
+def bad_addresses(guarded: GuardedPostgres) -> dict[str, str]:
+    return {
+        "no kind of store": "mysql://db/work",
+        "not an address": "postgresql://[db/work",
+        "not an address either": "etcd://[a/b",
+        "no address of libpq": f"postgresql://me:{QUOTED}%zz@db/work",
+        "no option": "etcd://a/p?colour=red",
+        "nobody there": f"postgresql://127.0.0.1:{free_port()}/work",
+        "nobody there either": f"etcd://127.0.0.1:{free_port()}/work",
+        "wrong password": guarded.address.replace("agent@", "agent:wrong@"),
+        "no rights": guarded.whole_address.replace("/work", "/postgres"),
+        "no database": guarded.whole_address.replace("/work", "/elsewhere"),
+    }
+
+
+def test_a_store_that_does_not_work_leaves_nothing_behind(
+    tmp_path: Path, guarded_postgres: GuardedPostgres
+) -> None:
+    root, here = tmp_path / "new", tmp_path / "here"
+    here.mkdir()
+    for store in bad_addresses(guarded_postgres).values():
+        for place in (root, here):
+            for _ in range(2):
+                with pytest.raises(Failure) as raised:
+                    initialise(place, store=store)
+                assert raised.value.code in _CODES
+                assert QUOTED not in raised.value.message
+        assert everything(tmp_path) == ["here"]
+    assert initialise(root, store=f"{guarded_postgres.whole_address}?schema=late").created
+    assert initialise(here).created
+
+
+_CODES = {
+    *("E_SETTING_INVALID", "E_STORE_UNAVAILABLE", "E_STORE_ACCESS_REFUSED", "E_STORE_MISSING"),
+    "E_STORE_UNTRUSTED",
+}
+
+
+def test_moving_to_a_store_that_does_not_work_changes_nothing(
+    tmp_path: Path, guarded_postgres: GuardedPostgres, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "repository"
+    initialise(root)
+    before = everything(root)
+
+    for name, store in bad_addresses(guarded_postgres).items():
+        for more in ((), ("--dry-run",)):
+            if not (name == "no rights" and more):  # who only looks does not try to make anything
+                assert run(["migrate", str(root), "--to", store, "--json", *more]) != 0
+                told = envelope(capsys.readouterr().out)
+                assert told["error"]["code"] in _CODES, told
+    assert everything(root) == before
+    assert examined(root) == {}
+    good = f"{guarded_postgres.whole_address}?schema=moved"
+    assert holdfast("migrate", root, "--to", good).returncode == 0
+    assert examined(root).keys() == {"store-refused", "checks-not-made"}  # for want of the password

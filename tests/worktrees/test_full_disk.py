@@ -1,0 +1,244 @@
+"""A disk without a free byte: what frees space and gives back rights works all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import IoFailure
+from holdfast.fs.reserve import FILES, LARGE, LARGE_BYTES, Reserve
+from holdfast.fs.trees import verify
+from holdfast.testing.interpose import Attempt, interposed
+from holdfast.workspace.initialising import initialise
+from holdfast.workspace.repository import Repository
+from holdfast.worktrees import collecting
+from holdfast.worktrees.planning import propose, set_policy
+from holdfast.worktrees.records import MAIN
+from holdfast.worktrees.retention import Policy
+from tests.cli.commands import error, holdfast
+from tests.support.loop_mounts import LoopMount, run
+from tests.worktrees.stages import events, put_files, unprobed
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="fills a Linux file system")
+
+Mount = Callable[[str], LoopMount]
+
+
+def fill_to_the_last_byte(directory: Path) -> None:
+    """Leave no room at all, neither for data nor for names: smaller and smaller files."""
+    (directory / "ballast").mkdir(exist_ok=True)
+    number = len(list((directory / "ballast").iterdir()))
+    for size in (4 << 20, 64 << 10, 4096, 1024, 512, 1):
+        for _ in range(1000):
+            number += 1
+            path = directory / "ballast" / str(number)
+            try:
+                with path.open("wb", buffering=0) as file:
+                    block = os.urandom(size)
+                    while True:
+                        file.write(block)
+                        os.fsync(file.fileno())
+            except OSError:
+                if not path.exists() or path.stat().st_size == 0:
+                    break
+
+
+def told(*arguments: str | Path) -> Any:
+    """What a command says that must succeed."""
+    done = holdfast(*arguments, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])["data"]
+
+
+def found(root: Path) -> set[str]:
+    """What the doctor finds."""
+    said = json.loads(holdfast("doctor", "--repo", root, "--json").stdout)
+    return {each["code"] for each in said["data" if said["ok"] else "error"]["findings"]}
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+def test_a_full_disk_can_be_emptied_by_gc_and_locks_can_be_released(loop_mount: Mount, kind: str) -> None:
+    disk = loop_mount(kind).path
+    root = disk / "repository"
+    initialise(root)
+    with Repository(root) as repository:
+        with repository.lease() as held:
+            for number in range(6):
+                put_files(repository.path(MAIN), {"file": str(number), "large": f"{number}" * (1 << 20)})
+                newest = repository.snapshot(MAIN, held).snapshot_id
+        repository.worktrees.create("other")
+        lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
+    fill_to_the_last_byte(disk)
+
+    full = holdfast("lock", "acquire", "--repo", root, "--worktree", "other", "--json")
+    assert error(full)["errno"] == errno.ENOSPC
+    assert "gc plan" in error(full)["hint"]
+    told("lock", "renew", "--repo", root, "--lock-id", lease.lock_id)
+    fill_to_the_last_byte(disk)  # whatever was set aside again or not
+    told("lock", "release", "--repo", root, "--lock-id", lease.lock_id)
+    assert found(root) == {"disk-full"}
+    told("gc", "policy", "--keep-last", "1", "--repo", root)
+    plan = told("gc", "plan", "--repo", root)
+    assert len(plan["delete"]) == 5
+    done = told("gc", "run", "--plan", plan["plan"], "--repo", root)
+    assert done["deleted"] == 5
+
+    assert found(root) <= {"disk-full"}  # something is left for root alone
+    assert len(list((root / ".jvs" / "reserve").iterdir())) == FILES
+    with Repository(root) as repository:
+        assert repository.snapshots.all_ids() == [newest]
+        descriptor = repository.snapshots.named("head")
+        assert list(verify(repository.control.places.tree(newest), descriptor.payload_hash)) == []
+        assert "lock_released" in [each.event for each in events(repository)]
+
+
+def test_a_worktree_can_be_removed_from_a_full_disk(loop_mount: Mount) -> None:
+    disk = loop_mount("ext4").path
+    root = disk / "repository"
+    initialise(root)
+    with Repository(root) as repository:
+        repository.worktrees.create("large")
+        put_files(repository.path("large"), {"file": "x" * (8 << 20)})
+    fill_to_the_last_byte(disk)
+    refused = holdfast("worktree", "remove", "large", "--repo", root, "--json")
+    assert error(refused)["errno"] == errno.ENOSPC  # it would be saved first
+    assert (root / "worktrees" / "large" / "file").stat().st_size == 8 << 20
+    fill_to_the_last_byte(disk)
+    told("worktree", "remove", "large", "--no-snapshot", "--repo", root)
+    assert not (root / "worktrees" / "large").exists()
+    assert found(root) <= {"disk-full"}  # something is left for root alone
+
+
+def test_a_disk_without_inodes_can_be_emptied_too(loop_mount: Mount) -> None:
+    mounted = loop_mount("ext4")
+    mounted.unmount()
+    run("mkfs.ext4", "-q", "-F", "-N", "600", str(mounted.image))
+    mounted.mount()
+    root = mounted.path / "repository"
+    initialise(root)
+    with Repository(root) as repository, repository.lease() as held:
+        for number in range(34):  # more than are doomed at once
+            put_files(repository.path(MAIN), {"file": str(number)})
+            repository.snapshot(MAIN, held)
+    with contextlib.suppress(OSError):
+        for number in range(1000):
+            (mounted.path / str(number)).touch()
+    assert error(holdfast("lock", "acquire", "--repo", root, "--json"))["errno"] == errno.ENOSPC
+    told("gc", "policy", "--keep-last", "1", "--repo", root)
+    plan = told("gc", "plan", "--repo", root)
+    assert told("gc", "run", "--plan", plan["plan"], "--repo", root)["deleted"] == 33
+    assert found(root) == set()
+
+
+def test_without_anything_set_aside_gc_fails_and_says_why(loop_mount: Mount) -> None:
+    """So it is really what was set aside that makes the difference."""
+    disk = loop_mount("ext4").path
+    initialise(disk / "repository")
+    with Repository(disk / "repository") as repository, repository.lease() as held:
+        for number in range(2):
+            put_files(repository.path(MAIN), {"file": str(number)})
+            repository.snapshot(MAIN, held)
+        set_policy(repository.control, Policy(keep_last=1))
+        repository.control.places.reserve.release()
+    fill_to_the_last_byte(disk)
+    failed = holdfast("gc", "plan", "--repo", disk / "repository", "--json")
+    assert (error(failed)["code"], error(failed)["errno"]) == ("E_IO", errno.ENOSPC)
+    assert len(told("gc", "plan", "--dry-run", "--repo", disk / "repository")["delete"]) == 1
+
+
+# --- Without a real disk ----------------------------------------------------------------------------
+
+
+class FullDisk:
+    """Has room for nothing new unless what is set aside was deleted; a quota looks just the same."""
+
+    def __init__(self, reserve: Reserve, code: int) -> None:
+        self.reserve = reserve
+        self.code = code
+        self.refused = 0
+
+    def __call__(self, attempt: Attempt) -> Any:
+        if attempt.name in ("write", "mkdir") and any(self.reserve.directory.iterdir()):
+            self.refused += 1
+            raise OSError(self.code, os.strerror(self.code))
+        return attempt.perform()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_with_a_quota_that_is_used_up_too(scratch: Path, code: int) -> None:
+    initialise(scratch, probe=unprobed)
+    repository = Repository(scratch)
+    with repository.lease() as held:
+        for number in range(3):
+            put_files(repository.path(MAIN), {"file": str(number)})
+            repository.snapshot(MAIN, held)
+    lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
+    control, reserve = repository.control, repository.control.places.reserve
+    steps: list[Callable[[], object]] = [
+        lambda: repository.desk.renew(MAIN, lease.lock_id),
+        lambda: repository.desk.release(MAIN, lease.lock_id),
+        lambda: set_policy(control, Policy(keep_last=1)),
+        lambda: collecting.run(control, propose(control).plan.plan_id),
+    ]
+    for step in steps:
+        assert reserve.fill()
+        disk = FullDisk(reserve, code)
+        with interposed(disk):
+            step()
+        assert disk.refused >= 1
+    assert len(repository.snapshots.all_ids()) == 1
+    assert repository.desk.state(MAIN) is None
+
+
+def test_what_is_set_aside_takes_real_space_and_is_set_aside_again(scratch: Path) -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError
+    reserve = Reserve(scratch / "reserve")
+    reserve.refill()
+    assert not reserve.directory.exists()  # nothing was ever set aside here
+    assert reserve.fill()
+    files = [reserve.directory / str(number) for number in range(FILES)]
+    assert set(files) == set(reserve.directory.iterdir())
+    assert all(each.stat().st_blocks * 512 >= LARGE_BYTES for each in files[:LARGE])
+    files[0].write_bytes(b"torn")
+    files[1].unlink()
+    assert reserve.fill()
+    assert all(each.stat().st_size == LARGE_BYTES for each in files[:LARGE])
+    assert reserve.release()
+    assert not reserve.release()
+    reserve.refill()
+    assert len(list(reserve.directory.iterdir())) == FILES
+
+
+def test_only_a_full_disk_uses_it_and_only_once(scratch: Path) -> None:
+    reserve = Reserve(scratch)
+    reserve.fill()
+    tries: list[int] = []
+
+    def fail(code: int) -> Callable[[], None]:
+        def work() -> None:
+            tries.append(len(list(scratch.iterdir())))
+            raise IoFailure("write", scratch, OSError(code, os.strerror(code)))
+
+        return work
+
+    with pytest.raises(IoFailure):
+        reserve.relieve(fail(errno.EIO))
+    assert tries == [FILES]
+    with pytest.raises(IoFailure):
+        reserve.relieve(fail(errno.ENOSPC))
+    assert tries == [FILES, FILES, 0]
+    assert len(list(scratch.iterdir())) == FILES
+    reserve.release()
+    tries.clear()
+    with contextlib.suppress(IoFailure):
+        reserve.relieve(fail(errno.ENOSPC))
+    assert tries == [0], "there is nothing to be gained from a second attempt"
