@@ -9,7 +9,8 @@
 3. What somebody who died has left unsaved in the worktree becomes a snapshot: nothing is lost.
 4. The work is done. Whoever loses the claim or the lease is told by `check`, and must stop.
 5. The outcome: what is in the worktree becomes a snapshot (under the token of the lease), the ledger
-   gets a record, the gate is judged, and the issue is done (under the token of the claim). That last
+   gets a record (only if none has come since the claim was looked at), the gate is judged, and the issue is
+   done (under the token of the claim). That last
    step is the commit point: until then, the issue comes back to the queue if this process dies.
    After a failure the issue is put back at once. If the agent itself has said already that the issue is
    done, or has put it back, then that was the commit point, and stands.
@@ -28,7 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import AlreadyExists, Failure, NotFound, Refused
+from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, SequenceMismatch
 from holdfast.fs.directory import Directory
 from holdfast.issues.claiming import Claimed, HeldClaim
 from holdfast.issues.records import GateStatus, Issue, State
@@ -42,6 +43,8 @@ from holdfast.worktrees.records import MAIN, WORKTREES
 from holdfast.worktrees.snapshots import Wanted
 
 LONGEST_NOTE = 200
+MOST_MISMATCHES = 100
+"""How often a record gives way to those of others before it is appended whatever comes: nobody starves."""
 FINISHED = frozenset([State.DONE, State.GATED, State.REJECTED, State.ARCHIVED])
 """The states of an issue that nobody is given to work on."""
 
@@ -127,9 +130,7 @@ class Assignment:
         elif left.state not in FINISHED:
             return self._failed(left, "it was given back", facts)
         snapshot_id = self._kept("done")
-        if left is None:
-            self.claim.check()
-        sequence = self._recorded("work_done", snapshot_id, facts)
+        sequence = self._recorded("work_done", snapshot_id, facts, ours=left is None)
         if self._wish.gate is not None:
             self._workshop.tracker.gates.judge(self.issue.id, self._wish.gate, GateStatus.PASSED)
         if left is None:
@@ -152,9 +153,8 @@ class Assignment:
 
     def _failed(self, left: Issue | None, reason: str, facts: dict[str, object]) -> Outcome:
         snapshot_id = self._kept(f"failed: {reason}")
-        if left is None:
-            self.claim.check()
-        sequence = self._recorded("work_failed", snapshot_id, {**facts, "reason": reason})
+        facts = {**facts, "reason": reason}
+        sequence = self._recorded("work_failed", snapshot_id, facts, ours=left is None)
         if self._wish.gate is not None:
             self._workshop.tracker.gates.judge(self.issue.id, self._wish.gate, GateStatus.FAILED)
         issue = left or self._workshop.tracker.claims.release(self.issue.id, self.claim.id, reason=reason)
@@ -183,8 +183,18 @@ class Assignment:
         made = _take_if_changed(repository, self.lease, note)
         return made or repository.control.config(self.lease.worktree).head_snapshot_id
 
-    def _recorded(self, kind: str, snapshot_id: str | None, facts: dict[str, object]) -> int | None:
-        if self._workshop.ledger is None:
+    def _recorded(
+        self, kind: str, snapshot_id: str | None, facts: dict[str, object], *, ours: bool
+    ) -> int | None:
+        """Append the record to the ledger, if there is one; where it is.
+
+        Appended only if nothing has come to the ledger since the claim was found to be `ours`: one who was
+        stopped in between, while another was given the work and recorded it, finds that out.
+        """
+        ledger = self._workshop.ledger
+        if ledger is None:
+            if ours:
+                self.claim.check()
             return None
         event = {
             "type": kind,
@@ -196,7 +206,13 @@ class Assignment:
             "snapshot_id": snapshot_id,
             **facts,
         }
-        return self._workshop.ledger.append(event).sequence
+        for _ in range(MOST_MISMATCHES):
+            sequence = ledger.sequence
+            if ours:
+                self.claim.renew()
+            with contextlib.suppress(SequenceMismatch):  # others record theirs: look at the claim again
+                return ledger.append_if_sequence(event, sequence).sequence
+        return ledger.append(event).sequence
 
 
 @contextlib.contextmanager
