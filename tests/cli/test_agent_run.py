@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,22 @@ def test_a_person_is_told_which_work_was_taken_and_what_became_of_it(shop: Path)
     place = shop / "worktrees" / f"issue-{issue[:8]}"
     assert failed.stderr.splitlines() == [f"{name} in {place}", f"{name} is back in the queue"]
     assert done.stderr.splitlines()[1].startswith(f"{name} is done; what was written is the snapshot ")
+
+
+def test_agents_with_patience_work_until_everything_is_done(shop: Path) -> None:
+    first = create(shop, "first")
+    create(shop, "second", "--depends-on", first)
+    create(shop, "third", "--depends-on", first)
+    work = "agent run --next --patience none -- sh -c 'sleep 0.2; echo x > $HOLDFAST_ISSUE_ID'"
+    loop = f"while {shlex.join(HOLDFAST)} {work}; do echo one; done 2>> log"
+
+    running = [
+        subprocess.Popen(["sh", "-c", loop], cwd=shop, stdout=subprocess.PIPE, text=True) for _ in "ab"
+    ]
+    told = [each.communicate(timeout=120)[0].split() for each in running]
+
+    assert sum(map(len, told)) == 3
+    assert [each["type"] for each in ledger_of(shop)] == ["work_done"] * 3
+    assert "no issue is ready" in (shop / "log").read_text()
+    refused = holdfast("agent", "run", "--issue", first, "--patience", "1s", "--", "true", cwd=shop)
+    assert refused.returncode == 2

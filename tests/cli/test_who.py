@@ -401,3 +401,21 @@ def test_top_says_how_much_does_not_fit_on_the_terminal(root: Path) -> None:
     assert "to get it" not in low
     assert "to get it" in high
     assert "more lines" not in high
+
+
+def test_an_operation_that_somebody_died_over_is_finished_by_the_command_that_is_told(root: Path) -> None:
+    program = (
+        "import os, signal; from holdfast.workspace.repository import Repository\n"
+        "from holdfast.worktrees import creating\n"
+        "creating._move_into_place = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"Repository({str(root)!r}).worktrees.create('begun')"
+    )
+    subprocess.run(python(program), check=False)
+
+    held = the_only(root, "operation")
+
+    assert (held["what"], held["purpose"], held["liveness"]) == ("begun", "create", "dead")
+    assert held["since"] is not None
+    assert held["reclaim"]["safe"] is True
+    assert holdfast(*held["reclaim"]["how"].split()[1:], cwd=root).returncode == 0
+    assert "operation" not in str(list(holdings(root)))

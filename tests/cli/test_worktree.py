@@ -50,9 +50,10 @@ def test_the_list_says_where_each_is_and_a_mistyped_name_leads_to_the_right_one(
 
     assert holdfast("worktree", "list", cwd=repo).stdout.splitlines() == [
         "WORKTREE  HEAD         STATE  PATH",
-        f"main      no snapshot  free   {repo / 'main'}",
-        f"parser    no snapshot  free   {repo / 'worktrees' / 'parser'}",
+        "main      no snapshot  free   main",
+        "parser    no snapshot  free   worktrees/parser",
     ]
+    assert str(repo / "main") in holdfast("worktree", "list", cwd=repo / "worktrees").stdout
     assert "Did you mean parser?" in holdfast("worktree", "path", "parzer", cwd=repo).stderr
     assert "Did you mean" not in holdfast("worktree", "path", "something", cwd=repo).stderr
     holdfast("snapshot", "--tag", "stable", "--message", "as others call it", cwd=repo)
@@ -155,6 +156,12 @@ def test_show_tells_the_state_of_the_worktree_that_one_is_in(repo: Path) -> None
     assert told["lock"]["state"] == "free"
     assert told["operation"] is None
     assert os.getpid() not in [each["pid"] for each in told["processes"]]
+
+
+def test_a_mistyped_repository_is_not_made(repo: Path) -> None:
+    for command, rest in ((["info"], []), (["run"], ["--", "true"]), (["lock", "acquire"], [])):
+        refused = holdfast(*command, "--repo", repo / "nowhere", *rest, cwd=repo)
+        assert (refused.returncode, (repo / "nowhere").exists()) == (3, False)
 
 
 def test_an_agent_is_set_up_where_it_is_started(repo: Path) -> None:

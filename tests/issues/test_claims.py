@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,11 @@ from holdfast.errors import (
 )
 from holdfast.issues.claim_records import ClaimId
 from holdfast.issues.claiming import HeldClaim
+from holdfast.issues.creating import NewIssue
 from holdfast.issues.gating import Definition
 from holdfast.issues.records import GateStatus, State
 from holdfast.issues.tracker import Tracker, Update
+from holdfast.store.files import FileStore
 from tests.issues.trackers import events_of, made, proof, tracker_at
 from tests.locks.workers import Line, Workers, wait_until
 
@@ -46,6 +49,28 @@ def test_work_that_fails_again_and_again_keeps_nobody_from_the_rest(
             tracker.update(claimed.issue.id, DONE, claim=ClaimId.parse(claimed.claim.claim_id))
 
     assert taken == [a, b, c, a, a]
+
+
+def test_who_waits_for_work_gets_what_becomes_ready_and_is_told_when_nothing_is_left(scratch: Path) -> None:
+    tracker = Tracker(FileStore(scratch))
+    tracker.initialise()
+    first = tracker.create(NewIssue(title="first")).id
+    second = tracker.create(NewIssue(title="second", depends_on=(first,))).id
+    claims = tracker.claims
+    mine = claims.claim(first, claims.request())
+    assert claims.claim_next(claims.request(), wait=0.01) is None
+
+    with ThreadPoolExecutor(1) as others:
+        waiting = others.submit(claims.claim_next, claims.request(), wait=None)
+        assert not waiting.done()
+        tracker.update(first, DONE, claim=ClaimId.parse(mine.claim.claim_id))
+        got = waiting.result(60)
+        assert got is not None
+        assert got.issue.id == second
+        idle = others.submit(claims.claim_next, claims.request(), wait=None)
+        tracker.update(second, DONE, claim=ClaimId.parse(got.claim.claim_id))
+        assert idle.result(60) is None
+    assert claims.claim_next(claims.request(), wait=None) is None
 
 
 @pytest.mark.req("FL-19")

@@ -150,4 +150,4 @@ def test_without_the_sdk_it_is_said_what_to_install(tmp_path: Path) -> None:
 
     told = error(result, on="stderr")
     assert (result.returncode, told["code"], told["extra"]) == (2, "E_EXTRA_MISSING", "mcp")
-    assert "pip install 'holdfast[mcp]'" in told["hint"]
+    assert "pip install 'mcp>=2'" in told["hint"]

@@ -123,6 +123,19 @@ def test_nothing_is_changed_if_one_file_cannot_be(project: Path) -> None:
     assert everything(project) == before
 
 
+def test_undoing_does_not_stumble_over_the_files_of_another_program(project: Path) -> None:
+    """Claude Code takes comments, which are no JSON: that is no matter of Codex."""
+    before = everything(project)
+    settings = project / ".claude/settings.json"
+    set_up(project, Target.CODEX)
+    settings.write_text('{ // mine\n "hooks": {},}')
+    undo(project, Target.CODEX)
+    after = everything(project)
+    assert {name: after[name] for name in after if name != ".claude/settings.json"} == {
+        name: before[name] for name in before if name != ".claude/settings.json"
+    }
+
+
 def test_a_link_out_of_the_project_is_not_followed(
     project: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -547,6 +547,25 @@ def test_what_others_changed_under_an_unfinished_commit_is_reported_and_not_over
     assert (increment(store, ONE), increment(store, INDEX)) == (78, 2)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="nobody can be killed like this on Windows")
+@pytest.mark.parametrize("by_hand", [b'{"number": 77}', None])
+def test_what_others_changed_after_it_was_published_stands_in_nobodys_way(
+    store: FileStore, by_hand: bytes | None
+) -> None:
+    """Somebody edits a document, or checks out another one, after a commit whose last step was missing."""
+    apply(store, Create(ONE, Item(1)), Create(TWO, Item(1)), Create(INDEX, Item(1)))
+    changes: list[Change] = [Replace(INDEX, Item(2)), Replace(ONE, Item(2)), Replace(TWO, Item(2))]
+    killed_at(store, carried_out, *changes, Append(EVENTS, Event(2)))
+    path = store.path / ".jit/issues/one.json"
+    path.write_bytes(by_hand) if by_hand else path.unlink()
+
+    assert increment(store, TWO) == 3
+    assert intents_of(store) == []
+    assert number_of(store, INDEX) == 2
+    assert (path.read_bytes() if by_hand else path.exists()) == (by_hand or False)
+    assert [each.record for each in store.entries(EVENTS)] == [Event(2)]
+
+
 # --- Watching -----------------------------------------------------------------------------------------
 
 

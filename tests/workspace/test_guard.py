@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -12,12 +13,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK, format_instant
 from holdfast.errors import LockConflict
+from holdfast.fs import calls
 from holdfast.issues.creating import NewIssue
 from holdfast.leases.moments import SKEW
 from holdfast.locks.holders import Holder, boot_clock_id, current_holder, holder_with_pid
@@ -266,6 +268,18 @@ def test_an_unfinished_commit_is_looked_at_closely(root: Path, place: Place, str
     assert glance(place, None) is None
 
 
+def test_what_may_not_be_looked_into_is_left_to_the_repository(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **options: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "no")
+
+    monkeypatch.setattr(calls, "scandir", refuse)
+
+    assert glance(place, None) is None
+    assert not holds_nothing(place.root, None)
+
+
 # --- Which worktree it is ------------------------------------------------------------------------------
 
 
@@ -290,7 +304,7 @@ def test_a_repository_in_a_worktree_of_another_one_is_a_repository_of_its_own(
     root: Path, stranger: Holder
 ) -> None:
     inner = root / "worktrees/theirs/inner"
-    initialise(inner)
+    initialise(inner, nested=True)
     Repository(root, holder=stranger).lease("theirs", ttl=MINUTE)
 
     nested = place_of(str(inner / "main/x"))

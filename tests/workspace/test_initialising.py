@@ -104,6 +104,8 @@ def test_a_repository_in_a_repository_is_refused_unless_it_is_meant(scratch: Pat
             initialise(outer.root / kept, nested=True, probe=unprobed)
     made = initialise(outer.root / "main/inner", nested=True, probe=unprobed)
     assert made.created
+    (scratch / "foreign" / ".jvs").mkdir(parents=True)  # of another program: no repository
+    assert initialise(scratch / "foreign" / "inner", probe=unprobed).created
     assert not initialise(made.root).created  # it is one: nothing is made
 
 

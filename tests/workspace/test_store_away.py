@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 
 from holdfast.cli.entry import run
-from holdfast.errors import Failure, NotFound, StoreUnavailable
+from holdfast.errors import AlreadyExists, Failure, NotFound, StoreUnavailable
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.etcd_gateway import coded
 from holdfast.workspace.describing import describe
@@ -23,16 +23,16 @@ from holdfast.workspace.initialising import initialise
 from holdfast.workspace.repository import Repository
 from holdfast.workspace.stores import CONFIG, configure_store
 from holdfast.worktrees.doctor import Finding, Severity
-from tests.cli.commands import data, envelope, error, holdfast
+from tests.cli.commands import Result, data, envelope, error, holdfast
 from tests.support.guarded import PASSWORD, QUOTED, GuardedPostgres
-from tests.support.servers import Etcd, Postgres, Server, free_port
+from tests.support.servers import Etcd, Postgres, free_port
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the servers are started on POSIX systems")
 
 from holdfast.store.postgres import PostgresStore  # noqa: E402
 
-LOCAL = {"records", "drafts", "permissions", "filesystem"}
+LOCAL = {"records", "drafts", "permissions", "filesystem", "disk"}
 """The checks that need no store."""
 
 
@@ -232,51 +232,67 @@ def test_a_store_that_goes_away_meanwhile_is_told_once(tmp_path: Path, etcd_url:
     assert [each.code for each in findings] == ["checks-not-made"]
 
 
-@pytest.fixture(params=["postgresql", "etcd"])
-def stopped(request: pytest.FixtureRequest, server_scratch: Path, tmp_path: Path) -> Iterator[Path]:
-    """A repository whose server, a real one of its own, has been stopped."""
-    directory = server_scratch / "server"
-    directory.mkdir()
-    server: Server = Postgres(directory) if request.param == "postgresql" else Etcd(directory)
-    server.start()
-    url = f"{server.url}?schema=x" if request.param == "postgresql" else f"{server.url}/x"  # type: ignore[attr-defined]
-    root = tmp_path / "repository"
-    initialise(root, store=url)
-    server.kill()
-    yield root
-    server.kill()
+@pytest.fixture
+def stopped(server_scratch: Path, tmp_path: Path) -> list[Path]:
+    """Two repositories whose servers, real ones of their own, have been stopped."""
+    roots: list[Path] = []
+    for kind, rest in ((Postgres, "?schema=x"), (Etcd, "/x")):
+        directory = server_scratch / kind.__name__
+        directory.mkdir()
+        server = kind(directory)
+        server.start()
+        roots.append(tmp_path / kind.__name__)
+        initialise(roots[-1], store=f"{server.url}{rest}")
+        plant(roots[-1])
+        server.kill()
+    return roots
 
 
-def test_the_commands_answer_although_the_server_was_stopped(stopped: Path) -> None:
-    plant(stopped)
-    commands = (
-        ("doctor", "--json"),
-        ("info", "--json"),
-        ("info",),
-        ("doctor",),
-        ("lock", "status", "--json"),
-    )
-    with ThreadPoolExecutor(len(commands)) as pool:  # each looks for the server for some seconds
-        results = list(pool.map(lambda each: holdfast(*each, "--repo", stopped), commands))
-    doctor, info, shown, told, other = results
+def test_the_commands_answer_although_the_server_was_stopped(stopped: list[Path]) -> None:
+    commands = (("doctor", "--json"), ("doctor",), ("info", "--json"), ("info",))
+    asked = [(*command, "--repo", root) for root in stopped for command in commands]
+    with ThreadPoolExecutor(len(asked)) as pool:  # each looks for its server for some seconds
+        results = list(pool.map(lambda each: holdfast(*each), asked))
+    for number, root in enumerate(stopped):
+        doctor, told, info, shown = results[4 * number : 4 * number + 4]
+        _check_doctor(doctor, told)
+        described = data(info)
+        assert info.returncode == shown.returncode == 0
+        assert described["store_error"]["code"] == "E_STORE_UNAVAILABLE"
+        assert described["store"] == described["store_error"]["store"]
+        assert described["directories"] == ["main"]
+        for each in (str(root), described["store"], "cannot be reached"):
+            assert each in shown.stdout
 
-    assert doctor.returncode == 6
+
+def _check_doctor(doctor: Result, told: Result) -> None:
+    assert doctor.returncode == told.returncode == 6
     findings = {each["code"]: each for each in error(doctor)["findings"]}
     assert findings["store-away"]["facts"] == {"code": "E_STORE_UNAVAILABLE", "retryable": True}
     assert "heads" in findings["checks-not-made"]["facts"]["checks"]
     assert {"draft-left", "permissions-open"} < findings.keys()
-    assert told.returncode == 6
     assert "store-away: the store" in told.stdout
     assert "checks could not be made" in told.stdout
-    described = data(info)
-    assert info.returncode == shown.returncode == 0
-    assert described["store_error"]["code"] == "E_STORE_UNAVAILABLE"
-    assert described["store"] == described["store_error"]["store"]
-    assert described["directories"] == ["main"]
-    assert str(stopped) in shown.stdout
-    assert described["store"] in shown.stdout
-    assert "cannot be reached" in shown.stdout
-    assert error(other)["code"] == "E_STORE_UNAVAILABLE"
+
+
+@pytest.mark.parametrize("kind", ["postgres_url", "etcd_url"])
+@pytest.mark.parametrize("off", [-3600.0, 3600.0])
+def test_a_clock_that_differs_from_that_of_the_store_is_a_finding(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str, off: float
+) -> None:
+    root = tmp_path / "repository"
+    initialise(root, store=request.getfixturevalue(kind))
+    real = time.time
+
+    def wrong() -> float:
+        return real() + off
+
+    with mock.patch("time.time", wrong):
+        found = examined(root)
+
+    assert found.keys() == {"clock-differs"}
+    assert found["clock-differs"].severity is Severity.WARNING
+    assert abs(float(str(found["clock-differs"].facts["clock_difference"])) + off) < 60
 
 
 # --- Secrets ------------------------------------------------------------------------------------------------
@@ -295,7 +311,8 @@ def test_a_password_that_is_not_written_down_comes_from_the_environment(
     else:
         server = request.getfixturevalue("guarded_etcd")
         whole = f"etcd://agent:{QUOTED}@{server.endpoint}/work/from-environment"
-    assert data(holdfast("init", root, "--store", whole, "--json"))["created"] is True
+    made = holdfast("init", root, "--store", whole)
+    assert "HOLDFAST_STORE" in made.stdout  # for the password is not written down
     assert PASSWORD not in (root / CONFIG).read_text()
     assert QUOTED not in (root / CONFIG).read_text()
 
@@ -349,6 +366,33 @@ def test_a_store_that_does_not_work_leaves_nothing_behind(
         assert everything(tmp_path) == ["here"]
     assert initialise(root, store=f"{guarded_postgres.whole_address}?schema=late").created
     assert initialise(here).created
+
+
+@pytest.mark.parametrize("kind", ["postgres_url", "etcd_url"])
+def test_a_store_that_has_a_repository_is_not_taken_for_another(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    url = request.getfixturevalue(kind)
+    assert initialise(tmp_path / "one", store=url).created
+    assert not initialise(tmp_path / "one", store=url).created
+    for _ in range(2):
+        with pytest.raises(AlreadyExists, match="of another repository"):
+            initialise(tmp_path / "other", store=url)
+    assert not (tmp_path / "other").exists()
+    assert examined(tmp_path / "one") == {}
+
+
+@pytest.mark.parametrize("kind", ["postgres_url", "etcd_url"])
+def test_of_several_who_make_it_at_once_on_a_server_one_does_and_all_have_it(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str
+) -> None:
+    url = request.getfixturevalue(kind)
+    for number in range(3):
+        root, store = tmp_path / str(number), f"{url}_{number}"
+        with ThreadPoolExecutor(4) as pool:
+            made = list(pool.map(lambda _: initialise(root, store=store), range(4)))  # noqa: B023
+        assert [each.created for each in made].count(True) == 1
+        assert len({each.format.repository_id for each in made}) == 1
 
 
 _CODES = {

@@ -202,7 +202,7 @@ except ExtraMissing as failure:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert result.stdout.startswith(ExtraMissing.code)
-    assert "holdfast[postgres]" in result.stdout
+    assert "psycopg[binary]" in result.stdout
 
 
 def test_plain_files_load_no_server_code(tmp_path: Path) -> None:

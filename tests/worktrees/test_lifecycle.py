@@ -18,6 +18,7 @@ from holdfast.errors import (
     LockConflict,
     NameInvalid,
     NotFound,
+    NotWritable,
     PathEscape,
     Refused,
     UsageFailure,
@@ -26,7 +27,9 @@ from holdfast.leases.records import LeaseKeys
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.finishing import settle
+from holdfast.worktrees.proof import Proof
 from holdfast.worktrees.records import MAIN, Isolation
+from holdfast.worktrees.restoring import InPlace
 from tests.worktrees.stages import events, expire, files_in, json_at, make_repository, put_files
 
 BAD_NAMES = ["", ".", "..", "a/b", "../main", "a\\b", "a..b", "a b", "a\nb", "a\0b", "é", "x" * 129, "naïve"]
@@ -308,6 +311,24 @@ def test_a_worktree_whose_directory_was_deleted_by_hand_can_be_removed(repositor
     repository.worktrees.remove("dev", save=None)
     repository.worktrees.create("dev")
     assert repository.path("dev").is_dir()
+
+
+def test_what_cannot_be_moved_is_refused_before_anything_is_decided(repository: Repository) -> None:
+    """In a directory that belongs to somebody else; or the worktree would be stuck until that is mended."""
+    repository.worktrees.create("dev")
+    put_files(repository.path("dev"), {"a": "1"})
+    proof = Proof("none", 0)
+    with interposed(lambda attempt: False, ("access",)):
+        for attempt in (
+            lambda: repository.worktrees.change_name("dev", "new"),
+            lambda: repository.remove_worktree("dev"),
+            lambda: repository.snapshots.restore_in_place("dev", "none", proof, InPlace(reason="x")),
+        ):
+            with pytest.raises(NotWritable):
+                attempt()
+    assert repository.worktrees.state("dev").operation is None
+    assert repository.desk.state("dev") is None
+    repository.worktrees.change_name("dev", "new")
 
 
 # --- Tokens -------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from holdfast.errors import (
     ConsistencyUnavailable,
     Failure,
     FencingMismatch,
+    IoFailure,
     LockConflict,
     LockNotHeld,
     NotFound,
@@ -226,8 +227,9 @@ def test_what_is_written_at_the_last_moment_is_kept_too(site: Site) -> None:
     """Behind the safety snapshot, just before the exchange: it comes between that and the new head."""
     late = {**NEW, "late": "written at the last moment"}
     with before_the_exchange(lambda: write(site.payload, late)):
-        site.restore()
+        restored = site.restore()
     new, caught, kept, first = site.history()
+    assert restored.late == caught.snapshot_id
     assert content_of(site.payload) == OLD
     assert site.kept(caught.snapshot_id) == late
     assert caught.consistency_level is Consistency.BEST_EFFORT
@@ -353,7 +355,7 @@ def test_a_part_is_restored_and_is_unsaved_work_on_top_of_the_head(
 ) -> None:
     restored = site.restore(path=path)
     assert content_of(site.payload) == expected
-    assert restored.published is None
+    assert (restored.published, restored.late) == (None, None)
     assert restored.kept is not None
     assert site.kept(restored.kept.snapshot_id) == NEW
     assert [each.snapshot_id for each in site.history()] == [restored.kept.snapshot_id, site.first]
@@ -383,8 +385,9 @@ def test_what_is_written_into_a_part_at_the_last_moment_is_kept_too(site: Site, 
     """Just before the exchange: it becomes the head, and what was restored is unsaved work on top of it."""
     late = {**NEW, "file": "written late", "directory/a": "written late"}
     with before_the_exchange(lambda: write(site.payload, late)):
-        site.restore(path=path)
+        restored = site.restore(path=path)
     caught, kept, _ = site.history()
+    assert restored.late == caught.snapshot_id
     assert site.kept(kept.snapshot_id) == NEW
     part = {name: text for name, text in late.items() if name == path or name.startswith(f"{path}/")}
     assert site.kept(caught.snapshot_id) == {**NEW, **part}
@@ -470,6 +473,33 @@ def test_a_part_that_cannot_be_exchanged_is_given_up(site: Site, by: str) -> Non
     assert list(site.control.places.scratch.iterdir()) == []
     site.restore(path="directory/a")
     assert content_of(site.payload) == {**NEW, "directory/a": "old"}
+
+
+def test_a_part_whose_name_is_not_in_unicode_is_refused_and_comes_back_with_its_directory(site: Site) -> None:
+    name = os.fsdecode(b"\xff")
+    (site.payload / "directory" / name).write_text("old")
+    site.first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    (site.payload / "directory" / name).write_text("new")
+    with pytest.raises(UsageFailure, match="not valid UTF-8"):
+        site.restore(path=f"directory/{name}")
+    assert site.history()[0].snapshot_id == site.first, "nothing was done"
+    site.restore(path="directory")
+    assert (site.payload / "directory" / name).read_text() == "old"
+
+
+def test_a_part_whose_path_is_too_long_for_the_system_is_refused(site: Site) -> None:
+    deep, here = "/".join(["d" * 200] * 25), os.open(site.payload, os.O_RDONLY)
+    for name in deep.split("/"):
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    site.first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    with pytest.raises(IoFailure, match="too long"):
+        site.restore(path=deep)
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.control.places.scratch.iterdir()) == []
 
 
 def test_in_place_is_refused_where_something_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,16 @@ def test_force_goes_ahead_in_spite_of_processes(repository: Repository) -> None:
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN]
 
 
+def test_a_process_is_seen_also_if_the_repository_is_named_by_a_link(
+    repository: Repository, scratch: Path
+) -> None:
+    (scratch / "link").symlink_to(repository.root)
+    with process(WAYS["stands in"], repository.path("dev")) as pid:
+        named = Repository(scratch / "link")
+        with pytest.raises(InUse, match=f"pid {pid} "):
+            named.worktrees.remove("dev", save=None)
+
+
 def test_a_directory_whose_name_begins_alike_is_another_one(repository: Repository) -> None:
     repository.worktrees.create("dev2")
     with process(WAYS["stands in"], repository.path("dev2")):

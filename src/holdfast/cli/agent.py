@@ -52,6 +52,13 @@ group = Group("agent", help="Let agents work through the queue, one piece of wor
     callback=duration_or_none,
     help="How long to wait for the worktree, such as 5m; 'none': without limit.  [default: not at all]",
 )
+@click.option(
+    "--patience",
+    metavar="DURATION",
+    callback=duration_or_none,
+    help="With --next: how long to wait until an issue is ready, while others work on what must come first; "
+    "'none': without limit. It ends at once when every issue is finished.  [default: not at all]",
+)
 @writing_options
 @click.pass_obj
 def run(
@@ -63,6 +70,7 @@ def run(
     gate: str | None,
     ttl: float,
     wait: float | None,
+    patience: float | None,
     repo: str | None,
     actor: str | None,
     command: tuple[str, ...],
@@ -82,10 +90,13 @@ def run(
     Examples:
       holdfast agent run --next -- ./my-agent
       holdfast agent run --issue 4f1c --gate tests -- make check
+      while holdfast agent run --next --patience none -- ./my-agent; do :; done
     """
     from holdfast.cli import child
     from holdfast.workspace.assignments import Wish, Workshop
 
+    if patience is not None and not take_next:
+        raise click.UsageError("--patience is for --next.", click.get_current_context())
     if take_next is (issue_id is not None):
         raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
     wish = Wish(
@@ -95,6 +106,7 @@ def run(
         gate=gate,
         ttl=ttl,
         wait=None if wait == UNLIMITED else wait or 0.0,
+        patience=None if patience == UNLIMITED else patience or 0.0,
     )
     environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
     repository = open_repository(repo, environment)

@@ -121,7 +121,7 @@ def _as_told(error: BaseException) -> CommandFailed:
 
 
 def _usage(error: click.UsageError) -> CommandFailed:
-    message = error.format_message()
+    message = " ".join(error.format_message().split())  # some of them list choices, a line each
     if error.ctx is None:
         return CommandFailed(UsageFailure(message))
     hint = f"See '{error.ctx.command_path} --help'."

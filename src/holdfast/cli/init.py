@@ -43,6 +43,7 @@ def init(output: Output, *, directory: str, source: str | None, store: str | Non
       holdfast init my-repo --import ~/my-project
       holdfast init /shared/my-repo --store postgresql://db.example.org/holdfast
     """
+    from holdfast.store.addresses import advice_about_secrets
     from holdfast.workspace.initialising import initialise
     from holdfast.workspace.stores import address_of
 
@@ -68,4 +69,4 @@ def init(output: Output, *, directory: str, source: str | None, store: str | Non
         lines.append(
             "Keep them as the first snapshot, which further worktrees can begin with: holdfast snapshot"
         )
-    output.result(record, [*lines, f"Work in {main}."])
+    output.result(record, [*lines, *advice_about_secrets(store or ""), f"Work in {main}."])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from holdfast.cli.fields import ISSUE, field_of, tell
-from holdfast.cli.options import duration
+from holdfast.cli.options import UNLIMITED, duration, duration_or_none
 from holdfast.cli.output import Output
 from holdfast.cli.tracking import claim_for, claim_option, tracking, writing_options
 from holdfast.errors import NotFound, UsageFailure
@@ -64,6 +64,13 @@ def claim(
 
 @click.command()
 @click.option("--label", "labels", metavar="LABEL", multiple=True, help="Only issues with this label.")
+@click.option(
+    "--wait",
+    metavar="DURATION",
+    callback=duration_or_none,
+    help="How long to wait until one is ready, such as 5m; 'none': without limit. It ends at once when "
+    "every issue is finished.  [default: not at all]",
+)
 @ttl_option
 @assignee_option
 @purpose_option
@@ -74,6 +81,7 @@ def claim_next(
     output: Output,
     *,
     labels: tuple[str, ...],
+    wait: float | None,
     ttl: float,
     assignee: str | None,
     purpose: str,
@@ -96,7 +104,11 @@ def claim_next(
     query = Query(labels=labels)
     with tracking(repo, actor) as tracker:
         request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
-        claimed = tracker.claims.claim_next(request, wanted=lambda issue: query.fits(issue, issue.state))
+        claimed = tracker.claims.claim_next(
+            request,
+            wanted=lambda issue: query.fits(issue, issue.state),
+            wait=None if wait == UNLIMITED else wait or 0.0,
+        )
         if claimed is None:
             raise nothing_ready()
         tell(output, field, claimed_record(claimed), list(claimed_lines(claimed)))

@@ -267,6 +267,7 @@ def _given_back_if_nobody_is_told(opened: Opened, lease: Lease) -> Iterator[None
 
 def _print_granted(output: Output, lease: Lease, *, field: str | None, export: bool) -> None:
     from holdfast.cli.lock_view import lease_record
+    from holdfast.clock import format_duration
 
     record = lease_record(lease)
     if field is not None or output.as_json:
@@ -276,7 +277,8 @@ def _print_granted(output: Output, lease: Lease, *, field: str | None, export: b
         for name, value in values.items():
             output.line(f"export {name}={value}")
     else:
-        output.line(f"{lease.worktree_id}: locked until {lease.lease_expires_at}")
+        output.line(f"{lease.worktree_id}: locked for {format_duration(lease.ttl)}, unless it is renewed")
+        output.line(f"  expires   {lease.lease_expires_at}")
         output.line(f"  lock id   {lease.lock_id}")
         output.line(f"  token     {lease.fencing_token}")
         output.line(f"  export {LOCK_ID}={lease.lock_id}")

@@ -46,7 +46,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
     it knows; for others, name the command 'holdfast' with the argument 'mcp'.
 
     What the agent takes (leases, work) this process holds and keeps alive, and gives back when the agent
-    goes away. It needs the extra 'mcp': pip install 'holdfast[mcp]'.
+    goes away. It needs the package mcp: pip install 'mcp>=2'.
 
     \b
     Example:
@@ -65,7 +65,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
             raise  # a defect of ours
         raise ExtraMissing(
             f"serving agents needs the package mcp, version 2 or later, which cannot be loaded: {error}",
-            hint="Install it: pip install 'holdfast[mcp]'.",
+            hint="Install it: pip install 'mcp>=2'.",
             extra="mcp",
         ) from error
     named = repo or os.environ.get(REPO)

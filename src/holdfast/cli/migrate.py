@@ -37,6 +37,7 @@ def migrate(
       holdfast migrate --to 'postgresql://db.example/work?schema=hf' --dry-run
       holdfast migrate --to files --overwrite
     """
+    from holdfast.store.addresses import advice_about_secrets
     from holdfast.workspace.migration import migrate as copy
     from holdfast.workspace.stores import (
         address_of,
@@ -64,7 +65,7 @@ def migrate(
     records = f"{moved.copied_records} of {moved.records} records of streams"
     lines = [f"{done} {documents} and {records}", f"  from {old}", f"  to   {new}"]
     if not dry_run:
-        lines.append("This directory uses the new store from now on.")
+        lines += ["This directory uses the new store from now on.", *advice_about_secrets(target)]
     if not dry_run and os.environ.get("HOLDFAST_STORE"):
         lines.append("But HOLDFAST_STORE is set, and comes first: change it, or remove it.")
     output.result({"from": old, "to": new, "dry_run": dry_run, **moved._asdict()}, lines)

@@ -193,6 +193,8 @@ def _in_place(
     head = restored.published.snapshot_id if restored.published else None
     lines = [f"Restored {how.path or 'everything'} of {found.snapshot_id} in {opened.worktree}."]
     lines += [f"What was there before is in the snapshot {kept}."] if kept else []
+    if restored.late:
+        lines.append(f"What was written while it was restored is in the snapshot {restored.late}.")
     lines += [f"The head is now {head}."] if head else ["It is unsaved work on top of the head."]
     lines += ['You are in the old directory. Enter the new one: cd "$PWD"'] if inside else []
     output.result(restored_in_place_record(opened.worktree, how, restored), lines)

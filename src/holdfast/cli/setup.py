@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ import click
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
 from holdfast.errors import NotFound
+from holdfast.fs import calls
 from holdfast.setup.edits import Edit, apply, summary
 from holdfast.setup.plan import edits
 from holdfast.setup.targets import Target
@@ -78,7 +80,26 @@ def _afterwards(target: Target, project: Path) -> list[str]:
                 "This is the directory around the worktrees. For agents that are started in one of them, "
                 f"such as main: 'holdfast setup {target} --project main'."
             )
-    return lines
+    return [*lines, *_missing(target)]
+
+
+def _missing(target: Target) -> Iterator[str]:
+    """What the program will call, and would not find."""
+    from importlib.util import find_spec
+
+    if not _is_on_path("holdfast"):
+        yield "What was written calls 'holdfast', which is not on the PATH: the program must find it there."
+    if target is not Target.GIT and find_spec("mcp") is None:
+        yield "The tools for agents (MCP) need the package mcp: pip install 'mcp>=2'. The hooks work without."
+
+
+def _is_on_path(name: str) -> bool:
+    for directory in os.get_exec_path():
+        for suffix in ("", ".exe"):
+            with contextlib.suppress(OSError):
+                calls.stat(os.path.join(directory, name + suffix))
+                return True
+    return False
 
 
 def _diff(edit: Edit) -> list[str]:

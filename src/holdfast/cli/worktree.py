@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import click
 
 from holdfast.cli.fields import WORKTREE, field_of, tell
 from holdfast.cli.group import Group
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
-from holdfast.cli.repository import known_lock_id, lock_id_option, open_repository, open_worktree, repo_option
+from holdfast.cli.repository import (
+    current_directory,
+    known_lock_id,
+    lock_id_option,
+    open_repository,
+    open_worktree,
+    repo_option,
+)
+from holdfast.errors import NotFound
 
 group = Group(
     "worktree",
@@ -77,10 +87,13 @@ def list_(output: Output, *, repo: str | None) -> None:
 
     repository = open_repository(repo)
     states = list(repository.worktrees.states())
+    here = repository.root
+    with contextlib.suppress(NotFound):  # the current directory may be gone
+        here = current_directory()
     if output.as_json:
         output.result(list_record(repository.root, states))
     else:
-        show_table(output, COLUMNS, [row(each) for each in states])
+        show_table(output, COLUMNS, [row(each, here) for each in states])
 
 
 @group.command(short_help="Show one worktree, and who works in it.")

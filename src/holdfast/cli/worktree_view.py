@@ -9,6 +9,8 @@ from holdfast.cli.lock_view import HIGH_RISK, state_lines, summary
 from holdfast.workspace.plain.worktrees import record as record
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from holdfast.worktrees.lifecycle import WorktreeState
     from holdfast.worktrees.usage import Usage
 
@@ -21,10 +23,11 @@ def usage_record(usage: Usage) -> dict[str, object]:
 COLUMNS = ("WORKTREE", "HEAD", "STATE", "PATH")
 
 
-def row(state: WorktreeState) -> list[str]:
-    """A worktree in the table of all."""
+def row(state: WorktreeState, here: Path) -> list[str]:
+    """A worktree in the table of all; its path as one would write it `here`."""
     head = state.config.head_snapshot_id or "no snapshot"
-    return [state.config.worktree_id, head, "; ".join(_marks(state)) or "free", str(state.path)]
+    path = state.path.relative_to(here) if state.path.is_relative_to(here) else state.path
+    return [state.config.worktree_id, head, "; ".join(_marks(state)) or "free", str(path)]
 
 
 def one_line(state: WorktreeState) -> str:

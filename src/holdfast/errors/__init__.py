@@ -358,7 +358,7 @@ class ExtraMissing(UsageFailure):
     """What was asked for needs a package that is not installed."""
 
     code = "E_EXTRA_MISSING"
-    hint = "Install it with the extra that the message names, such as: pip install 'holdfast[postgres]'."
+    hint = "Install it beside Holdfast, such as: pip install 'psycopg[binary]>=3.3'."
 
 
 class Interrupted(Failure):

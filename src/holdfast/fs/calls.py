@@ -22,6 +22,7 @@ lseek = os.lseek
 ftruncate = os.ftruncate
 fstat = os.fstat
 stat = os.stat
+access = os.access
 link = os.link
 rename = os.rename
 replace = os.replace
@@ -212,6 +213,7 @@ READING = (
     "lseek",
     "fstat",
     "stat",
+    "access",
     "scandir",
     "listdir",
     "readlink",

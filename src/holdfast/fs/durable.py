@@ -139,7 +139,11 @@ def read_in(directory: Directory, name: str, *, limit: int | None = None) -> byt
     try:
         status = calls.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise Refused(f"{directory.where(name)} is not a regular file", path=directory.where(name))
+            raise Refused(
+                f"{directory.where(name)} is not a regular file",
+                hint="Name a file: a directory has no content, and reading a device may never end.",
+                path=directory.where(name),
+            )
         if limit is not None and status.st_size > limit:
             raise TooLarge(directory.where(name), status.st_size, limit)
         return _read_all(fd, limit, directory.where(name), expected=status.st_size)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 import uuid
 from collections.abc import Callable
 from typing import NamedTuple
@@ -22,12 +24,15 @@ from holdfast.holding.heartbeat import Held, Subject, begun
 from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import Claim, ClaimId, ClaimRecord
 from holdfast.issues.draft import Draft
-from holdfast.issues.keys import CLAIMS
-from holdfast.issues.reading import take_snapshot
+from holdfast.issues.keys import CLAIMS, EVENTS
+from holdfast.issues.reading import Snapshot, take_snapshot
 from holdfast.issues.records import Issue, State
 from holdfast.issues.transactions import MOST_NAMED, Transactions
 from holdfast.locks.holders import Holder, current_holder, described
 from holdfast.store.records import Decision, Replace, View
+
+LOOK_AGAIN = 2.0
+"""How often one who waits for work looks whether somebody's claim has run out: no event tells that."""
 
 
 class Claimed(NamedTuple):
@@ -66,13 +71,36 @@ class Claiming:
         return self._transactions.retrying(lambda: self._claim(issue_id, request))
 
     def claim_next(
-        self, request: claims.Request, *, wanted: Callable[[Issue], bool] = lambda issue: True
+        self,
+        request: claims.Request,
+        *,
+        wanted: Callable[[Issue], bool] = lambda issue: True,
+        wait: float | None = 0.0,
     ) -> Claimed | None:
         """Take the most urgent issue that can be had, what was left alone longest first; None if none is.
 
-        One that somebody else takes first is passed over.
+        One that somebody else takes first is passed over. `wait` is how many seconds to wait until one is
+        ready (None: without limit), as long as there is one at all that is not finished.
         """
-        for issue in take_snapshot(self._transactions.store).ready(request.assignee):
+        store = self._transactions.store
+        found = self._claim_first(take_snapshot(store), request, wanted)
+        if found is not None or wait == 0.0:
+            return found
+        deadline = math.inf if wait is None else time.monotonic() + wait
+        with store.watch(EVENTS) as watch:
+            while True:
+                seen = take_snapshot(store)  # after the watch was made: nothing is missed
+                found = self._claim_first(seen, request, wanted)
+                left = deadline - time.monotonic()
+                unfinished = any(wanted(issue) and issue.state not in rules.FINISHED for issue in seen)
+                if found is not None or left <= 0 or not unfinished:
+                    return found
+                watch.wait(min(left, LOOK_AGAIN))
+
+    def _claim_first(
+        self, seen: Snapshot, request: claims.Request, wanted: Callable[[Issue], bool]
+    ) -> Claimed | None:
+        for issue in seen.ready(request.assignee):
             if wanted(issue):
                 with contextlib.suppress(IssueClaimed, Blocked, TransitionRefused, NotFound):
                     return self.claim(issue.id, request)

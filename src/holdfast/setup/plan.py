@@ -15,7 +15,7 @@ from holdfast.fs import calls
 from holdfast.setup.edits import Edit, look
 from holdfast.setup.git_hooks import pre_commit_edits
 from holdfast.setup.json_entries import with_entry, without_entry
-from holdfast.setup.targets import JsonPart, Part, Target, TextPart, parts
+from holdfast.setup.targets import HOOK, JsonPart, Part, Target, TextPart, parts
 from holdfast.setup.text_blocks import find_block, with_block, without_block
 from holdfast.setup.texts import VERSION
 
@@ -89,9 +89,12 @@ def _needed_by_others(project: Path, target: Target) -> set[Path]:
 def _is_there(part: Part, edit: Edit) -> bool:
     if edit.before is None:
         return False
-    if isinstance(part, TextPart):
-        return find_block(edit.before, comment=part.comment, where=str(edit.path)) is not None
-    return _changed(part, edit, remove=True) != edit.before
+    try:
+        if isinstance(part, TextPart):
+            return find_block(edit.before, comment=part.comment, where=str(edit.path)) is not None
+        return _changed(part, edit, remove=True) != edit.before
+    except Refused:  # another program's file that cannot be understood is no reason to do nothing here
+        return HOOK.encode() in edit.before
 
 
 def _followed(project: Path, relative: str) -> Path:

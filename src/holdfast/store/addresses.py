@@ -50,6 +50,14 @@ def joined(parts: SplitResult, query: list[tuple[str, str]]) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{text}" if text else "")
 
 
+def advice_about_secrets(address: str) -> list[str]:
+    """What to tell who gave an address with secrets: where later commands can have them from."""
+    if not has_secrets(address):
+        return []
+    elsewhere = "it into ~/.pgpass, or " if address.startswith("postgres") else ""
+    return [f"The password is not written down: put {elsewhere}the whole address into HOLDFAST_STORE."]
+
+
 def has_secrets(address: str) -> bool:
     """Whether something of it must not be written down."""
     parts = parts_of(address)

@@ -60,8 +60,6 @@ _MADE, _RULED_OUT = "made", "ruled out"
 class EtcdStore(ServedStore):
     """Documents and streams below one prefix of an etcd cluster."""
 
-    skew = 1.5
-
     def __init__(
         self,
         url: str,
@@ -88,6 +86,8 @@ class EtcdAttempt:
 
 class EtcdEngine:
     """How etcd is asked."""
+
+    skew = 1.5
 
     def __init__(self, url: str, *, timeout: float = TIMEOUT, create: bool = True) -> None:
         address = Address.parse(url)

@@ -12,7 +12,8 @@ The guards of all that it touches are held from before 1 until after 4. So whoev
 guards and sees an intent that touches what it guards knows that its author is gone, and finishes it
 first, beginning with the sync that the author may not have come to. Applying twice does no harm; a
 document that is neither as it was nor as it shall be has been changed by somebody who does not know
-intents, and is not overwritten.
+intents, and is not overwritten. If something was published that comes after it, in another directory, it had
+been published too, and was changed since then: that is as if the commit had come to its end before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -125,14 +127,14 @@ class Intents:
             numbers = _Numbers()
             bulk = are_many(len(intent.steps)) and self._root.fd is not None
             try:
-                for step in intent.steps:
+                for number, step in enumerate(intent.steps):
                     place = self._layout.place(step.name)
                     if place.directory not in directories:
                         directory = open_directory(self._root, place.directory, create=True)
                         directories[place.directory] = open_directories.enter_context(directory)
-                    prepared.append(
-                        _prepare(directories[place.directory], place, step, intent, numbers, synced=not bulk)
-                    )
+                    here = directories[place.directory]
+                    progress = _Progress(numbers, partial(self._was_published, intent, number))
+                    prepared.append(_prepare(here, place, step, intent, progress, synced=not bulk))
                 if bulk:
                     _sync_filesystems(directories.values())
                 published = _publish(prepared)
@@ -144,6 +146,18 @@ class Intents:
                 self._clear_drafts(intent, directories)
         self._drop(intent)
         return [number for number in published if type(number) is int]  # others give none
+
+    def _was_published(self, intent: Intent, number: int) -> bool:
+        """Whether a document must have been published, durably, because a step is that comes after it."""
+        place = self._layout.place(intent.steps[number].name)
+        for step in intent.steps[number + 1 :]:
+            later = self._layout.place(step.name)
+            if later.directory == place.directory and later.kind is Kind.DOCUMENT:
+                continue  # it was not brought to the disk in between
+            with open_directory(self._root, later.directory, create=True) as directory:
+                if _is_published(directory, later, step):
+                    return True
+        return False
 
     def finish(self, intent: Intent) -> None:
         """Do what its author did not come to do, if it still has to be. The caller holds the guards."""
@@ -239,6 +253,13 @@ def _sync_filesystems(directories: Iterable[Directory]) -> None:
             raise NotDurable("sync the file system of", directory.shown, error) from error
 
 
+class _Progress(NamedTuple):
+    """What is known of the steps around one: the numbers given before it, whether a later one was made."""
+
+    numbers: _Numbers
+    was_published: Callable[[], bool]
+
+
 def _publish(prepared: Iterable[_Prepared]) -> list[object]:
     """Step 3: one after the other, each directory on the disk before the next one is changed."""
     results: list[object] = []
@@ -254,7 +275,7 @@ def _publish(prepared: Iterable[_Prepared]) -> list[object]:
 
 
 def _prepare(
-    directory: Directory, place: Place, step: Step, intent: Intent, numbers: _Numbers, *, synced: bool
+    directory: Directory, place: Place, step: Step, intent: Intent, progress: _Progress, *, synced: bool
 ) -> _Prepared:
     """Write what a step needs under a private name; return what publishes it, if it is not there already.
 
@@ -263,18 +284,38 @@ def _prepare(
     if place.kind is Kind.LINES:
         return _prepare_line(directory, place, step, intent)
     if place.kind is Kind.NUMBERED:
-        return _prepare_number(directory, place, step, numbers, synced=synced)
-    return _prepare_document(directory, place, step, intent, synced=synced)
+        return _prepare_number(directory, place, step, progress.numbers, synced=synced)
+    return _prepare_document(directory, place, step, intent, progress.was_published, synced=synced)
+
+
+def _is_published(directory: Directory, place: Place, step: Step) -> bool:
+    """Whether a step has been carried out, and that shows."""
+    content = step.content.encode()
+    if place.kind is Kind.NUMBERED:
+        return _find_number(directory, place, step.at, content)[1]
+    if place.kind is Kind.LINES:
+        line = content + b"\n"
+        return durable.read_lines_in(directory, place.file, after=step.at, limit=len(line)) == line
+    now = read_if_there(directory, place.file)
+    return now == (content if step.operation == "put" else None) and digest(now) != step.before
 
 
 def _prepare_document(
-    directory: Directory, place: Place, step: Step, intent: Intent, *, synced: bool
+    directory: Directory,
+    place: Place,
+    step: Step,
+    intent: Intent,
+    was_published: Callable[[], bool],
+    *,
+    synced: bool,
 ) -> _Prepared:
     now = read_if_there(directory, place.file)
     after = step.content.encode() if step.operation == "put" else None
     if now == after:
         return _Prepared(directory)
     if digest(now) != step.before:
+        if was_published():
+            return _Prepared(directory)  # and another program has changed it since
         raise _foreign_change(directory, place, intent)
     if after is None:
         return _Prepared(directory, lambda: durable.remove_in(directory, place.file, durable=False))

@@ -42,6 +42,8 @@ from holdfast.store.served import (
 )
 
 _FORGET_EVERY = 1000
+CLOCKS_APART = 0.5
+"""So far the clocks of the nodes of a distributed database may be apart before it stops working by itself."""
 
 
 class PostgresStore(ServedStore):
@@ -79,6 +81,8 @@ class PostgresAttempt:
         except psycopg.Error as error:
             if is_conflict(error):
                 return False
+            if self._engine.connections.cannot_notify(error):
+                return False  # start over, without
             if was_rejected(error):
                 raise self._engine.connections.failure(error) from error
             self._connection.close()
@@ -93,6 +97,10 @@ class PostgresEngine:
         self.place = address.place
         self.connections = Connections(address, timeout=timeout, create=create)
         self._channel = channel_of(address.schema)
+
+    @property
+    def skew(self) -> float:
+        return CLOCKS_APART if self.connections.is_distributed else 0.0
 
     def fetch(self, named: Sequence[Named]) -> Fetched:
         return self.connections.run(lambda connection: _fetched(named, _ask_for(connection, named)))

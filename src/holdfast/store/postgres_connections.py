@@ -49,7 +49,8 @@ _REFUSED = (
 )
 """What libpq and the server say, in English, when a connection is refused: there is no code for it."""
 
-_WITHOUT_NOTIFICATIONS = ("CockroachDB", "-YB-")
+_DISTRIBUTED = ("CockroachDB", "-YB-")
+"""How the relatives call themselves that have many nodes, with a clock each, and seldom notifications."""
 
 
 class Address(NamedTuple):
@@ -118,6 +119,8 @@ class Connections:
         self.create = create
         self.timeout = timeout
         self.notifies = True
+        """Whether commits tell those who watch; where that cannot be, those look from time to time."""
+        self.is_distributed = False
         self._idle: list[Any] = []
         self._pid = os.getpid()
         self._listeners: list[Any] = []
@@ -235,7 +238,8 @@ class Connections:
         if self._prepared:
             return
         server = connection.execute("SELECT version()").fetchone()[0]
-        self.notifies = not any(each in server for each in _WITHOUT_NOTIFICATIONS)
+        self.is_distributed = any(each in server for each in _DISTRIBUTED)
+        self.notifies = self.notifies and not self.is_distributed
         found = self._found_version(connection)
         if found is None:
             if not self.create:
@@ -261,25 +265,35 @@ class Connections:
 
     def _create(self, connection: Any) -> None:
         """Make the tables. If others do so at the same moment, some servers raise: again then."""
-        name = sql.Identifier(self.address.schema)
+        refused = None
         for attempt in range(10):
             try:
-                connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
+                refused = self._create_schema(connection)
                 for statement in statements.CREATE.split(";\n"):
                     if statement.strip():
                         connection.execute(statement)
                 connection.execute(statements.NOTE_VERSION, [str(statements.SCHEMA_VERSION)])
                 return
-            except psycopg.errors.InsufficientPrivilege as error:
+            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
                 raise StoreAccessRefused(
                     self.address.place,
-                    f"its tables cannot be made: {one_line(error)}",
-                    hint="Let the owner of the database run 'holdfast init', or grant CREATE on it.",
+                    f"its tables cannot be made: {one_line(refused or error)}",
+                    hint="Let the owner of the database run 'holdfast init', grant CREATE on it, or make the "
+                    "schema for this user: CREATE SCHEMA name AUTHORIZATION user.",
                 ) from error
             except psycopg.Error:
                 if connection.closed or attempt == 9:
                     raise
                 time.sleep(random.random() * 0.1)
+
+    def _create_schema(self, connection: Any) -> Any:
+        """Make the schema; why not, if that is not allowed: somebody else may have made it for this user."""
+        name = sql.Identifier(self.address.schema)
+        try:
+            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
+        except psycopg.errors.InsufficientPrivilege as refused:
+            return refused
+        return None
 
     def failure(self, error: Any) -> StoreUnavailable:
         """An error that trying again did not help against, or would not."""
@@ -289,6 +303,14 @@ class Connections:
         if is_away(error):
             return _connection_failure(error)(place, reason)
         return StoreUnavailable(place, reason, hint="Look at the server's own message, and at its log.")
+
+    def cannot_notify(self, error: Any) -> bool:
+        """Whether a statement was refused for its notification. If so, there will be no more of them."""
+        refused = was_rejected(error) and "notify" in str(error).lower()
+        if not (self.notifies and (refused or isinstance(error, psycopg.errors.FeatureNotSupported))):
+            return False
+        self.notifies = False
+        return True
 
     def close(self) -> None:
         """Close what is idle."""

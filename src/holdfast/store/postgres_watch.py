@@ -22,7 +22,7 @@ from psycopg import sql
 from holdfast.errors import UsageFailure
 from holdfast.store import postgres_sql as statements
 from holdfast.store.base import Watched
-from holdfast.store.postgres_connections import Connections, is_away
+from holdfast.store.postgres_connections import Connections, is_away, was_rejected
 from holdfast.store.records import Family
 
 LOOK_EVERY = 0.5
@@ -54,35 +54,42 @@ class Listener:
         self.connection = connections.connect()
         self.pid = os.getpid()
         self._id = str(uuid.uuid4())
-        self._notifies = connections.notifies
+        self._connections = connections
         self._registered_at = -math.inf
         self._channel = sql.Identifier(channel)
 
     def register(self) -> None:
         """Say that somebody watches, if that was said too long ago."""
-        if self._notifies and time.monotonic() - self._registered_at >= LOOK_SELDOM:
+        if self._connections.notifies and time.monotonic() - self._registered_at >= LOOK_SELDOM:
             self.connection.execute(statements.REGISTER, [self._id])
             self._registered_at = time.monotonic()
 
     def listen(self) -> None:
         """Be told from now on, and of nothing that was before."""
-        if self._notifies:
+        if not self._connections.notifies:
+            return
+        try:
             self.register()
             self.connection.execute(sql.SQL("LISTEN {}").format(self._channel))
-            for _ in self.connection.notifies(timeout=0):
-                pass
+        except psycopg.Error as error:
+            if not was_rejected(error):
+                raise
+            self._connections.notifies = False  # nobody tells anything here: look from time to time
+            return
+        for _ in self.connection.notifies(timeout=0):
+            pass
 
     def pause(self) -> bool:
         """Be told nothing for a while; False if the line is dead."""
         try:
-            if self._notifies:
+            if self._connections.notifies:
                 self.connection.execute("UNLISTEN *")
         except psycopg.Error:
             return False
         return True
 
     def close(self) -> None:
-        if self._notifies and self.pid == os.getpid():
+        if self._connections.notifies and self.pid == os.getpid():
             with contextlib.suppress(psycopg.Error):
                 self.connection.execute(statements.UNREGISTER, [self._id])
         self.connection.close()

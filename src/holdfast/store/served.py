@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from holdfast.errors import (
     Failure,
@@ -141,6 +141,11 @@ class Engine(Protocol):
 
     place: str
 
+    @property
+    def skew(self) -> float:
+        """How far apart the times are that two clients are told at the same moment."""
+        ...
+
     def fetch(self, named: Sequence[Named]) -> Fetched:
         """Everything named, as of one moment."""
         ...
@@ -171,9 +176,6 @@ class Engine(Protocol):
 class ServedStore:
     """Documents and streams on a server, behind an engine."""
 
-    skew: ClassVar[float] = 0.0
-    """How far apart two clients may be that ask for the time at the same moment."""
-
     def __init__(self, engine: Engine, *, layout: Layout | None = None, patience: float = PATIENCE) -> None:
         self.engine = engine
         self.patience = patience
@@ -185,6 +187,11 @@ class ServedStore:
     def place(self) -> str:
         """The address of the store, without secrets."""
         return self.engine.place
+
+    @property
+    def skew(self) -> float:
+        """How far apart two clients may be that ask for the time at the same moment."""
+        return self.engine.skew
 
     # --- Reading -----------------------------------------------------------------------------------
 

@@ -66,6 +66,9 @@ class Wish(NamedTuple):
     """The gate that this work decides: passed if it succeeds, failed if it does not."""
     ttl: float = 60.0
     wait: float | None = 0.0
+    """How long to wait for the worktree; None without limit."""
+    patience: float | None = 0.0
+    """How long to wait until an issue is ready, as long as any is unfinished; None without limit."""
     by: str = "agent run"
     """Who does it, in the words that others are shown."""
     client: Holder | None = None
@@ -249,7 +252,7 @@ def _claimed(tracker: Tracker, wish: Wish) -> Claimed:
     request = tracker.claims.request(wish.assignee, ttl=wish.ttl, purpose=wish.by)
     if wish.issue_id is not None:
         return tracker.claims.claim(tracker.find_id(wish.issue_id), request)
-    claimed = tracker.claims.claim_next(request)
+    claimed = tracker.claims.claim_next(request, wait=wish.patience)
     if claimed is None:
         raise NotFound(
             "no issue is ready to be worked on",

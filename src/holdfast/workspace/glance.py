@@ -64,9 +64,9 @@ def glance(
 
     A lease is ours if we name its `lock_id`, or if we act under it: see `acts_under`.
     """
-    if not _is_settled(place.root):
-        return None
     try:
+        if not _is_settled(place.root):
+            return None
         content = small.read(os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json"), MOST_BYTES)
     except FileNotFoundError:
         return True
@@ -99,14 +99,15 @@ def holds_nothing(start: str, lock_id: str | None, actor: str | None = None) -> 
     root = _repository_around(start)
     if root is None:
         return True
-    if not _is_settled(root):
-        return False
     leases = os.path.join(root, ".jvs", "locks")
-    return not any(
-        _may_be_ours(os.path.join(leases, name), lock_id, actor)
-        for name in _names(leases)
-        if name.endswith(".json")
-    )
+    try:
+        return _is_settled(root) and not any(
+            _may_be_ours(os.path.join(leases, name), lock_id, actor)
+            for name in _names(leases)
+            if name.endswith(".json")
+        )
+    except OSError:
+        return False
 
 
 def conflict(place: Place, lease: Mapping[str, Any], time_left: float, liveness: Liveness) -> LockConflict:
@@ -208,8 +209,9 @@ def _is_directory(path: str) -> bool:
 
 
 def _names(path: str) -> set[str]:
+    """What is in a directory; nothing if there is none. One that cannot be looked into raises `OSError`."""
     try:
         with calls.scandir(path) as entries:
             return {entry.name for entry in entries}
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return set()

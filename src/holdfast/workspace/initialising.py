@@ -32,9 +32,18 @@ from holdfast.locks.file_locker import FileLocker
 from holdfast.store.addresses import remember_secrets
 from holdfast.store.base import Store
 from holdfast.store.records import Create, Decision, View
-from holdfast.workspace.repository import checked_format, find_repository
-from holdfast.workspace.stores import address_of, configure_store, is_in_files, open_store, require_store
+from holdfast.workspace.repository import checked_format
+from holdfast.workspace.stores import (
+    CONFIG,
+    address_of,
+    close_store,
+    configure_store,
+    is_in_files,
+    open_address,
+    open_store,
+)
 from holdfast.worktrees.control import Control, Places
+from holdfast.worktrees.payloads import is_there
 from holdfast.worktrees.records import (
     FORMAT,
     FORMAT_VERSION,
@@ -48,6 +57,7 @@ from holdfast.worktrees.scratch import scratch
 
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
+_PROBE = ".holdfast-probe-"  # what somebody else tries out in it at this moment
 _OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snapshots", "reserve"])
 
 
@@ -81,10 +91,12 @@ def initialise(
     imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), places.root)
     if store is not None:
         remember_secrets(store)
-    known = _known_format(places.root) or _refused_or_made(places.root, nested=nested)
+    known = _known_format(places.root)
     if known is None:
-        if store is not None:
-            require_store(places.root, store)
+        known = _require_free_directory(places, nested=nested)
+    if known is None and store is not None:
+        known = _require_free_store(places.root, store)
+    if known is None:
         make_directories(places.root)
         served = not is_in_files(address_of(places.root, store))
         capabilities = probe(places.root) if probe else require_safe(places.root, records_elsewhere=served)
@@ -147,6 +159,43 @@ def _commit(control: Control, source: Path | None) -> RepositoryFormat:
     return control.store.transact([FORMAT, WORKTREES.key(MAIN), control.trail.stream], decide).result
 
 
+def _require_free_directory(places: Places, *, nested: bool) -> RepositoryFormat | None:
+    """Refuse a directory in which no repository can be made. Somebody may be making one just now: that is
+    waited for, and is what there is then."""
+    try:
+        refuse_nested(places.root, nested=nested)
+        _check_that_it_is_free(places.root)
+    except (AlreadyExists, Refused):
+        if _mode(places.guards / "init.lock") is None:
+            raise
+        with FileLocker().lock_exclusive(places.guards / "init.lock"):
+            known = _known_format(places.root)
+        if known is None:
+            raise
+        return known
+    return None
+
+
+def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
+    """Refuse a store that does not work, or that has a repository, unless it is the one of this directory,
+    which somebody else has made meanwhile: then that."""
+    store = open_address(root, address)
+    try:
+        taken = store.read(FORMAT) is not None
+    finally:
+        close_store(store)
+    if not taken:
+        return None
+    if (made_meanwhile := _known_format(root)) is not None:
+        return made_meanwhile
+    raise AlreadyExists(
+        f"the store {address_of(root, address)} has the records of another repository",
+        hint="Choose another schema or prefix. To work on that repository from here, share its directory "
+        "between the machines: what is in its worktrees is not in the store.",
+        path=str(root),
+    )
+
+
 # --- What is there already ----------------------------------------------------------------------------
 
 
@@ -159,19 +208,6 @@ def _known_format(root: Path) -> RepositoryFormat | None:
     return None if document is None else checked_format(store, root)
 
 
-def _refused_or_made(root: Path, *, nested: bool) -> RepositoryFormat | None:
-    """Refuse a directory in which no repository can be made; its format if somebody made one just now."""
-    try:
-        refuse_nested(root, nested=nested)
-        _check_that_it_is_free(root)
-    except (AlreadyExists, Refused):
-        known = _known_format(root)
-        if known is None:
-            raise
-        return known
-    return None
-
-
 def refuse_nested(root: Path, *, nested: bool) -> None:
     """Refuse a directory that is in a repository: from it, and below it, commands would find the new one.
 
@@ -179,9 +215,8 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
     be among what a repository keeps for itself.
     """
     real = Path(calls.realpath(root))
-    try:
-        outer = find_repository(real.parent)
-    except NotFound:
+    outer = next(filter(_is_repository, real.parents), None)
+    if outer is None:
         return
     inside = real.relative_to(outer).parts
     in_worktree = inside[0] == MAIN or (inside[0] == WORKTREES_DIRECTORY and len(inside) > 1)
@@ -199,11 +234,18 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
     )
 
 
+def _is_repository(directory: Path) -> bool:
+    """Whether a directory says that it is a repository; if a server keeps its records, that is not asked."""
+    return _is_directory(directory / CONTROL) and any(
+        is_there(directory / each) for each in (f"{CONTROL}/format.json", CONFIG)
+    )
+
+
 def _check_that_it_is_free(root: Path) -> None:
     """Refuse a directory that has content other than what an interrupted `initialise` leaves."""
     try:
         with Directory.open(root) as directory:
-            foreign = sorted(set(directory.names()) - _OURS)
+            foreign = sorted(each for each in set(directory.names()) - _OURS if not each.startswith(_PROBE))
             inside: set[str] = set()
             _refuse_in_the_way(directory)
             if directory.status(CONTROL) is not None:
@@ -250,10 +292,15 @@ def _shown(names: list[str]) -> str:
 
 
 def _is_directory(path: Path) -> bool:
+    return stat.S_ISDIR(_mode(path) or 0)
+
+
+def _mode(path: Path) -> int | None:
+    """What is at a path; None if there is nothing."""
     try:
-        return stat.S_ISDIR(calls.stat(path, follow_symlinks=False).st_mode)
+        return calls.stat(path, follow_symlinks=False).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return None
     except OSError as error:
         raise io_failure("look at", path, error) from error
 

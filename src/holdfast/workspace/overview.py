@@ -208,8 +208,15 @@ def _operations(repository: Repository) -> Iterator[Holding]:
             liveness=alive,
             purpose=operation.kind.value,
             waiting=(),
-            reclaim=Reclaim(alive is Liveness.DEAD, "the next command that needs it brings it to its end"),
+            reclaim=_reclaim_operation(alive),
         )
+
+
+def _reclaim_operation(alive: Liveness) -> Reclaim:
+    """Who gets the lock of a directory finishes what was begun there: nobody can be run over by that."""
+    if alive is Liveness.DEAD:
+        return Reclaim(True, "holdfast doctor --fix")
+    return Reclaim(False, "wait: it is under way; if it never ends: holdfast doctor")
 
 
 # --- Work ---------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import threading
@@ -64,7 +63,8 @@ class Repository:
         to_examine: bool = False,
     ) -> None:
         """`to_examine` opens it even if the server that has its records cannot be used: see `trouble`."""
-        places = Places(Path(os.path.abspath(root)))
+        places = Places(Path(calls.realpath(root)))  # so that it is known again, whatever path leads to it
+        _require_control(places.root)
         if to_examine and not _is_on_files(places.root):
             store: Store = FailingFast(lambda: _opened_to_examine(places.root))
         else:
@@ -338,9 +338,8 @@ def find_repository(start: str | os.PathLike[str]) -> Path:
     """The repository that a directory belongs to: the nearest one upwards that has `.jvs/`."""
     here = Path(os.path.abspath(start))
     for directory in (here, *here.parents):
-        with contextlib.suppress(OSError):
-            if stat.S_ISDIR(calls.stat(directory / ".jvs", follow_symlinks=False).st_mode):
-                return directory
+        if _has_control(directory):
+            return directory
     raise NotFound(
         f"{here} is not in a Holdfast repository",
         hint="Go to one, name one with --repo, or make one: 'holdfast init DIR'.",
@@ -348,15 +347,30 @@ def find_repository(start: str | os.PathLike[str]) -> Path:
     )
 
 
+def _has_control(root: Path) -> bool:
+    try:
+        return stat.S_ISDIR(calls.stat(root / ".jvs", follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _require_control(root: Path) -> None:
+    """Refuse what is no repository before a store is opened there: opening one makes its directory."""
+    if not _has_control(root):
+        raise _no_repository(root)
+
+
+def _no_repository(root: Path) -> NotFound:
+    return NotFound(
+        f"{root} is not a Holdfast repository", hint="Make one with 'holdfast init DIR'.", path=str(root)
+    )
+
+
 def checked_format(store: Store, root: Path) -> RepositoryFormat:
     """The format of the repository at `root`; one that is newer than this program is refused."""
     document = store.read(FORMAT)
     if document is None:
-        raise NotFound(
-            f"{root} is not a Holdfast repository",
-            hint="Make one with 'holdfast init DIR'.",
-            path=str(root),
-        )
+        raise _no_repository(root)
     if document.record.version > FORMAT_VERSION:
         raise Refused(
             f"{root} has the format {document.record.version}, "

@@ -125,7 +125,7 @@ def _open_postgres(address: str, *, create: bool) -> Store:
     except ImportError as error:
         raise ExtraMissing(
             f"a store on PostgreSQL needs psycopg, which cannot be loaded: {error}",
-            hint="Install it: pip install 'holdfast[postgres]'.",
+            hint="Install it: pip install 'psycopg[binary]>=3.3'.",
             extra="postgres",
         ) from error
     return PostgresStore(address, create=create)

@@ -49,11 +49,11 @@ def carry_out(control: Control, operation: Operation) -> bool:
     """
     room = control.places.scratch / operation.operation_id
     new, target = room / NEW, _target(control, operation)
-    if not _is_in_place(control, operation, room):
-        if not _is_reachable(control, operation):
-            _give_up(control, operation)
-            return False
-        with _undone_if_impossible(control, operation, room):
+    with _undone_if_impossible(control, operation, room):
+        if not _is_in_place(control, operation, room):
+            if not _is_reachable(control, operation):
+                _give_up(control, operation)
+                return False
             _exchange(control, operation, room)  # 4
     sync_parents(new, target)
     if inode_at(new) is not None:
@@ -91,12 +91,19 @@ def _undone_if_impossible(control: Control, operation: Operation, room: Path) ->
     try:
         yield
     except IoFailure:
-        untouched = (
-            not _is_in_place(control, operation, room) and inode_at(_replaced(operation, room)) is None
-        )
-        if operation.path is not None and untouched:
+        if operation.path is not None and _is_untouched(operation, room):
             _give_up(control, operation)
         raise
+
+
+def _is_untouched(operation: Operation, room: Path) -> bool:
+    """Whether what is to be put in place is still in the scratch, and what it replaces is not."""
+    if operation.inode is None or inode_at(room / NEW) != operation.inode:
+        return False
+    try:
+        return inode_at(_replaced(operation, room)) is None
+    except IoFailure:  # a path that is too long, so nothing can have been put there
+        return True
 
 
 def _give_up(control: Control, operation: Operation) -> None:

@@ -7,12 +7,21 @@ A name is checked before it becomes a path, and the path is walked without follo
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast.errors import AlreadyExists, DirectoryReplaced, IoFailure, NotDurable, NotFound, Refused
+from holdfast.errors import (
+    AlreadyExists,
+    DirectoryReplaced,
+    IoFailure,
+    NotDurable,
+    NotFound,
+    NotWritable,
+    Refused,
+)
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.mounts import mounts_beneath
@@ -99,6 +108,17 @@ def refuse_if_mounted(control: Control, worktree: str, doing: str, path: str | N
             hint="Unmount it first.",
             worktree=worktree,
         )
+
+
+def refuse_if_fixed(control: Control, worktree: str) -> None:
+    """Refuse to begin what moves a worktree's directory if we may not change the directory that it is in.
+
+    What was decided and cannot be carried out would keep everybody from the worktree.
+    """
+    with parent_of(control.places, worktree) as parent:
+        if not calls.access(parent.shown, os.W_OK | os.X_OK):
+            refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            raise NotWritable("move", control.places.payload(worktree), refused)
 
 
 def is_there(path: Path) -> bool:

@@ -75,6 +75,7 @@ def remove(
         if not force and payloads.status_of(control.places, name) is not None:
             refuse_if_used(payloads.directory_of(control, name), name, "removed")  # 3
         payloads.refuse_if_mounted(control, name, "removed")
+        payloads.refuse_if_fixed(control, name)
         operation = _decide(control, name, right, saved, keeps=save is not None)  # 4
         saved = finish(control, operation) or saved  # 5, 6
         return Removed(name, saved or right.config.head_snapshot_id, saved)

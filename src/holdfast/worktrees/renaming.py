@@ -51,6 +51,7 @@ def rename(control: Control, old: str, new: str, *, force: bool = False) -> Work
     ):
         if not force:
             refuse_if_used(payloads.directory_of(control, old), old, "renamed")
+        payloads.refuse_if_fixed(control, old)
         if payloads.status_of(control.places, new) is not None:
             if control.store.read(WORKTREES.key(new)) is not None:
                 raise payloads.already_there(new)

@@ -32,10 +32,10 @@ from holdfast.leases.records import Identity
 from holdfast.store.records import Change, Create, Decision, Key, Stream, View
 from holdfast.worktrees.comparing import differs
 from holdfast.worktrees.control import Control, new_snapshot_id
-from holdfast.worktrees.exchanging import CACHE, NEW, carry_out, inode_at
+from holdfast.worktrees.exchanging import CACHE, NEW, REPLACED, carry_out, inode_at
 from holdfast.worktrees.naming import no_snapshot, usable, visible
 from holdfast.worktrees.payload_lock import payload_locked
-from holdfast.worktrees.payloads import refuse_if_mounted, refuse_replaced
+from holdfast.worktrees.payloads import refuse_if_fixed, refuse_if_mounted, refuse_replaced
 from holdfast.worktrees.proof import Permission, Proof, check_early, permission, publishing_keys
 from holdfast.worktrees.records import (
     DESCRIPTORS,
@@ -67,11 +67,13 @@ class InPlace(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """What was restored; the new head, if one was made; and what keeps that which was replaced."""
+    """What was restored; the new head, if one was made; and what keeps that which was replaced: a snapshot
+    made before, and another one (`late`) if something was written after that."""
 
     source: Descriptor
     published: Descriptor | None
     kept: Descriptor | None
+    late: str | None = None
 
 
 def restore_in_place(
@@ -104,9 +106,25 @@ def restore_in_place(
             with payload_locked(control, worktree):
                 _require_kept(control, worktree, how)
                 _Beginning.of(control, config, proof, source, operation).part()
+                tip = _tip(control, worktree)  # nobody publishes while an operation is pending
                 if not carry_out(control, operation):
                     raise _changed_meanwhile(worktree, how)
-        return Restored(source, published, kept)
+        return Restored(source, published, kept, _late(control, worktree, published, tip))
+
+
+def _tip(control: Control, worktree: str) -> str | None:
+    config = control.config(worktree)
+    return config.head_snapshot_id or config.base_snapshot_id
+
+
+def _late(control: Control, worktree: str, published: Descriptor | None, tip: str | None) -> str | None:
+    """What has come on top of what was there when it was decided: the snapshot of late writes, if any."""
+    if published is None:
+        head = _tip(control, worktree)
+        return head if head != tip else None
+    now = control.store.read(DESCRIPTORS.key(published.snapshot_id))
+    below = published.parent_id if now is None else now.record.parent_id
+    return below if below != published.parent_id else None
 
 
 def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
@@ -115,10 +133,11 @@ def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
         raise UsageFailure("restoring in place needs a reason", hint="Say why: --reason TEXT.")
     checked_text(how.reason, what="reason")
     if how.path is not None:
-        split_relative(how.path)
+        _check_path(how.path)
     config = control.config(worktree)
     refuse_replaced(control, worktree)
     refuse_if_mounted(control, worktree, "restored in place", how.path)
+    refuse_if_fixed(control, worktree)
     if config.isolation is Isolation.SHARED and not how.allow_shared:
         raise Refused(
             f"{worktree} is a shared worktree (high-risk): others may be writing into it at this moment",
@@ -127,6 +146,19 @@ def checked(control: Control, worktree: str, how: InPlace) -> WorktreeConfig:
             worktree=worktree,
         )
     return config
+
+
+def _check_path(path: str) -> None:
+    """Refuse what is no path below the worktree, or cannot be put on record."""
+    split_relative(path)
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UsageFailure(
+            f"the path {path!a} is not valid UTF-8, so it cannot be put on record",
+            hint="Restore the directory that it is in, or all of it: 'holdfast restore ID'.",
+            path=ascii(path)[1:-1],
+        ) from None
 
 
 # --- 1. What is there now ---------------------------------------------------------------------------
@@ -173,6 +205,8 @@ def _prepare(control: Control, worktree: str, room: Scratch, source: Descriptor,
         materialise(tree, new, cache=room.path / CACHE, progress=how.progress)
     else:
         path, rest = _placed(control, worktree, how.path)
+        for top in (control.places.payload(worktree), room.path / REPLACED):
+            inode_at(top / path)  # what the system cannot look at is refused before anything is decided
         for each in rest:
             make_directories(new)
             new = new / each

@@ -77,6 +77,7 @@ def restored_in_place_record(worktree: str, how: InPlace, restored: Restored) ->
         "snapshot_id": restored.source.snapshot_id,
         "path": how.path,
         "kept_snapshot_id": restored.kept.snapshot_id if restored.kept else None,
+        "late_snapshot_id": restored.late,
         "head_snapshot_id": restored.published.snapshot_id if restored.published else None,
     }
 

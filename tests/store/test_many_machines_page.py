@@ -1,0 +1,149 @@
+"""What docs/how-to/many-machines.md says of servers is true of real ones."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from holdfast.store.etcd import EtcdStore
+from holdfast.store.records import Create
+from holdfast.testing.contract_clients import INDEX, ISSUES, Item, apply, increment, number_of
+from holdfast.workspace.initialising import initialise
+from holdfast.workspace.repository import Repository
+from holdfast.workspace.stores import open_address
+from tests.store.test_plain_sql import do_everything
+from tests.support.guarded import EncryptedEtcd
+from tests.support.servers import Postgres, free_port
+
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the servers are started on POSIX systems")
+
+from holdfast.store.postgres import PostgresStore  # noqa: E402
+
+PAGE = (Path(__file__).parents[2] / "docs/how-to/many-machines.md").read_text()
+
+
+class EtcdOfThePage(EncryptedEtcd):
+    """An etcd that is started as the unit of the page does, but alone, on loopback, with our certificates."""
+
+    def command(self) -> list[str]:
+        started = re.search(r"ExecStart=\S+/etcd ((?:.*\\\n)*.*)\n", PAGE)
+        assert started is not None
+        options = shlex.split(started[1].replace("\\\n", " "))
+        given = dict(_pairs(options))
+        for name in given:
+            if name.endswith("client-urls"):
+                given[name] = f"https://{self.endpoint}"
+            elif name.endswith("peer-urls"):
+                given[name] = self._peer
+        given |= {"--initial-cluster": f"a={self._peer}", "--data-dir": str(self.directory / "data")}
+        for name, file in (("cert-file", "server.pem"), ("key-file", "server.key"), ("ca-file", "ca.pem")):
+            for option in given:
+                if option.endswith(name):
+                    given[option] = str(self.certificates / file)
+        words = [each for name, value in given.items() for each in ((name, value) if value else (name,))]
+        return [str(self.program), *words, "--log-level", "error"]
+
+    @property
+    def _peer(self) -> str:
+        return f"https://127.0.0.1:{self.peer_port}"
+
+    def __init__(self, directory: Path, certificates: Path) -> None:
+        super().__init__(directory, certificates)
+        self.certificates = certificates
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options with their values; those that are followed by another option have none."""
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            yield word, "" if following.startswith("--") else following
+
+
+def test_etcd_runs_as_the_unit_says_and_takes_the_address_of_the_page(
+    server_scratch: Path, certificates: Path
+) -> None:
+    directory = server_scratch / "etcd"
+    directory.mkdir()
+    server = EtcdOfThePage(directory, certificates)
+    server.start()
+    try:
+        files = f"cacert={certificates}/ca.pem&cert={certificates}/client.pem&key={certificates}/client.key"
+        assert "/prefix[?tls=true&cacert=FILE&cert=FILE&key=FILE]" in PAGE
+        with EtcdStore(f"etcd://{server.endpoint}/prefix?tls=true&{files}") as store:
+            many = [Create(ISSUES.key(f"one-{each}"), Item(each)) for each in range(1000)]
+            apply(store, *many)  # as many as the options of the unit allow for
+            apply(store, Create(INDEX, Item(1, "x" * (3 << 20))))
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def stranger(postgres_server: Postgres, postgres_url: str) -> Iterator[str]:
+    """A user who has, in a store of somebody else, just the rights that the page says."""
+    rights = re.search(r"all others need `(\w+)` on the\s+schema and `([\w, ]+)` on its tables", PAGE)
+    assert rights is not None
+    schema = postgres_url.partition("schema=")[2]
+    with PostgresStore(postgres_url) as store:
+        store.now()
+    with psycopg.connect(postgres_server.url, autocommit=True) as owner:
+        owner.execute("CREATE ROLE stranger LOGIN")
+        owner.execute(f"GRANT {rights[1]} ON SCHEMA {schema} TO stranger")
+        owner.execute(f"GRANT {rights[2]} ON ALL TABLES IN SCHEMA {schema} TO stranger")
+        yield postgres_url.replace("holdfast@", "stranger@")
+        owner.execute("DROP OWNED BY stranger")
+        owner.execute("DROP ROLE stranger")
+
+
+def test_the_rights_that_the_page_names_are_enough(stranger: str) -> None:
+    do_everything(stranger)
+
+
+def test_documents_can_be_looked_at_as_the_page_says(postgres_server: Postgres, postgres_url: str) -> None:
+    look = re.search(r"`(SELECT convert_from[^`]*)`", PAGE)
+    assert look is not None
+    with PostgresStore(postgres_url) as store:
+        apply(store, Create(INDEX, Item(7)))
+    schema = postgres_url.partition("schema=")[2]
+    with psycopg.connect(postgres_server.url) as connection:
+        rows = connection.execute(" ".join(look[1].split()).replace("holdfast.", f"{schema}.")).fetchall()
+    assert [name for name, content in rows if '"number":7' in content.replace(" ", "")] == [INDEX.name]
+
+
+def test_several_hosts_may_be_named_and_one_that_is_away_does_no_harm(
+    postgres_server: Postgres, tmp_path: Path, postgres_url: str
+) -> None:
+    port = postgres_server.port
+    several = postgres_url.replace(f"127.0.0.1:{port}", f"127.0.0.1:{free_port()},127.0.0.1:{port}")
+    initialise(tmp_path / "repository", store=several)
+    with Repository(tmp_path / "repository") as repository, repository.lease():
+        pass
+
+
+def test_a_process_has_one_connection_and_one_more_while_it_waits(
+    postgres_server: Postgres, postgres_url: str
+) -> None:
+    url = f"{postgres_url}&application_name=counted"
+    count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'counted'"
+    with (
+        psycopg.connect(postgres_server.url, autocommit=True) as beside,
+        PostgresStore(url) as store,
+    ):
+        for _ in range(10):
+            increment(store, INDEX)
+            number_of(store, INDEX)
+        assert beside.execute(count).fetchone() == (1,)
+        with store.watch(INDEX):
+            assert beside.execute(count).fetchone() == (2,)
+
+
+def test_an_address_of_the_page_is_one(tmp_path: Path) -> None:
+    named = re.findall(r"'((?:postgresql|etcd)://[^']*)'", PAGE)
+    assert len(named) >= 3
+    for each in named:
+        open_address(tmp_path, each)
