@@ -41,14 +41,18 @@ class Elsewhere:
         return Picture() if look is None else look()
 
     def close(self) -> None:
-        """Let go of what was opened here."""
+        """Let go of what was opened here. What is being opened at this moment goes when nobody needs it."""
         from holdfast.workspace.stores import close_store
 
-        with self._opening:
+        if not self._opening.acquire(blocking=False):
+            return  # perhaps by asking a server that is away: not to be waited for
+        try:
             self._look = None
             if self._opened is not None:
                 close_store(self._opened)
                 self._opened = None
+        finally:
+            self._opening.release()
 
     def _is_in_use(self) -> bool:
         raise NotImplementedError
