@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from holdfast.clock import Clock, format_duration
 from holdfast.errors import LockTimeout
@@ -53,16 +53,16 @@ def wait_in_line(
     """What `ask` gives in the end. `LockTimeout` if there was not enough time or it was cancelled;
     `refuse_circle` raises `Deadlock` if waiting is in vain. The watch is older than the first asking."""
     deadline = None if wish.wait is None else wish.clock.monotonic() + wish.wait
-    lookout = _Lookout(refuse_circle, wish.cancelled)
-    while True:
-        answer = ask()
-        if not isinstance(answer, NotYet):
-            return answer
-        left = math.inf if deadline is None else deadline - wish.clock.monotonic()
-        if left <= 0 or (wish.cancelled is not None and wish.cancelled.is_set()):
-            waited = wish.wait or 0.0
-            raise LockTimeout(wish.what, waited, format_duration(waited), holders=answer.holders)
-        lookout.wait(watch, max(0.002, min(answer.pause, left)))
+    with _Lookout(refuse_circle, wish.cancelled) as lookout:
+        while True:
+            answer = ask()
+            if not isinstance(answer, NotYet):
+                return answer
+            left = math.inf if deadline is None else deadline - wish.clock.monotonic()
+            if left <= 0 or (wish.cancelled is not None and wish.cancelled.is_set()):
+                waited = wish.wait or 0.0
+                raise LockTimeout(wish.what, waited, format_duration(waited), holders=answer.holders)
+            lookout.wait(watch, max(0.002, min(answer.pause, left)))
 
 
 class _Lookout:
@@ -79,6 +79,14 @@ class _Lookout:
         self._next = time.monotonic() + FIRST_LOOK
         self._looking: threading.Thread | None = None
         self._found: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """Leave no thread behind, unless it hangs: who forks next would fork it in the middle of a look."""
+        if self._looking is not None and self._looking.ident is not None:
+            self._looking.join(LOOK_UP)
 
     def wait(self, watch: Watch, pause: float) -> None:
         """Wait until something has changed, so long at most; raises what a look has found."""
