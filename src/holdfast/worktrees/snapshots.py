@@ -223,7 +223,7 @@ MOST_LISTED = 1000
 
 
 def listed(names: Sequence[str]) -> tuple[str, ...]:
-    """What a descriptor lists of them, which must stay a record of bounded size. The manifest has them all."""
+    """What a descriptor lists of them: it must stay small. The manifest has them all."""
     more = len(names) - MOST_LISTED
     return tuple(names) if more <= 0 else (*names[:MOST_LISTED], f"... and {more} more")
 
