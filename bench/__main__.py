@@ -64,7 +64,9 @@ def _run(name: str, *, quick: bool) -> Report:
     started = monotonic()
     report: Report = import_module(SUITES[name]).run(quick=quick)
     print(f"\n== {name} ({monotonic() - started:.0f} s)\n")
-    print("\n".join(report.lines()))
+    print("\n".join(report.lines()), flush=True)
+    for action in report.afterwards:
+        action()
     return report
 
 

@@ -108,6 +108,8 @@ class Report:
     tables: list[Table] = field(default_factory=list)
     targets: list[Target] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    afterwards: list[Callable[[], None]] = field(default_factory=list)
+    """What is to be done when the report has been shown, such as removing gigabytes."""
 
     @property
     def all_met(self) -> bool:

@@ -14,21 +14,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from time import perf_counter, sleep
+from time import sleep
 from typing import NamedTuple
 
+from bench.archivers import CONTENDERS, OURS, PHASES, Contender, Holdfast, call, present
+from bench.clones import Amount, measure_clones
 from bench.measure import Ratio, interleave, ratio, rotated
 from bench.report import Column, Report, Table, Target, Value, at_most
 from bench.report import number as written
-from holdfast.fs.trees import Engine, capture, choose_engine, materialise, remove_tree, sync_tree, tree_bytes
+from bench.timing import Cost, say, timed
+from holdfast.fs.trees import Engine, choose_engine, remove_tree, tree_bytes
 
-OURS = "holdfast"
-PHASES = ("first", "unchanged", "changed", "restore")
 MIB = 1 << 20
 SETTLED = 0.1  # people do not write and snapshot within one tick of the clock
 MANY = 1_000_000
@@ -44,10 +44,13 @@ class Size(NamedTuple):
     packages: int = 1_000
     big: int = 2048 * MIB
     history: int = 10
+    clones: Amount = Amount()
 
 
 FULL = Size()
-QUICK = Size(rounds=1, files=2_000, directories=100, packages=40, big=64 * MIB, history=3)
+QUICK = Size(
+    rounds=1, files=2_000, directories=100, packages=40, big=64 * MIB, history=3, clones=Amount(64 * MIB, 500)
+)
 
 LIMITS: dict[str, dict[str, float]] = {
     "first": {"cp -a": 1.7},
@@ -97,218 +100,7 @@ def change_one_percent(top: Path, token: int) -> None:
                 path.write_bytes(b"changed %d " % token + os.urandom(600))
 
 
-# --- Contenders -------------------------------------------------------------------------------------
-
-
-class Contender(ABC):
-    """Something that keeps states of `source` in `place` and gives them back."""
-
-    program: str | None = None
-    phases: tuple[str, ...] = PHASES
-    every_round = True
-
-    def __init__(self, source: Path, place: Path) -> None:
-        self.source, self.place, self.count = source, place, 0
-        place.mkdir(parents=True)
-
-    @abstractmethod
-    def take(self) -> None:
-        """Keep the source as it is now."""
-
-    @abstractmethod
-    def restore(self, target: Path) -> None:
-        """Make `target` the state that was kept last."""
-
-    def next(self) -> Path:
-        """Where the next state goes."""
-        self.count += 1
-        return self.place / f"{self.count}"
-
-    def last(self) -> Path:
-        """Where the last state is."""
-        return self.place / f"{self.count}"
-
-
-class Holdfast(Contender):
-    """Ours, as the library is used."""
-
-    def take(self) -> None:
-        base = self.last() if self.count else None
-        tree, cache = self.next(), self.place / "cache"
-        engine = choose_engine(self.source, self.place)
-        capture(self.source, tree, engine=engine, base=base, cache=cache, quiesced=True)
-
-    def restore(self, target: Path) -> None:
-        materialise(self.last(), target, cache=self.place / "cache-of-restored")
-
-
-class Copy(Contender):
-    """The plain copy."""
-
-    program = "cp"
-    phases = ("first", "restore")  # whatever has changed, a copy is a copy
-
-    def take(self) -> None:
-        call("cp", "-a", self.source, self.next())
-
-    def restore(self, target: Path) -> None:
-        call("cp", "-a", self.last(), target)
-
-
-class Links(Contender):
-    """The floor of hard-linking: no content, no check."""
-
-    program = "cp"
-    phases = ("first", "unchanged", "changed")
-
-    def __init__(self, source: Path, place: Path) -> None:
-        super().__init__(source, place)
-        self.source = (
-            place / "copy"
-        )  # not the source itself: links to it would change the times of all its files
-        call("cp", "-a", source, self.source)
-
-    def take(self) -> None:
-        call("cp", "-al", self.source, self.next())
-
-    def restore(self, target: Path) -> None:
-        raise NotImplementedError
-
-
-class Rsync(Contender):
-    """rsync with links to the state before."""
-
-    program = "rsync"
-    every_round = False
-
-    def take(self) -> None:
-        options = [f"--link-dest={self.last()}"] if self.count else []
-        call("rsync", "-a", *options, f"{self.source}/", f"{self.next()}/")
-
-    def restore(self, target: Path) -> None:
-        call("rsync", "-a", f"{self.last()}/", f"{target}/")
-
-
-class Git(Contender):
-    """git, without anything that is done later, such as packing."""
-
-    program = "git"
-    every_round = False
-
-    def _git(self, *arguments: object, work: Path | None = None) -> None:
-        options = ["-c", "gc.auto=0", "-c", "user.name=b", "-c", "user.email=b@localhost"]
-        call("git", *options, f"--git-dir={self.place}/git", f"--work-tree={work or self.source}", *arguments)
-
-    def take(self) -> None:
-        if not self.count:
-            call("git", "init", "-q", "--bare", f"{self.place}/git")
-            self._git("config", "core.bare", "false")
-        self.next()
-        self._git("add", "-A")
-        self._git("commit", "-qm", "state", "--allow-empty")
-
-    def restore(self, target: Path) -> None:
-        target.mkdir()
-        self._git("checkout", "-q", "HEAD", "--", ".", work=target)
-
-
-class Restic(Contender):
-    """restic, with its cache in a place of its own."""
-
-    program = "restic"
-    every_round = False
-
-    def _restic(self, *arguments: object) -> None:
-        secret = {"RESTIC_PASSWORD": "bench", "RESTIC_CACHE_DIR": f"{self.place}/cache"}
-        call("restic", "-q", "-r", f"{self.place}/repository", *arguments, environment=secret)
-
-    def take(self) -> None:
-        if not self.count:
-            self._restic("init")
-        self.next()
-        self._restic("backup", self.source)
-
-    def restore(self, target: Path) -> None:
-        self._restic("restore", "latest", "--target", target)
-
-
-class Borg(Contender):
-    """borg without encryption."""
-
-    program = "borg"
-    phases = ("first", "changed")
-    every_round = False
-
-    def _borg(self, *arguments: object, directory: Path | None = None) -> None:
-        call("borg", *arguments, environment={"BORG_BASE_DIR": f"{self.place}/base"}, directory=directory)
-
-    def take(self) -> None:
-        if not self.count:
-            self._borg("init", "-e", "none", f"{self.place}/repository")
-        state = self.next().name
-        self._borg("create", f"{self.place}/repository::{state}", ".", directory=self.source)
-
-    def restore(self, target: Path) -> None:
-        target.mkdir()
-        self._borg("extract", f"{self.place}/repository::{self.count}", directory=target)
-
-
-CONTENDERS: dict[str, type[Contender]] = {
-    OURS: Holdfast,
-    "cp -a": Copy,
-    "cp -al": Links,
-    "rsync": Rsync,
-    "git": Git,
-    "restic": Restic,
-    "borg": Borg,
-}
-
-
-def call(
-    *command: object, environment: Mapping[str, str] | None = None, directory: Path | None = None
-) -> None:
-    """Run a program to its end; it must succeed."""
-    words = [str(each) for each in command]
-    full = {**os.environ, **(environment or {})}
-    done = subprocess.run(words, env=full, cwd=directory, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise ChildProcessError(f"`{' '.join(words[:4])} ...` ended with {done.returncode}: {said}")
-
-
 # --- Measuring --------------------------------------------------------------------------------------
-
-
-def say(what: str) -> None:
-    """Tell those who wait what is going on."""
-    print(f"{what} ...", file=sys.stderr, flush=True)
-
-
-class Cost(NamedTuple):
-    """Seconds until it is done, and seconds of CPU time."""
-
-    wall: float
-    cpu: float
-
-
-def timed(action: Callable[[], None], place: Path) -> Cost:
-    """What it costs, with one sync; what others have left to be written is written before."""
-    sync_tree(place)
-    started, used = perf_counter(), sum(os.times()[:4])
-    action()
-    sync_tree(place)
-    return Cost(perf_counter() - started, sum(os.times()[:4]) - used)
-
-
-def present(report: Report, where: str) -> dict[str, type[Contender]]:
-    """The contenders that can be had here."""
-    found = {}
-    for name, kind in CONTENDERS.items():
-        if kind.program is None or shutil.which(kind.program):
-            found[name] = kind
-        else:
-            report.notes.append(f"{where}: {name} is NOT THERE and was left out")
-    return found
 
 
 Series = dict[str, dict[str, list[Cost]]]
@@ -418,21 +210,48 @@ def measure_big_file(size: int, rounds: int, report: Report) -> None:
 
 
 MEMORY = """
-import json, resource, sys
+import json, sys, threading
 from pathlib import Path
 from holdfast.fs.trees import Engine, capture
+
+def peak(process):  # since it was begun; what resource tells includes the program before it
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+def watch():
+    while not done.wait(0.02):
+        for child in children.read_text().split():
+            try:
+                peaks[1] = max(peaks[1], peak(child))
+            except OSError:
+                pass
+
 source, place = map(Path, sys.argv[1:])
 known = {"cache": place / "cache", "engine": Engine.LINKED, "quiesced": True}
+peaks, done = [0, 0], threading.Event()
+children = Path(f"/proc/self/task/{threading.main_thread().native_id}/children")
+watching = threading.Thread(target=watch)
+watching.start()
 capture(source, place / "1", **known)
 capture(source, place / "2", base=place / "1", **known)
-peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-print(json.dumps([peak * 1024 for peak in peaks]))
+done.set()
+watching.join()
+peaks[0] = peak("self")
+print(json.dumps(peaks))
 """
 
 
 def measure_memory(size: Size, report: Report, rubbish: list[Path]) -> None:
     """Peak memory of a first and a second capture, and by its slope that of a million files."""
     say("memory")
+    if sys.platform != "linux":
+        report.notes.append(
+            "memory was NOT MEASURED: only Linux tells the peak of a process from its beginning on"
+        )
+        report.targets.append(at_most(600, "peak memory of a million files, by slope", None, "MiB"))
+        return
     found = []
     for files in (size.files // 10, size.files):
         with scratch(rubbish) as top:
@@ -498,19 +317,27 @@ def scratch(rubbish: list[Path] | None = None) -> Iterator[Path]:
 
 
 def run_all(size: Size, report: Report) -> None:
-    """All parts of the suite."""
+    """All parts of the suite; what it has made is removed when its report has been read."""
     present(report, "snapshots")
     rubbish: list[Path] = []
+    report.afterwards.append(lambda: remove_all(rubbish))
     try:
         for where, make in _sources(size):
             judge(where, measure_phases(where, make, size.rounds, report, rubbish), report)
         measure_big_file(size.big, min(size.rounds, 2), report)
+        measure_clones(size.clones, size.rounds, report)
         measure_memory(size, report, rubbish)
         measure_history(size, report, rubbish)
-    finally:
-        say("removing what was made")
-        for path in rubbish:
-            remove_tree(path)
+    except BaseException:  # there will be no report
+        remove_all(rubbish)
+        raise
+
+
+def remove_all(rubbish: list[Path]) -> None:
+    """Remove what the measurements have left."""
+    say("removing what was made")
+    for path in rubbish:
+        remove_tree(path)
 
 
 def _sources(size: Size) -> Iterator[tuple[str, Callable[[Path], None]]]:

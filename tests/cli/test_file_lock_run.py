@@ -121,6 +121,8 @@ def test_a_timeout_names_path_limit_and_holder_and_gives_three_hints(lock: Path)
         "  1. Wait a few seconds and retry",
         f"  2. Check for stuck processes: holdfast file-lock status {lock}",
         "  3. Increase timeout: JIT_LOCK_TIMEOUT=10 holdfast ...",
+        "",
+        "Code: E_LOCK_TIMEOUT",
     ]
 
 

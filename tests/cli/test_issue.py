@@ -284,6 +284,8 @@ def test_a_lock_that_cannot_be_had_is_named_with_the_three_hints(do: Do, scratch
             "  1. Wait a few seconds and retry",
             "  2. Check for stuck processes: ps aux | grep holdfast",
             "  3. Increase timeout: JIT_LOCK_TIMEOUT=10 holdfast ...",
+            "",
+            "Code: E_LOCK_TIMEOUT",
         ],
     )
     failure = error(as_json)

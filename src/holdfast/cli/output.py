@@ -58,7 +58,8 @@ class Output:
         if self.as_json:
             self._write_envelope({"ok": False, "error": failure.as_record()})
         else:
-            self.diagnostic(f"Error: {printable(failure.message)}\n\n{advice or printable(failure.hint)}")
+            hint = advice or printable(failure.hint)
+            self.diagnostic(f"Error: {printable(failure.message)}\n\n{hint}\n\nCode: {failure.code}")
 
     def line(self, text: str) -> None:
         """Write one line for people to standard output."""

@@ -60,6 +60,12 @@ if sys.platform == "win32":
         """Make a fifo, a socket or a device."""
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
+    def read_into(descriptor: int, buffer: memoryview) -> int:
+        """Read as much as the buffer holds, or less; the number of bytes."""
+        content = os.read(descriptor, len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
 else:
     import fcntl
 
@@ -88,6 +94,10 @@ else:
     def sync_directory(descriptor: int) -> None:
         """Bring the directory's entries to the disk."""
         fsync(descriptor)
+
+    def read_into(descriptor: int, buffer: memoryview) -> int:
+        """Read as much as the buffer holds, or less; the number of bytes."""
+        return os.readv(descriptor, (buffer,))
 
 
 if sys.platform == "linux":
@@ -128,6 +138,13 @@ def sync_filesystem(descriptor: int) -> None:
     from holdfast.fs import native
 
     native.sync_filesystem(descriptor)
+
+
+def start_writing(descriptor: int, offset: int, length: int) -> None:
+    """Let the disk begin with a part of a file that will be synced soon. Promises nothing, fails never."""
+    from holdfast.fs import native
+
+    native.start_writing(descriptor, offset, length)
 
 
 def rename_noreplace(source: str, target: str, *, directory: int | None = None) -> None:
@@ -180,6 +197,8 @@ CHANGING = (
 )
 READING = (
     "read",
+    "read_into",
+    "start_writing",
     "lseek",
     "fstat",
     "stat",

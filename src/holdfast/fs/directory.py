@@ -13,13 +13,17 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from holdfast.errors import IoFailure, NotDurable, NotFound, NotWritable, PathEscape
 from holdfast.fs import calls
 from holdfast.fs.names import split_relative
+
+TYPE_CHECKING = False  # what checkers take for true
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _DIRECTORY = 0
 if sys.platform != "win32":
@@ -63,6 +67,8 @@ class Directory:
     @property
     def path(self) -> Path:
         """Where this directory was when it was opened."""
+        from pathlib import Path
+
         return Path(self.shown)
 
     def where(self, name: str) -> str:

@@ -34,6 +34,9 @@ if sys.platform == "win32":
         """Not to be had on Windows."""
         raise _unsupported()
 
+    def start_writing(descriptor: int, offset: int, length: int) -> None:
+        """Nothing: Windows begins by itself."""
+
 else:
     _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -67,6 +70,14 @@ else:
         elif _libc.syncfs(descriptor) != 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
+
+    _START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
+
+    def start_writing(descriptor: int, offset: int, length: int) -> None:
+        """Call sync_file_range(2) without waiting, where there is one; what it says does not matter."""
+        function = getattr(_libc, "sync_file_range", None)
+        if function is not None:
+            function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _START_WRITING)
 
     _set_handler = _libc.signal
     _set_handler.restype = ctypes.c_void_p

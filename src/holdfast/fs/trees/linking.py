@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from holdfast.fs import calls
-from holdfast.fs.trees.attributes import NewFile, meta_of_entry, place_file
+from holdfast.fs.trees.attributes import meta_of_entry
 from holdfast.fs.trees.descent import Descent, split, unreadable, unwritable
 from holdfast.fs.trees.files import Base, Files, Known, Place
 from holdfast.fs.trees.intake import Taken
@@ -25,6 +25,7 @@ from holdfast.fs.trees.manifest import (
     write_all,
 )
 from holdfast.fs.trees.payload import Payload
+from holdfast.fs.trees.placing import NewFile, place_file
 from holdfast.fs.trees.scan import HEAD
 
 NOTHING_KNOWN = Known({}, {}, {}, "")

@@ -19,7 +19,6 @@ import select
 import struct
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Failure
@@ -81,7 +80,7 @@ class LinkingProcess:
             return None
         import subprocess
 
-        packages = os.fspath(Path(__file__).parents[3])
+        packages = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
         status = ",".join(str(int(field)) for field in tuple(payload.made_as)[:_STATUS_FIELDS])
         command = [sys.executable, "-I", "-S", "-c", _PROGRAM, packages, str(os.getpid())]
         try:

@@ -20,11 +20,9 @@ All numbers are little-endian. Kinds of entries: f file, l symbolic link, p fifo
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Corrupt
@@ -140,8 +138,10 @@ def encode_body(meta: Meta, extras: bytes, entries: list[bytes]) -> bytes:
     return BODY.pack(*meta, len(extras), len(entries)) + extras + b"".join(entries)
 
 
-def write_manifest(path: Path, records: Iterable[tuple[bytes, bytes]]) -> str:
+def write_manifest(path: str | os.PathLike[str], records: Iterable[tuple[bytes, bytes]]) -> str:
     """Write a new manifest and return its hash, which is the payload's."""
+    import hashlib
+
     digest = hashlib.sha256()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW
     try:
@@ -202,6 +202,8 @@ class Manifest:
     @property
     def payload_hash(self) -> str:
         """The hash over all of it."""
+        import hashlib
+
         return hashlib.sha256(self._content).hexdigest()
 
     @property
@@ -278,11 +280,15 @@ def decoded(path: bytes, body: bytes) -> Iterator[ManifestEntry]:
 
 def directory_of(path: bytes, body: bytes) -> ManifestEntry:
     """The directory that a body is of."""
-    kind, mode, uid, gid, mtime, extras, _ = BODY.unpack_from(body)
-    found = decode_extras(body[BODY.size : BODY.size + extras])
-    return ManifestEntry(
-        path, kind.decode(), mode, uid, gid, mtime, xattrs=decode_xattrs(found.get(b"X", b""))
-    )
+    (kind, mode, uid, gid, mtime), xattrs = meta_of_directory(body)
+    return ManifestEntry(path, kind.decode(), mode, uid, gid, mtime, xattrs=xattrs)
+
+
+def meta_of_directory(body: bytes) -> tuple[Meta, Xattrs]:
+    """What the directory has that a body is of."""
+    *meta, extras, _ = BODY.unpack_from(body)
+    found = decode_extras(body[BODY.size : BODY.size + extras]) if extras else {}
+    return Meta(*meta), decode_xattrs(found.get(b"X", b""))
 
 
 def head_of(body: bytes) -> bytes:

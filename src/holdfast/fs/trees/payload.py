@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Self
 
 from holdfast.fs import calls
-from holdfast.fs.trees.attributes import Attributes, meta_of_entry
+from holdfast.fs.trees.attributes import Attributes
 from holdfast.fs.trees.descent import Descent, split, unwritable
-from holdfast.fs.trees.manifest import directory_of
+from holdfast.fs.trees.manifest import meta_of_directory
 
 
 class Payload:
@@ -59,12 +59,14 @@ class Payload:
 
     def finish_directory(self, path: str, body: bytes) -> list[str]:
         """Complete a directory into which nothing more will be put; return what it could not be given."""
-        entry = directory_of(b"", body)
-        if entry.kind == "m":
+        meta, xattrs = meta_of_directory(body)
+        if meta.kind == b"m":
             return []
         here = self.enter(path)
-        with self.changing(path):
-            return self.attributes.finish_directory(here, meta_of_entry(entry), entry.xattrs)
+        try:
+            return self.attributes.finish_directory(here, meta, xattrs)
+        except OSError as error:
+            raise unwritable(self.way.where(path), error) from error
 
     @contextmanager
     def changing(self, path: str, name: str = "") -> Iterator[None]:

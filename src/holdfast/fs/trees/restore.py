@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from holdfast.errors import AlreadyExists, Corrupt, NotFound, PartialSnapshot
 from holdfast.fs import calls
-from holdfast.fs.trees.attributes import Attributes, NewFile, meta_of_entry, place_file
+from holdfast.fs.trees.attributes import Attributes, meta_of_entry
 from holdfast.fs.trees.content import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, head_of_body, head_of_entry
 from holdfast.fs.trees.descent import Descent, joined, shown, split, unreadable, unwritable
 from holdfast.fs.trees.files import NO_LINK
@@ -25,6 +25,7 @@ from holdfast.fs.trees.manifest import (
     plain_file,
     raw_entries,
 )
+from holdfast.fs.trees.placing import NewFile, place_file
 from holdfast.fs.trees.scan import Listing, look, without_recent
 from holdfast.fs.trees.stat_cache import Known, write_cache
 from holdfast.fs.trees.tally import Progress

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly
-from holdfast.fs.trees.content import READ, hash_file
+from holdfast.fs.trees.content import READ
+from holdfast.fs.trees.copying import hash_file
 from holdfast.fs.trees.descent import Descent, joined, unreadable
 from holdfast.fs.trees.files import GONE
 from holdfast.fs.trees.intake import Taken

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from holdfast.errors import Failure
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import close_quietly
-from holdfast.fs.trees.content import READ, hash_file
+from holdfast.fs.trees.content import READ
+from holdfast.fs.trees.copying import hash_file
 from holdfast.fs.trees.descent import Descent, shown
 from holdfast.fs.trees.layout import PAYLOAD, READY
 from holdfast.fs.trees.manifest import (

@@ -1,0 +1,187 @@
+"""The content of files: read once, hashed on the way, written; holes stay holes.
+
+Nothing here waits: what is not a regular file is never read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import NamedTuple, Self
+
+from holdfast.fs import calls
+from holdfast.fs.trees.manifest import write_all
+from holdfast.fs.trees.scan import allocated
+
+_SMALL = 1 << 20
+_CHUNK = 1 << 18
+_BUFFERS = 8
+_WORTH_A_THREAD = _WORTH_STARTING = 16 << 20
+_ZEROS = memoryview(bytes(_CHUNK))
+
+
+class Content(NamedTuple):
+    """What was read: its hash, its size, and how much of it was written anew."""
+
+    digest: bytes
+    size: int
+    written: int
+
+
+def hash_file(source: int, size: int) -> Content:
+    """The hash of what can be read from an open file."""
+    if size < _SMALL:
+        content = _read_small(source, size)
+        return Content(hashlib.sha256(content).digest(), len(content), 0)
+    hashing, total = _Hashing(), 0
+    while count := calls.read_into(source, buffer := hashing.buffer()):
+        hashing.update(buffer[:count])
+        total += count
+    return Content(hashing.digest(), total, 0)
+
+
+def copy_file(source: int, status: os.stat_result, target: int, *, hashed: bool = True) -> Content:
+    """Write into the new file `target` what can be read from `source`; its hash is b"" if not asked for."""
+    if status.st_size < _SMALL and allocated(status) >= status.st_size:
+        content = _read_small(source, status.st_size)
+        if content:
+            write_all(target, content)
+        return Content(hashlib.sha256(content).digest() if hashed else b"", len(content), len(content))
+    kind = _NoHashing if not hashed else _Hashing if status.st_size < _WORTH_A_THREAD else _HashingThread
+    with kind() as hashing:
+        size, written = _copy_chunks(source, status, target, hashing)
+    return Content(hashing.digest(), size, written)
+
+
+def _read_small(source: int, size: int) -> bytes:
+    content = calls.read(source, size + 1)
+    if len(content) <= size:
+        return content
+    parts = [content]  # it has grown
+    while chunk := calls.read(source, _CHUNK):
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def _copy_chunks(source: int, status: os.stat_result, target: int, hashing: _NoHashing) -> tuple[int, int]:
+    size = written = begun = 0
+    sparse = allocated(status) < status.st_size
+    for start, end in _extents(source, status.st_size) if sparse else [(0, -1)]:
+        for gap in range(size, start, _CHUNK):
+            hashing.update(_ZEROS[: min(_CHUNK, start - gap)])
+        if sparse:
+            calls.lseek(source, start, os.SEEK_SET)
+            calls.lseek(target, start, os.SEEK_SET)
+        size = start
+        while size != end:
+            buffer = hashing.buffer()
+            count = calls.read_into(source, buffer if end < 0 else buffer[: end - size])
+            if not count:
+                break
+            hashing.update(buffer[:count])
+            write_all(target, buffer[:count])
+            size += count
+            written += count
+            if size - begun >= _WORTH_STARTING:  # the disk need not wait for the sync at the end
+                calls.start_writing(target, begun, size - begun)
+                begun = size
+    if sparse:
+        calls.ftruncate(target, size)
+    return size, written
+
+
+def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
+    """Where there is something in a file with holes; the last one ends at its size and may be empty."""
+    if sys.platform == "win32":
+        yield 0, size
+        return
+    end = 0
+    while end < size:
+        try:
+            start = calls.lseek(source, end, os.SEEK_DATA)
+            end = min(size, calls.lseek(source, start, os.SEEK_HOLE))
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing more
+                break
+            start, end = end, size  # a file system that does not tell
+        yield start, end
+    yield size, size
+
+
+class _NoHashing:
+    """Gives a buffer to read into. Its size is what a processor keeps near while it is hashed and written."""
+
+    def __init__(self) -> None:
+        self._buffer = memoryview(bytearray(_CHUNK))
+
+    def buffer(self) -> memoryview:
+        """A place for the next piece; what was in it may be gone."""
+        return self._buffer
+
+    def update(self, piece: memoryview) -> None:
+        """Take note of a piece, which lies in the buffer that was given last or does not change."""
+
+    def digest(self) -> bytes:
+        """The hash, when there are no more pieces."""
+        return b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+class _Hashing(_NoHashing):
+    """Hashes each piece at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._digest = hashlib.sha256()
+
+    def update(self, piece: memoryview) -> None:
+        self._digest.update(piece)
+
+    def digest(self) -> bytes:
+        return self._digest.digest()
+
+
+class _HashingThread(_Hashing):
+    """Hashes in a thread of its own, while the next piece is read and written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free: SimpleQueue[memoryview] = SimpleQueue()
+        self._pieces: SimpleQueue[tuple[memoryview, memoryview | None] | None] = SimpleQueue()
+        self._given: memoryview | None = None
+        for _ in range(_BUFFERS):
+            self._free.put(memoryview(bytearray(_CHUNK)))
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def buffer(self) -> memoryview:
+        self._given = self._free.get()
+        return self._given
+
+    def update(self, piece: memoryview) -> None:
+        self._pieces.put((piece, self._given))
+        self._given = None
+
+    def _run(self) -> None:
+        while (order := self._pieces.get()) is not None:
+            piece, buffer = order
+            self._digest.update(piece)
+            if buffer is not None:
+                self._free.put(buffer)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pieces.put(None)
+        self._thread.join()
