@@ -23,7 +23,7 @@ from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready
 from holdfast.worktrees.records import Consistency, Descriptor, Operation
 from holdfast.worktrees.scratch import Scratch, scratch
-from holdfast.worktrees.snapshots import published_tree
+from holdfast.worktrees.snapshots import listed, published_tree
 
 if TYPE_CHECKING:
     from holdfast.fs.trees import Captured
@@ -124,6 +124,6 @@ def _descriptor(
         bytes=captured.bytes,
         note=shortened(note),
         holder_id=control.holder.holder_id,
-        not_preserved=tuple(captured.not_preserved),
-        special=tuple(captured.special),
+        not_preserved=listed(captured.not_preserved),
+        special=listed(captured.special),
     )

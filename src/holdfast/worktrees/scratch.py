@@ -103,7 +103,8 @@ def scratch(
             yield Scratch(scratch_id, path)
         finally:
             if worktree is None or not is_needed(control, scratch_id, worktree):
-                _discard(path)
+                with contextlib.suppress(Failure):  # what was done is done; this is litter then
+                    _discard(path)
 
 
 def _locked(path: Path) -> LockGuard:
