@@ -263,3 +263,31 @@ def test_agents_with_patience_work_until_everything_is_done(shop: Path) -> None:
     assert "no issue is ready" in (shop / "log").read_text()
     refused = holdfast("agent", "run", "--issue", first, "--patience", "1s", "--", "true", cwd=shop)
     assert refused.returncode == 2
+
+
+def test_work_that_waits_for_a_gate_is_free_for_the_next_one_if_the_gate_fails(shop: Path) -> None:
+    check = 'cd "worktrees/issue-${HOLDFAST_ISSUE_ID%%-*}" && grep -q right result'
+    assert holdfast("gate", "define", "tests", "--checker", check, cwd=shop).returncode == 0
+    issue = create(shop, "Write the result", "--gate", "tests")
+
+    told = outcome(
+        holdfast("agent", "run", "--next", "--json", "--", "sh", "-c", "echo wrong > result", cwd=shop)
+    )
+    assert (told["state"], told["succeeded"]) == ("gated", True)
+    assert holdfast("gate", "check", issue, cwd=shop).returncode == 1
+    assert holdfast("issue", "update", issue, "--state", "ready", cwd=shop).returncode == 0
+    again = (
+        "agent",
+        "run",
+        "--next",
+        "--actor",
+        "agent:b",
+        "--json",
+        "--",
+        "sh",
+        "-c",
+        "echo right > result",
+    )
+    assert outcome(holdfast(*again, cwd=shop))["state"] == "gated"
+    assert holdfast("gate", "check", issue, cwd=shop).returncode == 0
+    assert state_of(shop, issue) == "done"

@@ -89,6 +89,19 @@ def test_what_has_run_out_can_be_reclaimed_and_how_is_said(root: Path) -> None:
     assert holdings(root)["lease main"]["reclaim"]["safe"] is False
 
 
+def test_work_that_waits_for_its_gates_is_nobodys_to_claim(root: Path) -> None:
+    holdfast("issue", "init", cwd=root)
+    holdfast("gate", "define", "review", cwd=root)
+    issue = holdfast("issue", "create", "x", "--gate", "review", "--field", "id", cwd=root).stdout.strip()
+    claim = holdfast("issue", "claim", issue, "--ttl", "1h", "--field", "claim_id", cwd=root).stdout.strip()
+    holdfast("issue", "finish", "--claim", claim, cwd=root)
+
+    [seen] = holdings(root).values()
+    assert (seen["reclaim"]["safe"], "waits for its gates" in seen["reclaim"]["how"]) == (False, True)
+    assert holdfast("issue", "heartbeat", issue, "--claim", claim, "--ttl", "100ms", cwd=root).returncode == 0
+    wait_until(lambda: not holdings(root))
+
+
 def test_what_somebody_typed_cannot_reach_the_terminal(root: Path) -> None:
     nasty = "\x1b[31mred\x07\r\nforged line"
     assert holdfast("lock", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root).returncode == 0

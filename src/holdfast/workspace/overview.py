@@ -16,7 +16,8 @@ from typing import NamedTuple
 from holdfast.clock import SYSTEM_CLOCK, format_duration, format_instant, parse_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs.directory import Directory
-from holdfast.issues.keys import CLAIMS
+from holdfast.issues.keys import CLAIMS, ISSUES
+from holdfast.issues.records import State
 from holdfast.leases.desk import Desk, LeaseState
 from holdfast.leases.records import Waiter
 from holdfast.locks.holders import Holder, Liveness, described_liveness, liveness
@@ -230,6 +231,9 @@ def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
             if claim is None:
                 continue
             alive, left = described_liveness(claim.holder), parse_instant(claim.expires_at) - now
+            gated = _is_gated(store, issue_id)
+            if gated and left <= 0:
+                continue  # nobody works on it, and nobody can: it waits for its gates
             yield Holding(
                 kind="issue",
                 what=issue_id,
@@ -240,9 +244,17 @@ def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
                 liveness=alive,
                 purpose=claim.purpose,
                 waiting=(),
-                reclaim=_reclaim_issue(issue_id, left, alive),
+                reclaim=_BY_ITS_GATES if gated else _reclaim_issue(issue_id, left, alive),
                 process=claim.holder.get("holder_id"),
             )
+
+
+_BY_ITS_GATES = Reclaim(False, "the work is done; it waits for its gates: holdfast gate check")
+
+
+def _is_gated(store: Store, issue_id: str) -> bool:
+    document = store.read(ISSUES.key(issue_id))
+    return document is not None and document.record.state is State.GATED
 
 
 def _reclaim_issue(issue_id: str, left: float, alive: Liveness) -> Reclaim:
