@@ -402,4 +402,6 @@ def test_with_the_records_on_a_server_a_mount_may_remember(
             payload = repository.control.places.tree(each.snapshot_id) / "payload"
             assert (payload / f"file-{number}").read_text() == str(number)
         assert [each.code for each in repository.examine(strict=True)] == []
-    assert "remembers names" in told("info", cwd=remembering / "served")["warnings"][0]
+    info = told("info", cwd=remembering / "served")
+    assert info["store"] == etcd_url
+    assert "remembers names" in info["warnings"][0]
