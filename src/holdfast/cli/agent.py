@@ -113,7 +113,7 @@ def _work(workshop: Workshop, wish: Wish, command: tuple[str, ...], output: Outp
                 duty=signals.Duty(min(1.0, wish.ttl / 10), assignment.check),
                 environment=_environment(assignment, workshop.repository.root),
                 directory=assignment.path,
-                mark=LOCK_ID,
+                mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
             )
             outcome = _concluded(assignment, ended)
         except (LockNotHeld, LockExpired, FencingMismatch) as failure:
