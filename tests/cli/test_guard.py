@@ -83,12 +83,13 @@ def test_a_lease_that_has_run_out_is_in_nobodys_way(root: Path) -> None:
 
 
 ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "fs.small", "workspace", "workspace.glance"}
-REFUSED = ALLOWED | {
-    *("cli.output", "clock", "errors", "leases", "leases.moments", "locks", "locks.callers"),
-    *("locks.holders", "locks.processes", "workspace.plain", "workspace.plain.values"),
+TOLD = {
+    *("cli.output", "errors", "errors.base", "errors.system"),
+    *("workspace.plain", "workspace.plain.values"),
 }
-HOOKED = ALLOWED | {"cli.hook_guard", "cli.output", "errors", "workspace.plain", "workspace.plain.values"}
-NOT_FOR_RENEWING = {"clock", "leases", "leases.moments"}
+JUDGED = {"locks", "locks.callers", "locks.holders", "locks.processes"}
+REFUSED = ALLOWED | TOLD | JUDGED | {"clock", "leases", "leases.moments"}
+HOOKED = ALLOWED | TOLD | {"cli.hook_guard"}
 SLOW = {
     "asyncio",
     "dataclasses",
@@ -138,7 +139,7 @@ def test_the_hooks_that_guard_load_hardly_more(root: Path, theirs: Running) -> N
     assert loaded_by(*before_write, stdin=said("worktrees/theirs/a")) == (2, HOOKED | REFUSED)
     assert loaded_by("hook", "pre-commit") == (0, HOOKED)
     at_work = json.dumps({"cwd": str(root / "main")})
-    assert loaded_by("hook", "after-tool", stdin=at_work) == (0, (HOOKED | REFUSED) - NOT_FOR_RENEWING)
+    assert loaded_by("hook", "after-tool", stdin=at_work) == (0, HOOKED | JUDGED)
 
 
 def test_the_refusal_says_who_where_since_when_for_how_long_and_whether_alive(

@@ -195,6 +195,7 @@ def test_a_command_that_does_not_end_when_asked_is_killed(repo: Path) -> None:
 
 
 WRITER = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+"""Stands in the worktree."""
 LEAVING = f"""
 import os, sys
 if os.fork() == 0:
@@ -212,7 +213,7 @@ def test_what_a_command_has_started_is_ended_with_it(repo: Path) -> None:
     script = '"$0" -c "$2"; "$0" -c "$1"; true'
     command = ["sh", "-c", script, sys.executable, WRITER, LEAVING]
     repository = Repository(repo)
-    with Running("run", "--repo", repo, "--ttl", "1s", "--json", "--", *command) as running:
+    with Running("run", "--repo", repo, "--ttl", "1s", "--chdir", "--json", "--", *command) as running:
         pids = [int(running.hear()), int(running.hear())]
         expire(repository)
         repository.steal("main", ttl=600)

@@ -213,12 +213,13 @@ def test_a_store_that_does_not_answer_does_not_keep_the_holder_from_being_told(s
 class RenewsInTheHeart(Kept):
     """A planted fault: the heart itself waits for the store, and for nothing else meanwhile."""
 
-    answer = threading.Event()
+    asked, answer = threading.Event(), threading.Event()
 
     def _begin_renewal(self) -> None:
         self._try_to_renew()
 
     def _renewed(self, ttl: float | None) -> tuple[int, float]:
+        self.asked.set()
         self.answer.wait(PATIENCE)
         return super()._renewed(ttl)
 
@@ -227,7 +228,7 @@ def test_a_heart_that_waits_for_the_store_itself_would_be_found(wakeful: None) -
     clock = ManualClock()
     kept = RenewsInTheHeart(clock, 30.0).beat()
     clock.advance(15.0)
-    wait_until(kept._renewing.locked)
+    assert kept.asked.wait(PATIENCE)
     clock.advance(30.0)
     assert not kept.lost.wait(0.3)  # longer than any heart sleeps here
     kept.answer.set()
@@ -360,6 +361,19 @@ def test_each_thing_has_one_thread_and_a_second_one_only_while_it_is_renewed() -
         for _ in range(8):
             all_of_them.enter_context(Kept(clock, LONG))
         assert [each.name for each in threads_of_hearts()] == ["holdfast-heartbeat"] * 8
+
+
+def test_who_is_told_to_release_in_the_middle_of_renewing_can() -> None:
+    class Interrupted(Kept):
+        def _renewed(self, ttl: float | None) -> tuple[int, float]:
+            self.release()  # as the handler of a signal may
+            return super()._renewed(ttl)
+
+    kept = Interrupted(ManualClock(), 30.0)
+    with pytest.raises(LockNotHeld):
+        kept.renew()
+    assert kept.given_back == 1
+    assert not kept.lost.is_set()
 
 
 def test_renewing_at_once_from_many_threads_and_releasing_leaves_nothing_held() -> None:

@@ -6,14 +6,16 @@ import errno
 import json
 import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.errors import LockTimeout
-from holdfast.fs import calls
+from holdfast.clock import parse_instant
+from holdfast.errors import LockTimeout, TooLarge
+from holdfast.fs import calls, strictjson
 from holdfast.locks.ledger_lock import LedgerLock
 from tests.locks.workers import Line, Workers
 
@@ -182,3 +184,19 @@ def test_no_description_is_left_open(ledger: Path) -> None:
     lock.close()
     del lock
     assert len(os.listdir("/dev/fd")) == before
+
+
+def test_what_a_lock_says_is_strict_json_whatever_the_agent_is_called(ledger: Path) -> None:
+    lock = LedgerLock(ledger, "")
+    for name in ('a "quoted" \\ one', "new\nline", "{}%s", "später", "x" * 1000):
+        lock.agent_id = name
+        for _ in range(2):
+            with lock.acquire() as held:
+                record = strictjson.decode((ledger / "ledger.lock").read_bytes())
+                assert list(record)[:3] == ["agent_id", "acquired_at", "lock_id"]
+                assert (record["agent_id"], record["lock_id"]) == (name, held.lock_id)
+                assert abs(parse_instant(record["acquired_at"]) - time.time()) < 3600
+    lock.agent_id = "x" * (64 << 10)
+    with pytest.raises(TooLarge):
+        lock.acquire()
+    assert not (ledger / "ledger.lock").exists()

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from holdfast.fs import durable
 from holdfast.locks.file_locker import FileLocker
 from holdfast.locks.holders import Liveness
 from holdfast.locks.ledger_lock import LedgerLock
+from holdfast.locks.lock_file import Coded
 from tests.locks.ledger_locks import (
     count_up,
     hold,
@@ -180,7 +181,7 @@ def recover_together(ledger: Path, workers: Workers, lock: LedgerLock, *, rounds
 class RecoversByPath(LedgerLock):
     """The planted bug: judged, removed by path, created anew."""
 
-    def _recover(self, record: Mapping[str, object]) -> bool:
+    def _recover(self, record: Coded) -> bool:
         state = self.state()
         if state is None or state.liveness is not Liveness.DEAD:
             return False

@@ -86,7 +86,8 @@ def test_etcd_runs_as_the_unit_says_and_takes_the_address_of_the_page(
 @pytest.fixture
 def stranger(postgres_server: Postgres, postgres_url: str) -> Iterator[str]:
     """A user who has, in a store of somebody else, just the rights that the page says."""
-    rights = re.search(r"all others need `(\w+)` on the\s+schema and `([\w, ]+)` on its tables", PAGE)
+    said = " ".join(PAGE.split())
+    rights = re.search(r"all others need `(\w+)` on the schema and `([\w, ]+)` on its tables", said)
     assert rights is not None
     schema = postgres_url.partition("schema=")[2]
     with PostgresStore(postgres_url) as store:

@@ -28,6 +28,7 @@ COHERENT = ("--attr-cache", "0", "--entry-cache", "0", "--dir-entry-cache", "0")
 """Mounted like this, each machine sees at once what the others have done."""
 
 _MEMORY = Path("/dev/shm")
+_ROOM = 1 << 30
 
 _GUARD = """
 import os, subprocess, sys
@@ -122,7 +123,7 @@ def juicefs() -> Iterator[JuiceFs]:
         pytest.skip("needs Linux, root and /dev/fuse to mount a JuiceFS")
     if program is None:
         pytest.skip("the program juicefs is not installed")
-    home = _MEMORY if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) else None
+    home = _MEMORY if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ROOM else None
     volume = JuiceFs(program, Path(tempfile.mkdtemp(prefix="holdfast-juicefs-", dir=home)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", os.path.dirname(program), prepend=os.pathsep)

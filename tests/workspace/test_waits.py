@@ -10,10 +10,12 @@ import contextlib
 import itertools
 import os
 import random
+import socket
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -248,3 +250,27 @@ def test_who_shows_those_who_wait_for_leases_and_claims_in_their_places(shop: Sh
             assert [each.place for each in line_of(what)] == [1, 2]
             assert all(each.since is not None for each in line_of(what))
             assert all(pid in each.who for each, pid in zip(line_of(what), pids, strict=True))
+
+
+# --- Elsewhere --------------------------------------------------------------------------------------------
+
+
+def test_a_ledger_that_is_away_neither_holds_up_who_waits_for_a_lease_nor_ends_the_wait(
+    scratch: Path,
+) -> None:
+    """Nobody answers at that address, and it takes the server's time limit to find out."""
+    initialise(scratch / "shop")
+    with socket.socket() as silent:  # takes connections, and says nothing
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"etcd://127.0.0.1:{silent.getsockname()[1]}/nothing"
+        with (
+            Repository(scratch / "shop", ledger_address=address) as repository,
+            ThreadPoolExecutor(1) as pool,
+        ):
+            first = repository.lease(ttl=LONG)
+            waiting = pool.submit(lambda: repository.lease(ttl=LONG, wait=PATIENCE))
+            wait_until(lambda: (state := repository.desk.state("main")) is not None and state.waiters)
+            time.sleep(0.3)  # until it looks there
+            first.release()
+            waiting.result(PATIENCE).release()

@@ -155,6 +155,20 @@ def test_a_scratch_in_use_is_left_alone(repository: Repository) -> None:
         assert room.tree.is_dir()
 
 
+def test_a_scratch_that_is_about_to_be_locked_is_left_alone(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock file is there a moment before it is locked; and it may be locked a moment after we looked."""
+    begun = repository.control.places.scratch / ("b" * 16)
+    begun.mkdir(parents=True)
+    (begun / scratch.LOCK).touch()
+    assert repository.examine() == []
+    with scratch.scratch(repository.control, "test") as room:
+        seen = scratch.Abandoned(room.scratch_id, room.path, None)
+        monkeypatch.setattr(scratch, "abandoned", lambda places: iter([seen]))
+        assert repository.examine() == []
+
+
 def test_a_scratch_that_a_pending_operation_needs_is_left_until_that_is_over(repository: Repository) -> None:
     control = repository.control
     damage.unfinished_operation(control)

@@ -25,7 +25,7 @@ from holdfast.worktrees.records import MAIN
 from holdfast.worktrees.retention import Policy
 from tests.cli.commands import error, holdfast
 from tests.support.loop_mounts import LoopMount, run
-from tests.worktrees.stages import events, put_files, unprobed
+from tests.worktrees.stages import events, files_in, put_files, unprobed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="fills a Linux file system")
 
@@ -147,11 +147,23 @@ def test_without_anything_set_aside_gc_fails_and_says_why(loop_mount: Mount) -> 
             put_files(repository.path(MAIN), {"file": str(number)})
             repository.snapshot(MAIN, held)
         set_policy(repository.control, Policy(keep_last=1))
-        repository.control.places.reserve.release()
+        while repository.control.places.reserve.release():
+            pass
     fill_to_the_last_byte(disk)
     failed = holdfast("gc", "plan", "--repo", disk / "repository", "--json")
     assert (error(failed)["code"], error(failed)["errno"]) == ("E_IO", errno.ENOSPC)
     assert len(told("gc", "plan", "--dry-run", "--repo", disk / "repository")["delete"]) == 1
+
+
+def test_caches_are_given_up_when_nothing_else_is_left(scratch: Path) -> None:
+    reserve = Reserve(scratch / "reserve", caches=scratch / "caches")
+    reserve.fill()
+    put_files(scratch / "caches", {"main.stat": "known", "dev.stat": "known"})
+    assert reserve.release()
+    assert len(files_in(scratch / "caches")) == 2
+    assert reserve.release()
+    assert files_in(scratch) == {}
+    assert not reserve.release()
 
 
 # --- Without a real disk ----------------------------------------------------------------------------

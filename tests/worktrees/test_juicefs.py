@@ -106,6 +106,14 @@ def test_settings_that_cannot_be_read_count_as_unsafe(here: Path, monkeypatch: p
     assert (found.code, found.severity) == ("filesystem-unsafe", "warning")  # root sees more
 
 
+def test_a_file_of_the_users_is_not_taken_for_the_settings(juicefs: JuiceFs, here: Path) -> None:
+    mounted = juicefs.mount("--prefix-internal")  # so that the name is free for users
+    (mounted / ".config").write_bytes((here / ".config").read_bytes())
+    found = settings_of(mounted)
+    assert found is not None
+    assert "entry-cache" in found.remembers
+
+
 def test_what_was_uploaded_late_is_not_durable(juicefs: JuiceFs) -> None:
     with pytest.raises(FilesystemUnsafe, match="writeback"):
         require_safe(juicefs.mount(*COHERENT, "--writeback"))
@@ -394,4 +402,6 @@ def test_with_the_records_on_a_server_a_mount_may_remember(
             payload = repository.control.places.tree(each.snapshot_id) / "payload"
             assert (payload / f"file-{number}").read_text() == str(number)
         assert [each.code for each in repository.examine(strict=True)] == []
-    assert "remembers names" in told("info", cwd=remembering / "served")["warnings"][0]
+    info = told("info", cwd=remembering / "served")
+    assert info["store"] == etcd_url
+    assert "remembers names" in info["warnings"][0]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.errors import Failure
 from holdfast.locks.file_locker import FileLocker
+from holdfast.testing.interpose import Attempt, interposed
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import scratch as scratches
 from holdfast.worktrees.control import Control
@@ -37,6 +41,19 @@ def test_a_scratch_is_in_use_until_its_block_ends(control: Control) -> None:
         assert room.path.is_dir()
     assert left_over(control) == []
     assert list(scratches.in_use(control.places)) == []
+
+
+def test_what_cannot_be_removed_is_litter_and_undoes_nothing(control: Control) -> None:
+    """A file that nobody may delete, for instance: what was done in the scratch is done all the same."""
+
+    def refuse(attempt: Attempt) -> Any:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with interposed(refuse, ("unlink",)), scratches.scratch(control, "test") as room:
+        (room.path / "file").write_text("x")
+    (litter,) = scratches.abandoned(control.places)
+    assert scratches.sweep(control.places, litter.scratch_id)
+    assert left_over(control) == []
 
 
 def test_looking_makes_nothing_in_a_scratch(control: Control) -> None:

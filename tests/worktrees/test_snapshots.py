@@ -42,7 +42,7 @@ from holdfast.worktrees.records import (
     Operation,
     OperationKind,
 )
-from holdfast.worktrees.snapshots import Wanted, snapshot
+from holdfast.worktrees.snapshots import MOST_LISTED, Wanted, snapshot
 from tests.locks.workers import Line, Workers
 from tests.worktrees.repositories import add_reference, add_worktree, make_repository
 from tests.worktrees.stages import expire
@@ -143,6 +143,18 @@ def test_a_users_own_mark_of_completeness_is_just_payload(site: Site) -> None:
     assert (tree / "payload" / ".READY").read_text() == "mine"
     (tree / ".READY").unlink()
     assert site.ids() == []
+
+
+def test_a_descriptor_lists_no_more_than_a_record_can_hold(site: Site) -> None:
+    """Or many fifos, in long directories, would be a reason to keep nothing at all."""
+    if sys.platform == "win32":
+        raise NotImplementedError("there are no fifos on Windows")
+    for number in range(MOST_LISTED + 2):
+        os.mkfifo(site.payload / f"fifo-{number}")
+    made = snapshot(site.control, MAIN, site.proof)
+    assert len(made.special) == MOST_LISTED + 1
+    assert made.special[-1] == "... and 2 more"
+    assert made.files >= MOST_LISTED + 2
 
 
 def test_unchanged_files_are_stored_once(site: Site) -> None:

@@ -131,7 +131,7 @@ def _work(
                 duty=signals.Duty(min(1.0, wish.ttl / 10), assignment.check),
                 environment=environment | _named(assignment, workshop.repository.root),
                 directory=assignment.path,
-                mark=LOCK_ID,
+                mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
             )
             outcome = _concluded(assignment, ended)
         except (LockNotHeld, LockExpired, FencingMismatch) as failure:

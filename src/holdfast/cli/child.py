@@ -47,26 +47,37 @@ class Ended(NamedTuple):
             return f"SIG{self.signal_number}"
 
 
+class Mark(NamedTuple):
+    """What is in the environment of the command, and of nobody that was not started by it; and which
+    directory nobody may write into any more."""
+
+    name: str
+    value: str
+    place: Path
+
+
 def run(
     command: Sequence[str],
     *,
     duty: signals.Duty | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path | None = None,
-    mark: str | None = None,
+    mark: Mark | None = None,
 ) -> Ended:
     """Run a command to its end; raise `CommandNotFound` if there is no such command.
 
     It gets our environment and current directory unless others are given. If `duty` raises, the command
-    is ended first, with all that it has started: asked to, and forced after `GRACE` seconds. `mark` names
-    what nobody else has in that environment, so that those are found who have left the family.
+    is ended first, with all that it has started: asked to, and forced after `GRACE` seconds. By the `mark`
+    those are found who have left the family.
     """
     with signals.kept_back() as mask:
         child = _start(command, mask, environment, directory)
         try:
             code = signals.attend(child, duty)
         except BaseException:
-            _end(child, environment, mark)
+            from holdfast.cli.family import Family
+
+            Family(child, mark).end(GRACE)
             raise
     return Ended(None, -code) if code < 0 else Ended(code, None)
 
@@ -110,10 +121,3 @@ def _start(
         raise CommandNotFound(
             f"cannot run {command[0]}: {error.strerror}", command=command[0], reason=error.strerror
         ) from None
-
-
-def _end(child: signals.Child, environment: Mapping[str, str] | None, mark: str | None) -> None:
-    from holdfast.cli.family import Family, Mark
-
-    value = None if environment is None or mark is None else environment.get(mark)
-    Family(child, Mark(mark, value) if mark is not None and value is not None else None).end(GRACE)

@@ -1,9 +1,9 @@
 """A command with all that it has started: who loses the right to write ends all of them, not the first alone.
 
 A shell that is asked to end does so, and what it was waiting for goes on writing. So the processes below the
-command are ended with it, and so is whoever has left their midst (by a double fork) and still carries the
-mark that the command was given in its environment. A process that has done both, leaving and dropping the
-mark, is not found.
+command are ended with it, and so is whoever has left their midst (by a double fork), still carries the mark
+that the command was given in its environment, and works in the directory that the right was about: it stands
+there or has a file open. A server that serves others too, elsewhere, is left alone.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
+if TYPE_CHECKING:
+    from holdfast.cli.child import Mark
+
 _PAUSE = 0.05
 _LAST_ROUNDS = 20
-
-
-class Mark(NamedTuple):
-    """What is in the environment of the command, and of nobody that was not started by it."""
-
-    name: str
-    value: str
 
 
 class Family:
@@ -87,11 +84,18 @@ class Family:
             return
         for each in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                if each.environ().get(self._mark.name) == self._mark.value:
+                marked = each.environ().get(self._mark.name) == self._mark.value
+                if marked and _works_in(each, self._mark.place):
                     yield each
 
     def _alive(self) -> set[psutil.Process]:
         return {each for each in self._known.values() if _is_alive(each)}
+
+
+def _works_in(process: psutil.Process, place: Path) -> bool:
+    """Whether a process stands in a directory, or has a file open in it."""
+    paths = [Path(process.cwd()), *(Path(each.path) for each in process.open_files())]
+    return any(path.is_relative_to(place) for path in paths)
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Show the snapshots that led to where a worktree is.")
-@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Show the newest N only.")
+@click.option("--limit", metavar="N", type=click.IntRange(1, 10**9), help="Show the newest N only.")
 @click.option(
     "--all", "all_lines", is_flag=True, help="Show all snapshots of all worktrees, also removed ones."
 )

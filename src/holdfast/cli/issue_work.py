@@ -83,7 +83,7 @@ def work(
             with kept_back():  # the thread that renews inherits it: no signal is to reach that one
                 held = stack.enter_context(HeldClaim(tracker.claims, claimed.claim))
             duty = Duty(min(1.0, ttl / BEATS), held.check)
-            ended = child.run(command, duty=duty, environment=os.environ, mark=CLAIM_VARIABLE)
+            ended = child.run(command, duty=duty)
         succeeded = ended.exit_status == 0
         if then == "done" and succeeded:
             issue = tracker.update(shown.issue_id, Update(state=State.DONE), claim=shown)

@@ -118,8 +118,9 @@ def _run(
 ) -> child.Ended:
     duty = None if lease is None else signals.Duty(min(LOOK_EVERY, wish.ttl / 10), lease.check)
     where = directory if wish.chdir else None
+    mark = None if lease is None else child.Mark(LOCK_ID, lease.lock_id, directory)
     try:
-        ended = child.run(command, duty=duty, environment=environment, directory=where, mark=LOCK_ID)
+        ended = child.run(command, duty=duty, environment=environment, directory=where, mark=mark)
         if lease is not None:
             lease.check()  # it may have been lost at the very end
     except (LockNotHeld, LockExpired) as failure:

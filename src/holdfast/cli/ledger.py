@@ -12,7 +12,7 @@ from holdfast.cli.group import Group
 from holdfast.cli.options import duration, json_option
 from holdfast.cli.output import Output
 from holdfast.cli.places import store_address
-from holdfast.cli.repository import REPO
+from holdfast.cli.repository import ACTOR, REPO
 
 if TYPE_CHECKING:
     from holdfast.workspace.ledgers import OpenLedger
@@ -68,7 +68,7 @@ def open_at(directory: str) -> OpenLedger:
     """The ledger of the directory that was named."""
     from holdfast.workspace.ledgers import open_ledger
 
-    return open_ledger(directory, address=store_address(os.environ))
+    return open_ledger(directory, address=store_address(os.environ), actor=os.environ.get(ACTOR))
 
 
 @group.command(short_help="Begin a ledger in a directory.")

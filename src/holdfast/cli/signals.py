@@ -79,8 +79,9 @@ else:
                 die_with_parent(signal.SIGKILL)
                 if os.getppid() != parent:  # it died before we could ask for that
                     os.kill(os.getpid(), signal.SIGKILL)
-            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if callable(signal.getsignal(number)):  # ours: what it does is not for the command
+                    signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
         return prepare

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Failure
-from holdfast.fs import durable, strictjson
+from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.mounts import mount_point
 
 KIND = "fuse.juicefs"
@@ -26,6 +26,8 @@ UNKNOWN = (
 """What to say of a mount that does not tell."""
 
 _CONFIGS = (".config", ".jfs.config")
+_OWN_INODES = 0x7FFFFFFF00000000
+"""The files by which a mount tells of itself have higher inodes than any file in the volume."""
 _REMEMBERED = {
     "AttrTimeout": "attr-cache",
     "EntryTimeout": "entry-cache",
@@ -45,10 +47,12 @@ def settings_of(path: Path) -> Settings | None:
     """How the JuiceFS at `path` is mounted; None if it does not tell."""
     point = mount_point(path)
     for name in _CONFIGS if point is not None else ():
+        config = Path(str(point)) / name
         try:
-            content = durable.read(Path(str(point)) / name, limit=1 << 20)
-            return _understood(strictjson.decode(content, source=name))
-        except (Failure, AttributeError, KeyError, TypeError, ValueError):
+            if calls.stat(config, follow_symlinks=False).st_ino < _OWN_INODES:
+                continue  # a file that somebody keeps there
+            return _understood(strictjson.decode(durable.read(config, limit=1 << 20), source=name))
+        except (OSError, Failure, AttributeError, KeyError, TypeError, ValueError):
             continue
     return None
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,10 +44,12 @@ def is_full(failure: Failure) -> bool:
 
 
 class Reserve:
-    """The files of one directory that are there to be deleted."""
+    """The files of one directory that are there to be deleted; after them those of `caches`, which cost only
+    time."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, caches: Path | None = None) -> None:
         self.directory = directory
+        self.caches = caches
 
     def fill(self) -> bool:
         """Set aside what is missing, if there is room; whether all of it is there now. Never raises."""
@@ -82,13 +84,9 @@ class Reserve:
             close_quietly(descriptor)
 
     def release(self) -> bool:
-        """Delete what is set aside; whether there was anything."""
-        deleted = False
-        for number in range(FILES):
-            with contextlib.suppress(OSError):
-                calls.unlink(self.directory / str(number))
-                deleted = True
-        return deleted
+        """Delete what is set aside, or if nothing is, the caches; whether there was anything."""
+        names = [str(number) for number in range(FILES)]
+        return _delete(self.directory, names) or (self.caches is not None and _delete_all(self.caches))
 
     def relieve(self, work: Callable[[], Result], *, again: Callable[[], Result] | None = None) -> Result:
         """Do something that needs little room and may be done twice: if the disk is full, with the reserve.
@@ -105,3 +103,19 @@ class Reserve:
             return (again or work)()
         finally:
             self.fill()
+
+
+def _delete(directory: Path, names: Iterable[str]) -> bool:
+    deleted = False
+    for name in names:
+        with contextlib.suppress(OSError):
+            calls.unlink(directory / name)
+            deleted = True
+    return deleted
+
+
+def _delete_all(directory: Path) -> bool:
+    try:
+        return _delete(directory, calls.listdir(directory))
+    except OSError:
+        return False

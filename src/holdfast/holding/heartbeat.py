@@ -72,7 +72,7 @@ class Held(Generic[Record]):
         self._pid = os.getpid()
         self._ended = threading.Event()
         self._woken = threading.Event()
-        self._renewing = threading.Lock()
+        self._renewing = threading.RLock()  # a signal may have us release in the middle of renewing
         self._reason: Failure | None = None
         self._heart: threading.Thread | None = None
         self._renewal: threading.Thread | None = None

@@ -178,7 +178,7 @@ class Claiming:
 
 
 class HeldClaim(Held[Claim]):
-    """A claim that is renewed in the background while its block runs; what it writes later is refused.
+    """A claim that is renewed in the background while its block runs; once lost, it proves nothing any more.
 
     The claim stays when the block ends: the issue is finished or released by its own operations.
     """

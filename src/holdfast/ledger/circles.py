@@ -8,13 +8,15 @@ from holdfast.clock import format_instant, parse_instant
 from holdfast.holding.circles import Hold, Party, Thing, Wait, process_id
 from holdfast.ledger.claims import Claim, Waiter
 
-AGENT, ABOVE, BETWEEN = "agent", "above", "|"
-"""How the `holder` of one who waits names the process that it acts for, and those that it descends from."""
+ACTOR, AGENT, ABOVE, BETWEEN = "actor", "agent", "above", "|"
+"""How a `holder` says in whose name it acts; and, of one who waits, for which process and below which."""
 
 
 def hold(claim: Claim) -> Hold:
     """A claim is its owner's; its process tells who that is where others go by processes only."""
-    party = Party(claim.owner, claim.owner, _processes(claim.holder, claim.holder.get("holder_id", "")))
+    told = claim.holder
+    processes = _processes(told, told.get("holder_id", ""))
+    party = Party(claim.owner, claim.owner, processes, actor=told.get(ACTOR, ""))
     return Hold(Thing("claim", claim.node_id), party, claim.claim_id or f"event-{claim.sequence}")
 
 
@@ -26,6 +28,7 @@ def wait(waiter: Waiter) -> Wait:
         waiter.owner,
         _processes(told, told.get("holder_id", ""), told.get(AGENT, "")),
         _processes(told, *told.get(ABOVE, "").split(BETWEEN)),
+        told.get(ACTOR, ""),
     )
     since = format_instant(parse_instant(waiter.since)) if waiter.since else ""
     return Wait(Thing("claim", waiter.node_id), party, since, waiter.ticket)

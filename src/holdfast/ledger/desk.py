@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from holdfast.clock import parse_instant
 from holdfast.errors import OutcomeUnknown, UsageFailure
-from holdfast.fs.names import checked_text
+from holdfast.fs.names import checked_actor, checked_text
 from holdfast.holding.circles import Look, Picture, refuse_circle
 from holdfast.ledger import circles, meta, protocol
 from holdfast.ledger.claim_files import ClaimFiles
@@ -49,10 +49,15 @@ class ClaimDesk:
         *,
         files: ClaimFiles | None = None,
         patience: float = PATIENCE,
+        actor: str = "",
         elsewhere: Sequence[Look] = (),
     ) -> None:
-        """`elsewhere` is what else can be held and waited for: a circle of waits may lead through it."""
+        """`actor` is who asks, beyond the process and the owners that it names: the same as for leases.
+
+        `elsewhere` is what else can be held and waited for: a circle of waits may lead through it.
+        """
         self.ledger = ledger
+        self._actor = actor
         self._elsewhere = elsewhere
         self._files = files
         self._patience = patience
@@ -81,8 +86,8 @@ class ClaimDesk:
             self._ttl(ttl),
             priority,
             self._patience,
-            holder=described(current_holder()),
-            agent={} if behalf_of is None else described(behalf_of, detached=True),
+            holder=described(current_holder()) | self._named(),
+            agent={} if behalf_of is None else described(behalf_of, detached=True) | self._named(),
             purpose=checked_text(purpose, what="purpose"),
         )
 
@@ -283,6 +288,9 @@ class ClaimDesk:
             return parse_instant(str(self.ledger.read(sequence).event.get("timestamp")))
         except ValueError:  # another program's, which did not say when
             return self.ledger.store.now()
+
+    def _named(self) -> dict[str, str]:
+        return {circles.ACTOR: checked_actor(self._actor)} if self._actor else {}
 
     def _ttl(self, ttl: float | None) -> float:
         return self.lock_timeout() if ttl is None else meta.checked_ttl(ttl)

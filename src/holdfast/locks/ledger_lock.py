@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -24,10 +24,9 @@ from typing import NamedTuple, Self
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_duration, format_instant, parse_instant
 from holdfast.errors import LockChanged, LockReentry, LockTimeout
 from holdfast.fs import calls
-from holdfast.fs.names import unique_id
 from holdfast.locks.file_locker import FileLocker, LockGuard
 from holdfast.locks.holders import Holder, Liveness, current_holder, liveness
-from holdfast.locks.lock_file import LockFile, Sighting
+from holdfast.locks.lock_file import Coded, LockFile, Sighting, content_of
 
 LOCK_NAME = "ledger.lock"
 DEFAULT_TIMEOUT = 5.0
@@ -69,6 +68,15 @@ class LedgerLockState(NamedTuple):
         return f"{who} for {format_duration(self.age)} (holder {self.liveness.value}, lock {self.identity})"
 
 
+class _Frame(NamedTuple):
+    """What the lock says each time, before the time and behind the id."""
+
+    agent_id: str
+    holder: Holder
+    before: str
+    behind: str
+
+
 class LedgerLock:
     """The write lock of the ledger in one directory, for one agent."""
 
@@ -89,6 +97,7 @@ class LedgerLock:
         self._file = LockFile(self.path.parent, "", LOCK_NAME, often=True)
         self._turnstile_path = str(self.path.parent / ".ledger.lock.turnstile")
         self._turnstile = FileLocker(timeout / 2, fair=True)
+        self._frame: _Frame | None = None
 
     def acquire(self) -> HeldLedgerLock:
         """Wait for the lock, at most `timeout` seconds; then raise `LockTimeout`, naming the holder."""
@@ -127,7 +136,7 @@ class LedgerLock:
             raise LockReentry(f"{self.path} is held by this thread already", path=str(self.path)) from None
 
     def _acquire_in_turn(self, turn: LockGuard | None, deadline: float) -> HeldLedgerLock:
-        lock_id = unique_id()
+        lock_id = os.urandom(16).hex()
         while True:
             record = self._record(lock_id)
             if self._file.create(record, synced=False):  # 2. free: commit point
@@ -138,19 +147,22 @@ class LedgerLock:
                 raise self._timed_out()
             time.sleep(POLL_INTERVAL)  # 4. somebody else's: look again
 
-    def _recover(self, record: Mapping[str, object]) -> bool:
+    def _recover(self, record: Coded) -> bool:
         seen = self._file.look()
         if seen is None or self._judge(seen).liveness is not Liveness.DEAD:
             return False
         return self._file.take_over(seen, record, synced=False)
 
-    def _record(self, lock_id: str) -> dict[str, object]:
-        return {
-            "agent_id": self.agent_id,
-            "acquired_at": format_instant(self._clock.wall()),
-            "lock_id": lock_id,
-            **current_holder().as_record(),
-        }
+    def _record(self, lock_id: str) -> Coded:
+        """What the lock says: the same each time but for the id and the time, which need no coding."""
+        acquired_at = format_instant(self._clock.wall())
+        new = f'{acquired_at}","lock_id":"{lock_id}'
+        holder, frame = current_holder(), self._frame
+        if frame is None or frame.agent_id != self.agent_id or frame.holder != holder:
+            fields = {"agent_id": self.agent_id, "acquired_at": acquired_at, "lock_id": lock_id}
+            before, _, behind = content_of({**fields, **holder.as_record()}).decode().rpartition(new)
+            frame = self._frame = _Frame(self.agent_id, holder, before, behind)
+        return Coded(lock_id, f"{frame.before}{new}{frame.behind}".encode())
 
     def _judge(self, seen: Sighting) -> LedgerLockState:
         record = seen.record or {}

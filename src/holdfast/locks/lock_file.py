@@ -52,6 +52,13 @@ class Sighting(NamedTuple):
     is_directory: bool
 
 
+class Coded(NamedTuple):
+    """A record as it is stored, by one who makes many that are nearly the same."""
+
+    lock_id: str
+    content: bytes
+
+
 class LockFile:
     """The lock file `name` in a directory, and its guard `<name>.guard` beside it (dot in front)."""
 
@@ -69,16 +76,17 @@ class LockFile:
         self._guards = FileLocker(GUARD_TIMEOUT)
         self._has_guard = False
 
-    def create(self, record: Mapping[str, object], *, synced: bool) -> bool:
+    def create(self, record: Mapping[str, object] | Coded, *, synced: bool) -> bool:
         """Take the lock if nobody has it. Commit point: the link of the finished record."""
+        coded = record if isinstance(record, Coded) else _coded(record)
         try:
-            made = self._create_often(record) if self._draft is not None and not synced else None
+            made = self._create_often(coded) if self._draft is not None and not synced else None
             if made is None:
                 with self._directory() as directory:
-                    made = self._create(directory, record, synced=synced)
+                    made = self._create(directory, coded, synced=synced)
             return made
         except BaseException:
-            self._withdraw(record)
+            self._withdraw(coded)
             raise
 
     def look(self) -> Sighting | None:
@@ -86,11 +94,12 @@ class LockFile:
         with self._directory() as directory:
             return self._look(directory)
 
-    def take_over(self, seen: Sighting, record: Mapping[str, object], *, synced: bool) -> bool:
+    def take_over(self, seen: Sighting, record: Mapping[str, object] | Coded, *, synced: bool) -> bool:
         """Put our lock in the place of the one that was `seen`; False if somebody was faster.
 
         Never waits: who has the guard is deciding about this very lock, or is stopped while doing so.
         """
+        coded = record if isinstance(record, Coded) else _coded(record)
         guard = self._guards.try_lock_exclusive(self._guard_path)
         if guard is None:
             return False
@@ -98,9 +107,9 @@ class LockFile:
             with guard, self._directory() as directory:
                 if not self._remove_if(directory, seen.identity):
                     return False
-                return self._create(directory, record, synced=synced)
+                return self._create(directory, coded, synced=synced)
         except BaseException:
-            self._withdraw(record)
+            self._withdraw(coded)
             raise
 
     def remove(self, identity: str) -> bool:
@@ -129,7 +138,7 @@ class LockFile:
         """Write a new record if the lock is still ours."""
         with suppress(NotFound), self._guard(), self._directory() as directory:
             if self._says(directory, field, value):
-                durable.replace_in(directory, self._name, _content(record), mode=0o600)
+                durable.replace_in(directory, self._name, content_of(record), mode=0o600)
                 return True
         return False
 
@@ -153,26 +162,26 @@ class LockFile:
                 guard.release()
         self._has_guard = True
 
-    def _withdraw(self, record: Mapping[str, object]) -> None:
+    def _withdraw(self, record: Coded) -> None:
         """What fails after the commit point has made a lock of which its holder will never hear."""
         with suppress(Failure, OSError):
-            self.remove_own("lock_id", str(record["lock_id"]))
+            self.remove_own("lock_id", record.lock_id)
 
-    def _create_often(self, record: Mapping[str, object]) -> bool | None:
+    def _create_often(self, record: Coded) -> bool | None:
         """`create` with the file that is kept for it; None if that is not to be done, or cannot be."""
         if self._draft is None or not self._draft.is_worth_it():
             return None
         if not self._has_guard:
             with self._directory() as directory:
                 self._make_guard(directory)
-        return self._draft.publish(_content(record), str(record["lock_id"]))
+        return self._draft.publish(record.content, record.lock_id)
 
-    def _create(self, directory: Directory, record: Mapping[str, object], *, synced: bool) -> bool:
+    def _create(self, directory: Directory, record: Coded, *, synced: bool) -> bool:
         if directory.status(self._name) is not None:
             return False  # spares the draft; what decides is the link
         self._make_guard(directory)
         try:
-            durable.create_in(directory, self._name, _content(record), mode=0o600, durable=synced)
+            durable.create_in(directory, self._name, record.content, mode=0o600, durable=synced)
         except AlreadyExists:
             return False
         return True
@@ -227,7 +236,11 @@ def _identity(status: os.stat_result, content: bytes) -> str:
     return hashlib.blake2s(seen, digest_size=8).hexdigest()
 
 
-def _content(record: Mapping[str, object]) -> bytes:
+def _coded(record: Mapping[str, object]) -> Coded:
+    return Coded(str(record["lock_id"]), content_of(record))
+
+
+def content_of(record: Mapping[str, object]) -> bytes:
     """A record as it is stored: never larger than what is read again."""
     text = strictjson.encode(record, what="the record of a lock", limit=MOST_BYTES - 1, string_keys=True)
     return text + b"\n"

@@ -71,10 +71,12 @@ def init_ledger(
     return _wired(Path(os.path.abspath(root)), store, address)
 
 
-def open_ledger(root: str | os.PathLike[str], *, address: str | None = None) -> OpenLedger:
+def open_ledger(
+    root: str | os.PathLike[str], *, address: str | None = None, actor: str | None = None
+) -> OpenLedger:
     """Open the ledger of a directory, kept at this address if one is given; `NotFound` if there is none.
 
-    Makes nothing.
+    `actor` (`kind:name`) is who claims, as for leases: it tells agents of one process apart. Makes nothing.
     """
     path = Path(os.path.abspath(root))
     if not _is_there(path):
@@ -84,7 +86,7 @@ def open_ledger(root: str | os.PathLike[str], *, address: str | None = None) -> 
     try:
         if not files_there and meta.read_meta(store) is None:
             raise _no_ledger(path)
-        return _wired(path, store, address)
+        return _wired(path, store, address, actor or "")
     except BaseException:
         close_store(store)
         raise
@@ -107,17 +109,17 @@ def _has_ledger(path: Path) -> bool:
     return address_of(path) != FILES
 
 
-def _wired(root: Path, store: Store, address: str | None) -> OpenLedger:
+def _wired(root: Path, store: Store, address: str | None, actor: str = "") -> OpenLedger:
     ledger = Ledger(
         store, shelf=FileShelf(root)
     )  # also of a ledger on a server: a cache, here, of what is there
     # Leases are kept where it was settled, wherever the ledger is.
     elsewhere = [LeasesElsewhere(root, store, None if address is None else read_config(root).store)]
     if not isinstance(store, FileStore):
-        return OpenLedger(root, ledger, Claims(ledger, elsewhere=elsewhere), None, None)
+        return OpenLedger(root, ledger, Claims(ledger, actor=actor, elsewhere=elsewhere), None, None)
     files = ClaimFiles(store.path) if meta.has_claim_files(meta.read_meta(store)) else None
-    lock = LedgerLock(store.path / DIRECTORY, AGENT)
-    return OpenLedger(store.path, ledger, Claims(ledger, files=files, elsewhere=elsewhere), lock, files)
+    claims = Claims(ledger, files=files, actor=actor, elsewhere=elsewhere)
+    return OpenLedger(store.path, ledger, claims, LedgerLock(store.path / DIRECTORY, AGENT), files)
 
 
 def _is_there(path: Path) -> bool:

@@ -8,6 +8,7 @@ than the repository is not seen with it: such waits are ended by their time limi
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from holdfast.audit.chain import AuditTrail
@@ -29,21 +30,29 @@ class Elsewhere:
         self._address = address
         self._opened: Store | None = None
         self._look: Look | None = None
+        self._opening = threading.Lock()  # any number of threads may wait
 
     def __call__(self) -> Picture:
         """The picture of it, as of now; an empty one if it is not in use here."""
-        if self._look is None and self._is_in_use():
-            self._look = self._open(self._other_store())
-        return Picture() if self._look is None else self._look()
+        with self._opening:
+            if self._look is None and self._is_in_use():
+                self._look = self._open(self._other_store())
+            look = self._look
+        return Picture() if look is None else look()
 
     def close(self) -> None:
-        """Let go of what was opened here."""
+        """Let go of what was opened here. What is being opened at this moment goes when nobody needs it."""
         from holdfast.workspace.stores import close_store
 
-        self._look = None
-        if self._opened is not None:
-            close_store(self._opened)
-            self._opened = None
+        if not self._opening.acquire(blocking=False):
+            return  # perhaps by asking a server that is away: not to be waited for
+        try:
+            self._look = None
+            if self._opened is not None:
+                close_store(self._opened)
+                self._opened = None
+        finally:
+            self._opening.release()
 
     def _is_in_use(self) -> bool:
         raise NotImplementedError

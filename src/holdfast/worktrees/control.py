@@ -56,7 +56,7 @@ class Places(NamedTuple):
     @property
     def reserve(self) -> Reserve:
         """What is set aside for the day when the disk is full."""
-        return Reserve(self.root / ".jvs" / "reserve")
+        return Reserve(self.root / ".jvs" / "reserve", caches=self.caches)
 
     def payload(self, worktree: str) -> Path:
         """The directory that the users of a worktree work in: nothing of ours is ever in it."""

@@ -23,7 +23,7 @@ from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready
 from holdfast.worktrees.records import Consistency, Descriptor, Operation
 from holdfast.worktrees.scratch import Scratch, scratch
-from holdfast.worktrees.snapshots import published_tree
+from holdfast.worktrees.snapshots import listed, published_tree
 
 if TYPE_CHECKING:
     from holdfast.fs.trees import Captured
@@ -77,12 +77,12 @@ def _part_differs(control: Control, operation: Operation, replaced: Path, kept: 
 
 def _put_together(control: Control, own: Scratch, replaced: Path, path: str, kept: str | None) -> Path:
     """The content of `kept`, with what was replaced at `path`, as a directory of the scratch."""
-    from holdfast.fs.trees import capture, choose_engine, materialise, remove_tree
+    from holdfast.fs.trees import capture_best, materialise, remove_tree
 
     whole, part = own.path / "whole", own.path / "part"
     if kept is not None and is_ready(control.places, kept):
         materialise(control.places.tree(kept), whole)
-    capture(replaced, part, engine=choose_engine(replaced, own.path), quiesced=False)
+    capture_best(replaced, part, beside=own.path, quiesced=False)
     for above in reversed((whole / path).parents[: path.count("/")]):
         if not _is_directory(above):
             remove_tree(above)  # it was of another kind
@@ -100,11 +100,10 @@ def _is_directory(path: Path) -> bool:
 
 
 def _captured(control: Control, directory: Path, own: Scratch, kept: str | None) -> Captured:
-    from holdfast.fs.trees import capture, choose_engine, sync_tree
+    from holdfast.fs.trees import capture_best, sync_tree
 
     base = control.places.tree(kept) if kept and is_ready(control.places, kept) else None
-    engine = choose_engine(directory, own.path)
-    captured = capture(directory, own.tree, engine=engine, base=base, quiesced=False)
+    captured = capture_best(directory, own.tree, beside=own.path, base=base, quiesced=False)
     sync_tree(own.tree)
     return captured
 
@@ -124,6 +123,6 @@ def _descriptor(
         bytes=captured.bytes,
         note=shortened(note),
         holder_id=control.holder.holder_id,
-        not_preserved=tuple(captured.not_preserved),
-        special=tuple(captured.special),
+        not_preserved=listed(captured.not_preserved),
+        special=listed(captured.special),
     )

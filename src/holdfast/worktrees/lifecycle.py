@@ -112,8 +112,11 @@ class Worktrees:
 
     def _finish_removal(self, name: str) -> Removed | None:
         """Bring to its end a removal that was decided before the disk was full."""
-        head = self._control.config(name).head_snapshot_id
+        there = self._control.store.read(WORKTREES.key(name))
+        if there is None:
+            return Removed(name, None, None)
         done = settle(self._control, name)
+        head = there.record.head_snapshot_id
         return None if done is None else Removed(name, done.snapshot_id or head, done.snapshot_id)
 
     def _state(self, config: WorktreeConfig) -> WorktreeState:

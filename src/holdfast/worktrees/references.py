@@ -7,11 +7,13 @@ either the collector, which dooms first and looks afterwards, sees the reference
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from typing import TypeVar
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NotFound
 from holdfast.fs.names import checked_text
-from holdfast.store.records import Create, Decision, Delete, View
+from holdfast.store.records import Create, Decision, Delete, Key, View
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.naming import no_snapshot, reference_name, usable
 from holdfast.worktrees.records import DESCRIPTORS, PINS, REFERENCES, Descriptor, Pin, Reference
@@ -41,19 +43,15 @@ def create_reference(control: Control, name: str, snapshot_id: str, *, note: str
 
 def delete_reference(control: Control, name: str) -> Reference:
     """Take a name away. The snapshot stays until it is collected, if nothing else keeps it."""
-    key = REFERENCES.key(name)
-
-    def decide(view: View, now: float) -> Decision[Reference]:
-        there = view.get(key)
-        if there is None:
-            raise NotFound(
-                f"there is no reference {name}", hint="See 'holdfast ref list' for those that are there."
-            )
-        facts = {"name": name, "snapshot_id": there.snapshot_id, "note": there.note}
-        return Decision([Delete(key), control.audit(view, now, "reference_deleted", **facts)], there)
-
-    return control.places.reserve.relieve(
-        lambda: control.store.transact([key, control.trail.stream], decide).result
+    missing = NotFound(
+        f"there is no reference {name}", hint="See 'holdfast ref list' for those that are there."
+    )
+    return _taken_away(
+        control,
+        REFERENCES.key(name),
+        missing,
+        "reference_deleted",
+        lambda there: {"name": name, "snapshot_id": there.snapshot_id, "note": there.note},
     )
 
 
@@ -86,19 +84,13 @@ def add_pin(control: Control, snapshot_id: str, *, reason: str = "", keep_for: f
 
 def remove_pin(control: Control, pin_id: str) -> Pin:
     """Take one pin away; others on the same snapshot stay."""
-    key = PINS.key(pin_id)
-
-    def decide(view: View, now: float) -> Decision[Pin]:
-        there = view.get(key)
-        if there is None:
-            raise NotFound(
-                f"there is no pin {pin_id}", hint="See 'holdfast pin list' for those that are there."
-            )
-        facts = {"pin_id": pin_id, "snapshot_id": there.snapshot_id, "reason": there.reason}
-        return Decision([Delete(key), control.audit(view, now, "pin_removed", **facts)], there)
-
-    return control.places.reserve.relieve(
-        lambda: control.store.transact([key, control.trail.stream], decide).result
+    missing = NotFound(f"there is no pin {pin_id}", hint="See 'holdfast pin list' for those that are there.")
+    return _taken_away(
+        control,
+        PINS.key(pin_id),
+        missing,
+        "pin_removed",
+        lambda there: {"pin_id": pin_id, "snapshot_id": there.snapshot_id, "reason": there.reason},
     )
 
 
@@ -113,3 +105,26 @@ def _may_be_kept(view: View, snapshot_id: str) -> Descriptor:
     if descriptor is None:
         raise no_snapshot(snapshot_id)
     return usable(descriptor)
+
+
+Keeping = TypeVar("Keeping", Reference, Pin)
+
+
+def _taken_away(
+    control: Control,
+    key: Key[Keeping],
+    missing: NotFound,
+    event: str,
+    facts: Callable[[Keeping], dict[str, object]],
+) -> Keeping:
+    """Delete what keeps a snapshot, with its audit entry; `missing` is raised if it is not there."""
+
+    def decide(view: View, now: float) -> Decision[Keeping]:
+        there = view.get(key)
+        if there is None:
+            raise missing
+        return Decision([Delete(key), control.audit(view, now, event, **facts(there))], there)
+
+    return control.places.reserve.relieve(
+        lambda: control.store.transact([key, control.trail.stream], decide).result
+    )

@@ -103,7 +103,8 @@ def scratch(
             yield Scratch(scratch_id, path)
         finally:
             if worktree is None or not is_needed(control, scratch_id, worktree):
-                _discard(path)
+                with contextlib.suppress(Failure):  # what was done is done; this is litter then
+                    _discard(path)
 
 
 def _locked(path: Path) -> LockGuard:
@@ -127,7 +128,7 @@ def in_use(places: Places) -> Iterator[ScratchIntent]:
     """What is being made at this moment, by processes that live."""
     for scratch_id in _scratch_ids(places):
         path = places.scratch / scratch_id
-        if not _is_abandoned(path):
+        if not is_abandoned(path):
             intent = _intent_of(path)
             if intent is not None:
                 yield intent
@@ -137,7 +138,7 @@ def abandoned(places: Places) -> Iterator[Abandoned]:
     """What dead processes have left."""
     for scratch_id in _scratch_ids(places):
         path = places.scratch / scratch_id
-        if _is_abandoned(path):
+        if is_abandoned(path):
             yield Abandoned(scratch_id, path, _intent_of(path))
 
 
@@ -151,7 +152,7 @@ def sweep(places: Places, scratch_id: str) -> bool:
     """Remove a scratch if nobody works in it; False if somebody does. Not there is fine."""
     path = places.scratch / scratch_id
     if scratch_id.endswith(SWEPT):  # nobody begins there any more
-        if not _is_abandoned(path):
+        if not is_abandoned(path):
             return not _is_there(path)
         _remove(path)
         return True
@@ -203,7 +204,7 @@ def _scratch_ids(places: Places) -> list[str]:
         return []
 
 
-def _is_abandoned(path: Path) -> bool:
+def is_abandoned(path: Path) -> bool:
     """Whether nobody works there. Makes nothing: it may be about to be removed."""
     try:
         fd = calls.open(path / LOCK, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))

@@ -17,7 +17,7 @@ A refusal at 5 takes the tree back. So does an error; what a kill leaves is a tr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -215,9 +215,18 @@ def _describe(
         holder_id=control.holder.holder_id,
         lock_id=proof.lock_id if proof and exclusive else None,
         fencing_token=proof.token if proof and exclusive else None,
-        not_preserved=tuple(captured.not_preserved),
-        special=tuple(captured.special),
+        not_preserved=listed(captured.not_preserved),
+        special=listed(captured.special),
     )
+
+
+MOST_LISTED = 1000
+
+
+def listed(names: Sequence[str]) -> tuple[str, ...]:
+    """What a descriptor lists of them: it must stay small. The manifest has them all."""
+    more = len(names) - MOST_LISTED
+    return tuple(names) if more <= 0 else (*names[:MOST_LISTED], f"... and {more} more")
 
 
 def _publish(

@@ -46,6 +46,22 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, scratch: Path) -> Path
     return tmp_path if request.param == "disk" else scratch
 
 
+@pytest.mark.parametrize("time", [(1 << 63) + 10**9, -(1 << 63) - 10**9])
+def test_a_time_that_64_bits_cannot_hold_is_no_reason_to_keep_nothing(tmp_path: Path, time: int) -> None:
+    """A file from an archive that says it is of the year 2440."""
+    source, tree, cache = tmp_path / "source", tmp_path / "tree", tmp_path / "cache"
+    source.mkdir()
+    for name in ("file", "directory"):
+        path = source / name
+        path.touch() if name == "file" else path.mkdir()
+        os.utime(path, ns=(time, time))
+    capture(source, tree, engine=Engine.COPY, cache=cache, quiesced=True)
+    assert list(changes(source, tree, cache=cache)) == []
+    assert list(verify(tree)) == []
+    materialise(tree, tmp_path / "back", cache=tmp_path / "another")
+    assert list(changes(tmp_path / "back", tree, cache=tmp_path / "another")) == []
+
+
 def round_trip(place: Path, engines: list[Engine]) -> None:
     """Capture with each engine, twice, and restore: all the same."""
     source = grow(place / "source")

@@ -9,6 +9,7 @@ import stat
 from holdfast.fs import calls
 from holdfast.fs.trees.descent import NOFOLLOW
 from holdfast.fs.trees.manifest import BODY, ENTRY, Meta, Xattrs
+from holdfast.fs.trees.scan import held_time
 
 READ: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | NOFOLLOW
 _WRITE: int = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | NOFOLLOW
@@ -41,7 +42,7 @@ def meta_of(status: os.stat_result) -> Meta:
     """What the manifest says of something with this status."""
     mode = status.st_mode
     kind = _KINDS.get(mode & _KIND, b"?")
-    return Meta(kind, mode & _MODE, status.st_uid, status.st_gid, status.st_mtime_ns)
+    return Meta(kind, mode & _MODE, status.st_uid, status.st_gid, held_time(status.st_mtime_ns))
 
 
 HEAD_OF_ENTRY = ENTRY.size - 6

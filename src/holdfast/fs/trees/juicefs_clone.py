@@ -66,10 +66,9 @@ def clone_directory(source: str, payload: str) -> None:
             for path, name in others:
                 try:
                     _link_again(one.enter(first_path), first, other.enter(path), name)
-                except FileNotFoundError:
-                    continue  # removed while it was cloned: that is noticed by whoever looks for changes
                 except OSError as error:
-                    raise unwritable(other.where(path, name), error) from error
+                    if error.errno not in GONE:  # by now: that is noticed by whoever looks for changes
+                        raise unwritable(other.where(path, name), error) from error
 
 
 def _unable(source: str, why: str) -> EngineUnavailable:

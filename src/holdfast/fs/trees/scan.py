@@ -25,6 +25,7 @@ _TICK = 20_000_000  # the longest that file systems with fine timestamps keep th
 _COARSE_TICK = 2_000_000_000
 _SECOND = 1_000_000_000
 _BLOCK = 512
+_FIRST_TIME, _LAST_TIME = -(1 << 63), (1 << 63) - 1
 
 
 class Listing(NamedTuple):
@@ -70,7 +71,10 @@ def look(descriptor: int) -> Listing:
         names = [name for name, _ in found]
         blob, below = "\0".join(names), "\0".join(directories)
     pack, statuses = MARK.pack, [status for _, status in found]
-    marks = [pack(s.st_ino, s.st_mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in statuses]
+    try:
+        marks = [pack(s.st_ino, s.st_mode, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in statuses]
+    except struct.error:  # a time that 64 bits cannot hold
+        marks = [mark_of(status) for status in statuses]
     encoded, encoded_below = os.fsencode(blob), os.fsencode(below)
     head = own_mark(own, len(names), len(encoded), len(encoded_below))
     return Listing(
@@ -96,13 +100,20 @@ def _bytes_of_name(found: tuple[str, os.stat_result]) -> bytes:
 
 def own_mark(own: os.stat_result, count: int, names: int, directories: int) -> bytes:
     """What an identity begins with: the directory itself, and how long what follows is."""
-    status = (own.st_ino, own.st_mode, own.st_uid, own.st_gid, own.st_mtime_ns, own.st_ctime_ns)
+    times = held_time(own.st_mtime_ns), held_time(own.st_ctime_ns)
+    status = (own.st_ino, own.st_mode, own.st_uid, own.st_gid, *times)
     return HEAD.pack(*status, count, names, directories)
 
 
 def mark_of(status: os.stat_result) -> bytes:
     """By what one file can be told apart from what it may become."""
-    return MARK.pack(status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    times = held_time(status.st_mtime_ns), held_time(status.st_ctime_ns)
+    return MARK.pack(status.st_ino, status.st_mode, status.st_size, *times)
+
+
+def held_time(nanoseconds: int) -> int:
+    """A time as 64 bits can hold it: what is before 1677 or after 2262 becomes the first or last moment."""
+    return max(_FIRST_TIME, min(_LAST_TIME, nanoseconds))
 
 
 def marks_by_name(identity: bytes) -> dict[bytes, bytes]:

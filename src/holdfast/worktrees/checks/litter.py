@@ -34,6 +34,8 @@ def scratches(examination: Examination) -> Iterator[Finding]:
     for each in left:
         if each.scratch_id in needed or _is_young_and_empty(each.path, examination.now):
             continue
+        if not scratch.is_abandoned(each.path):  # when we looked first it was just about to be locked
+            continue
         if _explains_a_tree(examination, each.scratch_id.removesuffix(scratch.SWEPT)):
             continue
         who = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
@@ -54,7 +56,7 @@ def _is_young_and_empty(path: Path, now: float) -> bool:
         return False
     try:
         with Directory.open(path) as directory:
-            return not directory.names() and now - calls.stat(path).st_mtime < DRAFT_AGE
+            return not set(directory.names()) - {scratch.LOCK} and now - calls.stat(path).st_mtime < DRAFT_AGE
     except (NotFound, FileNotFoundError):
         return True
 

@@ -1,0 +1,75 @@
+"""Who holds and who waits for claims, as those see it who look for circles of waits."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from holdfast.audit.chain import AuditTrail
+from holdfast.errors import NameInvalid, UsageFailure
+from holdfast.holding.circles import Picture, circle_of
+from holdfast.leases.desk import Desk
+from holdfast.ledger.claiming import Claims
+from holdfast.ledger.log import Ledger
+from holdfast.locks.holders import current_holder, holder_with_pid
+from holdfast.store.memory import MemoryStore
+from tests.ledger.ledgers import acquired
+
+LONG = 3600.0
+OTHER = holder_with_pid(os.getppid()) or current_holder()._replace(host="elsewhere")
+"""A process that is not this one, and lives."""
+
+
+class Town:
+    """A lease of an agent of ours, and a claim of another process, which waits for that lease."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.ours = Desk(self.store, AuditTrail(), actor="agent:a")
+        theirs = Desk(self.store, AuditTrail(), holder=OTHER)
+        self.ours.acquire("x", self.ours.request(ttl=LONG))
+        self.claims().take(self.claims().request("1", "theirs", ttl=LONG, behalf_of=OTHER))
+        self.their_wait = theirs.request(ttl=LONG)
+        theirs.line_up("x", self.their_wait)
+
+    def claims(self, actor: str = "") -> Claims:
+        return Claims(Ledger(self.store), actor=actor)
+
+    def circle_with(self, actor: str) -> bool:
+        """Whether there is a circle, once somebody of this process waits for the claim in this name."""
+        claims = self.claims(actor)
+        request = claims.request("1", "somebody", ttl=LONG)
+        claims.line_up(request)
+        leases, waits = self.ours.look(), claims.look()
+        seen = Picture(leases.holds + waits.holds, leases.waits + waits.waits)
+        found = {bool(circle_of(each, seen)) for each in (request.claim_id, self.their_wait.lock_id)}
+        claims.leave(request)
+        assert len(found) == 1
+        return found.pop()
+
+
+def test_agents_of_one_process_are_told_apart_by_the_name_in_which_they_act() -> None:
+    town = Town()
+    assert town.circle_with("agent:a")
+    assert not town.circle_with("agent:b")
+    assert town.circle_with("")  # who does not say is known by its process
+
+
+def test_a_claim_says_in_whose_name_and_for_which_process_it_was_taken() -> None:
+    claims = Claims(Ledger(MemoryStore()), actor="agent:a")
+    [mine, others] = [
+        claims.take(claims.request(node, "me", behalf_of=behalf_of)).holder
+        for node, behalf_of in (("1", None), ("2", OTHER))
+    ]
+    assert (mine["holder_id"], mine["actor"]) == (current_holder().holder_id, "agent:a")
+    assert (others["holder_id"], others["actor"]) == (OTHER.holder_id, "agent:a")
+    with pytest.raises((NameInvalid, UsageFailure)):
+        Claims(Ledger(MemoryStore()), actor="no kind").request("1", "me")
+
+
+def test_what_another_program_claims_is_held_by_its_owner_and_by_no_process() -> None:
+    claims = Claims(Ledger(MemoryStore()))
+    claims.ledger.append(acquired("1", "theirs", expires_in=LONG))
+    [hold] = claims.look().holds
+    assert (hold.party.owner, hold.party.processes) == ("theirs", frozenset())
