@@ -92,7 +92,8 @@ class Worker:
 
     def ask(self, message: object) -> Any:
         """Tell the worker something and wait for its answer."""
-        self.say(message)
+        with contextlib.suppress(BrokenPipeError):  # what it said at its end tells why
+            self.say(message)
         return self.hear()
 
     def kill(self) -> None:

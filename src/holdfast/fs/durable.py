@@ -39,6 +39,8 @@ _NOATIME = getattr(os, "O_NOATIME", 0)
 """Without this, reading changes the file: the time of access, which the next sync has to write as well."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_RENAME = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+_GONE = (errno.ENOENT, errno.ESTALE)
+_LOOKS = 100
 _CHUNK = 1 << 20
 
 
@@ -134,7 +136,20 @@ def read(path: Path, *, limit: int | None = None) -> bytes:
 
 
 def read_in(directory: Directory, name: str, *, limit: int | None = None) -> bytes:
-    """The content of the regular file `name`; more than `limit` bytes are refused, not read."""
+    """The content of the regular file `name`; more than `limit` bytes are refused, not read.
+
+    On some network filesystems an open file is gone when another machine replaces or removes it: then the
+    name is looked up again.
+    """
+    for _ in range(_LOOKS):
+        content = _read_found(directory, name, limit)
+        if content is not None:
+            return content
+    raise io_failure("read", directory.where(name), OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
+
+
+def _read_found(directory: Directory, name: str, limit: int | None) -> bytes | None:
+    """The content; None if the file has vanished since it was opened."""
     fd = _open_to_read(directory, name)
     try:
         status = calls.fstat(fd)
@@ -148,6 +163,8 @@ def read_in(directory: Directory, name: str, *, limit: int | None = None) -> byt
             raise TooLarge(directory.where(name), status.st_size, limit)
         return _read_all(fd, limit, directory.where(name), expected=status.st_size)
     except OSError as error:
+        if error.errno in _GONE:
+            return None
         raise io_failure("read", directory.where(name), error) from error
     finally:
         close_quietly(fd)

@@ -92,8 +92,14 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types are the
         if statement in self._asked_before:
             return self.execute(statement, parameters, prepare=True, binary=True)
         self._asked_before.add(statement)
-        with self.pipeline():
-            return self.execute(statement, parameters, prepare=True, binary=True)
+        try:
+            with self.pipeline():
+                return self.execute(statement, parameters, prepare=True, binary=True)
+        except psycopg.Error:
+            raise
+        except LookupError as error:  # psycopg loses count if the server refuses only what ends the pipeline
+            self.close()
+            raise psycopg.OperationalError("the server's answer could not be understood") from error
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         if timeout is not None:

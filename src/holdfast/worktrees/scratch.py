@@ -13,6 +13,7 @@ that. One of them sees the other.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists, Corrupt, Failure, NotFound
+from holdfast.errors import AlreadyExists, Corrupt, Failure, IoFailure, NotFound
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, close_quietly, io_failure, make_directories
 from holdfast.fs.names import is_safe_name
@@ -34,6 +35,7 @@ from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import OPERATIONS
 
 LOCK, INTENT, SWEPT = "lock", "intent.json", ".swept"
+_ATTEMPTS = 100
 
 
 class ScratchIntent(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,14 +188,24 @@ def _discard(path: Path) -> None:
 
 
 def _remove(swept: Path) -> None:
-    """The lock goes last: as long as it is held, what is there is not abandoned."""
+    """The lock goes last: as long as it is held, what is there is not abandoned.
+
+    One who was about to begin here may make the lock once more, and finds then that it is gone.
+    """
     from holdfast.fs.trees import remove_tree
 
     with contextlib.suppress(NotFound), Directory.open(swept) as directory:
         for name in directory.names():
             if name != LOCK:
                 remove_tree(swept / name)
-    remove_tree(swept)
+    for attempt in range(_ATTEMPTS):
+        try:
+            remove_tree(swept)
+        except IoFailure as failure:
+            if attempt + 1 == _ATTEMPTS or failure.facts["errno"] != errno.ENOTEMPTY:
+                raise
+        else:
+            return
 
 
 def _scratch_ids(places: Places) -> list[str]:
