@@ -296,6 +296,28 @@ def test_what_the_server_restarts_at_random_is_done_once(
         assert [each.record.number for each in store.entries(EVENTS)] == [0, *range(31, 61)]
 
 
+def test_a_commit_whose_answer_cannot_be_understood_is_found_out_by_its_id(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psycopg may lose count of the answers when the server refuses only the end of a pipeline."""
+    original, failures = postgres_connections.Connection.pipeline, [2]
+
+    @contextlib.contextmanager
+    def pipeline(self: Any) -> Iterator[Any]:
+        with original(self) as own:
+            yield own
+        if failures[0]:
+            failures[0] -= 1
+            raise IndexError("pop from an empty deque")
+
+    with PostgresStore(postgres_url) as store:
+        apply(store, Create(INDEX, Item(0)))
+    monkeypatch.setattr(postgres_connections.Connection, "pipeline", pipeline)
+    with PostgresStore(postgres_url) as store:
+        assert [increment(store, INDEX) for _ in range(3)] == [1, 2, 3]
+    assert failures == [0]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_a_server_that_isolates_more_than_it_is_asked_to_changes_nothing(

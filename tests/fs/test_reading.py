@@ -1,0 +1,59 @@
+"""Reading files that another machine replaces or removes while they are open, as on network filesystems."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import IoFailure, NotFound
+from holdfast.fs import calls, durable
+
+
+def fail_reads(monkeypatch: pytest.MonkeyPatch, code: int, times: int, meanwhile: Path | None = None) -> None:
+    """Let that many reads fail; what is at `meanwhile` is removed before the first fails."""
+    left = [times]
+    original = calls.read
+
+    def read(descriptor: int, length: int) -> bytes:
+        if left[0]:
+            left[0] -= 1
+            if meanwhile is not None:
+                meanwhile.unlink(missing_ok=True)
+            raise OSError(code, os.strerror(code))
+        return original(descriptor, length)
+
+    monkeypatch.setattr(calls, "read", read)
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESTALE])
+def test_a_file_that_was_replaced_while_it_was_open_is_looked_up_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    (tmp_path / "file").write_bytes(b"new")
+    fail_reads(monkeypatch, code, 2)
+
+    assert durable.read(tmp_path / "file") == b"new"
+
+
+def test_a_file_that_was_removed_while_it_was_open_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    fail_reads(monkeypatch, errno.ENOENT, 1, tmp_path / "file")
+
+    with pytest.raises(NotFound):
+        durable.read(tmp_path / "file")
+
+
+def test_a_file_that_vanishes_again_and_again_is_a_failure_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never that it is not there: it was each time."""
+    (tmp_path / "file").write_bytes(b"never")
+    fail_reads(monkeypatch, errno.ENOENT, 1 << 30)
+
+    with pytest.raises(IoFailure):
+        durable.read(tmp_path / "file")
