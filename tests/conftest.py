@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,14 @@ pytest_plugins = [
 ]
 
 _MEMORY = Path("/dev/shm")
+
+
+def pytest_configure() -> None:
+    """Who starts tests in the background may have them ignore the signals that some of them are about."""
+    for name in ("SIGINT", "SIGHUP", "SIGQUIT"):
+        number = getattr(signal, name, None)  # Windows has only one of them
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are
 
 TARGET = "target"
 SUCCESSES = 25
+PAUSE = 0.005  # of those who have nothing to do: they must not keep the others from working
 ROUNDS = 200
 """How often each of the users of the storm must have had its way; how many rounds there are."""
 
@@ -128,6 +129,7 @@ def user(root: Path, act: Callable[[Control, str, int], None]) -> Callable[[Line
             round_ += 1
             snapshot_id = take_any(control)
             if snapshot_id is None:
+                time.sleep(PAUSE)
                 continue
             try:
                 act(control, snapshot_id, round_)
@@ -153,6 +155,8 @@ def writer(root: Path) -> Callable[[Line], None]:
                 parent = control.config(MAIN).head_snapshot_id
                 made = snapshot(control, MAIN, None, Wanted(note=f"{count}"))
                 assert made.parent_id == parent
+            else:
+                time.sleep(PAUSE)
         line.say(tuple(Tally(count, 0)))
 
     return task
@@ -167,6 +171,8 @@ def collector(root: Path) -> Callable[[Line], None]:
                 plan = planning.propose(control).plan
                 if plan.snapshots:
                     deleted += len(collecting.run(control, plan.plan_id).snapshots)
+                else:
+                    time.sleep(PAUSE)
             except (PlanMismatch, LockConflict):
                 refused += 1
         line.say(tuple(Tally(deleted, refused)))
@@ -183,7 +189,13 @@ def test_a_snapshot_that_somebody_uses_never_vanishes(scratch: Path) -> None:
     with Workers() as workers:
         users = [workers.start(user(root, act)) for act in USERS.values()]
         others = [workers.start(writer(root)), workers.start(collector(root))]
-        seen = {name: Tally(*worker.hear()) for name, worker in zip(USERS, users, strict=True)}
+        try:
+            seen = {name: Tally(*worker.hear()) for name, worker in zip(USERS, users, strict=True)}
+        except AssertionError:
+            for each in others:  # one that failed tells why nobody gets any further
+                if each.line.has_news():
+                    each.hear()
+            raise
         _, collected = (Tally(*worker.ask("enough")) for worker in others)
     assert not any(each.violations for each in seen.values()), seen
     assert all(each.succeeded == SUCCESSES for each in seen.values())

@@ -40,6 +40,9 @@ REFUSED = (LockNotHeld, LockExpired, FencingMismatch)
 
 Record = TypeVar("Record")
 
+_RANDOM = random.Random()
+"""Our own: the program's may have been seeded, so that its choices can be repeated."""
+
 
 class Subject(NamedTuple):
     """What is held, in the words of those who hold it: `the lease on main` is `renewed`."""
@@ -260,4 +263,4 @@ def _beat(reference: weakref.ref[Held[object]], woken: threading.Event) -> None:
 
 
 def _shortened(pause: float) -> float:
-    return pause * (1 - JITTER * random.random())
+    return pause * (1 - JITTER * _RANDOM.random())
