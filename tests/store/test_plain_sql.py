@@ -20,6 +20,7 @@ import pytest
 from holdfast.audit.chain import AuditTrail
 from holdfast.leases.desk import Desk
 from holdfast.leases.held import acquire
+from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.records import Append, Create, Delete, Replace
 from holdfast.testing.contract_clients import (
@@ -88,7 +89,7 @@ def do_everything(url: str) -> None:
         lease = desk.acquire("main", desk.request(ttl=60)).lease
         desk.renew("main", lease.lock_id)
         desk.release("main", lease.lock_id)
-        with mock.patch("random.randrange", return_value=0):
+        with mock.patch.object(CHANCE, "randrange", return_value=0):
             increment(store, INDEX)  # which also forgets old ids
 
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from holdfast.errors import NotFound, TooManyRetries, UsageFailure
+from holdfast.locks.retry import CHANCE
 from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.etcd_gateway import coded
 from holdfast.store.records import Create, Decision, Key, Stream, View
@@ -101,7 +102,7 @@ def test_an_id_is_forgotten_after_a_week_and_not_before(store: ServedStore) -> N
     if isinstance(store.engine, PostgresEngine):
         connections = store.engine.connections
         connections.run(lambda each: each.execute("UPDATE commits SET at = at - interval '8 days'"))
-        with mock.patch("random.randrange", return_value=0):
+        with mock.patch.object(CHANCE, "randrange", return_value=0):
             increment(store, INDEX)
         kept = connections.run(lambda each: each.execute("SELECT count(*) FROM commits").fetchone()[0])
     else:
@@ -109,7 +110,7 @@ def test_an_id_is_forgotten_after_a_week_and_not_before(store: ServedStore) -> N
         key = store.engine.keys.commit("old")
         note = msgspec.json.encode({"outcome": "made", "at": store.now() - 8 * 86400})
         store.engine.gateway.ask("/v3/kv/put", {"key": coded(key), "value": coded(note)})
-        with mock.patch("random.randrange", return_value=0):
+        with mock.patch.object(CHANCE, "randrange", return_value=0):
             increment(store, INDEX)
         kept = len(store.engine._range(store.engine.keys.commit(""), store.engine.keys.commit("~"), 0))
     assert kept == 1

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import threading
 import weakref
 from types import TracebackType
@@ -25,6 +24,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld
+from holdfast.locks.retry import CHANCE
 
 BEATS = 3
 """How many times a thing is renewed in the time that it lasts, at least."""
@@ -39,9 +39,6 @@ REFUSED = (LockNotHeld, LockExpired, FencingMismatch)
 """What a renewal that will never succeed ends with."""
 
 Record = TypeVar("Record")
-
-_RANDOM = random.Random()
-"""Our own: the program's may have been seeded, so that its choices can be repeated."""
 
 
 class Subject(NamedTuple):
@@ -263,4 +260,4 @@ def _beat(reference: weakref.ref[Held[object]], woken: threading.Event) -> None:
 
 
 def _shortened(pause: float) -> float:
-    return pause * (1 - JITTER * _RANDOM.random())
+    return pause * (1 - JITTER * CHANCE.random())

@@ -11,6 +11,9 @@ from holdfast.errors import Failure, SettingInvalid, TooManyRetries
 
 Result = TypeVar("Result")
 
+CHANCE = random.Random()
+"""For all pauses of ours: the program's own chances may have been seeded, so that they can be repeated."""
+
 
 class RetryConfig(NamedTuple):
     """How often to try, and how long to pause: `initial_delay`, times `backoff_factor` each time,
@@ -45,7 +48,7 @@ def retry_with_backoff(
     operation: Callable[[], Result],
     *,
     sleep: Callable[[float], object] = time.sleep,
-    chance: Callable[[], float] = random.random,
+    chance: Callable[[], float] = CHANCE.random,
 ) -> Result:
     """Call `operation` until it succeeds; only failures that are `retryable` are tried again.
 

@@ -15,7 +15,6 @@ etcd's. Reading is one transaction too, so it sees one revision; it is always a 
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Iterator, Sequence
 from http.client import HTTPException
@@ -24,6 +23,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import Failure, NotFound, StoreIncompatible, StoreUnavailable
+from holdfast.locks.retry import CHANCE
 from holdfast.store.base import Watched
 from holdfast.store.etcd_gateway import (
     TIMEOUT,
@@ -145,7 +145,7 @@ class EtcdEngine:
             if answer["responses"][0]["response_range"].get("kvs"):
                 raise IdTaken
             return False
-        if random.randrange(_FORGET_EVERY) == 0:
+        if CHANCE.randrange(_FORGET_EVERY) == 0:
             with contextlib.suppress(Failure):
                 self._forget(plan.fetched.now)
         return True
@@ -158,7 +158,7 @@ class EtcdEngine:
             except NotSent as error:  # so it may be sent again
                 if time.monotonic() >= deadline:
                     raise StoreUnavailable(self.place, error) from error
-                time.sleep(random.random() * 0.1)
+                time.sleep(CHANCE.random() * 0.1)
 
     def _send_once(self, request: object) -> Any:
         try:

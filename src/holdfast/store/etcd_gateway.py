@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import random
 import socket
 import ssl
 import threading
@@ -31,6 +30,7 @@ from holdfast.errors import (
     StoreUntrusted,
     UsageFailure,
 )
+from holdfast.locks.retry import CHANCE
 from holdfast.store.addresses import parts_of, without_secrets
 from holdfast.store.etcd_clock import ServerTime
 
@@ -113,7 +113,7 @@ class Gateway:
         self.timeout = timeout
         self.time = ServerTime(clock)
         self._members = list(address.members)
-        random.shuffle(self._members)  # many clients spread over the members
+        CHANCE.shuffle(self._members)  # many clients spread over the members
         self._idle: list[HTTPConnection] = []
         self._pid = os.getpid()
         weakref.finalize(self, _close_all, self._idle)
@@ -141,7 +141,7 @@ class Gateway:
                 raise StoreUntrusted(self.address.place, _reason(problem)) from problem
             if left <= 0:
                 raise self._away(problem) from problem
-            time.sleep(min(left, 0.02 + random.random() * 0.08))
+            time.sleep(min(left, 0.02 + CHANCE.random() * 0.08))
 
     def _away(self, problem: Exception) -> StoreUnavailable:
         hint = None

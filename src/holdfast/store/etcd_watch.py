@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import time
 from http.client import HTTPException
 from typing import Any, Protocol, Self
 
 from holdfast.errors import StoreUnavailable
+from holdfast.locks.retry import CHANCE
 from holdfast.store.base import Watched
 from holdfast.store.etcd_gateway import Gateway, Messages, NotSent, coded, end_of, plain
 from holdfast.store.records import Family, Stream
@@ -57,7 +57,7 @@ class EtcdWatch:
                 trouble = trouble or time.monotonic()
                 if time.monotonic() - trouble > self._gateway.timeout:
                     raise StoreUnavailable(self._gateway.address.place, error) from error
-                time.sleep(min(left, 0.02 + random.random() * 0.08))
+                time.sleep(min(left, 0.02 + CHANCE.random() * 0.08))
                 changed = set()
             if changed or (deadline is not None and time.monotonic() >= deadline):
                 return frozenset(changed)

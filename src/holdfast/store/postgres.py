@@ -9,13 +9,13 @@ that of the server. See `served` for the protocol around it.
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import psycopg
 
 from holdfast.errors import StoreUnavailable
+from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.base import Watched
 from holdfast.store.layout import Layout
@@ -146,7 +146,7 @@ class PostgresEngine:
                 connection.execute("COMMIT")
         row = told.fetchone()
         made = row is not None and bool(row[0])
-        if made and random.randrange(_FORGET_EVERY) == 0:
+        if made and CHANCE.randrange(_FORGET_EVERY) == 0:
             with contextlib.suppress(StoreUnavailable):
                 self.connections.run(lambda each: each.execute(statements.FORGET))
         return made

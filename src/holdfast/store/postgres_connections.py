@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import random
 import re
 import threading
 import time
@@ -27,6 +26,7 @@ from holdfast.errors import (
     StoreUnavailable,
     StoreUntrusted,
 )
+from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.addresses import has_secrets, joined, parts_of, without_secrets
 
@@ -156,7 +156,7 @@ class Connections:
                 left = deadline - time.monotonic()
                 if left <= 0 or is_final(error):
                     raise self.failure(error) from error
-            time.sleep(min(left, 0.02 + random.random() * 0.1))
+            time.sleep(min(left, 0.02 + CHANCE.random() * 0.1))
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Any]:
@@ -290,7 +290,7 @@ class Connections:
             except psycopg.Error:
                 if connection.closed or attempt == 9:
                     raise
-                time.sleep(random.random() * 0.1)
+                time.sleep(CHANCE.random() * 0.1)
 
     def _create_schema(self, connection: Any) -> Any:
         """Make the schema; why not, if that is not allowed: somebody else may have made it for this user."""

@@ -15,7 +15,6 @@ so a client that vanishes holds up nobody.
 from __future__ import annotations
 
 import itertools
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +28,7 @@ from holdfast.errors import (
     TooManyRetries,
     UsageFailure,
 )
+from holdfast.locks.retry import CHANCE
 from holdfast.store.base import (
     Decide,
     Deciding,
@@ -378,7 +378,7 @@ class _Tries:
         if time.monotonic() >= self._deadline:
             raise TooManyRetries(self.conflicts, self._last)
         if self.conflicts > 2:
-            time.sleep(random.random() * min(_LONGEST_PAUSE, 0.001 * 2 ** min(self.conflicts, 10)))
+            time.sleep(CHANCE.random() * min(_LONGEST_PAUSE, 0.001 * 2 ** min(self.conflicts, 10)))
 
 
 def attempt_id(commit_id: str, number: int) -> str:
