@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,13 @@ from holdfast.cli.issue_claim import assignee_option, nothing_ready, purpose_opt
 from holdfast.cli.output import Output
 from holdfast.cli.running import RunCommand
 from holdfast.cli.tracking import CLAIM_VARIABLE, tracking, writing_options
+
+if TYPE_CHECKING:
+    from holdfast.issues.claim_records import ClaimId
+    from holdfast.issues.claiming import Claimed
+    from holdfast.issues.claims import Request
+    from holdfast.issues.records import Issue
+    from holdfast.issues.tracker import Tracker
 
 
 @click.command(cls=RunCommand)
@@ -56,8 +64,6 @@ def work(
     from holdfast.holding.heartbeat import BEATS
     from holdfast.issues.claim_records import ClaimId
     from holdfast.issues.claiming import HeldClaim
-    from holdfast.issues.records import State
-    from holdfast.issues.tracker import Update
     from holdfast.locks.callers import calling_agent
 
     if take_next is (issue_id is not None):
@@ -69,13 +75,7 @@ def work(
             purpose=purpose or " ".join(command)[:200],
             behalf_of=calling_agent() if then == "keep" else None,  # it outlives this process
         )
-        claimed = (
-            tracker.claims.claim_next(request)
-            if issue_id is None
-            else tracker.claims.claim(tracker.find_id(issue_id), request)
-        )
-        if claimed is None:
-            raise nothing_ready()
+        claimed = _claimed(tracker, issue_id, request)
         shown = ClaimId.parse(claimed.claim.claim_id)
         os.environ[CLAIM_VARIABLE] = shown.text
         os.environ["HOLDFAST_ISSUE_ID"] = shown.issue_id
@@ -84,14 +84,29 @@ def work(
                 held = stack.enter_context(HeldClaim(tracker.claims, claimed.claim))
             duty = Duty(min(1.0, ttl / BEATS), held.check)
             ended = child.run(command, duty=duty)
-        succeeded = ended.exit_status == 0
-        if then == "done" and succeeded:
-            issue = tracker.update(shown.issue_id, Update(state=State.DONE), claim=shown)
-        elif then == "keep" and succeeded:
-            issue = tracker.issue(shown.issue_id)
-        else:
-            issue = tracker.claims.release(
-                shown.issue_id, shown, reason="" if succeeded else "the command failed"
-            )
+        issue = _concluded(tracker, shown, then, succeeded=ended.exit_status == 0)
         output.result({"id": issue.id, "state": tracker.state(issue).value, **ended.as_record()})
     return child.end_like(ended)
+
+
+def _claimed(tracker: Tracker, issue_id: str | None, request: Request) -> Claimed:
+    """The issue that was named, or the next one."""
+    if issue_id is not None:
+        return tracker.claims.claim(tracker.find_id(issue_id), request)
+    claimed = tracker.claims.claim_next(request)
+    if claimed is None:
+        raise nothing_ready()
+    return claimed
+
+
+def _concluded(tracker: Tracker, shown: ClaimId, then: str, *, succeeded: bool) -> Issue:
+    """What becomes of the issue: as was asked for if the command succeeded, else back to the queue."""
+    from holdfast.issues.records import State
+    from holdfast.issues.tracker import Update
+
+    if succeeded and then == "done":
+        return tracker.update(shown.issue_id, Update(state=State.DONE), claim=shown)
+    if succeeded and then == "keep":
+        return tracker.issue(shown.issue_id)
+    reason = "" if succeeded else "the command failed"
+    return tracker.claims.release(shown.issue_id, shown, reason=reason)

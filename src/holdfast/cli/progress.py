@@ -41,3 +41,8 @@ def bytes_as_text(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def files_as_text(count: int) -> str:
+    """A number of files the way people say it."""
+    return "1 file" if count == 1 else f"{count} files"

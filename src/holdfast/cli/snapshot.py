@@ -86,8 +86,8 @@ def snapshot(
             progress=told,
         )
         made = opened.repository.snapshots.take(opened.worktree, proof, wanted)
-    size = progress.bytes_as_text(made.bytes)
-    lines = [f"{made.snapshot_id}  {made.files} files, {size}, {made.consistency_level.value}, {made.engine}"]
+    much = f"{progress.files_as_text(made.files)}, {progress.bytes_as_text(made.bytes)}"
+    lines = [f"{made.snapshot_id}  {much}, {made.consistency_level.value}, {made.engine}"]
     lines += [f"  {WARNING}"] if is_best_effort(made) else []
     lines += [f"  recorded, not captured: {each}" for each in made.special]
     lines += [f"  not preserved: {each}" for each in made.not_preserved]

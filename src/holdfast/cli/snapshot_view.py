@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from holdfast.cli.progress import bytes_as_text
+from holdfast.cli.progress import bytes_as_text, files_as_text
 from holdfast.workspace.plain.snapshots import comparison_record as comparison_record
 from holdfast.workspace.plain.snapshots import counts, is_best_effort
 from holdfast.workspace.plain.snapshots import marks_record as marks_record
@@ -65,7 +65,7 @@ def lines(descriptor: Descriptor, marks: Marks, path: object) -> Iterator[str]:
     yield f"  promise   {descriptor.consistency_level.value}"
     if is_best_effort(descriptor):
         yield f"  {WARNING}"
-    yield f"  content   {descriptor.files} files, {bytes_as_text(descriptor.bytes)}"
+    yield f"  content   {files_as_text(descriptor.files)}, {bytes_as_text(descriptor.bytes)}"
     yield f"  engine    {descriptor.engine}"
     yield f"  hash      {descriptor.payload_hash}"
     if descriptor.fencing_token is not None:
