@@ -243,9 +243,9 @@ def _placed(control: Control, worktree: str, path: str) -> tuple[str, tuple[str,
 
 
 def _link(control: Control, room: Scratch, source: Descriptor) -> None:
-    from holdfast.fs.trees import link_tree, sync_tree
+    from holdfast.fs.trees import share_tree, sync_tree
 
-    link_tree(control.places.tree(source.snapshot_id), room.tree)
+    share_tree(control.places.tree(source.snapshot_id), room.tree)
     sync_tree(room.tree)
 
 

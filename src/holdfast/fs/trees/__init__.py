@@ -6,7 +6,8 @@
 | `capturing` | `capture`, `sync_tree`, `Captured`: a directory becomes a snapshot's tree |
 | `best_engine` | `capture_best`: the same, by the best engine that can do it |
 | `restore` | `materialise`, `Materialised`: a snapshot's tree becomes a directory |
-| `linking` | `link_tree`: a second tree with the same content |
+| `homes` | `read_homes`, `Stored`: the directories of a tree, which may be in other trees |
+| `linking` | `share_tree`, `link_files`: a second tree, or a plain directory, with the same content |
 | `comparing` | `changes`, `compare`, `Change`: what is different |
 | `verification` | `verify`, `verify_manifest`, `Problem`: whether a tree is still what it was |
 | `manifest` | `read_manifest`, `ManifestEntry`: what is in a tree |
@@ -14,9 +15,9 @@
 | `swap` | `exchange`: two directories swap their places in one step |
 | `layout` | the names in a tree's directory: `PAYLOAD`, `MANIFEST`, `READY` |
 
-A tree is a directory with `payload/`, `manifest` and, when it is complete, `.READY`. It knows nothing of
-stores, leases and repositories. The protocol is in docs/protocols/snapshot-trees.md. The public names can be
-imported from here; each is loaded when it is first used.
+A tree is a directory with `payload/`, `manifest`, perhaps `homes` and, when it is complete, `.READY`. It
+knows nothing of stores, leases and repositories. The protocol is in docs/protocols/snapshot-trees.md. The
+public names can be imported from here; each is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -33,10 +34,14 @@ if TYPE_CHECKING:
     from holdfast.fs.trees.comparing import compare as compare
     from holdfast.fs.trees.engines import Engine as Engine
     from holdfast.fs.trees.engines import choose_engine as choose_engine
+    from holdfast.fs.trees.homes import Home as Home
+    from holdfast.fs.trees.homes import Stored as Stored
+    from holdfast.fs.trees.homes import read_homes as read_homes
     from holdfast.fs.trees.layout import MANIFEST as MANIFEST
     from holdfast.fs.trees.layout import PAYLOAD as PAYLOAD
     from holdfast.fs.trees.layout import READY as READY
-    from holdfast.fs.trees.linking import link_tree as link_tree
+    from holdfast.fs.trees.linking import link_files as link_files
+    from holdfast.fs.trees.linking import share_tree as share_tree
     from holdfast.fs.trees.manifest import ManifestEntry as ManifestEntry
     from holdfast.fs.trees.manifest import read_manifest as read_manifest
     from holdfast.fs.trees.removal import remove_tree as remove_tree
@@ -59,10 +64,14 @@ _HOMES = {
     "Engine": "engines",
     "choose_engine": "engines",
     "exchange": "swap",
+    "Home": "homes",
+    "Stored": "homes",
+    "read_homes": "homes",
     "MANIFEST": "layout",
     "PAYLOAD": "layout",
     "READY": "layout",
-    "link_tree": "linking",
+    "link_files": "linking",
+    "share_tree": "linking",
     "ManifestEntry": "manifest",
     "read_manifest": "manifest",
     "remove_tree": "removal",

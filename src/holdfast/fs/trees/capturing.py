@@ -19,9 +19,10 @@ from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.trees.descent import NOFOLLOW, Descent, shown, unwritable
 from holdfast.fs.trees.engines import Engine, clone_whole, is_whole
 from holdfast.fs.trees.files import Base
+from holdfast.fs.trees.homes import Stored, write_homes
 from holdfast.fs.trees.intake import Intake, Taken
 from holdfast.fs.trees.layout import MANIFEST, PAYLOAD, READY
-from holdfast.fs.trees.linking import Linker, link_or_copy_file
+from holdfast.fs.trees.linking import link_or_copy_file
 from holdfast.fs.trees.manifest import Manifest, write_all, write_manifest
 from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.second_look import second_look
@@ -58,10 +59,11 @@ def capture(
 ) -> Captured:
     """Capture the directory `source` as the new tree `tree`: `payload/`, `manifest`, and last `.READY`.
 
-    `base` is the tree of another snapshot, from which files that are the same are hard-linked. `cache` is
-    what is known of the source from the last capture; it is replaced. With `quiesced` the tree is the source
-    as it was at one moment, and a source that changes meanwhile is `ConsistencyUnavailable`; without,
-    every file is as it was at some moment. If it fails, what it has made so far is the caller's to remove.
+    `base` is the tree of another snapshot, beside which this one will stand: directories that are the same
+    stay there and are only noted; in others, files that are the same are hard-linked. `cache` is what is
+    known of the source from the last capture; it is replaced. With `quiesced` the tree is the source as it was
+    at one moment, and a source that changes meanwhile is `ConsistencyUnavailable`; without, every file is as
+    it was at some moment. If it fails, what it has made so far is the caller's to remove.
     """
     with ExitStack() as stack:
         way = stack.enter_context(Descent(source))
@@ -112,7 +114,7 @@ class _Capture:
             clones=self.engine is Engine.REFLINK,
             retry=not self.quiesced,
         )
-        self._take(intake)  # 3. every directory: linked as a whole, or read
+        self._take(intake)  # 3. every directory: shared as a whole, or read
         if clones_later:
             tally.changed += self._differing(self._clone())
         if watch is not None:
@@ -137,36 +139,32 @@ class _Capture:
         return differing(clone, ((os.fsencode(each.path), each.body) for each in self.taken))
 
     def _make_payload(self) -> Payload:
-        return self.stack.enter_context(Payload.make(self.tree / PAYLOAD, kept=True))
+        return self.stack.enter_context(Payload.begin(self.tree / PAYLOAD, kept=True))
 
     def _open_base(self, base: Path) -> Base | None:
         """The base, unless nothing can be linked from it; a damaged one is as good as none."""
         try:
-            payload = self.stack.enter_context(Descent(base / PAYLOAD))
-            if calls.fstat(payload.enter("")).st_dev != calls.stat(self.tree).st_dev:
+            stored = self.stack.enter_context(Stored(base))
+            if calls.stat(base).st_dev != calls.stat(self.tree).st_dev:
                 return None
-            return Base(Manifest.read(base), payload, base)
+            return Base(Manifest.read(base), stored)
         except (Failure, OSError):
             return None
 
     def _take(self, intake: Intake) -> None:
-        linker = None
-        if intake.base is not None and intake.payload is not None:
-            linker = Linker(intake.base, intake.payload, intake.files, self.source.root)
-            self.stack.enter_context(linker)
         waiting = [""]
         while waiting:
             path = waiting.pop()
             taken, below = intake.take(path)
             if taken is not None:
                 self.taken.append(taken)
-                if linker is not None and taken.link_from is not None:
-                    linker.link(taken)
             elif path == "":
                 raise NotFound(f"there is no directory {self.source.root}", path=self.source.root)
             waiting += [f"{path}/{name}" if path else name for name in reversed(below)]
-        if linker is not None:
-            linker.finish()
+        if intake.payload is not None:
+            for each in self.taken:  # into which nothing more is put
+                if each.home is None:
+                    intake.payload.finish_directory(each.path, each.body)
 
     def _require_no_change(self, watch: SourceWatch, tally: Tally) -> None:
         """Refuse a source that changed since the capture began.
@@ -187,19 +185,24 @@ class _Capture:
             )
 
     def _write_manifest(self) -> str:
-        """Write the manifest, or link that of the base if it is the same."""
+        """Write the manifest, or link that of the base if it is the same; and where directories are."""
+        write_homes(self.tree, ((os.fsencode(each.path), each.home) for each in self.taken if each.home))
         base = self.base
-        if base is not None and self._is_as_in(base.manifest):
+        if base is not None and self._is_as_in(base):
             try:
-                link_or_copy_file(base.tree / MANIFEST, self.tree / MANIFEST)
+                link_or_copy_file(base.stored.tree / MANIFEST, self.tree / MANIFEST)
             except OSError as error:
                 raise unwritable(os.fspath(self.tree / MANIFEST), error) from error
             return base.manifest.payload_hash
         records = ((os.fsencode(each.path), each.body) for each in self.taken)
         return write_manifest(self.tree / MANIFEST, records)
 
-    def _is_as_in(self, manifest: Manifest) -> bool:
-        return len(manifest) == len(self.taken) and all(each.link_from == each.path for each in self.taken)
+    def _is_as_in(self, base: Base) -> bool:
+        """Whether all directories are in the base, at the same paths."""
+        return len(base.manifest) == len(self.taken) and all(
+            each.home is not None and each.home == base.stored.home(os.fsencode(each.path))
+            for each in self.taken
+        )
 
     def _is_as_known(self) -> bool:
         return all(each.from_cache for each in self.taken)

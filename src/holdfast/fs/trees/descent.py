@@ -86,6 +86,10 @@ class Descent:
                 close_quietly(each)
         del self._open[level + 1 :], self._names[level:]
 
+    def top(self) -> int:
+        """The descriptor of the root, good until the way is closed."""
+        return self._open[0]
+
     def where(self, path: str, name: str = "") -> str:
         """A path in the tree, for messages."""
         return "/".join(filter(None, (self.root, path, name)))

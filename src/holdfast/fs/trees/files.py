@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import ConsistencyUnavailable
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly
 from holdfast.fs.trees.content import HEAD_OF_ENTRY, READ, clone_file, head_of_entry, meta_of, read_xattrs
 from holdfast.fs.trees.copying import Content, copy_file, hash_file
-from holdfast.fs.trees.descent import Descent, joined, shown, split, unreadable, unwritable
+from holdfast.fs.trees.descent import Descent, joined, split, unwritable
+from holdfast.fs.trees.homes import Stored
 from holdfast.fs.trees.manifest import (
     Manifest,
     Meta,
@@ -37,11 +36,10 @@ _ATTEMPTS = 3
 
 
 class Base(NamedTuple):
-    """The snapshot that unchanged files are linked from."""
+    """The snapshot that unchanged directories are shared with, and unchanged files linked from."""
 
     manifest: Manifest
-    payload: Descent
-    tree: Path
+    stored: Stored
 
 
 class Known(NamedTuple):
@@ -123,20 +121,6 @@ class Files:
         self._tally.stored_bytes += taken.stored
         self._tally.bytes += size_of(entry)
         return entry, taken.mark
-
-    def copy_again(self, place: Place, name: str, raw: bytes) -> None:
-        """Copy a file that was to be linked, but that the base has lost."""
-        path = joined(place.path, name)
-        try:
-            taken = self._copy(place, name)
-        except OSError as error:
-            if error.errno not in GONE:
-                raise unreadable(self._source.where(path), error) from error
-            taken = Taken(b"", NO_MARK)
-        if taken.entry != raw:
-            where = self._source.where(path)
-            raise ConsistencyUnavailable(f"{shown(where)} changed while it was captured", paths=[shown(path)])
-        self._tally.stored_bytes += taken.stored
 
     # --- Known or not ----------------------------------------------------------------------------------
 
@@ -254,7 +238,7 @@ class Files:
         """Link a file from the base; where that cannot be, it has to be copied."""
         assert self._base is not None
         try:
-            here = self._base.payload.enter(place.known.base_path)
+            here = self._base.stored.enter(place.known.base_path)
             calls.link(name, name, src_dir_fd=here, dst_dir_fd=place.target, follow_symlinks=False)
         except OSError as error:
             if error.errno in NO_LINK:

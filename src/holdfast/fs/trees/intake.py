@@ -1,4 +1,4 @@
-"""Taking a source in, directory by directory: what is known to be unchanged is linked, the rest is read."""
+"""Taking a source in, directory by directory: what is known to be unchanged is shared, the rest is read."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.content import KIND_WORDS, link_path, meta_of, read_xattrs
 from holdfast.fs.trees.descent import Descent, joined, shown, unreadable
 from holdfast.fs.trees.files import GONE, Base, Files, Known, Place
+from holdfast.fs.trees.homes import Home, Stored
 from holdfast.fs.trees.manifest import (
     Meta,
     encode_body,
     encode_entry,
     encode_extras,
     encode_xattrs,
+    mtime_of_directory,
     raw_entries,
 )
 from holdfast.fs.trees.payload import Payload
@@ -29,6 +31,7 @@ from holdfast.fs.trees.scan import (
     marks_by_name,
     without_recent,
 )
+from holdfast.fs.trees.stat_cache import Known as Remembered
 from holdfast.fs.trees.stat_cache import StatCache
 from holdfast.fs.trees.tally import Tally
 from holdfast.fs.trees.watch import SourceWatch
@@ -40,13 +43,13 @@ _KIND = 0o170000
 
 
 class Taken(NamedTuple):
-    """A directory as it was taken in. With `link_from`, its files are still to be linked from there."""
+    """A directory as it was taken in. With `home`, its files are there; else they are in our own payload."""
 
     path: str
     identity: bytes
     kept: bytes  # the identity for the cache
     body: bytes
-    link_from: str | None = None
+    home: Home | None = None
     from_cache: bool = False
     watched: bool = False  # somebody tells us of changes since
 
@@ -92,13 +95,9 @@ class Intake:
             if error.errno not in GONE:
                 raise unreadable(self.source.where(path), error) from error
             self.tally.changed.append(path)
-            if path and self.payload is not None:
-                self.payload.remove_directory(path)
             return None, []
         if is_recent(max(listing.newest, own.st_ctime_ns), self._now):
             self.tally.any_recent = True
-        if self.payload is not None:
-            self.payload.make_directories(path, listing.directories)
         taken = (self._unchanged(path, listing) or self._read(path, here, listing))._replace(watched=watched)
         self.tally.directories += 1
         self.tally.report()
@@ -123,24 +122,24 @@ class Intake:
     # --- What is as it was -----------------------------------------------------------------------------
 
     def _unchanged(self, path: str, listing: Listing) -> Taken | None:
-        """A directory whose record is known from the last time, and whose files can be linked as a whole.
+        """A directory whose record is known from the last time, and which another tree has as a whole.
 
         Not one with a file that has several names: its record depends on where the others are.
         """
         known = self._cache.known(listing.own.st_ino)
         if known is None or listing.linked or known.identity != listing.identity:
             return None
-        link_from: str | None = None
+        home: Home | None = None
         if self.payload is not None:
-            link_from = self._same_in_base(path, known.body, known.path)
-            if link_from is None:
+            home = self._home(path, known)
+            if home is None:
                 return None
         self.tally.files += len(listing.names)
         self.tally.bytes += sum([each.st_size for each in listing.statuses])
         if {each.st_mode & _KIND for each in listing.statuses} - {stat.S_IFREG}:
             self._note_others(path, listing)
         return Taken(
-            path, listing.identity, listing.identity, known.body, link_from, os.fsencode(path) == known.path
+            path, listing.identity, listing.identity, known.body, home, os.fsencode(path) == known.path
         )
 
     def _note_others(self, path: str, listing: Listing) -> None:
@@ -151,17 +150,20 @@ class Intake:
                 if not stat.S_ISLNK(status.st_mode):
                     self._note_special(path, name, status)
 
-    def _same_in_base(self, path: str, body: bytes, known_path: bytes) -> str | None:
+    def _home(self, path: str, known: Remembered) -> Home | None:
+        """Where the base has this very directory."""
         if self.base is not None:
-            for candidate in (os.fsencode(path), known_path):
-                if self.base.manifest.body(candidate) == body:
-                    return os.fsdecode(candidate)
+            for candidate in (os.fsencode(path), known.path):
+                if self.base.manifest.body(candidate) == known.body and _is_whole(
+                    self.base.stored, candidate, known.body
+                ):
+                    return self.base.stored.home(candidate)
         return None
 
     # --- What has to be read ---------------------------------------------------------------------------
 
     def _read(self, path: str, here: int, listing: Listing) -> Taken:
-        target = -1 if self.payload is None else self.payload.enter(path)
+        target = -1 if self.payload is None else self.payload.make(path)
         place = Place(path, here, target, self._known(path, listing))
         entries: list[bytes] = []
         kept: list[bytes] = []
@@ -173,8 +175,6 @@ class Intake:
         xattrs, lost = read_xattrs(here)
         self.tally.lose(path, lost)
         body = encode_body(meta_of(listing.own), encode_extras(xattrs=encode_xattrs(xattrs)), entries)
-        if self.payload is not None:
-            self.payload.finish_directory(path, body)
         head = listing.identity[: len(listing.identity) - len(NO_MARK) * len(kept)]
         blotted = without_recent(head + b"".join(kept), listing, self._now)
         return Taken(path, listing.identity, blotted, body)
@@ -231,3 +231,11 @@ class Intake:
     def _note_special(self, path: str, name: str, status: os.stat_result) -> None:
         word = KIND_WORDS.get(meta_of(status).kind, "entry of an unknown kind")
         self.tally.special.append(f"{shown(joined(path, name))}: {word}")
+
+
+def _is_whole(stored: Stored, path: bytes, body: bytes) -> bool:
+    """Whether nothing was put into a directory of a tree, or taken out of it: that would show in its time."""
+    try:
+        return stored.status(path).st_mtime_ns == mtime_of_directory(body)
+    except OSError:
+        return False

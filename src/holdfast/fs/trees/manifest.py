@@ -40,6 +40,7 @@ _EXTRA = struct.Struct("<cI")
 _XATTR = struct.Struct("<HI")
 _DEVICE = struct.Struct("<Q")
 _END = 0xFFFFFFFF
+_MTIME_AT = 12
 _CHUNK = 4 << 20
 DIGEST = 32
 
@@ -291,9 +292,9 @@ def meta_of_directory(body: bytes) -> tuple[Meta, Xattrs]:
     return Meta(*meta), decode_xattrs(found.get(b"X", b""))
 
 
-def head_of(body: bytes) -> bytes:
-    """The body of the same directory as if it were empty, but for the number of entries."""
-    return body[: BODY.size + BODY.unpack_from(body)[-2]]
+def mtime_of_directory(body: bytes) -> int:
+    """When something was last put into the directory that a body is of, or taken out of it."""
+    return int.from_bytes(body[_MTIME_AT : _MTIME_AT + 8], "little", signed=True)
 
 
 def raw_entries(body: bytes) -> dict[bytes, bytes]:

@@ -18,11 +18,12 @@ class Payload:
 
     def __init__(self, way: Descent, made_as: os.stat_result, *, kept: bool) -> None:
         """`made_as` is what its top was when it had just been made; `kept` if it is a snapshot's."""
-        self.way, self.made_as, self._kept = way, made_as, kept
+        self.way = way
         self.attributes = Attributes(made_as, kept=kept)
+        self._made = {""}
 
     @classmethod
-    def make(cls, path: str | os.PathLike[str], *, kept: bool) -> Self:
+    def begin(cls, path: str | os.PathLike[str], *, kept: bool) -> Self:
         """Make the directory; `kept` if it is a snapshot's and not one to work in."""
         try:
             calls.mkdir(path)
@@ -31,10 +32,6 @@ class Payload:
             raise unwritable(os.fspath(path), error) from error
         return cls(Descent(path), made_as, kept=kept)
 
-    def again(self) -> Payload:
-        """The same payload with a way of its own."""
-        return Payload(Descent(self.way.root), self.made_as, kept=self._kept)
-
     def enter(self, path: str) -> int:
         """The descriptor of a directory of the payload, good until the next call."""
         try:
@@ -42,20 +39,19 @@ class Payload:
         except OSError as error:
             raise unwritable(self.way.where(path), error) from error
 
-    def make_directories(self, path: str, names: list[str]) -> None:
-        """Make directories in the directory `path`."""
-        if names:
-            here = self.enter(path)
-            with self.changing(path):
-                for name in names:
-                    calls.mkdir(name, dir_fd=here)
-
-    def remove_directory(self, path: str) -> None:
-        """Remove a directory that was made for one that is gone."""
-        parent, name = split(path)
-        here = self.enter(parent)
-        with self.changing(path):
-            calls.rmdir(name, dir_fd=here)
+    def make(self, path: str) -> int:
+        """Make a directory and those above it, as far as they are not there; its descriptor, as of `enter`."""
+        missing: list[str] = []
+        while path not in self._made:
+            missing.append(path)
+            path = split(path)[0]
+        here = self.enter(path)
+        for each in reversed(missing):
+            with self.changing(each):
+                calls.mkdir(split(each)[1], dir_fd=here)
+            self._made.add(each)
+            here = self.enter(each)
+        return here
 
     def finish_directory(self, path: str, body: bytes) -> list[str]:
         """Complete a directory into which nothing more will be put; return what it could not be given."""

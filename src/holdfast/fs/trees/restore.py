@@ -15,6 +15,7 @@ from holdfast.fs.trees.attributes import Attributes, meta_of_entry
 from holdfast.fs.trees.content import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, head_of_body, head_of_entry
 from holdfast.fs.trees.descent import Descent, joined, shown, split, unreadable, unwritable
 from holdfast.fs.trees.files import NO_LINK
+from holdfast.fs.trees.homes import Stored
 from holdfast.fs.trees.layout import PAYLOAD, READY
 from holdfast.fs.trees.manifest import (
     Manifest,
@@ -90,7 +91,7 @@ def _require_ready(tree: Path) -> None:
 class _Place(NamedTuple):
     """A directory of the snapshot and the one that is made of it; `top` is what of the snapshot is made."""
 
-    source: Descent
+    source: Stored
     path: str
     target: Descent
     new_path: str
@@ -110,7 +111,7 @@ class _Place(NamedTuple):
 
 class _Making:
     def __init__(self, manifest: Manifest, tree: Path, destination: Path, progress: Progress | None) -> None:
-        self.manifest, self.payload, self.destination = manifest, tree / PAYLOAD, destination
+        self.manifest, self.tree, self.destination = manifest, tree, destination
         self.progress = progress
         self.files = self.directories = self.bytes = 0
         self.not_preserved: list[str] = []
@@ -126,7 +127,7 @@ class _Making:
             raise AlreadyExists(f"{self.destination} is there already", path=str(self.destination)) from None
         except OSError as error:
             raise unwritable(os.fspath(self.destination), error) from error
-        with Descent(self.payload) as source, Descent(self.destination) as target:
+        with Stored(self.tree) as source, Descent(self.destination) as target:
             attributes = Attributes(calls.fstat(target.enter("")), kept=False)
             for path in self._below(top):  # 1. all directories
                 parent, name = split(_relative(path, top))
@@ -217,10 +218,10 @@ class _Making:
         try:
             found, lost = place_file(here, into, new, attributes)
         except (FileNotFoundError, IsADirectoryError):
-            where = place.source.where(shown(joined(place.path, new.like)))
-            raise Corrupt(f"{where} is missing in the snapshot") from None
+            where = shown(place.source.where(place.path, new.like))
+            raise Corrupt(f"{where} is missing in the snapshot", path=where) from None
         if found != size:
-            where = place.source.where(shown(joined(place.path, new.like)))
+            where = shown(place.source.where(place.path, new.like))
             raise Corrupt(f"{where} has {found} bytes, but the manifest says {size}", path=where)
         return lost
 
@@ -248,7 +249,7 @@ class _Making:
                 f"there is no {shown(os.fsdecode(path))} in the snapshot", path=shown(os.fsdecode(path))
             )
         entry = decode_entry(os.fsencode(directory), raw)
-        with Descent(self.payload) as source, Descent(self.destination.parent) as target:
+        with Stored(self.tree) as source, Descent(self.destination.parent) as target:
             place = _Place(source, directory, target, "", b"")
             into, here = place.enter()
             attributes = Attributes(None, kept=False)

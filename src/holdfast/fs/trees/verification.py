@@ -8,13 +8,14 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import Failure
+from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import close_quietly
 from holdfast.fs.trees.content import READ
 from holdfast.fs.trees.copying import hash_file
-from holdfast.fs.trees.descent import Descent, shown
-from holdfast.fs.trees.layout import PAYLOAD, READY
+from holdfast.fs.trees.descent import shown
+from holdfast.fs.trees.homes import Stored, tree_beside
+from holdfast.fs.trees.layout import HOMES, PAYLOAD, READY
 from holdfast.fs.trees.manifest import (
     Manifest,
     ManifestEntry,
@@ -41,8 +42,8 @@ class Problem(NamedTuple):
 def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
     """Read everything and yield what is wrong: nothing, for a sound tree.
 
-    `what` is `ready` (the mark of completeness), `manifest`, `missing`, `extra`, `unreadable`, `kind`,
-    `content`, `target`, `mode` or `mtime`.
+    `what` is `ready` (the mark of completeness), `manifest`, `homes`, `missing`, `extra`, `unreadable`,
+    `kind`, `content`, `target`, `mode` or `mtime`.
     """
     manifest = yield from _check_manifest(tree, payload_hash)
     if manifest is not None:
@@ -51,8 +52,8 @@ def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
 
 
 def verify_manifest(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
-    """Like `verify`, but look only at the mark of completeness, at the manifest, and whether what is at
-    the top of the tree is there: no file is read."""
+    """Like `verify`, but look only at the mark of completeness, at the manifest, whether what is at the top
+    of the tree is there, and whether the trees are that have some of its directories: no file is read."""
     manifest = yield from _check_manifest(tree, payload_hash)
     if manifest is not None:
         yield from _check_top(tree, manifest)
@@ -92,53 +93,80 @@ def _check_ready(tree: Path, payload_hash: str | None) -> Iterator[Problem]:
 
 
 def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
-    try:
-        with calls.scandir(tree / PAYLOAD) as listed:
-            present = {os.fsencode(each.name) for each in listed}
-    except OSError as error:
-        yield Problem(PAYLOAD, "missing", f"the directory cannot be read: {error.strerror}")
+    stored = yield from _opened(tree)
+    if stored is None:
         return
-    files = {
+    with stored:
+        try:
+            files = _names(stored.enter(""))
+            directories = _names(stored.own.top())
+        except OSError as error:
+            yield Problem(PAYLOAD, "missing", f"the directory cannot be read: {error.strerror}")
+            return
+    for home in sorted({each.tree for each in stored.homes.values()}):
+        if not _is_directory(tree_beside(tree, home) / PAYLOAD):
+            yield Problem(HOMES, "missing", f"the tree {home}, which has some of its files, is not there")
+    lost = {
         name
         for name, raw in raw_entries(manifest.body(b"") or b"").items()
-        if decode_entry(b"", raw).kind in "fl"
+        if decode_entry(b"", raw).kind in "fl" and name not in files
     }
-    below = {
+    lost |= {
         path
         for path, body in manifest.records()
-        if path and b"/" not in path and directory_of(path, body).kind != "m"
+        if path and b"/" not in path and path not in stored.homes and path not in directories
+        if directory_of(path, body).kind != "m"
     }
-    for name in sorted((files | below) - present):
+    for name in sorted(lost):
         yield _problem(name, "missing", "it is in the manifest, but not there")
+
+
+def _opened(tree: Path) -> Generator[Problem, None, Stored | None]:
+    """The way to what a tree has; None if there is none."""
+    try:
+        return Stored(tree)
+    except Corrupt as failure:
+        yield Problem(HOMES, "homes", failure.message)
+    except Failure as failure:
+        yield Problem(PAYLOAD, "missing", failure.message)
+    return None
+
+
+def _names(directory: int) -> set[bytes]:
+    with calls.scandir(directory) as listed:
+        return {os.fsencode(each.name) for each in listed}
 
 
 def _check_payload(
     tree: Path, manifest: Manifest, bodies: dict[bytes, dict[bytes, bytes]]
 ) -> Iterator[Problem]:
-    try:
-        way = Descent(tree / PAYLOAD)
-    except Failure as failure:
-        yield Problem(PAYLOAD, "missing", failure.message)
+    stored = yield from _opened(tree)
+    if stored is None:
         return
     below: dict[bytes, set[bytes]] = {path: set() for path in bodies}
     for path in bodies:
         if path:
             parent, _, name = path.rpartition(b"/")
             below.setdefault(parent, set()).add(name)
-    with way:
+    with stored:
         for path, entries in bodies.items():
             body = manifest.body(path) or b""
             if directory_of(path, body).kind != "m":
-                yield from _check_directory(way, path, entries, below[path])
+                yield from _check_directory(stored, path, entries, below[path])
 
 
 def _check_directory(
-    way: Descent, path: bytes, entries: dict[bytes, bytes], below: set[bytes]
+    stored: Stored, path: bytes, entries: dict[bytes, bytes], below: set[bytes]
 ) -> Iterator[Problem]:
+    elsewhere = path in stored.homes  # with directories below it that are that tree's own affair
     try:
-        here = way.enter(os.fsdecode(path))
+        here = stored.enter(os.fsdecode(path))
         with calls.scandir(here) as listed:
-            present = {os.fsencode(each.name) for each in listed}
+            present = {
+                os.fsencode(each.name)
+                for each in listed
+                if not (elsewhere and each.is_dir(follow_symlinks=False))
+            }
     except OSError as error:
         yield _problem(path, "missing", f"the directory cannot be read: {error.strerror}")
         return
@@ -188,3 +216,10 @@ def _check_file(here: int, name: str, entry: ManifestEntry, status: os.stat_resu
 
 def _problem(path: bytes, what: str, detail: str) -> Problem:
     return Problem(shown(os.fsdecode(path)) or ".", what, detail)
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return stat.S_ISDIR(calls.stat(path, follow_symlinks=False).st_mode)
+    except OSError:
+        return False

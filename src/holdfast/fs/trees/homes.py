@@ -1,0 +1,221 @@
+"""Where the files of a tree's directories are: in its own payload, or in that of another tree.
+
+A directory that is as it was in the base is not made again. The tree notes its *home* instead: the tree
+that has it, and its path there. A home really has the directory; it is never a tree that only knows another
+home. So whatever a tree needs of others is in its own list, and a tree that nobody's list names is needed by
+nobody.
+
+    file   = "holdfast homes 1\\n", u32 number of trees, tree*, record*, u32 0xffffffff, u32 CRC-32 of what is
+             before these two
+    tree   = u32 length of name, name
+    record = u32 number of the tree, counted from 0, u32 length of path, u32 length of the path in its home or
+             0xffffffff if that is the same, path, path in its home
+
+The other trees stand beside the one that names them, or, once their snapshots are gone, among the
+remnants. Directories without a record are in the tree's own payload; a tree without the file has all of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from holdfast.errors import Corrupt, Failure
+from holdfast.fs import calls
+from holdfast.fs.names import is_safe_name
+from holdfast.fs.trees.descent import NOFOLLOW, Descent, unreadable, unwritable
+from holdfast.fs.trees.layout import HOMES, PAYLOAD, REMNANTS
+from holdfast.fs.trees.manifest import read_whole, write_all
+
+_MAGIC = b"holdfast homes 1\n"
+_NUMBER = struct.Struct("<I")
+_RECORD = struct.Struct("<III")
+_TAIL = struct.Struct("<II")
+_END = _SAME = 0xFFFFFFFF
+_MOST_OPEN = 16
+
+
+class Home(NamedTuple):
+    """Where the files of a directory are: the name of a tree, and the directory's path in it."""
+
+    tree: str
+    path: bytes
+
+
+# --- The list of a tree -----------------------------------------------------------------------------
+
+
+def read_homes(tree: Path) -> dict[bytes, Home]:
+    """The directories of a tree that are in others. `Corrupt` if the list cannot be understood."""
+    where = f"{os.fspath(tree)}/{HOMES}"
+    try:
+        content = read_whole(where)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise unreadable(where, error) from error
+    try:
+        return _decoded(content)
+    except (struct.error, IndexError, ValueError) as error:
+        raise Corrupt(f"{where} is not a list of homes: {error}", path=where) from None
+
+
+def _decoded(content: bytes) -> dict[bytes, Home]:
+    if not content.startswith(_MAGIC):
+        raise ValueError("it does not begin like one")
+    last, checksum = _TAIL.unpack_from(content, len(content) - _TAIL.size)
+    if last != _END or checksum != zlib.crc32(memoryview(content)[: -_TAIL.size]):
+        raise ValueError("it is cut off, or was changed")
+    at = len(_MAGIC)
+    (count,) = _NUMBER.unpack_from(content, at)
+    at += _NUMBER.size
+    names: list[str] = []
+    for _ in range(count):
+        (length,) = _NUMBER.unpack_from(content, at)
+        at += _NUMBER.size
+        names.append(_checked(content[at : at + length].decode("ascii")))
+        at += length
+    return dict(_records(content, at, names))
+
+
+def _checked(name: str) -> str:
+    """The name of a tree leads nowhere else."""
+    if not is_safe_name(name):
+        raise ValueError("it has a name that no tree can have")
+    return name
+
+
+def _records(content: bytes, at: int, names: list[str]) -> Iterator[tuple[bytes, Home]]:
+    end, unpack, size = len(content) - _TAIL.size, _RECORD.unpack_from, _RECORD.size
+    while at < end:
+        number, length, there = unpack(content, at)
+        start = at + size
+        path = content[start : start + length]
+        at = start + length
+        if there == _SAME:
+            yield path, Home(names[number], path)
+        else:
+            yield path, Home(names[number], content[at : at + there])
+            at += there
+
+
+def write_homes(tree: Path, homes: Iterable[tuple[bytes, Home]]) -> None:
+    """Write the list of a new tree. None is written if there is nothing to say."""
+    numbers: dict[str, int] = {}
+    records: list[bytes] = []
+    for path, home in homes:
+        number = numbers.setdefault(home.tree, len(numbers))
+        if home.path == path:
+            records += (_RECORD.pack(number, len(path), _SAME), path)
+        else:
+            records += (_RECORD.pack(number, len(path), len(home.path)), path, home.path)
+    if not records:
+        return
+    names = [name.encode("ascii") for name in numbers]
+    head = [_MAGIC, _NUMBER.pack(len(names)), *(_NUMBER.pack(len(name)) + name for name in names)]
+    content = b"".join([*head, *records])
+    content += _NUMBER.pack(_END)
+    where = tree / HOMES
+    try:
+        descriptor = calls.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o444)
+        try:
+            write_all(descriptor, content + _NUMBER.pack(zlib.crc32(content[: -_NUMBER.size])))
+        finally:
+            calls.close(descriptor)
+    except OSError as error:
+        raise unwritable(os.fspath(where), error) from error
+
+
+# --- The other trees --------------------------------------------------------------------------------
+
+
+def tree_beside(tree: Path, name: str) -> Path:
+    """The tree of this name that stands beside another one; among the remnants if its snapshot is gone.
+
+    In this order: a tree that is moved to the remnants meanwhile is found there.
+    """
+    beside = tree.parent / name
+    try:
+        calls.stat(beside, follow_symlinks=False)
+    except OSError:
+        return tree.parent.parent / REMNANTS / name
+    return beside
+
+
+class Stored:
+    """The way to the directories of a tree, wherever their files are."""
+
+    def __init__(self, tree: Path, homes: Mapping[bytes, Home] | None = None) -> None:
+        """`Corrupt` or an `IoFailure` if the tree's own list or payload cannot be read."""
+        self.tree = tree
+        self.homes = read_homes(tree) if homes is None else homes
+        self.own = Descent(tree / PAYLOAD)
+        self._others: dict[str, Descent] = {}
+
+    def home(self, path: bytes) -> Home:
+        """Where the files of a directory are; in the tree itself, under its own name, if nowhere else."""
+        return self.homes.get(path) or Home(self.tree.name, path)
+
+    def enter(self, path: str) -> int:
+        """The descriptor of a directory, good until the next call.
+
+        Raises the system's own error if there is no such directory.
+        """
+        home = self.homes.get(os.fsencode(path))
+        if home is None:
+            return self.own.enter(path)
+        return self._other(home.tree).enter(os.fsdecode(home.path))
+
+    def status(self, path: bytes) -> os.stat_result:
+        """The status of a directory. Raises the system's own error."""
+        home = self.homes.get(path)
+        way = self.own if home is None else self._other(home.tree)
+        inside = path if home is None else home.path
+        top = way.top()
+        if not inside:
+            return calls.fstat(top)
+        return calls.stat(inside, dir_fd=top, follow_symlinks=False)
+
+    def where(self, path: str, name: str = "") -> str:
+        """A path in the tree, for messages: where it really is."""
+        home = self.homes.get(os.fsencode(path))
+        if home is None:
+            return self.own.where(path, name)
+        there = os.fspath(tree_beside(self.tree, home.tree) / PAYLOAD)
+        return "/".join(filter(None, (there, os.fsdecode(home.path), name)))
+
+    def _other(self, name: str) -> Descent:
+        way = self._others.get(name)
+        if way is None:
+            way = self._open(name)
+            if len(self._others) >= _MOST_OPEN:
+                self._others.pop(next(iter(self._others))).close()
+            self._others[name] = way
+        return way
+
+    def _open(self, name: str) -> Descent:
+        try:
+            return Descent(tree_beside(self.tree, name) / PAYLOAD)
+        except Failure as failure:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from failure
+
+    def close(self) -> None:
+        """Let go of all descriptors."""
+        self.own.close()
+        for way in self._others.values():
+            way.close()
+        self._others.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
