@@ -88,7 +88,7 @@ def _drawn(found: History, shown: list[list[str]]) -> Iterator[str]:
 def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktree: str | None) -> None:
     """Show the snapshot ID: its first characters, a reference, head (if none is named) or head~2.
 
-    The directory that it names holds its files, to look at and to copy from. Do not write there.
+    To look at its files, or to copy some of them: 'holdfast export'.
 
     \b
     Examples:
@@ -101,14 +101,13 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
     snapshots = opened.repository.snapshots
     found = snapshots.named(snapshot, seen_from=opened.worktree)
     marks = snapshots.marks(found.snapshot_id)
-    tree = opened.repository.control.places.tree(found.snapshot_id)
-    data = {**record(found), **marks_record(marks), "path": str(tree / "payload")}
-    shown = [*lines(found, marks, tree / "payload")]
+    data = {**record(found), **marks_record(marks)}
+    shown = [*lines(found, marks)]
     if files:
         from holdfast.fs.trees import read_manifest
         from holdfast.fs.trees.manifest import escaped
 
-        entries = list(read_manifest(tree))
+        entries = list(read_manifest(opened.repository.control.places.tree(found.snapshot_id)))
         data["entries"] = [each.as_record() for each in entries]
         shown += [
             f"{each.kind} {each.mode:04o} {each.size:>12} {escaped(each.path) or '.'}" for each in entries

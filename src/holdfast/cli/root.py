@@ -53,6 +53,7 @@ COMMANDS = {
     "restore": Entry(
         "holdfast.cli.restore:restore", "Bring a snapshot back: into a new worktree, or in place."
     ),
+    "export": Entry("holdfast.cli.export:export", "Write what a snapshot holds into a new directory."),
     "ref": Entry("holdfast.cli.ref:group", "Names for snapshots, which keep them."),
     "pin": Entry("holdfast.cli.pin:group", "Keep a snapshot, for a reason, for some time."),
     "gc": Entry("holdfast.cli.gc:group", "Delete snapshots that nothing keeps, by a plan to be read first."),

@@ -54,7 +54,7 @@ def marks_text(marks: Marks) -> str:
     return ", ".join([*heads, *marks.references, *(["pinned"] if marks.pinned else [])])
 
 
-def lines(descriptor: Descriptor, marks: Marks, path: object) -> Iterator[str]:
+def lines(descriptor: Descriptor, marks: Marks) -> Iterator[str]:
     """One snapshot with all that is known."""
     yield f"{descriptor.snapshot_id}: {descriptor.note or 'no note'}"
     yield f"  worktree  {descriptor.worktree_id}"
@@ -78,7 +78,7 @@ def lines(descriptor: Descriptor, marks: Marks, path: object) -> Iterator[str]:
         yield f"  special   {each}: recorded, not captured"
     for each in descriptor.not_preserved:
         yield f"  lost      {each}"
-    yield f"  path      {path}"
+    yield f"  files     holdfast export {descriptor.snapshot_id} DIR"
 
 
 # --- Differences ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +21,7 @@ from holdfast.worktrees.payloads import refuse_replaced
 from holdfast.worktrees.records import Descriptor
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Change
+    from holdfast.fs.trees import Change, Home
 
 MOST_TEXT = 4 << 20
 """The largest file whose lines are compared."""
@@ -34,6 +34,7 @@ class Side(NamedTuple):
 
     label: str
     files: Path | None
+    """The directory of a worktree."""
     descriptor: Descriptor | None
 
 
@@ -49,7 +50,7 @@ def status(control: Control, worktree: str) -> Comparison:
     """What has changed in a worktree since its head; all that is in it, if it has none."""
     config = control.config(worktree)
     tip = config.head_snapshot_id or config.base_snapshot_id
-    head = Side("nothing", None, None) if tip is None else _snapshot(control, visible(control, tip))
+    head = Side("nothing", None, None) if tip is None else _snapshot(visible(control, tip))
     return _with_worktree(control, head, worktree)
 
 
@@ -57,12 +58,12 @@ def compare(control: Control, worktree: str, old: str | None, new: str | None) -
     """What is different from the snapshot `old` (else the head) in `new`, else in the worktree as it is."""
     if old is None:
         return status(control, worktree)
-    one = _snapshot(control, resolve(control, old, worktree=worktree))
+    one = _snapshot(resolve(control, old, worktree=worktree))
     if new is None:
         return _with_worktree(control, one, worktree)
     from holdfast.fs.trees import compare as compare_trees
 
-    other = _snapshot(control, resolve(control, new, worktree=worktree))
+    other = _snapshot(resolve(control, new, worktree=worktree))
     ids = [each.descriptor.snapshot_id for each in (one, other) if each.descriptor]
     with reading(control, *ids):
         found = tuple(filter(is_work, compare_trees(*map(control.places.tree, ids))))
@@ -105,9 +106,8 @@ def _with_worktree(control: Control, old: Side, worktree: str) -> Comparison:
     return Comparison(old, Side(worktree, payload, None), found)
 
 
-def _snapshot(control: Control, descriptor: Descriptor) -> Side:
-    files = control.places.tree(descriptor.snapshot_id) / "payload"
-    return Side(descriptor.snapshot_id, files, descriptor)
+def _snapshot(descriptor: Descriptor) -> Side:
+    return Side(descriptor.snapshot_id, None, descriptor)
 
 
 # --- Lines ------------------------------------------------------------------------------------------
@@ -135,11 +135,12 @@ def patches(control: Control, comparison: Comparison) -> Iterator[Patch]:
     """The differing lines of every file and symbolic link whose content differs, in the usual form."""
     from holdfast.fs.trees.manifest import escaped
 
+    one, other = _Content(control, comparison.old), _Content(control, comparison.new)
     for change in comparison.changes:
         if not _has_lines(change):
             continue
-        old = _lines(control, comparison.old, change) if change.what != "added" else []
-        new = _lines(control, comparison.new, change) if change.what != "removed" else []
+        old = one.lines(change.path) if change.what != "added" else []
+        new = other.lines(change.path) if change.what != "removed" else []
         if old is None or new is None:
             yield Patch(change, None)
             continue
@@ -160,25 +161,42 @@ def _has_lines(change: Change) -> bool:
     return change.what != "modified" or bool({"content", "target", "kind"} & set(change.aspects))
 
 
-def _lines(control: Control, side: Side, change: Change) -> list[str] | None:
-    """The lines of a file, each without its line break but for a last one that has none; None if no text."""
-    if side.files is None:
-        return []
-    path = side.files / os.fsdecode(change.path)
-    try:
-        content = _content(path)
-    except TooLarge:
-        return None
-    except NotFound:
-        if side.descriptor is not None:
-            refuse_if_collected(control, side.descriptor.snapshot_id)
-        return None
-    if b"\0" in content[:_LOOKED_AT]:
-        return None
-    lines = content.decode("utf-8", "backslashreplace").split("\n")
-    if lines[-1] == "":
-        return lines[:-1]
-    return [*lines[:-1], lines[-1] + _NO_END]
+class _Content:
+    """What the files of one side hold."""
+
+    def __init__(self, control: Control, side: Side) -> None:
+        self._control, self._side = control, side
+        self._homes: Mapping[bytes, Home] | None = None
+
+    def lines(self, path: bytes) -> list[str] | None:
+        """The lines of a file, without their breaks but for a last one that has none; None if it is no text."""
+        try:
+            place = self._place(path)
+            content = b"" if place is None else _content(place)
+        except TooLarge:
+            return None
+        except NotFound:
+            if self._side.descriptor is not None:
+                refuse_if_collected(self._control, self._side.descriptor.snapshot_id)
+            return None
+        if b"\0" in content[:_LOOKED_AT]:
+            return None
+        lines = content.decode("utf-8", "backslashreplace").split("\n")
+        if lines[-1] == "":
+            return lines[:-1]
+        return [*lines[:-1], lines[-1] + _NO_END]
+
+    def _place(self, path: bytes) -> Path | None:
+        """Where a file is; None if there is nothing on this side."""
+        if self._side.descriptor is None:
+            return None if self._side.files is None else self._side.files / os.fsdecode(path)
+        from holdfast.fs.trees.homes import located, read_homes
+
+        tree = self._control.places.tree(self._side.descriptor.snapshot_id)
+        if self._homes is None:
+            with reading(self._control, self._side.descriptor.snapshot_id):
+                self._homes = read_homes(tree)
+        return located(tree, self._homes, path)
 
 
 _NO_END = "\n\\ No newline at end of file"

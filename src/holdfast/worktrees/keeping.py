@@ -6,6 +6,7 @@ Each operation on a worktree first brings to its end what a process that died th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import AlreadyExists
@@ -22,7 +23,8 @@ from holdfast.worktrees.restoring import InPlace, Restored
 from holdfast.worktrees.snapshots import AS_USUAL, Wanted
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Problem
+    from holdfast.fs.trees import Materialised, Problem
+    from holdfast.fs.trees.tally import Progress
 
 
 class Plan(NamedTuple):
@@ -96,6 +98,19 @@ class Snapshots:
     def all_ids(self) -> list[str]:
         """Every snapshot that has a descriptor, complete or not."""
         return [name for name, _ in self._control.store.scan(DESCRIPTORS)]
+
+    def export(
+        self,
+        snapshot_id: str,
+        destination: Path,
+        *,
+        path: bytes | None = None,
+        progress: Progress | None = None,
+    ) -> Materialised:
+        """Write what a snapshot holds, or the one `path` of it, to a new directory; see `exporting`."""
+        from holdfast.worktrees.exporting import export
+
+        return export(self._control, snapshot_id, destination, path=path, progress=progress)
 
     # --- Restoring ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@
 | `best_engine` | `capture_best`: the same, by the best engine that can do it |
 | `restore` | `materialise`, `Materialised`: a snapshot's tree becomes a directory |
 | `homes` | `read_homes`, `Stored`: the directories of a tree, which may be in other trees |
-| `linking` | `share_tree`, `link_files`: a second tree, or a plain directory, with the same content |
+| `linking` | `share_tree`: a second tree with the same content |
 | `comparing` | `changes`, `compare`, `Change`: what is different |
 | `verification` | `verify`, `verify_manifest`, `Problem`: whether a tree is still what it was |
 | `manifest` | `read_manifest`, `ManifestEntry`: what is in a tree |
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from holdfast.fs.trees.layout import MANIFEST as MANIFEST
     from holdfast.fs.trees.layout import PAYLOAD as PAYLOAD
     from holdfast.fs.trees.layout import READY as READY
-    from holdfast.fs.trees.linking import link_files as link_files
     from holdfast.fs.trees.linking import share_tree as share_tree
     from holdfast.fs.trees.manifest import ManifestEntry as ManifestEntry
     from holdfast.fs.trees.manifest import read_manifest as read_manifest
@@ -70,7 +69,6 @@ _HOMES = {
     "MANIFEST": "layout",
     "PAYLOAD": "layout",
     "READY": "layout",
-    "link_files": "linking",
     "share_tree": "linking",
     "ManifestEntry": "manifest",
     "read_manifest": "manifest",

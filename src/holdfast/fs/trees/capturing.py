@@ -61,9 +61,9 @@ def capture(
 
     `base` is the tree of another snapshot, beside which this one will stand: directories that are the same
     stay there and are only noted; in others, files that are the same are hard-linked. `cache` is what is
-    known of the source from the last capture; it is replaced. With `quiesced` the tree is the source as it was
-    at one moment, and a source that changes meanwhile is `ConsistencyUnavailable`; without, every file is as
-    it was at some moment. If it fails, what it has made so far is the caller's to remove.
+    known of the source from the last capture; it is replaced. With `quiesced` the tree is the source as it
+    was at one moment, and a source that changes meanwhile is `ConsistencyUnavailable`; without, every file is
+    as it was at some moment. If it fails, what it has made so far is the caller's to remove.
     """
     with ExitStack() as stack:
         way = stack.enter_context(Descent(source))

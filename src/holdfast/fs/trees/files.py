@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast.fs import calls
@@ -27,7 +28,7 @@ from holdfast.fs.trees.manifest import (
     without_first_link,
 )
 from holdfast.fs.trees.payload import Payload
-from holdfast.fs.trees.scan import NO_MARK, is_recent, mark_of
+from holdfast.fs.trees.scan import NO_MARK, Listing, is_recent, mark_of
 from holdfast.fs.trees.tally import Recent, Tally
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
@@ -94,16 +95,37 @@ class Files:
         self._tally = tally
         self._first_links: dict[int, str] = {}
 
+    def link_unchanged(self, place: Place, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
+        """Link what most files of a directory are: such as did not change. Their entries, by name.
+
+        What cannot be linked is not among them.
+        """
+        known, linked = place.known, dict[str, bytes]()
+        if self._base is None or self._payload is None or not known.base_raw:
+            return linked
+        same = [
+            (name, raw, status)
+            for name, status, mark in zip(listing.names, listing.statuses, marks, strict=True)
+            if known.marks.get(encoded := os.fsencode(name)) == mark
+            and (raw := known.raw[encoded]) == known.base_raw.get(encoded)
+            and status.st_nlink == 1
+            and is_plain_file(raw)
+            and not is_recent(status.st_ctime_ns, self._now)
+        ]
+        link, target = calls.link, place.target
+        with suppress(OSError):  # one by one, those that are left
+            here = self._base.stored.enter(known.base_path)
+            for name, raw, status in same:
+                link(name, name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
+                linked[name] = raw
+                self._tally.bytes += status.st_size
+        self._tally.files += len(linked)
+        return linked
+
     def take(self, place: Place, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
         """The entry of one file, and the mark to remember it by."""
         encoded, known = os.fsencode(name), place.known
         recent = is_recent(status.st_ctime_ns, self._now)
-        if status.st_nlink == 1 and not recent and known.marks.get(encoded) == mark:
-            raw = known.raw.get(encoded, b"")
-            if raw == known.base_raw.get(encoded) and is_plain_file(raw) and self._link_base(place, name):
-                self._tally.files += 1
-                self._tally.bytes += status.st_size
-                return raw, mark
         first = self._first_links.get(status.st_ino) if status.st_nlink > 1 else None
         raw = known.raw.get(encoded, b"") if known.marks.get(encoded) == mark else b""
         if raw[:1] == b"f":

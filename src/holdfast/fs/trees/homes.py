@@ -148,6 +148,15 @@ def tree_beside(tree: Path, name: str) -> Path:
     return beside
 
 
+def located(tree: Path, homes: Mapping[bytes, Home], path: bytes) -> Path:
+    """Where a file of a tree really is."""
+    directory, _, name = path.rpartition(b"/")
+    home = homes.get(directory)
+    top = tree if home is None else tree_beside(tree, home.tree)
+    inside = directory if home is None else home.path
+    return top / PAYLOAD / os.fsdecode(inside) / os.fsdecode(name)
+
+
 class Stored:
     """The way to the directories of a tree, wherever their files are."""
 
@@ -184,11 +193,7 @@ class Stored:
 
     def where(self, path: str, name: str = "") -> str:
         """A path in the tree, for messages: where it really is."""
-        home = self.homes.get(os.fsencode(path))
-        if home is None:
-            return self.own.where(path, name)
-        there = os.fspath(tree_beside(self.tree, home.tree) / PAYLOAD)
-        return "/".join(filter(None, (there, os.fsdecode(home.path), name)))
+        return os.fspath(located(self.tree, self.homes, os.fsencode(f"{path}/{name}")))
 
     def _other(self, name: str) -> Descent:
         way = self._others.get(name)

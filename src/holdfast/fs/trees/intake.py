@@ -167,8 +167,13 @@ class Intake:
         place = Place(path, here, target, self._known(path, listing))
         entries: list[bytes] = []
         kept: list[bytes] = []
-        for name, status, mark in zip(listing.names, listing.statuses, listing.marks(), strict=True):
-            entry, remembered = self._entry(place, name, status, mark)
+        marks = listing.marks()
+        linked = self.files.link_unchanged(place, listing, marks)
+        for name, status, mark in zip(listing.names, listing.statuses, marks, strict=True):
+            if name in linked:
+                entry, remembered = linked[name], mark
+            else:
+                entry, remembered = self._entry(place, name, status, mark)
             if entry:
                 entries.append(entry)
             kept.append(remembered)
@@ -191,7 +196,8 @@ class Intake:
             for candidate in paths:
                 body = self.base.manifest.body(candidate)
                 if body is not None:
-                    return Known(marks, raw, raw_entries(body), os.fsdecode(candidate))
+                    same = known is not None and body == known.body
+                    return Known(marks, raw, raw if same else raw_entries(body), os.fsdecode(candidate))
         return Known(marks, raw, {}, "")
 
     def _entry(self, place: Place, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:

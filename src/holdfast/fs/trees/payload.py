@@ -40,7 +40,7 @@ class Payload:
             raise unwritable(self.way.where(path), error) from error
 
     def make(self, path: str) -> int:
-        """Make a directory and those above it, as far as they are not there; its descriptor, as of `enter`."""
+        """Make a directory and those above it, as far as they are missing; its descriptor, as of `enter`."""
         missing: list[str] = []
         while path not in self._made:
             missing.append(path)
