@@ -169,7 +169,7 @@ class _Content:
         self._homes: Mapping[bytes, Home] | None = None
 
     def lines(self, path: bytes) -> list[str] | None:
-        """The lines of a file, without their breaks but for a last one that has none; None if it is no text."""
+        """The lines of a file, without their breaks but for a last one that has none; None if no text."""
         try:
             place = self._place(path)
             content = b"" if place is None else _content(place)
