@@ -26,7 +26,7 @@ from holdfast.fs.trees import (
 )
 from holdfast.fs.trees.homes import Stored, located, write_homes
 from holdfast.fs.trees.layout import HOMES, REMNANTS
-from tests.fs.trees.groves import seen
+from tests.fs.trees.groves import Seen, seen
 
 A_TICK = 0.05
 
@@ -56,10 +56,10 @@ class Trees:
         tree, cache = self.tree(self.count), self.top / "cache" if cached else None
         return tree, capture(self.source, tree, engine=Engine.LINKED, base=base, cache=cache, quiesced=True)
 
-    def restored(self, number: int) -> dict[str, object]:
+    def restored(self, number: int) -> dict[bytes, Seen]:
         target = self.top / f"restored-{number}-{time.monotonic_ns()}"
         materialise(self.tree(number), target)
-        return dict(seen(target))
+        return seen(target)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_only_directories_that_changed_are_made_again(trees: Trees) -> None:
     assert read_homes(second) == {each: Home("tree-1", each) for each in (b"", b"a", b"a/b/c", b"d")}
     assert os.stat(second / PAYLOAD / "a/b/two").st_ino == os.stat(trees.tree(1) / PAYLOAD / "a/b/two").st_ino
     assert list(verify(second, captured.payload_hash)) == []
-    assert trees.restored(2) == dict(seen(trees.source))
+    assert trees.restored(2) == seen(trees.source)
 
 
 def test_the_directories_that_a_tree_makes_have_their_modes_and_times(trees: Trees) -> None:
@@ -133,7 +133,7 @@ def test_what_is_below_a_renamed_directory_is_shared_under_its_old_path(trees: T
     assert list(verify(second, captured.payload_hash)) == []
     third, _ = trees.take()
     assert read_homes(third)[b"z/b/c"] == Home("tree-1", b"a/b/c")
-    assert trees.restored(3) == dict(seen(trees.source))
+    assert trees.restored(3) == seen(trees.source)
 
 
 def test_a_tree_that_shares_all_names_the_same_homes(trees: Trees) -> None:
@@ -154,7 +154,7 @@ def test_names_of_any_bytes_are_found_again(trees: Trees) -> None:
     second, captured = trees.take()
 
     assert list(verify(second, captured.payload_hash)) == []
-    assert trees.restored(2) == dict(seen(trees.source))
+    assert trees.restored(2) == seen(trees.source)
     place = located(second, read_homes(second), os.fsencode(f"{name}/{name}/file"))
     assert place.read_text() == "content"
 
@@ -168,7 +168,7 @@ def test_histories_of_random_edits_are_all_restored_as_they_were(trees: Trees) -
         for _ in range(chance.randrange(4)):
             edit(trees, chance)
     for number, state in enumerate(states, 1):
-        assert trees.restored(number) == dict(state), number
+        assert trees.restored(number) == state, number
         assert list(verify(trees.tree(number))) == [], number
     every = [read_homes(trees.tree(number)) for number in range(1, 26)]
     for homes in every:
@@ -264,7 +264,7 @@ def test_what_is_left_of_a_tree_is_found_among_the_remnants(trees: Trees) -> Non
 
     assert list(verify(second, captured.payload_hash)) == []
     assert list(verify_manifest(second, captured.payload_hash)) == []
-    assert trees.restored(2) == dict(seen(trees.source))
+    assert trees.restored(2) == seen(trees.source)
     third, _ = trees.take()
     assert own(third) == set()
 
