@@ -305,7 +305,7 @@ def _missing(where: str) -> Corrupt:
     where = shown(where)
     return Corrupt(
         f"{where} is missing in the snapshot",
-        hint="Restore another one, or bring it back from a copy; 'holdfast verify' finds what else is missing.",
+        hint="Restore another one, or bring it back from a copy; 'holdfast verify' finds what else is lost.",
         path=where,
     )
 
