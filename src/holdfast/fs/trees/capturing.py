@@ -119,6 +119,7 @@ class _Capture:
             clones=self.engine is Engine.REFLINK,
             retry=not self.quiesced,
         )
+        self.stack.callback(intake.files.close)
         self._take(intake)  # 3. every directory: shared as a whole, or read
         if scout is not None:
             scout.stop()
@@ -180,6 +181,7 @@ class _Capture:
             elif path == "":
                 raise NotFound(f"there is no directory {self.source.root}", path=self.source.root)
             waiting += [f"{path}/{name}" if path else name for name in reversed(below)]
+        intake.files.finish()
         if intake.payload is not None:
             for each in self.taken:  # into which nothing more is put
                 if each.home is None:
