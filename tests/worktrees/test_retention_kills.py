@@ -24,7 +24,7 @@ from holdfast.testing.crash import Fault, Kill, Outcome, Report, fresh, judge, r
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.testing.powercut import power_cuts
 from holdfast.workspace.repository import Repository
-from holdfast.worktrees import collecting, planning
+from holdfast.worktrees import collecting, planning, sweeping
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.naming import is_ready
 from holdfast.worktrees.records import MAIN
@@ -184,6 +184,7 @@ ALL_AT_ONCE = [
     damage.expired_plan,
     damage.abandoned_scratch,
     damage.orphaned_tree,
+    damage.useless_remnant,
     damage.old_draft,
     damage.old_probe,
     damage.orphaned_lease,
@@ -273,7 +274,7 @@ def test_a_collection_that_is_cut_off_from_power_loses_nothing_and_goes_on(
 def test_the_sweep_finds_a_collection_that_does_not_sync_what_it_moved(
     make_world: Callable[[str], Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "durable", SimpleNamespace(sync_names=lambda directory: None))
+    monkeypatch.setattr(sweeping, "durable", SimpleNamespace(sync_names=lambda directory: None))
     assert without_power(make_world("planted power")).violations
 
 
