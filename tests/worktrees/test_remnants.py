@@ -422,7 +422,7 @@ def test_a_reader_of_what_stays_never_notices_that_the_homes_of_its_directories_
 
 
 def overtaken(homely: Homely, scratch: Path, read: Callable[[Control, str], object]) -> list[object]:
-    """What a reader sees, if at one of its calls in turn a collection comes in between: all that is different."""
+    """What a reader sees if at one of its calls in turn a collection comes in between: all that differs."""
     seen: list[object] = []
     index, over = 0, False
     while not over:
@@ -470,7 +470,7 @@ def taker(root: Path) -> Callable[[Line], None]:
     """Takes a snapshot of some change, or restores an older one in place, whenever it is told to."""
 
     def task(line: Line) -> None:
-        delay_calls(most=0.0005)
+        delay_calls(most=0.0001)
         control, chance, count = Repository(root).control, random.Random(1), 0
         top = control.places.payload(MAIN)
         while (told := line.wait()) != "enough":
@@ -493,7 +493,7 @@ def taker(root: Path) -> Callable[[Line], None]:
 
 def gatherer(root: Path) -> Callable[[Line], None]:
     def task(line: Line) -> None:
-        delay_calls(most=0.0005)
+        delay_calls(most=0.0001)
         control = Repository(root).control
         while line.wait() != "enough":
             try:

@@ -115,6 +115,15 @@ if sys.platform == "linux":
     listxattr = os.listxattr
     getxattr = os.getxattr
     setxattr = os.setxattr
+    _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
+
+    def enlarge_pipe(descriptor: int, size: int) -> None:
+        """Let a pipe hold more. Promises nothing, fails never."""
+        try:
+            fcntl.fcntl(descriptor, _SET_PIPE_SIZE, size)
+        except OSError:
+            return
+
     _SNAPSHOT_CREATE = 0x50009417  # BTRFS_IOC_SNAP_CREATE_V2
     _SNAPSHOT_NAME = 4040
 
@@ -126,6 +135,9 @@ if sys.platform == "linux":
         fcntl.ioctl(parent, _SNAPSHOT_CREATE, fields)
 
 else:
+
+    def enlarge_pipe(descriptor: int, size: int) -> None:
+        """Nothing: elsewhere pipes are as they are."""
 
     def listxattr(path: str | int, *, follow_symlinks: bool = True) -> list[str]:
         """The names of the extended attributes."""
@@ -210,6 +222,7 @@ READING = (
     "read",
     "read_into",
     "start_writing",
+    "enlarge_pipe",
     "lseek",
     "fstat",
     "stat",

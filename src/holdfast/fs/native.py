@@ -109,6 +109,12 @@ else:
             """Watch a directory; the number that its events carry, or -1."""
             return int(_libc.inotify_add_watch(descriptor, path, ctypes.c_uint32(mask)))
 
+        _ANY_CHANGE = 0xFC6  # content or status; moved, created, deleted; itself deleted or moved
+
+        def inotify_watch_directory(descriptor: int, directory: int) -> int:
+            """Watch an open directory for every change; the number that its events carry, or -1."""
+            return inotify_watch(descriptor, b"/proc/self/fd/%d" % directory, _ANY_CHANGE)
+
         _PR_SET_PDEATHSIG = 1
 
         def die_with_parent(signal_number: int) -> None:

@@ -23,6 +23,7 @@ from holdfast.fs.trees import (
     capture,
     compare,
     materialise,
+    read_homes,
     read_manifest,
     remove_tree,
     verify,
@@ -100,7 +101,8 @@ def test_a_second_capture_reads_nothing_and_stores_nothing(desk: Desk) -> None:
     second = desk.place / "tree-2"
 
     assert opened == []
-    assert inodes(first / PAYLOAD) == inodes(second / PAYLOAD)
+    assert list((second / PAYLOAD).iterdir()) == []
+    assert {home.tree for home in read_homes(second).values()} == {first.name}
     assert (first / "manifest").stat().st_ino == (second / "manifest").stat().st_ino
     assert captured.stored_bytes == captured.bytes > 0
     assert list(verify(second, captured.payload_hash)) == []
@@ -186,67 +188,27 @@ def test_at_the_limit_of_links_files_are_copied(desk: Desk, monkeypatch: pytest.
         link(source, target, **options)
 
     monkeypatch.setattr(calls, "link", limited)
-    trees = [desk.take() for _ in range(limit + 2)]
+    trees = []
+    for number in range(limit + 2):
+        (desk.source / "d0/f1").write_bytes(b"%d" % number)
+        desk.settle()
+        trees.append(desk.take())
 
-    assert len({captured.payload_hash for _, captured in trees}) == 1
     assert all(list(verify(tree, captured.payload_hash)) == [] for tree, captured in trees)
     assert len({inodes(tree / PAYLOAD)["d0/f0"] for tree, _ in trees}) == 2
 
 
-def test_links_made_by_a_second_process_are_the_same(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_PROCESS", 1)
-    first, captured = desk.take()
-    (first / PAYLOAD / "d2/f1").unlink()  # which it must get from the source
-    second, again = desk.take()
-
-    assert again.payload_hash == captured.payload_hash
-    assert list(verify(second, again.payload_hash)) == []
-    assert inodes(second / PAYLOAD)["d2/f0"] == inodes(first / PAYLOAD)["d2/f0"]
-    assert modes_and_times(second / PAYLOAD) == modes_and_times(desk.source)
-
-
-def modes_and_times(payload: Path) -> dict[str, tuple[int, int]]:
-    everything = {str(path.relative_to(payload)): path.lstat() for path in (payload, *payload.rglob("*"))}
-    return {path: (status.st_mode, status.st_mtime_ns) for path, status in everything.items()}
-
-
-def test_the_links_are_made_by_that_process(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_PROCESS", 1)
-    desk.take()
-    linked: list[str] = []
-
-    def note(attempt: Attempt) -> Any:
-        linked.append(str(attempt.arguments[0]))
-        return attempt.perform()
-
-    with interposed(note, ("link",)):
-        desk.take()
-
-    assert not [name for name in linked if name.startswith("f")]
-
-
-@pytest.mark.parametrize("program", ["raise SystemExit(1)", "import time; time.sleep(0.1)", "print('?')"])
-def test_without_that_process_there_are_links_all_the_same(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, program: str
+def test_a_full_disk_fails_the_links_of_a_changed_directory(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_PROCESS", 1)
-    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", program)
-    first, _ = desk.take()
-    second, again = desk.take()
-
-    assert list(verify(second, again.payload_hash)) == []
-    assert inodes(second / PAYLOAD) == inodes(first / PAYLOAD)
-
-
-def test_what_that_process_cannot_do_fails_the_capture(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.fs.trees.linking._WORTH_A_PROCESS", 1)
-    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", "raise SystemExit(1)")
     desk.take()
+    (desk.source / "d1/f2").write_bytes(b"changed")
+    desk.settle()
     link = calls.link
     made: list[object] = []
 
     def full(*arguments: Any, **options: Any) -> None:
-        if len(made) > 2:
+        if len(made) > 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         made.append(arguments)
         link(*arguments, **options)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from holdfast.errors import Failure
-from holdfast.fs.trees import READY, Engine, capture, changes, link_tree, materialise, remove_tree, verify
+from holdfast.fs.trees import READY, Engine, capture, changes, materialise, remove_tree, share_tree, verify
 from holdfast.testing.crash import Ending, Outcome, error_points, kill_points
 from tests.fs.trees.groves import seen
 
@@ -66,7 +66,7 @@ class Restoring:
 
     def operate(self, directory: Path) -> object:
         materialise(directory / "1", directory / "new", cache=directory / "cache")
-        link_tree(directory / "1", directory / "2")
+        share_tree(directory / "1", directory / "2")
         return None
 
     def check(self, directory: Path, outcome: Outcome) -> None:

@@ -25,6 +25,7 @@ from holdfast.fs.trees.layout import MANIFEST, PAYLOAD, READY
 from holdfast.fs.trees.linking import link_or_copy_file
 from holdfast.fs.trees.manifest import Manifest, write_all, write_manifest
 from holdfast.fs.trees.payload import Payload
+from holdfast.fs.trees.scout import Scout
 from holdfast.fs.trees.second_look import second_look
 from holdfast.fs.trees.stat_cache import Known, StatCache, write_cache
 from holdfast.fs.trees.tally import Progress, Tally
@@ -102,19 +103,25 @@ class _Capture:
             cache = None  # it is about the inodes of the source, and they are not those of the clone
         if base is not None and not is_whole(self.engine) and self.engine is not Engine.COPY:
             self.base = self._open_base(base)
+        scout = self._send_scout(scanned, cache, watch)
         known = StatCache.read(cache, self.device)
+        if scout is not None:
+            scout.use(known)
         intake = Intake(
             scanned,
             cache=known,
             tally=tally,
             payload=None if is_whole(self.engine) else self._make_payload(),
             base=self.base,
-            watch=None if watch is None else self.stack.enter_context(watch),
+            watch=watch,
+            scout=scout,
             now=now,
             clones=self.engine is Engine.REFLINK,
             retry=not self.quiesced,
         )
         self._take(intake)  # 3. every directory: shared as a whole, or read
+        if scout is not None:
+            scout.stop()
         if clones_later:
             tally.changed += self._differing(self._clone())
         if watch is not None:
@@ -137,6 +144,18 @@ class _Capture:
         from holdfast.fs.trees.juicefs_clone import differing
 
         return differing(clone, ((os.fsencode(each.path), each.body) for each in self.taken))
+
+    def _send_scout(self, scanned: Descent, cache: Path | None, watch: SourceWatch | None) -> Scout | None:
+        """Let somebody look at the source from its other end meanwhile, if it is large.
+
+        Not where there is nothing to link from: then everything is read, and looked at in doing so.
+        """
+        if watch is not None:
+            self.stack.enter_context(watch)
+        if self.base is None and not is_whole(self.engine):
+            return None
+        scout = Scout.start(scanned, cache, watch)
+        return None if scout is None else self.stack.enter_context(scout)
 
     def _make_payload(self) -> Payload:
         return self.stack.enter_context(Payload.begin(self.tree / PAYLOAD, kept=True))

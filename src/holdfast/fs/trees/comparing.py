@@ -12,6 +12,7 @@ from holdfast.fs import calls
 from holdfast.fs.trees.descent import Descent
 from holdfast.fs.trees.intake import Intake
 from holdfast.fs.trees.manifest import Manifest, ManifestEntry, decode_entry, directory_of, raw_entries
+from holdfast.fs.trees.scout import Scout
 from holdfast.fs.trees.stat_cache import StatCache
 from holdfast.fs.trees.tally import Tally
 
@@ -44,12 +45,18 @@ def changes(source: Path, tree: Path | None, *, cache: Path | None = None) -> It
     records: Records = iter(()) if tree is None else Manifest.read(tree).records()
     with ExitStack() as stack:
         way = stack.enter_context(Descent(source))
-        yield from _compare(records, _scan(way, cache))
+        scout = Scout.start(way, cache, None)
+        if scout is not None:
+            stack.enter_context(scout)
+        yield from _compare(records, _scan(way, cache, scout))
 
 
-def _scan(way: Descent, cache: Path | None) -> Records:
+def _scan(way: Descent, cache: Path | None, scout: Scout | None) -> Records:
     device = calls.fstat(way.enter("")).st_dev
-    intake = Intake(way, cache=StatCache.read(cache, device), tally=Tally())
+    known = StatCache.read(cache, device)
+    if scout is not None:
+        scout.use(known)
+    intake = Intake(way, cache=known, tally=Tally(), scout=scout)
     waiting = [""]
     while waiting:
         path = waiting.pop()

@@ -25,20 +25,22 @@ from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.scan import (
     NO_MARK,
     Listing,
+    count_in,
     device_number,
+    is_foreign,
     is_recent,
     look,
     marks_by_name,
     without_recent,
 )
-from holdfast.fs.trees.stat_cache import Known as Remembered
+from holdfast.fs.trees.scout import Report, Scout
+from holdfast.fs.trees.stat_cache import Known as KnownDirectory
 from holdfast.fs.trees.stat_cache import StatCache
 from holdfast.fs.trees.tally import Tally
 from holdfast.fs.trees.watch import SourceWatch
 
 _WORTH_WATCHING = 3000
 _FAR_FUTURE = 1 << 62  # to which nothing is recent
-_EMPTY_SUBVOLUME = 2  # in a btrfs snapshot, the inode of what was a subvolume in its source
 _KIND = 0o170000
 
 
@@ -66,6 +68,7 @@ class Intake:
         payload: Payload | None = None,
         base: Base | None = None,
         watch: SourceWatch | None = None,
+        scout: Scout | None = None,
         now: int = _FAR_FUTURE,
         clones: bool = False,
         retry: bool = False,
@@ -76,6 +79,7 @@ class Intake:
         self.tally = tally
         self.files = Files(source, payload, base, now=now, clones=clones, retry=retry, tally=tally)
         self._cache = cache
+        self._scout = scout
         self._watch = watch
         self._now = now
         top = source.enter("")
@@ -84,10 +88,13 @@ class Intake:
 
     def take(self, path: str) -> tuple[Taken | None, list[str]]:
         """Take in one directory without what is below it; return it and the directories in it."""
+        report = None if self._scout is None else self._scout.find(path)
+        if report is not None and (taken := self._as_reported(path, report)) is not None:
+            return taken, report.directories
         try:
             here = self.source.enter(path)
             own = calls.fstat(here)
-            if self._is_foreign(path, own):
+            if is_foreign(path, own, self._device, self._mounts):
                 return self._mount_point(path), []
             watched = self._watches(here, path)
             listing = look(here)
@@ -105,13 +112,9 @@ class Intake:
 
     def _watches(self, here: int, path: str) -> bool:
         """Listen to a directory; but a few files are sooner looked at twice: to stop listening takes time."""
-        if self._watch is None or self.tally.files < _WORTH_WATCHING:
+        if self._watch is None or (self.tally.files < _WORTH_WATCHING and not self._watch.has_begun):
             return False
         return self._watch.add(here, path)
-
-    def _is_foreign(self, path: str, own: os.stat_result) -> bool:
-        empty = path != "" and own.st_ino == _EMPTY_SUBVOLUME
-        return own.st_dev != self._device or path in self._mounts or empty
 
     def _mount_point(self, path: str) -> Taken:
         """Only that it is there: what it shows belongs to what is mounted, and that is not ours."""
@@ -129,18 +132,36 @@ class Intake:
         known = self._cache.known(listing.own.st_ino)
         if known is None or listing.linked or known.identity != listing.identity:
             return None
+        taken = self._as_known(path, known)
+        if taken is None:
+            return None
+        self.tally.files += len(listing.names)
+        self.tally.bytes += sum([each.st_size for each in listing.statuses])
+        if {each.st_mode & _KIND for each in listing.statuses} - {stat.S_IFREG}:
+            self._note_others(path, listing)
+        return taken
+
+    def _as_reported(self, path: str, report: Report) -> Taken | None:
+        """A directory that the scout has looked at, exactly as if we had done so at that moment."""
+        if path in self._mounts or (taken := self._as_known(path, report.known)) is None:
+            return None
+        if is_recent(report.newest, self._now):
+            self.tally.any_recent = True
+        self.tally.files += count_in(taken.identity)
+        self.tally.bytes += report.bytes
+        self.tally.directories += 1
+        self.tally.report()
+        return taken._replace(watched=report.watched)
+
+    def _as_known(self, path: str, known: KnownDirectory) -> Taken | None:
+        """A directory that is as it was known, unless no other tree has it as a whole."""
         home: Home | None = None
         if self.payload is not None:
             home = self._home(path, known)
             if home is None:
                 return None
-        self.tally.files += len(listing.names)
-        self.tally.bytes += sum([each.st_size for each in listing.statuses])
-        if {each.st_mode & _KIND for each in listing.statuses} - {stat.S_IFREG}:
-            self._note_others(path, listing)
-        return Taken(
-            path, listing.identity, listing.identity, known.body, home, os.fsencode(path) == known.path
-        )
+        identity, body = known.identity, known.body
+        return Taken(path, identity, identity, body, home, os.fsencode(path) == known.path)
 
     def _note_others(self, path: str, listing: Listing) -> None:
         """Of what is no file: no bytes, and a word about what is special."""
@@ -150,7 +171,7 @@ class Intake:
                 if not stat.S_ISLNK(status.st_mode):
                     self._note_special(path, name, status)
 
-    def _home(self, path: str, known: Remembered) -> Home | None:
+    def _home(self, path: str, known: KnownDirectory) -> Home | None:
         """Where the base has this very directory."""
         if self.base is not None:
             for candidate in (os.fsencode(path), known.path):

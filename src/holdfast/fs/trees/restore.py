@@ -105,6 +105,8 @@ class _Place(NamedTuple):
             raise unwritable(self.target.where(self.new_path), error) from error
         try:
             return into, self.source.enter(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise _missing(self.source.where(self.path)) from None
         except OSError as error:
             raise unreadable(self.source.where(self.path), error) from error
 
@@ -218,8 +220,7 @@ class _Making:
         try:
             found, lost = place_file(here, into, new, attributes)
         except (FileNotFoundError, IsADirectoryError):
-            where = shown(place.source.where(place.path, new.like))
-            raise Corrupt(f"{where} is missing in the snapshot", path=where) from None
+            raise _missing(place.source.where(place.path, new.like)) from None
         if found != size:
             where = shown(place.source.where(place.path, new.like))
             raise Corrupt(f"{where} has {found} bytes, but the manifest says {size}", path=where)
@@ -296,6 +297,16 @@ def _is_true(body: bytes, listing: Listing) -> bool:
     return all(
         raw[:HEAD_OF_ENTRY] == head_of_entry(status) and name == os.fsencode(found)
         for (name, raw), found, status in zip(entries.items(), listing.names, listing.statuses, strict=True)
+    )
+
+
+def _missing(where: str) -> Corrupt:
+    """What is raised for something that a snapshot has lost."""
+    where = shown(where)
+    return Corrupt(
+        f"{where} is missing in the snapshot",
+        hint="Restore another one, or bring it back from a copy; 'holdfast verify' finds what else is lost.",
+        path=where,
     )
 
 

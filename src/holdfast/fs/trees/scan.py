@@ -25,6 +25,7 @@ _TICK = 20_000_000  # the longest that file systems with fine timestamps keep th
 _COARSE_TICK = 2_000_000_000
 _SECOND = 1_000_000_000
 _BLOCK = 512
+_EMPTY_SUBVOLUME = 2  # in a btrfs snapshot, the inode of what was a subvolume in its source
 _FIRST_TIME, _LAST_TIME = -(1 << 63), (1 << 63) - 1
 
 
@@ -130,9 +131,26 @@ def _offsets(start: int, count: int) -> range:
     return range(start, start + count * MARK.size, MARK.size)
 
 
+def directories_in(identity: bytes) -> list[str]:
+    """The names of the directories in the directory that an identity is of."""
+    *_, names, directories = HEAD.unpack_from(identity)
+    start = HEAD.size + names
+    return os.fsdecode(identity[start : start + directories]).split("\0") if directories else []
+
+
+def count_in(identity: bytes) -> int:
+    """How many entries it has that are no directories."""
+    return int(HEAD.unpack_from(identity)[-3])
+
+
 def inode_of(identity: bytes) -> int:
     """The inode of the directory that an identity is of."""
     return int.from_bytes(identity[:8], "little")
+
+
+def is_foreign(path: str, own: os.stat_result, device: int, mounts: frozenset[str]) -> bool:
+    """Whether a directory of a source on `device` is none of it: something else is mounted there."""
+    return own.st_dev != device or path in mounts or (path != "" and own.st_ino == _EMPTY_SUBVOLUME)
 
 
 def is_recent(changed: int, now: int) -> bool:

@@ -97,15 +97,21 @@ def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
     if stored is None:
         return
     with stored:
+        lost_trees = [
+            name
+            for name in sorted({each.tree for each in stored.homes.values()})
+            if not any(_is_directory(place / PAYLOAD) for place in places_beside(tree, name))
+        ]
+        for name in lost_trees:
+            yield Problem(HOMES, "missing", f"the tree {name}, which has some of its files, is not there")
+        if lost_trees:
+            return
         try:
             files = _names(stored.enter(""))
             directories = _names(stored.own.top())
         except OSError as error:
             yield Problem(PAYLOAD, "missing", f"the directory cannot be read: {error.strerror}")
             return
-    for home in sorted({each.tree for each in stored.homes.values()}):
-        if not any(_is_directory(place / PAYLOAD) for place in places_beside(tree, home)):
-            yield Problem(HOMES, "missing", f"the tree {home}, which has some of its files, is not there")
     lost = {
         name
         for name, raw in raw_entries(manifest.body(b"") or b"").items()
@@ -117,8 +123,8 @@ def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
         if path and b"/" not in path and path not in stored.homes and path not in directories
         if directory_of(path, body).kind != "m"
     }
-    for name in sorted(lost):
-        yield _problem(name, "missing", "it is in the manifest, but not there")
+    for path in sorted(lost):
+        yield _problem(path, "missing", "it is in the manifest, but not there")
 
 
 def _opened(tree: Path) -> Generator[Problem, None, Stored | None]:

@@ -20,7 +20,6 @@ from holdfast.fs.mounts import filesystem_kind, is_network
 from holdfast.fs.trees.descent import joined
 
 _EVENT = struct.Struct("iIII")
-_MASK = 0xFC6  # content or status changed; moved, created, deleted; itself deleted or moved
 _OVERFLOW = 0x4000
 _ENOUGH = 1 << 16
 _CLOSED = -1
@@ -40,14 +39,29 @@ class SourceWatch:
             return False
         from holdfast.fs import native
 
-        if self._fd == _CLOSED:
-            self._fd = native.inotify_open()
-        number = native.inotify_watch(self._fd, b"/proc/self/fd/%d" % directory, _MASK)
+        number = native.inotify_watch_directory(self.begin(), directory)
         if number < 0:  # too many
             self._possible = False
             return False
         self._paths[number] = path
         return True
+
+    def begin(self) -> int:
+        """The descriptor to listen with, also for another process; less than 0 if that cannot be."""
+        if sys.platform == "linux" and self._possible and self._fd == _CLOSED:
+            from holdfast.fs import native
+
+            self._fd = native.inotify_open()
+        return self._fd
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether somebody listens already."""
+        return self._fd != _CLOSED
+
+    def adopt(self, number: int, path: str) -> None:
+        """Know by its number what another process listens to with the same descriptor."""
+        self._paths[number] = path
 
     def changed(self) -> list[str]:
         """Paths that something happened to; perhaps not all of them."""
@@ -64,14 +78,20 @@ class SourceWatch:
             at += _EVENT.size
             name = content[at : at + length].rstrip(b"\0")
             at += length
-            found.append("" if mask & _OVERFLOW else joined(self._paths.get(number, ""), os.fsdecode(name)))
+            path = None if mask & _OVERFLOW else self._paths.get(number)
+            found.append("" if path is None else joined(path, os.fsdecode(name)))
         return [path.rstrip("/") for path in found]
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening. The system takes some 10 ms for that, doing nothing; nobody has to wait for it."""
         if self._fd != _CLOSED:
-            close_quietly(self._fd)
-            self._fd = _CLOSED
+            import threading
+
+            descriptor, self._fd = self._fd, _CLOSED
+            try:
+                threading.Thread(target=close_quietly, args=(descriptor,), daemon=True).start()
+            except RuntimeError:  # no more threads
+                close_quietly(descriptor)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,174 @@
+"""The scout, seen from the process that it looks for; what it does is in `scouting`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from holdfast.fs import calls
+from holdfast.fs.mounts import mounts_beneath
+from holdfast.fs.trees.descent import Descent
+from holdfast.fs.trees.scan import directories_in, inode_of
+from holdfast.fs.trees.scouting import NO_WATCH, PROGRAM, REPORT
+from holdfast.fs.trees.stat_cache import Known, StatCache
+from holdfast.fs.trees.watch import SourceWatch
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    import subprocess
+
+_WORTH_A_SCOUT = 1 << 20  # bytes of the cache: from some 8 000 files on
+_MANY_MOUNTS = 1000
+_PIPE = 1 << 20
+_CHUNK = 1 << 18
+_PATIENCE = 8  # directories that we look at before we ask again what the scout has sent
+
+
+class Report(NamedTuple):
+    """What the scout saw: a directory that is as it was known, with these directories in it.
+
+    `newest` is the time of the newest change in it, `watched` whether we are told of changes since.
+    """
+
+    known: Known
+    directories: list[str]
+    bytes: int
+    newest: int
+    watched: bool
+
+
+class Scout:
+    """The scout and what it has reported so far. Nothing depends on it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], watch: SourceWatch | None) -> None:
+        assert process.stdout is not None
+        self._process = process
+        self._pipe = process.stdout.fileno()
+        calls.enlarge_pipe(self._pipe, _PIPE)
+        os.set_blocking(self._pipe, False)
+        self._watch = watch
+        self._cache = StatCache()
+        self._reports: dict[str, Report] = {}
+        self._unread = bytearray()
+        self._patience = _PATIENCE
+        self._running = True
+
+    @classmethod
+    def start(cls, source: Descent, cache: Path | None, watch: SourceWatch | None) -> Scout | None:
+        """Send one out; None where that cannot be, or is not worth it by the size of what is known."""
+        if not sys.executable or _size(cache) < _WORTH_A_SCOUT or _processors() < 2:
+            return None
+        top = source.enter("")
+        own, mounts = calls.fstat(top), mounts_beneath(top)
+        if len(mounts) > _MANY_MOUNTS:
+            return None
+        listening = NO_WATCH if watch is None else watch.begin()
+        import subprocess
+
+        packages = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+        numbers = map(str, (os.getpid(), own.st_dev, own.st_ino, listening))
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", PROGRAM, packages, *numbers, source.root, *sorted(mounts)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                pass_fds=() if listening == NO_WATCH else (listening,),
+                process_group=0,  # an interruption from the terminal is for the first process to deal with
+            )
+        except OSError:
+            return None
+        return cls(process, watch)
+
+    def use(self, cache: StatCache) -> None:
+        """Compare what it reports with this."""
+        self._cache = cache
+
+    def find(self, path: str) -> Report | None:
+        """What it saw at `path`, if it has said so by now and that is as it was known.
+
+        It has looked at whatever comes later in the order of names before it looked at `path`, but for
+        what is below: so with a directory that has none the scout is of no more use, and is stopped.
+        """
+        report = self._reports.pop(path, None)
+        if report is None and self._running:
+            self._patience -= 1
+            if self._patience <= 0:
+                self._patience = _PATIENCE
+                self._listen()
+                report = self._reports.pop(path, None)
+        if report is not None and not report.directories:
+            self.stop()
+        return report
+
+    def _listen(self) -> None:
+        """Take what it has sent, without waiting for more."""
+        more = True
+        while more:
+            try:
+                chunk = calls.read(self._pipe, _CHUNK)
+            except BlockingIOError:
+                break
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self.stop()
+            self._unread += chunk
+            more = len(chunk) == _CHUNK
+        at = 0
+        with memoryview(self._unread) as content:
+            while len(content) >= at + REPORT.size:
+                path, identity, *said = REPORT.unpack_from(content, at)
+                start = at + REPORT.size + path
+                end = start + identity
+                if len(content) < end:
+                    break
+                self._note(bytes(content[start - path : start]), bytes(content[start:end]), *said)
+                at = end
+        del self._unread[:at]
+
+    def _note(self, path: bytes, identity: bytes, number: int, newest: int, size: int) -> None:
+        where = os.fsdecode(path)
+        watched = number >= 0 and self._watch is not None
+        if watched and self._watch is not None:
+            self._watch.adopt(number, where)
+        known = self._cache.known(inode_of(identity))
+        if known is not None and known.identity == identity:
+            self._reports[where] = Report(known, directories_in(identity), size, newest, watched)
+
+    def stop(self) -> None:
+        """Let it look no further. What it has reported remains."""
+        if self._running:
+            self._running = False
+            self._process.kill()
+
+    def close(self) -> None:
+        """Stop it, and wait until it is gone."""
+        self.stop()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _size(cache: Path | None) -> int:
+    try:
+        return 0 if cache is None else calls.stat(cache).st_size
+    except OSError:
+        return 0
+
+
+def _processors() -> int:
+    """How many processors there are for us."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
