@@ -7,6 +7,7 @@ import random
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,8 +104,8 @@ class Histories:
 
     def protect(self) -> None:
         """Let go what was pinned, and pin some others."""
-        for each in pins(self.control):
-            remove_pin(self.control, each.pin_id)
+        for pin in pins(self.control):
+            remove_pin(self.control, pin.pin_id)
         alive = sorted(snapshots_of(self.control))
         for each in self.chance.sample(alive, self.chance.randrange(len(alive) // 2 + 1)):
             add_pin(self.control, each)
@@ -178,9 +179,9 @@ def test_a_shared_directory_is_shared_on_after_its_home_is_trimmed(control: Cont
     """Its time is what it was: else all of it would be stored once more."""
     first, *_ = line_of(control, 3, shared=True)
     collect(control)
-    (left,) = [each for each in remnants_of(control) if each == first] or [None]
+    assert first in remnants_of(control)
     newest = keep(control, {"file": "another"}, shared=True)
-    assert left in {home.tree for home in read_homes(control.places.tree(newest)).values()}
+    assert first in {home.tree for home in read_homes(control.places.tree(newest)).values()}
 
 
 def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(control: Control) -> None:
@@ -430,7 +431,7 @@ def overtaken(homely: Homely, scratch: Path, read: Callable[[Control, str], obje
         root = scratch / "repository"
         shutil.copytree(homely.root, root, symlinks=True)
         control, rival = Repository(root).control, Repository(root).control
-        rule = Overtaken(index, lambda rival=rival: collecting.run(rival, homely.plan))
+        rule = Overtaken(index, partial(collecting.run, rival, homely.plan))
         try:
             with interposed(rule, ["open", "stat", "scandir"]):
                 found = read(control, homely.head)

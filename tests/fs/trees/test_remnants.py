@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,9 @@ def test_a_trim_that_has_no_room_for_a_note_does_without(tmp_path: Path) -> None
     require_trimmed(remnant, {b"a"})
 
 
-def test_what_is_mounted_in_a_remnant_is_not_touched(tmp_path: Path, loop_mount: LoopMount) -> None:
+def test_what_is_mounted_in_a_remnant_is_not_touched(
+    tmp_path: Path, loop_mount: Callable[[str], LoopMount]
+) -> None:
     remnant = make(tmp_path / "remnant")
     (tmp_path / "bin").mkdir()
     mounted, inside = loop_mount("ext4").path, remnant / "payload/f/g"
