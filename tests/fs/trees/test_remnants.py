@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -141,6 +142,17 @@ def test_what_is_mounted_in_a_remnant_is_not_touched(
         assert (remnant / "payload/f/file").exists()
     finally:
         subprocess.run(["umount", inside], check=True)
+
+
+@pytest.mark.parametrize("where", ["payload", "payload/a", "payload/a/b"])
+def test_a_link_in_the_place_of_a_directory_is_never_followed(tmp_path: Path, where: str) -> None:
+    remnant, elsewhere = make(tmp_path / "remnant"), make(tmp_path / "elsewhere")
+    before = seen(elsewhere)
+    remove_tree(remnant / where)
+    (remnant / where).symlink_to(elsewhere / where)
+    with contextlib.suppress(IoFailure):
+        trimmed(remnant, {b"a/b/c"}, tmp_path / "bin")
+    assert seen(elsewhere) == before
 
 
 def test_a_needed_directory_that_is_lost_is_not_made_up(tmp_path: Path) -> None:

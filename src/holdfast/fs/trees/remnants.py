@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import Corrupt, Failure, NotFound, Refused
+from holdfast.errors import Corrupt, Failure, Refused
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.mounts import mounts_beneath
@@ -86,11 +86,8 @@ def is_trimmed(remnant: Path, need: Collection[bytes]) -> bool:
     """Whether a remnant has nothing but the directories that are needed of it. Changes nothing."""
     if not need or _others(remnant):
         return False
-    try:
-        with Descent(remnant / PAYLOAD) as way:
-            return next(_excess(way, need), None) is None
-    except NotFound:
-        return True
+    with Descent(remnant) as way:
+        return next(_excess(way, need), None) is None
 
 
 def _others(remnant: Path) -> list[str]:
@@ -99,17 +96,22 @@ def _others(remnant: Path) -> list[str]:
         return sorted(name for name in directory.names() if name != PAYLOAD)
 
 
+def _inside(path: str) -> str:
+    """The path of a directory of the payload, seen from the remnant: a link in its place is refused too."""
+    return f"{PAYLOAD}/{path}" if path else PAYLOAD
+
+
 def _excess(way: Descent, need: Collection[bytes]) -> Iterator[Excess]:
     kept = with_those_above(need)
     for path in sorted(os.fsdecode(each) for each in kept):
         is_needed = os.fsencode(path) in need
         try:
-            with calls.scandir(way.enter(path)) as listed:
+            with calls.scandir(way.enter(_inside(path))) as listed:
                 entries = [(each.name, each.is_dir(follow_symlinks=False)) for each in listed]
         except (FileNotFoundError, NotADirectoryError):
             continue  # it is lost: whoever reads it tells that
         except OSError as error:
-            raise io_failure("look at", shown(way.where(path)), error) from error
+            raise io_failure("look at", shown(way.where(_inside(path))), error) from error
         files = [name for name, is_directory in entries if not is_directory and not is_needed]
         directories = [
             name
@@ -147,7 +149,7 @@ def trim(remnant: Path, need: Collection[bytes], bin_: Bin) -> None:
         if not need:
             calls.rename(remnant, bin_.place())
             return
-        with contextlib.suppress(NotFound), Descent(remnant / PAYLOAD) as way:
+        with Descent(remnant) as way:
             _trim_payload(remnant, way, need, bin_)
         for name in _others(remnant):
             _discard(remnant, name, bin_)
@@ -169,7 +171,7 @@ def _trim_payload(remnant: Path, way: Descent, need: Collection[bytes], bin_: Bi
     excess = list(_excess(way, need))
     times = _times_of(remnant, way, need, excess)
     for each in excess:
-        here = way.enter(each.path)
+        here = way.enter(_inside(each.path))
         _make_writable(here)
         for name in each.files:
             with contextlib.suppress(FileNotFoundError):
@@ -179,7 +181,7 @@ def _trim_payload(remnant: Path, way: Descent, need: Collection[bytes], bin_: Bi
         _put_back(here, times.pop(each.path, None))
     for path, time in times.items():  # of one who was killed before it came to that
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            _put_back(way.enter(path), time)
+            _put_back(way.enter(_inside(path)), time)
 
 
 def _times_of(remnant: Path, way: Descent, need: Collection[bytes], excess: list[Excess]) -> dict[str, int]:
@@ -188,7 +190,7 @@ def _times_of(remnant: Path, way: Descent, need: Collection[bytes], excess: list
     times = {path: time for path, time in noted.items() if os.fsencode(path) in need}
     for each in excess:
         if each.directories and os.fsencode(each.path) in need:
-            times.setdefault(each.path, calls.fstat(way.enter(each.path)).st_mtime_ns)
+            times.setdefault(each.path, calls.fstat(way.enter(_inside(each.path))).st_mtime_ns)
     if times.keys() - noted.keys():
         content = {os.fsencode(path).hex(): str(time) for path, time in times.items()}
         with contextlib.suppress(
