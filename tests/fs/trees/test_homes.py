@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -306,3 +308,23 @@ def test_the_manifest_is_the_same_whether_directories_are_shared_or_not(trees: T
     assert (first / MANIFEST).stat().st_ino == (second / MANIFEST).stat().st_ino
     capture(trees.source, trees.top / "copy", engine=Engine.COPY, quiesced=True)
     assert (trees.top / "copy" / MANIFEST).read_bytes() == (second / MANIFEST).read_bytes()
+
+
+def test_the_recipe_of_the_protocol_finds_every_file_without_us(trees: Trees) -> None:
+    page = (Path(__file__).parents[3] / "docs/protocols/snapshot-trees.md").read_text(encoding="utf-8")
+    recipe = page[page.index("    import struct\n") :].split("\n\nA directory that is not among them")[0]
+    program: dict[str, Any] = {}
+    exec(textwrap.dedent(recipe), program)
+    trees.take()
+    trees.write("d/one", "changed")
+    trees.take()
+    (trees.source / "a").rename(trees.source / "z")
+    third, _ = trees.take()
+    (trees.top / REMNANTS).mkdir()
+    trees.tree(1).rename(trees.top / REMNANTS / "tree-1")
+
+    found = program["homes"](third)
+    for path in [each for each in trees.source.rglob("*") if each.is_file()]:
+        directory, name = str(path.parent.relative_to(trees.source)), path.name
+        place = found.get("" if directory == "." else directory, third / PAYLOAD / directory)
+        assert (place / name).read_bytes() == path.read_bytes(), path

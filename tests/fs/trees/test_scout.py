@@ -79,7 +79,7 @@ class Sent:
 def wait_for_all(scout: scouts.Scout) -> None:
     """Read until the scout has ended, and leave the reports as if they had just come."""
     while scout._running:
-        assert select.select((scout._pipe,), (), (), 60)[0]
+        assert select.select((scout.pipe,), (), (), 60)[0]
         scout._listen()
 
 
@@ -248,7 +248,7 @@ def test_a_torn_report_is_none(desk: Desk, sent: Sent, monkeypatch: pytest.Monke
 
     def cut(descriptor: int, size: int) -> bytes:
         content = read(descriptor, size)
-        if sent.scouts and descriptor == sent.scouts[-1]._pipe:
+        if sent.scouts and descriptor == sent.scouts[-1].pipe:
             content = content[: max(0, 1000 - len(taken))]
             taken.extend(content)
         return content
@@ -283,7 +283,7 @@ def test_where_there_can_be_none_there_is_none(
 def test_killed_at_any_moment_it_leaves_the_rest_to_the_first_process(desk: Desk, sent: Sent) -> None:
     _, first = desk.take()
     chance = random.Random(4)
-    rounds, seen = 40, set()
+    rounds, seen = 25, set()
 
     def kill_soon(scout: scouts.Scout, path: str) -> None:
         if path == "":
@@ -492,7 +492,7 @@ def test_while_directories_are_moved_about_a_tree_is_one_state_or_none(scratch: 
     refused, taken = 0, []
     mover.start()
     try:
-        for number in range(60):
+        for number in range(45):
             sent.meet = sent.wait_at(f"p{chance.randrange(PLACES):02}")
             tree = scratch / f"q{number}"
             try:

@@ -99,11 +99,15 @@ class _Capture:
         frozen = is_whole(self.engine) and not clones_later
         scanned = self._clone() if frozen else self.source  # 2. all at once, if it can be
         watch = SourceWatch(self.source.root) if self.quiesced and not frozen else None
+        if watch is not None:
+            self.stack.enter_context(watch)
         if self.engine is Engine.JUICEFS_CLONE and frozen:
             cache = None  # it is about the inodes of the source, and they are not those of the clone
-        if base is not None and not is_whole(self.engine) and self.engine is not Engine.COPY:
+        if is_whole(self.engine) or self.engine is Engine.COPY:
+            base = None  # of which nothing is linked
+        scout = self._send_scout(scanned, cache, watch) if base is not None or is_whole(self.engine) else None
+        if base is not None:
             self.base = self._open_base(base)
-        scout = self._send_scout(scanned, cache, watch)
         known = StatCache.read(cache, self.device)
         if scout is not None:
             scout.use(known)
@@ -119,6 +123,7 @@ class _Capture:
             clones=self.engine is Engine.REFLINK,
             retry=not self.quiesced,
         )
+        self.stack.callback(intake.files.close)
         self._take(intake)  # 3. every directory: shared as a whole, or read
         if scout is not None:
             scout.stop()
@@ -146,14 +151,7 @@ class _Capture:
         return differing(clone, ((os.fsencode(each.path), each.body) for each in self.taken))
 
     def _send_scout(self, scanned: Descent, cache: Path | None, watch: SourceWatch | None) -> Scout | None:
-        """Let somebody look at the source from its other end meanwhile, if it is large.
-
-        Not where there is nothing to link from: then everything is read, and looked at in doing so.
-        """
-        if watch is not None:
-            self.stack.enter_context(watch)
-        if self.base is None and not is_whole(self.engine):
-            return None
+        """Let somebody look at the source from its other end meanwhile, if it is large."""
         scout = Scout.start(scanned, cache, watch)
         return None if scout is None else self.stack.enter_context(scout)
 
@@ -180,6 +178,7 @@ class _Capture:
             elif path == "":
                 raise NotFound(f"there is no directory {self.source.root}", path=self.source.root)
             waiting += [f"{path}/{name}" if path else name for name in reversed(below)]
+        intake.files.finish()
         if intake.payload is not None:
             for each in self.taken:  # into which nothing more is put
                 if each.home is None:

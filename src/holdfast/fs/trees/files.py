@@ -5,15 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
 from typing import NamedTuple
 
+from holdfast.errors import ConsistencyUnavailable
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly
 from holdfast.fs.trees.content import HEAD_OF_ENTRY, READ, clone_file, head_of_entry, meta_of, read_xattrs
 from holdfast.fs.trees.copying import Content, copy_file, hash_file
-from holdfast.fs.trees.descent import Descent, joined, split, unwritable
+from holdfast.fs.trees.descent import Descent, joined, shown, split, unreadable, unwritable
 from holdfast.fs.trees.homes import Stored
+from holdfast.fs.trees.links import Links, Wanted, is_there
 from holdfast.fs.trees.manifest import (
     Manifest,
     Meta,
@@ -93,6 +94,7 @@ class Files:
         self._clones = clones
         self._retry = retry
         self._tally = tally
+        self._links = None if base is None or payload is None else Links(base.stored, payload.way.root)
         self._first_links: dict[int, str] = {}
 
     def link_unchanged(self, place: Place, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
@@ -100,27 +102,59 @@ class Files:
 
         What cannot be linked is not among them.
         """
-        known, linked = place.known, dict[str, bytes]()
-        if self._base is None or self._payload is None or not known.base_raw:
-            return linked
-        same = [
-            (name, raw, status)
-            for name, status, mark in zip(listing.names, listing.statuses, marks, strict=True)
-            if known.marks.get(encoded := os.fsencode(name)) == mark
-            and (raw := known.raw[encoded]) == known.base_raw.get(encoded)
-            and status.st_nlink == 1
-            and is_plain_file(raw)
-            and not is_recent(status.st_ctime_ns, self._now)
-        ]
-        link, target = calls.link, place.target
-        with suppress(OSError):  # one by one, those that are left
-            here = self._base.stored.enter(known.base_path)
-            for name, raw, status in same:
-                link(name, name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
-                linked[name] = raw
-                self._tally.bytes += status.st_size
-        self._tally.files += len(linked)
-        return linked
+        known = place.known
+        if self._links is None or not known.base_raw:
+            return {}
+        same: dict[str, bytes] = {}
+        size = 0
+        for name, status, mark in zip(listing.names, listing.statuses, marks, strict=True):
+            encoded = os.fsencode(name)
+            raw = known.raw.get(encoded, b"")
+            if (
+                known.marks.get(encoded) == mark
+                and raw == known.base_raw.get(encoded)
+                and status.st_nlink == 1
+                and is_plain_file(raw)
+                and not is_recent(status.st_ctime_ns, self._now)
+            ):
+                same[name] = raw
+                size += status.st_size
+        self._links.make(Wanted(place.path, known.base_path, same), place.target)
+        self._tally.files += len(same)
+        self._tally.bytes += size
+        return same
+
+    def finish(self) -> None:
+        """Wait until all links are made. Where there can be none, there is a copy."""
+        if self._links is None or self._payload is None:
+            return
+        for wanted in self._links.missing():
+            with Descent(self._source.root) as way:
+                for name, raw in wanted.files.items():
+                    target = self._payload.enter(wanted.path)
+                    if is_there(target, name):
+                        continue
+                    try:
+                        here = way.enter(wanted.path)
+                    except OSError as error:
+                        raise unreadable(way.where(wanted.path), error) from error
+                    place = Place(wanted.path, here, target, Known({}, {}, {}, wanted.base_path))
+                    if not self._link_base(place, name):
+                        self._copy_again(place, name, raw)
+
+    def _copy_again(self, place: Place, name: str, raw: bytes) -> None:
+        """Copy a file that was to be linked: it must be what it was when we looked at it."""
+        path = joined(place.path, name)
+        try:
+            taken = self._copy(place, name)
+        except OSError as error:
+            if error.errno not in GONE:
+                raise unreadable(self._source.where(path), error) from error
+            taken = Taken(b"", NO_MARK)
+        if taken.entry != raw:
+            where = self._source.where(path)
+            raise ConsistencyUnavailable(f"{shown(where)} changed while it was captured", paths=[shown(path)])
+        self._tally.stored_bytes += taken.stored
 
     def take(self, place: Place, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
         """The entry of one file, and the mark to remember it by."""
@@ -143,6 +177,11 @@ class Files:
         self._tally.stored_bytes += taken.stored
         self._tally.bytes += size_of(entry)
         return entry, taken.mark
+
+    def close(self) -> None:
+        """Let go of what makes the links."""
+        if self._links is not None:
+            self._links.close()
 
     # --- Known or not ----------------------------------------------------------------------------------
 

@@ -198,6 +198,11 @@ class Stored:
 
     def where(self, path: str, name: str = "") -> str:
         """A path in the tree, for messages: where it really is."""
+        home = self.homes.get(os.fsencode(path))
+        if home is None:
+            return self.own.where(path, name)
+        if home.tree in self._others:
+            return self._others[home.tree].where(os.fsdecode(home.path), name)
         return os.fspath(located(self.tree, self.homes, os.fsencode(f"{path}/{name}")))
 
     def _other(self, name: str) -> Descent:

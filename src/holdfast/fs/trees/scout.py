@@ -46,9 +46,7 @@ class Scout:
     def __init__(self, process: subprocess.Popen[bytes], watch: SourceWatch | None) -> None:
         assert process.stdout is not None
         self._process = process
-        self._pipe = process.stdout.fileno()
-        calls.enlarge_pipe(self._pipe, _PIPE)
-        os.set_blocking(self._pipe, False)
+        self.pipe = process.stdout.fileno()
         self._watch = watch
         self._cache = StatCache()
         self._reports: dict[str, Report] = {}
@@ -59,7 +57,9 @@ class Scout:
     @classmethod
     def start(cls, source: Descent, cache: Path | None, watch: SourceWatch | None) -> Scout | None:
         """Send one out; None where that cannot be, or is not worth it by the size of what is known."""
-        if not sys.executable or _size(cache) < _WORTH_A_SCOUT or _processors() < 2:
+        if sys.platform == "win32" or not sys.executable:
+            return None
+        if _size(cache) < _WORTH_A_SCOUT or _processors() < 2:
             return None
         top = source.enter("")
         own, mounts = calls.fstat(top), mounts_beneath(top)
@@ -82,7 +82,10 @@ class Scout:
             )
         except OSError:
             return None
-        return cls(process, watch)
+        scout = cls(process, watch)
+        calls.enlarge_pipe(scout.pipe, _PIPE)
+        os.set_blocking(scout.pipe, False)
+        return scout
 
     def use(self, cache: StatCache) -> None:
         """Compare what it reports with this."""
@@ -110,7 +113,7 @@ class Scout:
         more = True
         while more:
             try:
-                chunk = calls.read(self._pipe, _CHUNK)
+                chunk = calls.read(self.pipe, _CHUNK)
             except BlockingIOError:
                 break
             except OSError:

@@ -1,0 +1,183 @@
+"""Files that did not change, in directories that did: linked by a second process, or without it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import ConsistencyUnavailable, IoFailure
+from holdfast.fs import calls
+from holdfast.fs.trees import PAYLOAD, READY, Captured, Engine, capture, materialise, verify
+from holdfast.testing.interpose import Attempt, interposed
+from tests.fs.trees.groves import seen
+
+DIRECTORIES, FILES = 12, 6
+
+
+class Trees:
+    """A source in which something changed in every directory since the first tree was captured of it."""
+
+    def __init__(self, top: Path) -> None:
+        self.top, self.source = top, top / "source"
+        for number in range(DIRECTORIES):
+            (self.source / f"d{number}").mkdir(parents=True)
+            for name in range(FILES):
+                (self.source / f"d{number}/f{name}").write_text(f"{number} {name}")
+        time.sleep(0.05)
+        self.first, _ = self.take(1)
+        for number in range(DIRECTORIES):
+            (self.source / f"d{number}/f0").write_text("changed")
+        time.sleep(0.05)
+
+    def take(self, number: int) -> tuple[Path, Captured]:
+        tree, base = self.top / f"tree-{number}", self.top / f"tree-{number - 1}"
+        return tree, capture(
+            self.source,
+            tree,
+            engine=Engine.LINKED,
+            base=base if number > 1 else None,
+            cache=self.top / "cache",
+            quiesced=True,
+        )
+
+    def require_linked(self, tree: Path, captured: Captured) -> None:
+        """All that did not change is the same file in both trees."""
+        assert list(verify(tree, captured.payload_hash)) == []
+        for number in range(DIRECTORIES):
+            for name in range(1, FILES):
+                path = f"{PAYLOAD}/d{number}/f{name}"
+                assert (tree / path).stat().st_ino == (self.first / path).stat().st_ino, path
+            directory = tree / PAYLOAD / f"d{number}"
+            assert directory.stat().st_mtime_ns == (self.source / f"d{number}").stat().st_mtime_ns
+
+
+@pytest.fixture
+def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trees:
+    monkeypatch.setattr("holdfast.fs.trees.links._WORTH_A_PROCESS", 1)
+    return Trees(tmp_path)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is no second processor")
+def test_the_links_are_made_by_a_second_process(trees: Trees) -> None:
+    linked: list[str] = []
+
+    def note(attempt: Attempt) -> Any:
+        linked.append(str(attempt.arguments[0]))
+        return attempt.perform()
+
+    with interposed(note, ("link",)):
+        tree, captured = trees.take(2)
+
+    assert [name for name in linked if name.startswith("f")] == []
+    trees.require_linked(tree, captured)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "raise SystemExit(1)",
+        "import time; time.sleep(0.1)",
+        "print('?')",
+        "import os; os.kill(os.getpid(), 9)",
+    ],
+)
+def test_without_that_process_there_are_links_all_the_same(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", program)
+    trees.require_linked(*trees.take(2))
+
+
+def test_a_process_that_is_killed_in_the_middle_leaves_nothing_out(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from holdfast.fs import calls; import os;"
+        " from holdfast.fs.trees import linking_process; link, made = calls.link, []\n"
+        "def some(*a, **k):\n"
+        "    made.append(a)\n"
+        "    if len(made) > 20: os.kill(os.getpid(), 9)\n"
+        "    link(*a, **k)\n"
+        "calls.link = some; linking_process.serve(sys.argv[2:])"
+    )
+    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", program)
+    trees.require_linked(*trees.take(2))
+
+
+def test_where_there_can_be_no_link_there_is_a_copy(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
+
+    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", "raise SystemExit(1)")
+    monkeypatch.setattr(calls, "link", refused)
+    tree, captured = trees.take(2)
+
+    assert list(verify(tree, captured.payload_hash)) == []
+    materialise(tree, trees.top / "restored")
+    assert seen(trees.top / "restored") == seen(trees.source)
+    assert (tree / PAYLOAD / "d1/f1").stat().st_nlink == 1
+
+
+def test_a_file_that_the_base_has_lost_is_copied_from_the_source(trees: Trees) -> None:
+    (trees.first / PAYLOAD / "d3/f3").unlink()
+    tree, captured = trees.take(2)
+    assert list(verify(tree, captured.payload_hash)) == []
+
+
+def test_a_file_that_the_base_has_lost_and_that_changes_meanwhile_fails_the_capture(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.fs.trees.links import Links
+
+    (trees.first / PAYLOAD / "d3/f3").unlink()
+    missing = Links.missing
+
+    def later(self: Links) -> Any:
+        (trees.source / "d3/f3").write_text("something else")
+        return missing(self)
+
+    monkeypatch.setattr(Links, "missing", later)
+    with pytest.raises(ConsistencyUnavailable, match="d3/f3"):
+        trees.take(2)
+    assert not (trees.top / "tree-2" / READY).exists()
+
+
+def test_a_full_disk_fails_the_capture(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, made = calls.link, list[object]()
+
+    def full(*arguments: Any, **options: Any) -> None:
+        if len(made) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        made.append(arguments)
+        link(*arguments, **options)
+
+    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", "raise SystemExit(1)")
+    monkeypatch.setattr(calls, "link", full)
+    with pytest.raises(IoFailure, match="No space left"):
+        trees.take(2)
+    assert not (trees.top / "tree-2" / READY).exists()
+
+
+def test_a_capture_that_fails_leaves_no_process(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    monkeypatch.setattr("holdfast.fs.trees.files.copy_file", broken)
+    with pytest.raises(IoFailure):
+        trees.take(2)
+    assert [each.poll() is not None for each in started] == [True] * len(started)
