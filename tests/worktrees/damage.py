@@ -141,6 +141,14 @@ def orphaned_tree(control: Control) -> None:
     (scratch / "lock").touch()
 
 
+def useless_remnant(control: Control) -> None:
+    """What a collection leaves that is killed before it looks who needs what."""
+    remnant = control.places.remnants / "fedcba9876543210"
+    (remnant / "payload" / "directory").mkdir(parents=True)
+    (remnant / "payload" / "directory" / "file").write_text("of nobody")
+    (remnant / ".READY").touch()
+
+
 def partial_tree(control: Control) -> None:
     (control.places.tree("0123456789abcdef") / "payload").mkdir(parents=True)
 
@@ -323,6 +331,7 @@ ALL: dict[str, Damage] = {
     "expired plan": Damage(expired_plan, "plan-expired", NOTE, True),
     "abandoned scratch": Damage(abandoned_scratch, "scratch-abandoned", WARNING, True),
     "orphaned tree": Damage(orphaned_tree, "tree-orphaned", WARNING, True),
+    "useless remnant": Damage(useless_remnant, "remnant-excessive", WARNING, True),
     "partial tree": Damage(partial_tree, "tree-orphaned", WARNING, True),
     "unknown tree": Damage(unknown_tree, "tree-unknown", WARNING, True),
     "old draft": Damage(old_draft, "draft-left", WARNING, True),

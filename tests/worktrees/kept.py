@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.fs.trees import Engine, capture, verify
+from holdfast.fs.trees import Engine, capture, read_homes, verify
 from holdfast.store.records import Change, Create, Decision, Replace, View
 from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, WORKTREES, Consistency, Descriptor
 
 Content = Mapping[str, str]
+
+_TICK = 0.03
 
 
 def keep(
@@ -29,12 +32,23 @@ def keep(
     head: bool = True,
     age: float = 0.0,
     note: str = "",
+    shared: bool = False,
 ) -> str:
-    """Make a worktree hold this, and take a snapshot of it on top of its head."""
+    """Make a worktree hold this, and take a snapshot of it on top of its head.
+
+    With `shared` it remembers what it has seen, so directories that are as in the head are not made again.
+    For that it takes a moment: what was written just now could be written once more within the same tick.
+    """
     snapshot_id = snapshot_id or new_snapshot_id()
     payload, tree = control.places.payload(worktree), control.places.tree(snapshot_id)
     for name, text in content.items():
+        (payload / name).parent.mkdir(parents=True, exist_ok=True)
         (payload / name).write_text(text)
+    cache = None
+    if shared:
+        time.sleep(_TICK)
+        control.places.caches.mkdir(parents=True, exist_ok=True)
+        cache = control.places.stat_cache(worktree)
     before = control.config(worktree).head_snapshot_id
     tree.parent.mkdir(parents=True, exist_ok=True)
     captured = capture(
@@ -42,7 +56,7 @@ def keep(
         tree,
         engine=Engine.LINKED,
         base=control.places.tree(before) if before and is_ready(control.places, before) else None,
-        cache=None,
+        cache=cache,
         quiesced=False,
     )
     key, config_key = DESCRIPTORS.key(snapshot_id), WORKTREES.key(worktree)
@@ -73,12 +87,22 @@ def keep(
     return snapshot_id
 
 
-def line_of(control: Control, count: int, *, worktree: str = MAIN, age: float = 0.0) -> list[str]:
-    """So many snapshots, one on top of the other, oldest first."""
-    return [
-        keep(control, {f"file-{number}": f"{worktree} {number}"}, worktree=worktree, age=age)
-        for number in range(count)
-    ]
+def line_of(
+    control: Control, count: int, *, worktree: str = MAIN, age: float = 0.0, shared: bool = False
+) -> list[str]:
+    """So many snapshots, one on top of the other, oldest first.
+
+    With `shared`, each has directories of its own that all later ones have too, but for one that changes."""
+    made: list[str] = []
+    for number in range(count):
+        content = {f"file-{number}": f"{worktree} {number}"}
+        if shared:
+            below = f"{worktree}-{number}"
+            content |= {f"{below}/first": "1", f"{below}/lost/file": "2", f"{below}/kept/file": "3"}
+            if number:
+                content[f"{worktree}-{number - 1}/lost/file"] = "changed"
+        made.append(keep(control, content, worktree=worktree, age=age, shared=shared))
+    return made
 
 
 def snapshots_of(control: Control) -> dict[str, Descriptor]:
@@ -87,6 +111,37 @@ def snapshots_of(control: Control) -> dict[str, Descriptor]:
 
 def trees_of(control: Control) -> set[str]:
     return {path.name for path in control.places.snapshots.iterdir()}
+
+
+def remnants_of(control: Control) -> set[str]:
+    """The snapshots that are gone, and of which something is left."""
+    return (
+        {path.name for path in control.places.remnants.iterdir()}
+        if control.places.remnants.exists()
+        else set()
+    )
+
+
+def require_no_more_than_needed(control: Control) -> None:
+    """Nothing is left of what is gone but directories that a tree names; and of each all that it needs."""
+    need: dict[str, set[str]] = {}
+    for tree in control.places.snapshots.iterdir():
+        for home in read_homes(tree).values():
+            need.setdefault(home.tree, set()).add(os.fsdecode(home.path))
+    for remnant in remnants_of(control):
+        top = control.places.remnants / remnant
+        assert [path.name for path in top.iterdir()] == ["payload"], f"{remnant} is not trimmed"
+        kept = {
+            os.path.relpath(each, top / "payload") for each, _, files in os.walk(top / "payload") if files
+        }
+        wanted = {each or "." for each in need.get(remnant, ())}
+        assert kept <= wanted, f"{remnant} has {kept - wanted}, which nobody needs"
+        ends = {
+            os.path.relpath(each, top / "payload")
+            for each, *rest in os.walk(top / "payload")
+            if not any(rest)
+        }
+        assert ends <= wanted, f"{remnant} has {ends - wanted}, which nobody needs"
 
 
 def parents_of(control: Control, start: str | None) -> list[str]:

@@ -84,8 +84,8 @@ def test_every_check_has_damage_that_it_finds() -> None:
     """Two are made elsewhere: what they find cannot be planted into a directory."""
     made_here = {
         *("commits", "operations", "collections", "plans", "trees", "snapshots", "content", "heads"),
-        *("parents", "references", "pins", "directories", "payloads", "records", "scratch", "drafts"),
-        *("leases", "waiters", "audit", "clock", "permissions"),
+        *("parents", "references", "pins", "directories", "payloads", "records", "scratch", "remnants"),
+        *("drafts", "leases", "waiters", "audit", "clock", "permissions"),
     }
     assert {check.name for check in CHECKS} - made_here == {"format", "filesystem", "disk"}
     assert len({check.name for check in CHECKS}) == len(CHECKS)

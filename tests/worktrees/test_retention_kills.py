@@ -19,12 +19,13 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.audit.reading import check_chain
+from holdfast.fs.trees import read_homes
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import Fault, Kill, Outcome, Report, fresh, judge, run_killed
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.testing.powercut import power_cuts
 from holdfast.workspace.repository import Repository
-from holdfast.worktrees import collecting, planning
+from holdfast.worktrees import collecting, planning, sweeping
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.naming import is_ready
 from holdfast.worktrees.records import MAIN
@@ -37,6 +38,8 @@ from tests.worktrees.kept import (
     keep,
     line_of,
     parents_of,
+    remnants_of,
+    require_no_more_than_needed,
     require_whole,
     snapshots_of,
     trees_of,
@@ -59,12 +62,14 @@ def repaired(repository: Repository) -> None:
 
 
 class World(NamedTuple):
-    """The repository that is copied. `going` is what the plan deletes, `staying` all else."""
+    """The repository that is copied. `going` is what the plan deletes, `staying` all else; of those that
+    are `left` the others need something."""
 
     root: Path
     plan_id: str = ""
     going: frozenset[str] = frozenset()
     staying: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
 
 
 class Copied:
@@ -121,6 +126,8 @@ class CollectionKilled(Copied):
         assert snapshots_of(control).keys() == trees_of(control) == world.staying
         self.require_sound(control)
         repaired(repository)
+        require_no_more_than_needed(control)
+        assert remnants_of(control) == world.left
         keep(control, {"next": "works"})
         self.require_sound(control)
 
@@ -140,15 +147,18 @@ def test_a_collection_that_is_killed_anywhere_loses_nothing_and_goes_on(
     make_world: Callable[[str], Repository],
 ) -> None:
     control = make_world("collection").control
-    ids = line_of(control, 5)
+    ids = line_of(control, 5, shared=True)
     create_reference(control, "kept", ids[2])
     add_worktree(control, "dev", head=ids[1])
-    line_of(control, 2, worktree="dev")
+    line_of(control, 2, worktree="dev", shared=True)
     planning.set_policy(control, Policy(keep_last=1))
     plan = planning.propose(control).plan
     going = frozenset(plan.snapshots)
     assert len(going) == 4
     world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
+    homes = [home.tree for each in world.staying for home in read_homes(control.places.tree(each)).values()]
+    world = world._replace(left=going.intersection(homes))
+    assert len(world.left) >= 2
     report = killed_everywhere(CollectionKilled(world))
     report.require_clean(at_least=100)
 
@@ -184,6 +194,7 @@ ALL_AT_ONCE = [
     damage.expired_plan,
     damage.abandoned_scratch,
     damage.orphaned_tree,
+    damage.useless_remnant,
     damage.old_draft,
     damage.old_probe,
     damage.orphaned_lease,
@@ -273,7 +284,7 @@ def test_a_collection_that_is_cut_off_from_power_loses_nothing_and_goes_on(
 def test_the_sweep_finds_a_collection_that_does_not_sync_what_it_moved(
     make_world: Callable[[str], Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "durable", SimpleNamespace(sync_names=lambda directory: None))
+    monkeypatch.setattr(sweeping, "durable", SimpleNamespace(sync_names=lambda directory: None))
     assert without_power(make_world("planted power")).violations
 
 

@@ -10,8 +10,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.audit.chain import AuditTrail, verify
@@ -19,6 +21,7 @@ from holdfast.demo.crew import Ended
 from holdfast.demo.stage import Stage
 from holdfast.errors import AuditChainBroken, NotFound, Refused
 from holdfast.fs import durable
+from holdfast.fs.trees.homes import located, read_homes
 from holdfast.issues.records import State
 from holdfast.workspace.checks import all_checks
 from holdfast.workspace.overview import look_around
@@ -92,10 +95,15 @@ def _lost(stage: Stage, repository: Repository, descriptors: Sequence[Descriptor
     for note in stage.noted():
         worktree, file = f"issue-{str(note['issue'])[:8]}", str(note["file"])
         trees = [places.tree(each.snapshot_id) for each in descriptors if each.worktree_id == worktree]
-        paths = [places.payload(worktree) / file, *(tree / "payload" / file for tree in trees)]
+        paths = [places.payload(worktree) / file, *(_stored(tree, file) for tree in trees)]
         expected = f"{note['issue']} {note['token']} {file.rpartition('-')[2].partition('.')[0]}\n".encode()
         if not any(_content(path) == expected for path in paths):
             yield f"what was written is lost: {worktree}/{file}"
+
+
+def _stored(tree: Path, file: str) -> Path:
+    """Where a snapshot has a file: its directory may be that of an earlier one."""
+    return located(tree, read_homes(tree), os.fsencode(file))
 
 
 def _stale(

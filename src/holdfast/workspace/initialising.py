@@ -58,7 +58,7 @@ from holdfast.worktrees.scratch import scratch
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
 _PROBE = ".holdfast-probe-"  # what somebody else tries out in it at this moment
-_OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snapshots", "reserve"])
+_OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snapshots", "remnants", "reserve"])
 
 
 class Initialised(NamedTuple):

@@ -8,10 +8,11 @@
    doomed afterwards; we doom first and look afterwards. One of the two sees the other.
 3. A second look. If something is protected after all, everything is let go again, and the plan is off.
 4. The plan is marked as decided. **Commit point**: before it a run is undone, after it finished.
-5. For some at a time: the trees are moved into a scratch; then one transaction deletes the
-   descriptors, links their children to the next ancestor that stays, and appends to the audit trail;
-   then the trees are removed. A line of history has no gap at any moment.
-6. The plan is marked as finished.
+5. For some at a time: the trees are moved to the remnants; then one transaction deletes the
+   descriptors, links their children to the next ancestor that stays, and appends to the audit trail.
+   A line of history has no gap at any moment.
+6. Of all remnants, what no other tree needs is removed.
+7. The plan is marked as finished.
 
 One collection runs at a time, under a kernel lock that ends with its process. Killed anywhere, it goes
 on where it was when the same plan is run again; `doctor --fix` ends it too.
@@ -25,17 +26,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.errors import Failure, LockConflict, PlanMismatch
-from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, io_failure, make_directories
+from holdfast.errors import Failure, LockConflict, PlanMismatch, Refused
+from holdfast.fs.directory import make_directories
 from holdfast.locks.file_locker import FileLocker
 from holdfast.store.records import Change, Decision, Delete, Key, Replace, View
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.planning import plan_of, policy_of
 from holdfast.worktrees.records import DESCRIPTORS, Descriptor
 from holdfast.worktrees.retention import PLANS, Plan, PlanState, judge
-from holdfast.worktrees.scratch import Scratch, scratch
 from holdfast.worktrees.surveying import survey
+from holdfast.worktrees.sweeping import need_of_all, retire, sweep
 
 BATCH = 32
 """How many snapshots one transaction dooms or deletes."""
@@ -74,6 +74,7 @@ def _run(control: Control, plan_id: str, progress: Progress | None) -> Collected
         if plan.state is PlanState.PROPOSED:
             try:
                 _still_right(control, plan)  # 1
+                need_of_all(control.places, but=plan.snapshots)  # if one cannot say, nothing may go
                 _doom(control, plan)  # 2
                 _still_right(control, plan)  # 3
             except (
@@ -84,7 +85,8 @@ def _run(control: Control, plan_id: str, progress: Progress | None) -> Collected
                 raise
             plan = _mark(control, plan, PlanState.DECIDED, "gc_decided")  # 4
         deleted = _delete_all(control, plan, progress)  # 5
-        return Collected(_mark(control, plan, PlanState.FINISHED, "gc_finished"), deleted)  # 6
+        _sweep(control)  # 6
+        return Collected(_mark(control, plan, PlanState.FINISHED, "gc_finished"), deleted)  # 7
 
 
 @contextlib.contextmanager
@@ -109,6 +111,7 @@ def end_dead_run(control: Control, plan_id: str) -> None:
         document = control.store.read(PLANS.key(plan_id))
         if document is not None and document.record.state is PlanState.DECIDED:
             _delete_all(control, document.record, None)
+            _sweep(control)
             _mark(control, document.record, PlanState.FINISHED, "gc_finished")
             return
         doomed = tuple(
@@ -187,7 +190,7 @@ def _call_off(control: Control, plan_id: str, snapshot_ids: Sequence[str]) -> No
 
 
 def _mark(control: Control, plan: Plan, state: PlanState, event: str) -> Plan:
-    """Steps 4 and 6."""
+    """Steps 4 and 7."""
     key = PLANS.key(plan.plan_id)
     marked = msgspec.structs.replace(plan, state=state)
 
@@ -210,27 +213,18 @@ def _delete_all(control: Control, plan: Plan, progress: Progress | None) -> tupl
             children.setdefault(each.parent_id, []).append(each.snapshot_id)
     done = 0
     for ids in batches(left):
-        with scratch(control, "collection") as room:
-            _move_trees(control, room, ids)
-            _delete(control, plan, ids, [child for each in ids for child in children.get(each, ())])
+        retire(control, ids)  # durably: then their descriptors may go
+        _delete(control, plan, ids, [child for each in ids for child in children.get(each, ())])
         done += len(ids)
         if progress is not None:
             progress(done, len(left))
     return tuple(left)
 
 
-def _move_trees(control: Control, room: Scratch, ids: Sequence[str]) -> None:
-    """Put the trees where they are litter, durably: then their descriptors may go."""
-    for each in ids:
-        tree = control.places.tree(each)
-        try:
-            calls.rename(tree, room.path / each)
-        except FileNotFoundError:
-            pass  # moved by a run that was killed
-        except OSError as error:
-            raise io_failure("move away", tree, error) from error
-    with Directory.open(control.places.snapshots) as directory:
-        durable.sync_names(directory)
+def _sweep(control: Control) -> None:
+    """Step 6. A remnant in which something is mounted stays: that is for people to see to."""
+    with contextlib.suppress(Refused):
+        sweep(control)
 
 
 def _delete(control: Control, plan: Plan, ids: Sequence[str], children: Sequence[str]) -> None:

@@ -171,8 +171,7 @@ class _Content:
     def lines(self, path: bytes) -> list[str] | None:
         """The lines of a file, without their breaks but for a last one that has none; None if no text."""
         try:
-            place = self._place(path)
-            content = b"" if place is None else _content(place)
+            content = self._read(path)
         except TooLarge:
             return None
         except NotFound:
@@ -185,6 +184,16 @@ class _Content:
         if lines[-1] == "":
             return lines[:-1]
         return [*lines[:-1], lines[-1] + _NO_END]
+
+    def _read(self, path: bytes) -> bytes:
+        place = self._place(path)
+        try:
+            return b"" if place is None else _content(place)
+        except NotFound:
+            again = self._place(path)
+            if again is None or again == place:
+                raise
+            return _content(again)  # another snapshot that has it was collected meanwhile
 
     def _place(self, path: bytes) -> Path | None:
         """Where a file is; None if there is nothing on this side."""

@@ -40,6 +40,16 @@ class Places(NamedTuple):
         return self.root / ".jvs" / "snapshots"
 
     @property
+    def remnants(self) -> Path:
+        """What is left of trees whose snapshots are gone: the directories that other snapshots need."""
+        return self.root / ".jvs" / "remnants"
+
+    @property
+    def quarantine(self) -> Path:
+        """Trees of which nobody knows where they come from, put aside for people to look at."""
+        return self.root / ".jvs" / "quarantine"
+
+    @property
     def scratch(self) -> Path:
         """Trees in the making, each in a directory of its own; see `scratch`."""
         return self.root / ".jvs" / "tmp"

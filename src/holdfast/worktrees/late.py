@@ -23,7 +23,7 @@ from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready
 from holdfast.worktrees.records import Consistency, Descriptor, Operation
 from holdfast.worktrees.scratch import Scratch, scratch
-from holdfast.worktrees.snapshots import listed, published_tree
+from holdfast.worktrees.snapshots import can_be_base, listed, published_tree
 
 if TYPE_CHECKING:
     from holdfast.fs.trees import Captured
@@ -102,7 +102,7 @@ def _is_directory(path: Path) -> bool:
 def _captured(control: Control, directory: Path, own: Scratch, kept: str | None) -> Captured:
     from holdfast.fs.trees import capture_best, sync_tree
 
-    base = control.places.tree(kept) if kept and is_ready(control.places, kept) else None
+    base = control.places.tree(kept) if kept and can_be_base(control, kept) else None
     captured = capture_best(directory, own.tree, beside=own.path, base=base, quiesced=False)
     sync_tree(own.tree)
     return captured

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.errors import NotFound, SettingInvalid
 from holdfast.store.records import Change, Create, Decision, Delete, Replace, View
-from holdfast.worktrees.control import Control
+from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.retention import (
     PLANS,
     RETENTION,
@@ -108,8 +108,9 @@ def propose(control: Control, *, store: bool = True) -> Proposal:
 def _propose(control: Control, *, store: bool) -> Proposal:
     policy, standing, now = policy_of(control), survey(control), control.store.now()
     verdict = judge(standing, policy, now)
-    total = _bytes(control, list(standing.descriptors)) if policy.max_bytes is not None else 0
-    count = within_budget(verdict.collectable, policy, total, lambda ids: _bytes(control, ids))
+    total = _total_bytes(control.places) if policy.max_bytes is not None else 0
+    freed = _freed_in_turn(control.places, [each.snapshot_id for each in verdict.collectable])
+    count = within_budget(verdict.collectable, policy, total, lambda ids: freed[len(ids)])
     chosen, spared = verdict.collectable[: min(count, MOST_SNAPSHOTS)], verdict.collectable[count:]
     ids = [each.snapshot_id for each in chosen]
     fits = Reason(Protection.BUDGET, "fits into the budget")
@@ -120,7 +121,7 @@ def _propose(control: Control, *, store: bool) -> Proposal:
         holder_id=control.holder.holder_id,
         policy=policy,
         snapshots=tuple(ids),
-        bytes=_bytes(control, ids),
+        bytes=freed[len(ids)] if ids else 0,
     )
     stored = store and bool(ids)
     if stored:
@@ -169,8 +170,20 @@ def _store(control: Control, plan: Plan) -> None:
     control.store.transact([key, control.trail.stream], decide)
 
 
-def _bytes(control: Control, snapshot_ids: Sequence[str]) -> int:
-    """What deleting these trees frees; those that are gone by now free nothing."""
-    from holdfast.fs.trees import tree_bytes
+def _freed_in_turn(places: Places, snapshot_ids: Sequence[str]) -> list[int]:
+    """What is free once the first 0, 1, 2, ... of these are deleted; what is gone by now frees nothing."""
+    from holdfast.fs.trees.freeing import freed_in_turn
+    from holdfast.worktrees.sweeping import need_of_all, trees_in
 
-    return tree_bytes([control.places.tree(each) for each in snapshot_ids]) if snapshot_ids else 0
+    if not snapshot_ids:
+        return [0]
+    need = need_of_all(places, but=set(snapshot_ids))
+    return freed_in_turn([places.tree(each) for each in snapshot_ids], need, trees_in(places.remnants))
+
+
+def _total_bytes(places: Places) -> int:
+    """What all snapshots take, with what is left of others because they need it."""
+    from holdfast.fs.trees import tree_bytes
+    from holdfast.worktrees.sweeping import trees_in
+
+    return tree_bytes([*trees_in(places.snapshots), *trees_in(places.remnants)])

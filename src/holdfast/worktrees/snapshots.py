@@ -171,7 +171,7 @@ def _capture(
         room.tree,
         beside=room.path,
         wanted=wanted.engine,
-        base=control.places.tree(tip) if tip and _can_be_base(control, tip) else None,
+        base=control.places.tree(tip) if tip and can_be_base(control, tip) else None,
         cache=control.places.stat_cache(payload.worktree),
         quiesced=level is Consistency.QUIESCED,
         progress=wanted.progress,
@@ -183,8 +183,8 @@ def _capture(
     return captured
 
 
-def _can_be_base(control: Control, snapshot_id: str) -> bool:
-    """Whether unchanged files may be taken from this one; looked at after our intent names it."""
+def can_be_base(control: Control, snapshot_id: str) -> bool:
+    """Whether directories and files may be shared with this one; looked at after our intent names it."""
     document = control.store.read(DESCRIPTORS.key(snapshot_id))
     return (
         document is not None and document.record.doomed_by is None and is_ready(control.places, snapshot_id)

@@ -11,6 +11,8 @@
 | `comparing` | `changes`, `compare`, `Change`: what is different |
 | `verification` | `verify`, `verify_manifest`, `Problem`: whether a tree is still what it was |
 | `manifest` | `read_manifest`, `ManifestEntry`: what is in a tree |
+| `remnants` | `needed`, `trim`: what is left of a tree whose snapshot is gone, because others need it |
+| `freeing` | `freed_in_turn`: what becomes free when some of the trees go |
 | `removal` | `remove_tree`, `tree_bytes`: getting rid of a tree, and what that frees |
 | `swap` | `exchange`: two directories swap their places in one step |
 | `layout` | the names in a tree's directory: `PAYLOAD`, `MANIFEST`, `READY` |

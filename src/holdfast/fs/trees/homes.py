@@ -135,16 +135,21 @@ def write_homes(tree: Path, homes: Iterable[tuple[bytes, Home]]) -> None:
 # --- The other trees --------------------------------------------------------------------------------
 
 
-def tree_beside(tree: Path, name: str) -> Path:
-    """The tree of this name that stands beside another one; among the remnants if its snapshot is gone.
+def places_beside(tree: Path, name: str) -> tuple[Path, Path]:
+    """Where the tree of this name may be: beside another one; among the remnants if its snapshot is gone.
 
-    In this order: a tree that is moved to the remnants meanwhile is found there.
+    Who opens the first of them that is there, in this order, finds it, though it is moved meanwhile.
     """
-    beside = tree.parent / name
+    return tree.parent / name, tree.parent.parent / REMNANTS / name
+
+
+def tree_beside(tree: Path, name: str) -> Path:
+    """The one of the two that is there at this moment."""
+    beside, remnant = places_beside(tree, name)
     try:
         calls.stat(beside, follow_symlinks=False)
     except OSError:
-        return tree.parent.parent / REMNANTS / name
+        return remnant
     return beside
 
 
@@ -210,10 +215,13 @@ class Stored:
         return way
 
     def _open(self, name: str) -> Descent:
-        try:
-            return Descent(tree_beside(self.tree, name) / PAYLOAD)
-        except Failure as failure:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from failure
+        missing: Failure | None = None
+        for place in places_beside(self.tree, name):
+            try:
+                return Descent(place / PAYLOAD)
+            except Failure as failure:
+                missing = failure
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from missing
 
     def close(self) -> None:
         """Let go of all descriptors."""

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from holdfast.errors import Refused
+from holdfast.errors import NotFound, Refused
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly, io_failure
 from holdfast.fs.mounts import mounts_beneath
@@ -179,7 +179,8 @@ def _remove_directory(name: str, parent: int) -> None:
 def tree_bytes(trees: Iterable[Path]) -> int:
     """How many bytes on the disk become free when all of these trees are removed.
 
-    An inode counts when all of its names are in them. Blocks that clones share count for each of them.
+    An inode counts when all of its names are in them. Blocks that clones share count for each of them. One
+    that is not there frees nothing. What others need of them is not looked at: see `freed_in_turn`.
     """
     found: dict[tuple[int, int], list[int]] = {}
     total = 0
@@ -191,7 +192,7 @@ def tree_bytes(trees: Iterable[Path]) -> int:
 def _count(tree: Path, found: dict[tuple[int, int], list[int]]) -> int:
     """Add up what has one name; note the names of what has several."""
     total, waiting = 0, [""]
-    with Descent(tree) as way:
+    with contextlib.suppress(NotFound), Descent(tree) as way:
         while waiting:
             path = waiting.pop()
             try:

@@ -14,7 +14,7 @@ from holdfast.fs.directory import close_quietly
 from holdfast.fs.trees.content import READ
 from holdfast.fs.trees.copying import hash_file
 from holdfast.fs.trees.descent import shown
-from holdfast.fs.trees.homes import Stored, tree_beside
+from holdfast.fs.trees.homes import Stored, places_beside
 from holdfast.fs.trees.layout import HOMES, PAYLOAD, READY
 from holdfast.fs.trees.manifest import (
     Manifest,
@@ -100,7 +100,7 @@ def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
         lost_trees = [
             name
             for name in sorted({each.tree for each in stored.homes.values()})
-            if not _is_directory(tree_beside(tree, name) / PAYLOAD)
+            if not any(_is_directory(place / PAYLOAD) for place in places_beside(tree, name))
         ]
         for name in lost_trees:
             yield Problem(HOMES, "missing", f"the tree {name}, which has some of its files, is not there")

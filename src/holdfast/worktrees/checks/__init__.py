@@ -24,6 +24,7 @@ CHECKS: tuple[Check, ...] = (
     Check("records", directories.records),
     # What dead processes have left behind.
     Check("scratch", litter.scratches),
+    Check("remnants", trees.remnants),
     Check("drafts", litter.drafts),
     Check("leases", leases.leases),
     Check("waiters", leases.waiters),

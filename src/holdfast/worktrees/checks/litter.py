@@ -24,6 +24,8 @@ _DRAFT = re.compile(r"\..+-[0-9a-f]{12}\.tmp", re.ASCII | re.DOTALL)
 _PROBE = re.compile(r"\.holdfast-probe-[0-9a-f]{12}", re.ASCII)
 _CONTROL = (".jvs", ".holdfast", ".jit", "ledger")
 """Where drafts are written."""
+_TREES = ("snapshots", "remnants", "quarantine", "tmp")
+"""What is in there is users' content, or in a scratch."""
 
 
 def scratches(examination: Examination) -> Iterator[Finding]:
@@ -103,8 +105,7 @@ def _litter_below(path: Path, now: float, *, is_top: bool = False) -> Iterator[t
         if status is not None and now - status.st_mtime >= DRAFT_AGE:
             yield path / name, now - status.st_mtime
     for name in sorted(below):
-        trees = is_top and name in ("snapshots", "tmp")  # users' content, and scratches
-        if not trees and not _is_litter(name):
+        if not (is_top and name in _TREES) and not _is_litter(name):
             yield from _litter_below(path / name, now)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import stat
 from collections.abc import Iterator, Sequence
@@ -9,18 +10,19 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.audit.reading import Reader
-from holdfast.errors import NotFound
-from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure, make_directories
+from holdfast.errors import Corrupt, LockConflict, NotFound, Refused
+from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.moving import move
 from holdfast.fs.names import is_safe_name
+from holdfast.fs.trees.remnants import Need
 from holdfast.store.records import Decision, View
 from holdfast.worktrees import scratch
+from holdfast.worktrees.collecting import collector_locked
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.doctor import Examination, Finding, Severity
 from holdfast.worktrees.naming import is_ready
+from holdfast.worktrees.sweeping import need_of_all, retire, sweep, untrimmed
 
-QUARANTINE = "quarantine"
 _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 _GONE = frozenset({"snapshots_collected", "tree_removed"})
@@ -48,8 +50,9 @@ def orphans(examination: Examination) -> Iterator[Finding]:
     ]
     if orphaned and not examination.operations():
         known = _history_of(examination, orphaned)
+        needed = _needed(control)
         for each in orphaned:
-            yield _orphan(control, each, known.get(each))
+            yield _orphan(control, each, known.get(each), is_needed=needed is None or each in needed)
     for name in trees:
         if not _is_ours(examination, name):
             yield Finding(
@@ -62,29 +65,41 @@ def orphans(examination: Examination) -> Iterator[Finding]:
             )
 
 
-def _orphan(control: Control, snapshot_id: str, event: str | None) -> Finding:
+def _needed(control: Control) -> Need | None:
+    """What trees need of each other; None if one of them cannot say."""
+    try:
+        return need_of_all(control.places)
+    except Corrupt:
+        return None
+
+
+def _orphan(control: Control, snapshot_id: str, event: str | None, *, is_needed: bool) -> Finding:
     """What a tree without a descriptor is, by the last event that the trail has of it."""
     if event in _GONE:
-        return _not_missed(control, snapshot_id)
+        return _not_missed(control, snapshot_id, is_needed=is_needed)
     if event is not None:
         return _lost(snapshot_id)
     never_published = scratch.is_left(control.places, snapshot_id) or not is_ready(
         control.places, snapshot_id
     )
-    return _not_missed(control, snapshot_id) if never_published else _unknown(control, snapshot_id)
+    if never_published:
+        return _not_missed(control, snapshot_id, is_needed=is_needed)
+    return _unknown(control, snapshot_id, is_needed=is_needed)
 
 
-def _unknown(control: Control, snapshot_id: str) -> Finding:
-    place = control.places.root / ".jvs" / QUARANTINE / snapshot_id
+def _unknown(control: Control, snapshot_id: str, *, is_needed: bool) -> Finding:
+    place = control.places.quarantine / snapshot_id
     return Finding(
         "tree-unknown",
         Severity.WARNING,
         snapshot_id,
         f"{control.places.tree(snapshot_id)} is a whole tree, but nothing tells where it comes from",
         "It is not visible. Perhaps it was copied here, or its descriptor and the audit trail were lost.",
-        f"move it to {place}, where you can look at it",
-        fix=partial(_quarantine, control, snapshot_id, place),
-        facts={"quarantine": str(place)},
+        "nothing: other snapshots may have directories in it"
+        if is_needed
+        else f"move it to {place}, where you can look at it",
+        fix=None if is_needed else partial(_quarantine, control, snapshot_id, place),
+        facts={"quarantine": None if is_needed else str(place)},
     )
 
 
@@ -98,7 +113,7 @@ def _quarantine(control: Control, snapshot_id: str, place: Path) -> None:
     control.store.transact([control.trail.stream], decide)
 
 
-def _not_missed(control: Control, snapshot_id: str) -> Finding:
+def _not_missed(control: Control, snapshot_id: str, *, is_needed: bool) -> Finding:
     return Finding(
         "tree-orphaned",
         Severity.WARNING,
@@ -106,8 +121,8 @@ def _not_missed(control: Control, snapshot_id: str) -> Finding:
         f"{control.places.tree(snapshot_id)} belongs to no snapshot: its process died before it was "
         "published, or it was deleted",
         "It takes space. It is not visible, and the audit trail shows that it is not missed.",
-        "remove it",
-        fix=partial(_remove, control, snapshot_id),
+        "remove it, but for what other snapshots need of it" if is_needed else "remove it",
+        fix=partial(_retire, control, snapshot_id),
     )
 
 
@@ -140,20 +155,45 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _remove(control: Control, snapshot_id: str) -> None:
-    """Move it out of sight in one step, then remove it; the trail says so."""
-    with scratch.scratch(control, "repair") as room:
-        try:
-            calls.rename(control.places.tree(snapshot_id), room.path / snapshot_id)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise io_failure("move away", control.places.tree(snapshot_id), error) from error
+def _retire(control: Control, snapshot_id: str) -> None:
+    """Put it among the remnants, and remove of it what nobody needs; the trail says so."""
 
-        def decide(view: View, now: float) -> Decision[None]:
-            return Decision([control.audit(view, now, "tree_removed", tree=snapshot_id)], None)
+    def decide(view: View, now: float) -> Decision[None]:
+        return Decision([control.audit(view, now, "tree_removed", tree=snapshot_id)], None)
 
+    if _is_there(control, snapshot_id):
+        retire(control, [snapshot_id])
         control.store.transact([control.trail.stream], decide)
+        with contextlib.suppress(LockConflict, Corrupt, Refused):  # then it is found among the remnants
+            _sweep(control)
+
+
+def remnants(examination: Examination) -> Iterator[Finding]:
+    """What is left of trees whose snapshots are gone, though nobody needs it, or not all of it."""
+    control = examination.control
+    if not untrimmed(control.places):
+        return
+    try:
+        with collector_locked(control):  # nobody else is at it, and nobody begins
+            found = untrimmed(control.places)
+    except LockConflict:
+        return
+    for name, need in found.items():
+        why = "other snapshots need a part of it alone" if need else "no other snapshot needs it"
+        yield Finding(
+            "remnant-excessive",
+            Severity.WARNING,
+            name,
+            f"{control.places.remnants / name} is what is left of a deleted snapshot, and {why}",
+            "It takes space. A collection did not come to its end, or what needed it was removed since.",
+            "remove what is not needed",
+            fix=partial(_sweep, control),
+        )
+
+
+def _sweep(control: Control) -> None:
+    with collector_locked(control):
+        sweep(control)
 
 
 def incomplete(examination: Examination) -> Iterator[Finding]:

@@ -1,0 +1,248 @@
+"""What is left of trees whose snapshots are gone: the directories that other trees have there.
+
+The tree of a snapshot that goes becomes a *remnant* as a whole, and is then trimmed to what the lists of
+homes of all other trees name. Of a directory that is needed all files stay, directories in it do not, and
+its time stays what it is: only so is it shared again (see `intake`). To take a directory out of another one
+changes that time for a moment. So the times are noted in the remnant first, and put back; who goes on after a
+kill puts them back too. Without the note, nothing but the sharing is lost.
+
+Nothing is deleted here but files that nobody needs: directories are moved into a bin, with all that is in
+them, and the bin is the caller's to empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.errors import Corrupt, Failure, Refused
+from holdfast.fs import calls, durable, strictjson
+from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.mounts import mounts_beneath
+from holdfast.fs.trees.descent import Descent, joined, shown
+from holdfast.fs.trees.homes import read_homes
+from holdfast.fs.trees.layout import PAYLOAD, READY
+
+TIMES = "times"
+"""In a remnant, while it is trimmed: the times of directories that are about to lose one."""
+
+Need = dict[str, set[bytes]]
+"""Which directories of which trees are needed, by the names of the trees."""
+
+
+def needed(trees: Iterable[Path]) -> Need:
+    """Which directories of others these trees need. `Corrupt` if one cannot say: then all may be needed."""
+    need: Need = {}
+    for tree in trees:
+        for home in read_homes(tree).values():
+            need.setdefault(home.tree, set()).add(home.path)
+    return need
+
+
+def needed_in_the_making(trees: Iterable[Path]) -> Need:
+    """The same for trees that others are about to complete.
+
+    One that cannot say while it is not marked as complete needs nothing that its base does not need too.
+    The list is there before the mark: so a list that is bad although the mark is there is read once more.
+    """
+    need: Need = {}
+    for tree in trees:
+        try:
+            found = needed([tree])
+        except Corrupt:
+            found = needed([tree]) if _is_there(tree / READY) else {}
+        for name, paths in found.items():
+            need.setdefault(name, set()).update(paths)
+    return need
+
+
+def with_those_above(paths: Iterable[bytes]) -> set[bytes]:
+    """These directories, and those on the way to them."""
+    found: set[bytes] = set()
+    for path in paths:
+        above = path
+        while above not in found:
+            found.add(above)
+            above = above.rpartition(b"/")[0]
+    return found
+
+
+# --- What a remnant has too much of -----------------------------------------------------------------
+
+
+class Excess(NamedTuple):
+    """What nobody needs in one directory of a remnant."""
+
+    path: str
+    files: list[str]
+    directories: list[str]
+
+
+def is_trimmed(remnant: Path, need: Collection[bytes]) -> bool:
+    """Whether a remnant has nothing but the directories that are needed of it. Changes nothing."""
+    if not need or _others(remnant):
+        return False
+    with Descent(remnant) as way:
+        return next(_excess(way, need), None) is None
+
+
+def _others(remnant: Path) -> list[str]:
+    """What is beside the payload: the mark first, for what follows is not complete any more."""
+    with Directory.open(remnant) as directory:
+        return sorted(name for name in directory.names() if name != PAYLOAD)
+
+
+def _inside(path: str) -> str:
+    """The path of a directory of the payload, seen from the remnant: a link in its place is refused too."""
+    return f"{PAYLOAD}/{path}" if path else PAYLOAD
+
+
+def _excess(way: Descent, need: Collection[bytes]) -> Iterator[Excess]:
+    kept = with_those_above(need)
+    for path in sorted(os.fsdecode(each) for each in kept):
+        is_needed = os.fsencode(path) in need
+        try:
+            with calls.scandir(way.enter(_inside(path))) as listed:
+                entries = [(each.name, each.is_dir(follow_symlinks=False)) for each in listed]
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # it is lost: whoever reads it tells that
+        except OSError as error:
+            raise io_failure("look at", shown(way.where(_inside(path))), error) from error
+        files = [name for name, is_directory in entries if not is_directory and not is_needed]
+        directories = [
+            name
+            for name, is_directory in entries
+            if is_directory and os.fsencode(joined(path, name)) not in kept
+        ]
+        if files or directories:
+            yield Excess(path, files, directories)
+
+
+# --- Trimming ---------------------------------------------------------------------------------------
+
+
+class Bin:
+    """A new directory, of the file system of the remnants, into which one puts what is to be removed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._count = 0
+
+    def place(self) -> Path:
+        """Where to put the next one."""
+        self._count += 1
+        return self._path / f"bin-{self._count}"
+
+
+def trim(remnant: Path, need: Collection[bytes], bin_: Bin) -> None:
+    """Leave of a remnant the directories that are needed of it, and nothing else.
+
+    What goes is put into the bin. A remnant in which something is
+    mounted is refused. One that was interrupted is finished by the next one.
+    """
+    try:
+        _refuse_mounts(remnant)
+        if not need:
+            calls.rename(remnant, bin_.place())
+            return
+        with Descent(remnant) as way:
+            _trim_payload(remnant, way, need, bin_)
+        for name in _others(remnant):
+            _discard(remnant, name, bin_)
+    except OSError as error:
+        raise io_failure("trim", shown(os.fspath(remnant)), error) from error
+
+
+def _refuse_mounts(remnant: Path) -> None:
+    with Descent(remnant) as way:
+        mounted = mounts_beneath(way.top())
+    if mounted:
+        raise Refused(
+            f"{remnant} is not touched: something is mounted at {shown(min(mounted))} in it",
+            path=os.fspath(remnant),
+        )
+
+
+def _trim_payload(remnant: Path, way: Descent, need: Collection[bytes], bin_: Bin) -> None:
+    excess = list(_excess(way, need))
+    times = _times_of(remnant, way, need, excess)
+    for each in excess:
+        here = way.enter(_inside(each.path))
+        _make_writable(here)
+        for name in each.files:
+            with contextlib.suppress(FileNotFoundError):
+                calls.unlink(name, dir_fd=here)
+        for name in each.directories:
+            _move_out(here, name, bin_.place())
+        _put_back(here, times.pop(each.path, None))
+    for path, time in times.items():  # of one who was killed before it came to that
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            _put_back(way.enter(_inside(path)), time)
+
+
+def _times_of(remnant: Path, way: Descent, need: Collection[bytes], excess: list[Excess]) -> dict[str, int]:
+    """The times that needed directories have, or had before one who was killed; noted, if there is room."""
+    noted = _noted_times(remnant)
+    times = {path: time for path, time in noted.items() if os.fsencode(path) in need}
+    for each in excess:
+        if each.directories and os.fsencode(each.path) in need:
+            times.setdefault(each.path, calls.fstat(way.enter(_inside(each.path))).st_mtime_ns)
+    if times.keys() - noted.keys():
+        content = {os.fsencode(path).hex(): str(time) for path, time in times.items()}
+        with contextlib.suppress(
+            Failure
+        ):  # on a full disk: it helps only after a kill, and only to save space
+            durable.replace(remnant / TIMES, strictjson.encode(content))
+    return times
+
+
+def _noted_times(remnant: Path) -> dict[str, int]:
+    try:
+        found = strictjson.decode(durable.read(remnant / TIMES), source=os.fspath(remnant / TIMES))
+        return {os.fsdecode(bytes.fromhex(path)): int(str(time)) for path, time in dict(found).items()}
+    except (Failure, TypeError, ValueError):
+        return {}
+
+
+def _put_back(directory: int, time: int | None) -> None:
+    if time is not None and calls.fstat(directory).st_mtime_ns != time:
+        calls.utime(directory, ns=(time, time))
+
+
+def _make_writable(directory: int) -> None:
+    mode = calls.fstat(directory).st_mode
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        with contextlib.suppress(PermissionError):  # not ours; it may be allowed all the same
+            calls.chmod(directory, stat.S_IMODE(mode) | stat.S_IRWXU)
+
+
+def _move_out(here: int, name: str, target: Path) -> None:
+    """Move a directory away; one that changes its parent is itself written to."""
+    with contextlib.suppress(FileNotFoundError):
+        status = calls.stat(name, dir_fd=here, follow_symlinks=False)
+        if not status.st_mode & stat.S_IWUSR:
+            calls.chmod(name, stat.S_IMODE(status.st_mode) | stat.S_IRWXU, dir_fd=here)
+        calls.rename(name, target, src_dir_fd=here)
+
+
+def _discard(remnant: Path, name: str, bin_: Bin) -> None:
+    """What is beside the payload, of whatever kind."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISDIR(calls.stat(remnant / name, follow_symlinks=False).st_mode):
+            calls.rename(remnant / name, bin_.place())
+        else:
+            calls.unlink(remnant / name)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        calls.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise io_failure("look at", path, error) from error
+    return True

@@ -1,0 +1,604 @@
+"""Collecting snapshots whose directories others need: what stays is whole, and what nobody needs goes."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from holdfast.errors import Corrupt, Failure, LockConflict, PlanMismatch
+from holdfast.fs.trees import Home, materialise, read_homes
+from holdfast.fs.trees import homes as homes_module
+from holdfast.fs.trees.homes import write_homes
+from holdfast.testing.interpose import Attempt, interposed
+from holdfast.workspace.repository import Repository
+from holdfast.worktrees import collecting, comparing, planning, removing, scratch, sweeping
+from holdfast.worktrees.control import Control
+from holdfast.worktrees.keeping import Snapshots
+from holdfast.worktrees.records import MAIN, Isolation
+from holdfast.worktrees.references import add_pin, create_reference, pins, remove_pin
+from holdfast.worktrees.restoring import InPlace, restore_in_place
+from holdfast.worktrees.retention import Policy
+from holdfast.worktrees.snapshots import Wanted, snapshot
+from tests.locks.race_rounds import delay_calls
+from tests.locks.workers import Line, Workers
+from tests.worktrees.kept import (
+    fingerprint,
+    keep,
+    line_of,
+    remnants_of,
+    require_no_more_than_needed,
+    require_whole,
+    snapshots_of,
+    trees_of,
+)
+from tests.worktrees.repositories import add_worktree, make_repository
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="trees need directories that can be opened")
+
+
+@pytest.fixture
+def control(scratch: Path) -> Control:
+    control = make_repository(scratch / "repository", isolation=Isolation.SHARED).control
+    planning.set_policy(control, Policy(keep_last=1))
+    return control
+
+
+def collect(control: Control) -> tuple[str, ...]:
+    """Let go whatever may go."""
+    proposal = planning.propose(control)
+    return collecting.run(control, proposal.plan.plan_id).snapshots if proposal.stored else ()
+
+
+def used(places: list[Path]) -> int:
+    found: dict[int, int] = {}
+    for top in places:
+        for directory, _, files in os.walk(top):
+            for path in [Path(directory), *(Path(directory) / name for name in files)]:
+                status = path.lstat()
+                found[status.st_ino] = status.st_blocks * 512 if path not in places else 0
+    return sum(found.values())
+
+
+# --- Random histories -------------------------------------------------------------------------------
+
+
+class Histories:
+    """Two lines of snapshots of random content, in which directories come, change, move and go."""
+
+    def __init__(self, control: Control, chance: random.Random) -> None:
+        self.control = control
+        self.chance = chance
+        self.held: dict[str, dict[str, str]] = {}
+
+    def grow(self) -> None:
+        worktree = self.chance.choice([MAIN, "dev"])
+        top = self.control.places.payload(worktree)
+        for _ in range(self.chance.randrange(3)):
+            self._change(top)
+        taken = keep(self.control, {}, worktree=worktree, shared=True)
+        self.held[taken] = fingerprint(top)
+
+    def _change(self, top: Path) -> None:
+        directories = [path for path in top.rglob("*") if path.is_dir()]
+        one = self.chance.choice([top, *directories])
+        what = self.chance.randrange(5)
+        if what == 0 and one != top:
+            shutil.rmtree(one)
+        elif what == 1 and one != top and not (top / one.name).exists():
+            one.rename(top / one.name)
+        elif what == 2 and one != top:
+            (one / "file").write_text(str(self.chance.random()))
+        else:
+            new = one / f"d{self.chance.randrange(100)}" / "below"
+            new.mkdir(parents=True, exist_ok=True)
+            for directory in (new, new.parent):
+                (directory / "file").write_text(str(self.chance.random()) * self.chance.randrange(1, 500))
+
+    def protect(self) -> None:
+        """Let go what was pinned, and pin some others."""
+        for pin in pins(self.control):
+            remove_pin(self.control, pin.pin_id)
+        alive = sorted(snapshots_of(self.control))
+        for each in self.chance.sample(alive, self.chance.randrange(len(alive) // 2 + 1)):
+            add_pin(self.control, each)
+
+
+@pytest.mark.req("WT-11")
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_collected_in_whatever_order_the_rest_is_whole_and_nothing_else_is_left(
+    control: Control, scratch: Path, seed: int
+) -> None:
+    add_worktree(control, "dev", isolation=Isolation.SHARED)
+    chance = random.Random(seed)
+    histories = Histories(control, chance)
+    shared = 0
+    for generation in range(5):
+        for _ in range(chance.randrange(2, 6)):
+            histories.grow()
+        histories.protect()
+        policy = chance.choice([Policy(keep_last=1), Policy(keep_last=2), Policy(max_bytes=50_000)])
+        planning.set_policy(control, policy)
+        proposal = planning.propose(control)
+        if not proposal.stored:
+            continue
+        places = [control.places.snapshots, control.places.remnants]
+        before = used(places)
+        collecting.run(control, proposal.plan.plan_id)
+        assert before - used(places) == proposal.plan.bytes
+        require_whole(control)
+        require_no_more_than_needed(control)
+        assert trees_of(control) == snapshots_of(control).keys()
+        assert list(control.places.scratch.iterdir()) == []
+        for each in trees_of(control):
+            restored = scratch / f"{generation}-{each}"
+            materialise(control.places.tree(each), restored)
+            assert fingerprint(restored) == histories.held[each]
+        shared += len(remnants_of(control))
+    assert shared > 0, "nothing was shared"
+    assert Repository(control.places.root).examine(strict=True) == []
+
+
+def test_a_remnant_goes_with_the_last_snapshot_that_needs_it(control: Control) -> None:
+    ids = line_of(control, 4, shared=True)
+    collect(control)
+    assert remnants_of(control)
+    shutil.rmtree(control.places.payload(MAIN))
+    control.places.payload(MAIN).mkdir()
+    last = keep(control, {"file": "nothing else"}, shared=True)
+    plan = planning.propose(control).plan
+    places = [control.places.snapshots, control.places.remnants]
+    before = used(places)
+    collecting.run(control, plan.plan_id)
+    assert before - used(places) == plan.bytes
+    assert (remnants_of(control), trees_of(control)) == (set(), {last})
+    assert ids[0] not in snapshots_of(control)
+
+
+def test_what_is_needed_counts_for_the_budget_but_not_as_free(control: Control) -> None:
+    keep(control, {"large/file": "x" * 400_000, "file": "1"}, shared=True)
+    keep(control, {"file": "2"}, shared=True)
+    keep(control, {"file": "3"}, shared=True)
+    planning.set_policy(control, Policy(max_bytes=100_000))
+    proposal = planning.propose(control)
+    assert len(proposal.plan.snapshots) == 2
+    assert proposal.plan.bytes < 100_000
+    assert proposal.over_budget > 250_000
+    collecting.run(control, proposal.plan.plan_id)
+    assert planning.propose(control).total_bytes >= 400_000
+
+
+def test_a_shared_directory_is_shared_on_after_its_home_is_trimmed(control: Control) -> None:
+    """Its time is what it was: else all of it would be stored once more."""
+    first, *_ = line_of(control, 3, shared=True)
+    collect(control)
+    assert first in remnants_of(control)
+    newest = keep(control, {"file": "another"}, shared=True)
+    assert first in {home.tree for home in read_homes(control.places.tree(newest)).values()}
+
+
+def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(control: Control) -> None:
+    ids = line_of(control, 3, shared=True)
+    shutil.copytree(control.places.tree(ids[0]), control.places.root / "copy", symlinks=True)
+    collect(control)
+    assert ids[0] in remnants_of(control)
+    (control.places.root / "copy").rename(control.places.tree(ids[0]))
+    sweeping.retire(control, [ids[0]])
+    sweeping.sweep(control)
+    require_whole(control)
+    require_no_more_than_needed(control)
+    assert trees_of(control) == {ids[2]}
+
+
+# --- What cannot be known ---------------------------------------------------------------------------
+
+
+def spoil(control: Control, snapshot_id: str) -> None:
+    where = control.places.tree(snapshot_id) / "homes"
+    where.chmod(0o600)
+    where.write_bytes(where.read_bytes()[:-3])
+
+
+def test_while_one_tree_cannot_say_what_it_needs_nothing_is_deleted(control: Control) -> None:
+    ids = line_of(control, 4, shared=True)
+    plan = planning.propose(control).plan
+    spoil(control, ids[-1])
+    before = fingerprint(control.places.root)
+    with pytest.raises(Corrupt, match="homes"):
+        collecting.run(control, plan.plan_id)
+    with pytest.raises(Corrupt, match="homes"):
+        planning.propose(control)
+    after = {name: what for name, what in fingerprint(control.places.root).items() if "guards" not in name}
+    assert after.items() <= before.items()
+    codes = {each.code for each in Repository(control.places.root).examine()}
+    assert codes == {"snapshot-damaged"}
+
+
+def test_one_that_is_spoilt_after_the_decision_stops_the_sweep_alone(control: Control) -> None:
+    ids = line_of(control, 4, shared=True)
+    plan = planning.propose(control).plan
+    whole = (control.places.tree(ids[-1]) / "homes").read_bytes()
+    retire = sweeping.retire
+    repository = Repository(control.places.root)
+
+    def late(control: Control, snapshot_ids: Any) -> None:
+        retire(control, snapshot_ids)
+        spoil(control, ids[-1])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(collecting, "retire", late)
+        with pytest.raises(Corrupt):
+            collecting.run(control, plan.plan_id)
+    assert remnants_of(control) == set(ids[:-1])
+    assert repository.repair().failed  # it says so, and touches nothing
+    assert remnants_of(control) == set(ids[:-1])
+    (control.places.tree(ids[-1]) / "homes").write_bytes(whole)
+    collecting.run(control, plan.plan_id)
+    require_whole(control)
+    require_no_more_than_needed(control)
+    assert repository.examine() == []
+
+
+def test_a_spoilt_one_can_be_deleted_itself(control: Control) -> None:
+    ids = line_of(control, 4, shared=True)
+    spoil(control, ids[2])
+    collect(control)
+    require_whole(control)
+    require_no_more_than_needed(control)
+    assert trees_of(control) == {ids[3]}
+
+
+# --- Trees in the making ----------------------------------------------------------------------------
+
+
+def in_the_making(control: Control, home: str, path: bytes) -> Path:
+    """A complete tree that a process has not put in its place yet."""
+    tree = control.places.scratch / "0123456789abcdef" / "tree"
+    (tree / "payload").mkdir(parents=True)
+    write_homes(tree, [(path, Home(home, path))])
+    (tree / ".READY").touch()
+    return tree
+
+
+def require_kept_for(control: Control, tree: Path) -> None:
+    for home in read_homes(tree).values():
+        assert (control.places.remnants / home.tree / "payload" / os.fsdecode(home.path)).is_dir(), (
+            "it is gone"
+        )
+
+
+def test_what_a_tree_in_the_making_needs_stays(control: Control) -> None:
+    ids = line_of(control, 3, shared=True)
+    tree = in_the_making(control, ids[0], b"main-0/lost")
+    collect(control)
+    require_kept_for(control, tree)
+    repository = Repository(control.places.root)
+    assert {each.code for each in repository.examine()} == {"scratch-abandoned"}
+    repository.repair()  # its process is gone: so is the need
+    assert repository.examine() == []
+    require_no_more_than_needed(control)
+
+
+def test_what_a_tree_in_quarantine_needs_stays(control: Control) -> None:
+    ids = line_of(control, 3, shared=True)
+    tree = in_the_making(control, ids[0], b"main-0/lost")
+    control.places.quarantine.mkdir()
+    tree = tree.rename(control.places.quarantine / "0123456789abcdef")
+    shutil.rmtree(control.places.scratch)
+    collect(control)
+    require_kept_for(control, tree)
+    assert Repository(control.places.root).examine() == []
+
+
+# --- The doctor -------------------------------------------------------------------------------------
+
+
+def test_a_tree_without_a_descriptor_that_others_need_is_never_taken_from_them(control: Control) -> None:
+    """One of which nothing is known is left where it is; one that is not missed is left as a remnant."""
+    ids = line_of(control, 3, shared=True)
+    repository = Repository(control.places.root)
+    unknown = "0123456789abcdef"
+    needing = control.places.tree(ids[2]) / "homes"
+    homes = read_homes(control.places.tree(ids[2]))
+    needing.unlink()
+    write_homes(
+        control.places.tree(ids[2]),
+        [(path, Home(unknown, home.path) if home.tree == ids[0] else home) for path, home in homes.items()],
+    )
+    shutil.copytree(control.places.tree(ids[0]), control.places.tree(unknown), symlinks=True)
+    (found,) = repository.examine()
+    assert (found.code, found.fix) == ("tree-unknown", None)
+    assert repository.repair().fixed == ()
+    require_whole(control)
+    control.places.scratch.mkdir(exist_ok=True)
+    (control.places.scratch / unknown).mkdir()  # now it is known: its process died before it was published
+    (found,) = repository.examine()
+    assert (found.code, "need" in found.remedy) == ("tree-orphaned", True)
+    assert repository.repair().remaining == ()
+    assert remnants_of(control) == {unknown}
+    require_whole(control)
+    require_no_more_than_needed(control)
+    once = fingerprint(control.places.root)
+    assert repository.repair() == ((), (), ())
+    assert fingerprint(control.places.root) == once
+
+
+def test_a_home_that_is_lost_is_told_as_damage(control: Control) -> None:
+    ids = line_of(control, 3, shared=True)
+    collect(control)
+    assert ids[0] in remnants_of(control)
+    (control.places.remnants / ids[0]).rename(control.places.root / "away")
+    (found,) = Repository(control.places.root).examine()
+    assert (found.code, found.subject) == ("snapshot-damaged", ids[2])
+    assert ids[0] in found.message
+    assert found.fix is None
+
+
+def test_the_doctor_says_nothing_of_what_a_running_collection_is_about_to_do(control: Control) -> None:
+    ids = line_of(control, 3, shared=True)
+    with collecting.collector_locked(control):
+        sweeping.retire(control, [ids[0]])
+        codes = {each.code for each in Repository(control.places.root).examine()}
+    assert "remnant-excessive" not in codes
+
+
+# --- Readers of what stays --------------------------------------------------------------------------
+
+
+class Overtaken:
+    """Lets something happen once, before the call with this number."""
+
+    def __init__(self, index: int, happen: Callable[[], object]) -> None:
+        self.left, self.happen = index, happen
+        self.busy = False
+
+    def __call__(self, attempt: Attempt) -> Any:
+        if not self.busy and self.left > 0:
+            self.left -= 1
+            if self.left == 0:
+                self.busy = True
+                self.happen()
+                self.busy = False
+        return attempt.perform()
+
+
+def verify(control: Control, snapshot_id: str) -> object:
+    return list(Snapshots(control).verify(snapshot_id))
+
+
+def restore(control: Control, snapshot_id: str) -> object:
+    into = control.places.root / "restored"
+    materialise(control.places.tree(snapshot_id), into)
+    return fingerprint(into)
+
+
+def diff(control: Control, snapshot_id: str) -> object:
+    found = comparing.compare(control, MAIN, "first", snapshot_id)
+    return [(each.change.path, each.lines) for each in comparing.patches(control, found)]
+
+
+def examine(control: Control, snapshot_id: str) -> object:
+    codes = {each.code for each in Repository(control.places.root).examine()}
+    return codes - {"collection-unfinished"}
+
+
+READERS = {"verify": verify, "restore": restore, "diff": diff, "doctor": examine}
+
+
+class Homely(NamedTuple):
+    root: Path
+    head: str
+    plan: str
+
+
+@pytest.fixture(scope="module")
+def homely(tmp_path_factory: pytest.TempPathFactory) -> Homely:
+    """A head with directories in two trees that may go."""
+    root = tmp_path_factory.mktemp("homely") / "repository"
+    control = make_repository(root, isolation=Isolation.SHARED).control
+    ids = [
+        keep(control, {"a": "0", "one/file": "1", "one/two/file": "2"}, shared=True),
+        keep(control, {"a": "1", "three/file": "3"}, shared=True),
+        keep(control, {"a": "2"}, shared=True),
+        keep(control, {"a": "3"}, shared=True),
+    ]
+    planning.set_policy(control, Policy(keep_last=1))
+    create_reference(control, "first", ids[0])
+    return Homely(root, ids[3], planning.propose(control).plan.plan_id)
+
+
+@pytest.mark.parametrize("reader", list(READERS))
+def test_a_reader_of_what_stays_never_notices_that_the_homes_of_its_directories_move(
+    homely: Homely, scratch: Path, reader: str
+) -> None:
+    read = READERS[reader]
+    assert len(overtaken(homely, scratch, read)) == 1
+
+
+def overtaken(homely: Homely, scratch: Path, read: Callable[[Control, str], object]) -> list[object]:
+    """What a reader sees if at one of its calls in turn a collection comes in between: all that differs."""
+    seen: list[object] = []
+    index, over = 0, False
+    while not over:
+        index += 1
+        root = scratch / "repository"
+        shutil.copytree(homely.root, root, symlinks=True)
+        control, rival = Repository(root).control, Repository(root).control
+        rule = Overtaken(index, partial(collecting.run, rival, homely.plan))
+        try:
+            with interposed(rule, ["open", "stat", "scandir"]):
+                found = read(control, homely.head)
+        except Failure as failure:
+            found = failure.code
+        if found not in seen:
+            seen.append(found)
+        over = rule.left > 0
+        shutil.rmtree(root)
+    assert index > 10
+    return seen
+
+
+def test_a_reader_that_looks_where_a_home_is_before_it_opens_it_is_found(
+    homely: Homely, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted mistake."""
+
+    def looked_up(tree: Path, name: str) -> tuple[Path, ...]:
+        return (homes_module.tree_beside(tree, name),)
+
+    def tree_beside(tree: Path, name: str) -> Path:
+        beside = tree.parent / name
+        return beside if beside.is_dir() else tree.parent.parent / "remnants" / name
+
+    monkeypatch.setattr(homes_module, "tree_beside", tree_beside)
+    monkeypatch.setattr(homes_module, "places_beside", looked_up)
+    assert len(overtaken(homely, scratch, verify)) > 1
+
+
+# --- Races ------------------------------------------------------------------------------------------
+
+ROUNDS = 200
+
+
+def taker(root: Path) -> Callable[[Line], None]:
+    """Takes a snapshot of some change, or restores an older one in place, whenever it is told to."""
+
+    def task(line: Line) -> None:
+        delay_calls(most=0.0001)
+        control, chance, count = Repository(root).control, random.Random(1), 0
+        top = control.places.payload(MAIN)
+        while (told := line.wait()) != "enough":
+            count += 1
+            try:
+                if count % 10 == 0:
+                    how = InPlace(reason="tested", allow_shared=True, keep=False, force=True)
+                    restore_in_place(control, MAIN, told, None, how)
+                else:
+                    directory = top / f"d{chance.randrange(8)}" / f"e{chance.randrange(3)}"
+                    directory.mkdir(parents=True, exist_ok=True)
+                    (directory / "file").write_text(f"{count}")
+                    snapshot(control, MAIN, None, Wanted(note=f"{count}"))
+                line.say("")
+            except Failure as failure:
+                line.say(failure.code)
+
+    return task
+
+
+def gatherer(root: Path) -> Callable[[Line], None]:
+    def task(line: Line) -> None:
+        delay_calls(most=0.0001)
+        control = Repository(root).control
+        while line.wait() != "enough":
+            try:
+                line.say(len(collect(control)))
+            except (PlanMismatch, LockConflict):
+                line.say(0)
+
+    return task
+
+
+def storm(control: Control, rounds: int) -> tuple[int, int]:
+    """Take snapshots and collect at the same time; all that is visible is whole all the time. How many were
+    collected, and in how many rounds somebody needed a remnant."""
+    root, collected, shared = control.places.root, 0, 0
+    with Workers() as workers:
+        takes, collects = workers.start(taker(root)), workers.start(gatherer(root))
+        for _ in range(rounds):
+            takes.say(control.config(MAIN).head_snapshot_id)
+            collects.say("go")
+            answer = takes.hear()
+            assert answer in ("", "E_REFUSED", "E_NOT_FOUND", "E_SNAPSHOT_COLLECTED"), answer
+            collected += collects.hear()
+            require_whole(control)
+            shared += bool(remnants_of(control))
+        for worker in (takes, collects):
+            worker.say("enough")
+    return collected, shared
+
+
+def test_of_what_is_captured_while_others_collect_nothing_is_ever_missing(control: Control) -> None:
+    line_of(control, 3, shared=True)
+    collected, shared = storm(control, ROUNDS)
+    assert collected > ROUNDS / 4
+    assert shared > ROUNDS / 4
+    collect(control)
+    require_no_more_than_needed(control)
+    assert Repository(control.places.root).examine(strict=True) == []
+
+
+# --- Planted mistakes -------------------------------------------------------------------------------
+
+
+def test_a_sweep_that_looks_at_what_was_needed_before_is_found(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line_of(control, 3, shared=True)
+    collect(control)
+    stale = sweeping.need_of_all(control.places)
+    monkeypatch.setattr(sweeping, "need_of_all", lambda places: stale)
+    with pytest.raises(AssertionError):
+        storm(control, ROUNDS)
+
+
+def test_a_sweep_that_leaves_trees_in_the_making_out_is_found(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = line_of(control, 3, shared=True)
+    tree = in_the_making(control, ids[0], b"main-0/lost")
+    monkeypatch.setattr(sweeping, "trees_in_the_making", lambda places: [])
+    collect(control)
+    with pytest.raises(AssertionError, match="it is gone"):
+        require_kept_for(control, tree)
+
+
+def test_a_sweep_that_takes_one_directory_too_much_is_found(
+    control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line_of(control, 4, shared=True)
+    real = sweeping.need_of_all
+
+    def less(places: Any, **options: Any) -> Any:
+        return {name: set(sorted(paths)[1:]) for name, paths in real(places, **options).items()}
+
+    monkeypatch.setattr(sweeping, "need_of_all", less)
+    collect(control)
+    with pytest.raises(AssertionError):
+        require_whole(control)
+
+
+def test_a_sweep_that_leaves_something_is_found(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    line_of(control, 4, shared=True)
+    monkeypatch.setattr(collecting, "sweep", lambda control: None)
+    collect(control)
+    with pytest.raises(AssertionError, match="not trimmed"):
+        require_no_more_than_needed(control)
+
+
+def test_a_worktree_that_is_removed_frees_what_only_it_needed(control: Control) -> None:
+    (first,) = line_of(control, 1, shared=True)
+    add_worktree(control, "dev", head=first, isolation=Isolation.SHARED)
+    keep(control, {"only/here": "1"}, worktree="dev", shared=True)
+    keep(control, {"file": "2"}, worktree="dev", shared=True)
+    collect(control)
+    assert remnants_of(control)
+    removing.remove(control, "dev", save=None, force=True)
+    collect(control)
+    assert remnants_of(control) == set()
+    require_whole(control)
+
+
+def test_a_snapshot_whose_base_is_doomed_shares_nothing_with_it(control: Control) -> None:
+    """A scratch that names its base is seen by the collector: of the two, one steps back."""
+    ids = line_of(control, 3, shared=True)
+    plan = planning.propose(control).plan
+    with scratch.scratch(control, "snapshot", uses=[ids[1]]), pytest.raises(PlanMismatch):
+        collecting.run(control, plan.plan_id)
+    assert trees_of(control) == set(ids)
