@@ -45,7 +45,7 @@ class Size(NamedTuple):
     packages: int = 2_000
     big: int = 2048 * MIB
     big_rounds: int = 6
-    history: int = 30
+    history: int = 50
     clones: Amount = Amount()
 
 
