@@ -103,7 +103,7 @@ class Intake:
             if path and self.payload is not None:
                 self.payload.remove_directory(path)
             return None, []
-        if is_recent(max(listing.newest, own.st_ctime_ns), self._now):
+        if is_recent(max(listing.newest, listing.own.st_ctime_ns), self._now):
             self.tally.any_recent = True
         if self.payload is not None:
             self.payload.make_directories(path, listing.directories)
