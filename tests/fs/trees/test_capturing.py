@@ -7,7 +7,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from holdfast.fs.trees import (
     verify,
 )
 from holdfast.fs.trees import scan as scanning
+from holdfast.fs.trees.intake import Taken
+from holdfast.fs.trees.watch import SourceWatch
 from holdfast.testing.interpose import Attempt, interposed
 from tests.fs.trees.groves import grow, seen, set_xattr
 from tests.support.loop_mounts import LoopMount
@@ -303,6 +305,29 @@ def test_whatever_changes_after_it_was_captured_is_noticed(
         desk.take()
     with pytest.raises(ConsistencyUnavailable, match=r"changed while it was captured: (d0|e0|\.)"):
         desk.take(progress=changes_at(2, lambda: CHANGES[name](desk.source)))
+
+
+def test_what_changes_just_before_we_listen_makes_all_be_looked_at_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody tells us of it; only the time of the directory does."""
+    monkeypatch.setattr("holdfast.fs.trees.intake._WORTH_WATCHING", 0)
+    again: list[str] = []
+    add = SourceWatch.add
+
+    def change_and_add(watch: SourceWatch, directory: int, path: str) -> bool:
+        if path == "d1":
+            (desk.source / "d1/f0").unlink()
+        return add(watch, directory, path)
+
+    def noted(_source: object, taken: Iterable[Taken], _tally: object) -> None:
+        again.extend(each.path for each in taken)
+
+    monkeypatch.setattr(SourceWatch, "add", change_and_add)
+    monkeypatch.setattr("holdfast.fs.trees.capturing.second_look", noted)
+    desk.take()
+
+    assert again == ["", "d0", "d1", "d2"]
 
 
 def test_best_effort_goes_on_when_files_vanish_and_directories_change(desk: Desk) -> None:

@@ -103,7 +103,7 @@ class Intake:
                 raise unreadable(self.source.where(path), error) from error
             self.tally.changed.append(path)
             return None, []
-        if is_recent(max(listing.newest, own.st_ctime_ns), self._now):
+        if is_recent(max(listing.newest, listing.own.st_ctime_ns), self._now):
             self.tally.any_recent = True
         taken = (self._unchanged(path, listing) or self._read(path, here, listing))._replace(watched=watched)
         self.tally.directories += 1
