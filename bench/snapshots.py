@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import sleep
@@ -41,15 +42,23 @@ class Size(NamedTuple):
     rounds: int = 3
     files: int = 100_000
     directories: int = 5_000
-    packages: int = 1_000
+    packages: int = 2_000
     big: int = 2048 * MIB
-    history: int = 10
+    big_rounds: int = 6
+    history: int = 50
     clones: Amount = Amount()
 
 
 FULL = Size()
 QUICK = Size(
-    rounds=1, files=2_000, directories=100, packages=40, big=64 * MIB, history=3, clones=Amount(64 * MIB, 500)
+    rounds=1,
+    files=2_000,
+    directories=100,
+    packages=40,
+    big=64 * MIB,
+    big_rounds=2,
+    history=6,
+    clones=Amount(64 * MIB, 500),
 )
 
 LIMITS: dict[str, dict[str, float]] = {
@@ -82,7 +91,7 @@ def packages(top: Path, size: Size) -> None:
         directory = top / "lib" / f"package{number:04d}" / "sub"
         directory.mkdir(parents=True)
         for name in range(14):
-            length = 200 * MIB // 10_000 if name == 0 else 700 * (name + 1)
+            length = 180_000 if name == 0 else 700 * (name + 1)
             (directory.parent / f"module{name}.py").write_bytes(os.urandom(length // 2) + bytes(length // 2))
         (directory / "__init__.py").touch()
         (directory / "link").symlink_to("../module1.py")
@@ -182,24 +191,34 @@ def _ours_to(peer: str, series: Mapping[str, list[Cost]], measure: Callable[[Cos
 
 
 def measure_big_file(size: int, rounds: int, report: Report) -> None:
-    """One big file: changed, it is read once; unchanged, not at all."""
+    """One big file: changed, it is read once; unchanged, not at all.
+
+    Both write into memory that was used before, for a first copy that is not counted; each copy is removed
+    before the next one begins.
+    """
     where = f"one file of {size // MIB} MiB"
     first: dict[str, list[float]] = {OURS: [], "cp": []}
     again: list[float] = []
-    for number_of_round in range(rounds):
-        say(f"{where}: round {number_of_round + 1} of {rounds}")
-        with scratch() as top:
-            source = top / "source"
-            source.mkdir()
-            with (source / "big").open("wb") as file:
-                for _ in range(size // MIB):
-                    file.write(os.urandom(MIB))
-            sleep(SETTLED)
-            ours = Holdfast(source, top / "ours")
-            actions = {"cp": lambda: call("cp", "-a", source, top / "copy"), OURS: ours.take}  # noqa: B023
-            for name in [*actions][:: 1 if number_of_round % 2 else -1]:
-                first[name].append(timed(actions[name], top).wall)
-            again.append(timed(ours.take, top).wall)
+    with scratch() as top:
+        source = top / "source"
+        source.mkdir()
+        with (source / "big").open("wb") as file:
+            for _ in range(size // MIB):
+                file.write(os.urandom(MIB))
+        sleep(SETTLED)
+        call("cp", "-a", source, top / "warm")
+        remove_tree(top / "warm")
+        for number_of_round in range(rounds):
+            say(f"{where}: round {number_of_round + 1} of {rounds}")
+            for name in [OURS, "cp"][:: 1 if number_of_round % 2 else -1]:
+                place = top / f"{name}-{number_of_round}"
+                if name == OURS:
+                    ours = Holdfast(source, place)
+                    first[name].append(timed(ours.take, top).wall)
+                    again.append(timed(ours.take, top).wall)
+                else:
+                    first[name].append(timed(partial(call, "cp", "-a", source, place), top).wall)
+                remove_tree(place)
     table = Table(f"{where}; medians, one sync included", [Column("seconds", written(".3f")), Column("/ cp")])
     for name, seconds in {**first, f"{OURS}, unchanged": again}.items():
         table.rows[name] = [median(seconds), ratio(seconds, first["cp"])]
@@ -284,14 +303,36 @@ def measure_history(size: Size, report: Report, rubbish: list[Path]) -> None:
         ours = Holdfast(source, place / "ours")
         ours.take()
         first = tree_bytes([ours.last()])
+        seconds = []
         for token in range(size.history):
             change_one_percent(source, token)
-            ours.take()
+            sleep(SETTLED)
+            seconds.append(timed(ours.take, top).wall)
         everything = tree_bytes([ours.place / str(each + 1) for each in range(ours.count)])
         changed = size.files // 100 * 4096
         directories = tree_bytes([source]) - size.files * 4096
         per_state = (everything - first) / size.history
     report.targets.append(_storage(per_state, changed + directories))
+    third = max(1, size.history // 3)
+    grown = median(seconds[-third:]) / median(seconds[:third])
+    text = f"snapshot {size.history + 1} of a history, 1 % changed: at most 1.3 times the first ones"
+    report.targets.append(at_most(1.3, text, grown))
+
+
+def measure_growth(size: Size, report: Report, rubbish: list[Path]) -> None:
+    """What a file costs in an unchanged snapshot, when there are ten times as many of them."""
+    say("growth")
+    costs = []
+    for files in (size.files // 10, size.files):
+        with scratch(rubbish) as top:
+            part = size._replace(files=files, directories=max(1, size.directories * files // size.files))
+            small_files(top / "source", part)
+            sleep(SETTLED)
+            ours = Holdfast(top / "source", top / "ours")
+            ours.take()
+            costs.append(min(timed(ours.take, top).wall for _ in range(5)) / files)
+    text = f"a file among {size.files}, unchanged: at most 1.3 times one among {size.files // 10}"
+    report.targets.append(at_most(1.3, text, costs[1] / costs[0]))
 
 
 def _storage(per_state: float, floor: float) -> Target:
@@ -324,9 +365,10 @@ def run_all(size: Size, report: Report) -> None:
     try:
         for where, make in _sources(size):
             judge(where, measure_phases(where, make, size.rounds, report, rubbish), report)
-        measure_big_file(size.big, min(size.rounds, 2), report)
+        measure_big_file(size.big, size.big_rounds, report)
         measure_clones(size.clones, size.rounds, report)
         measure_memory(size, report, rubbish)
+        measure_growth(size, report, rubbish)
         measure_history(size, report, rubbish)
     except BaseException:  # there will be no report
         remove_all(rubbish)

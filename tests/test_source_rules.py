@@ -40,6 +40,7 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
     (file_system_uses, "fs/trees/scan.py", ".stat()"): "of such an entry: the one call per unchanged file",
     (file_system_uses, "fs/trees/removal.py", ".is_dir()"): "of an entry that `calls.scandir` has listed",
     (file_system_uses, "fs/trees/removal.py", ".stat()"): "of such an entry",
+    (file_system_uses, "fs/trees/verification.py", ".is_dir()"): "of such an entry",
     (file_system_uses, "fs/trees/freeing.py", ".is_dir()"): "of an entry that `calls.scandir` has listed",
     (file_system_uses, "fs/trees/freeing.py", ".stat()"): "of such an entry",
     (file_system_uses, "fs/trees/remnants.py", ".is_dir()"): "of an entry that `calls.scandir` has listed",

@@ -19,7 +19,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglo
 QUOTED = re.compile(r"['`$(]holdfast ((?:[^'`()]|\n)+?)['`)]")
 LINE = re.compile(r"^ *(?:\$ )?holdfast (.+)$", re.MULTILINE)
 WORD = re.compile(r"[a-z][a-z-]*$")
-FORMATS = frozenset(["manifest", "stat"])  # "holdfast manifest 1" is how such a file begins
+FORMATS = frozenset(["manifest", "stat", "homes"])  # "holdfast manifest 1" is how such a file begins
 ENDS = frozenset(["|", "||", "&&", ";", "&", ">", "--", "#", "…", "..."])
 
 

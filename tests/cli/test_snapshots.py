@@ -240,9 +240,9 @@ def test_what_is_below_a_big_new_directory_is_counted_and_named_only_on_request(
 
 def test_a_damaged_snapshot_is_found(root: Path) -> None:
     run(root, "snapshot", "--tag", "v1")
-    (root / "main" / "file").write_text("another\n")
-    sound = run(root, "snapshot")["snapshot_id"]
     damaged = run(root, "show", "v1")
+    (root / "main" / "file").write_text("other\n")
+    sound = run(root, "snapshot")["snapshot_id"]
     stored = root / ".jvs" / "snapshots" / damaged["snapshot_id"] / "payload" / "file"
     os.chmod(stored, 0o644)
     os.unlink(stored)

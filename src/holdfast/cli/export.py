@@ -42,7 +42,7 @@ def export(
     snapshots = opened.repository.snapshots
     found = snapshots.named(snapshot, seen_from=opened.worktree)
     destination = Path(os.path.abspath(current_directory() / directory))
-    wanted = None if path is None else os.fsencode("/".join(split_relative(path)))
+    wanted = None if path is None else os.fsencode("/".join(split_relative(path.rstrip("/") or path)))
     with progress.shown(output, "Exporting", files=None if path else found.files) as told:
         made = snapshots.export(found.snapshot_id, destination, path=wanted, progress=told)
     data = {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import AlreadyExists, Failure, NotFound, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import io_failure
+from holdfast.fs.directory import Directory, close_quietly, io_failure
 from holdfast.fs.moving import move
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.naming import usable, visible
@@ -57,28 +57,47 @@ def export(
 
 
 def _check(control: Control, destination: Path) -> None:
-    """Refuse early what would be refused when all is made."""
+    """Refuse early what would be refused when all is made, and to write where only we do."""
+    private = calls.stat(control.places.root / ".jvs")
     try:
-        parent = destination.parent.resolve(strict=True)
-        if os.path.lexists(destination):
-            raise AlreadyExists(
-                f"{destination} is there already",
-                hint="Name a directory that is not there yet: nothing is ever overwritten.",
-                path=str(destination),
-            )
-        private = calls.stat(control.places.root / ".jvs")
-        inside = any(os.path.samestat(private, calls.stat(each)) for each in (parent, *parent.parents))
-    except FileNotFoundError:
+        with Directory.open(destination.parent) as parent:
+            if parent.status(destination.name) is not None:
+                raise AlreadyExists(
+                    f"{destination} is there already",
+                    hint="Name a directory that is not there yet: nothing is ever overwritten.",
+                    path=str(destination),
+                )
+            inside = _is_inside(destination.parent, private)
+    except NotFound:
         raise NotFound(
             f"there is no directory {destination.parent}",
             hint="Make it first, or name another place.",
             path=str(destination.parent),
         ) from None
-    except OSError as error:
-        raise io_failure("look at", destination, error) from error
     if inside:
         raise Refused(
             f"{destination} is inside of .jvs, where only Holdfast writes",
             hint="Name a place outside of it.",
             path=str(destination),
         )
+
+
+def _is_inside(directory: Path, other: os.stat_result) -> bool:
+    """Whether a directory is the other one, or somewhere below it, whatever links lead there."""
+    from holdfast.fs.trees.descent import DIRECTORY, open_directory
+
+    here = open_directory(os.fspath(directory))
+    try:
+        while True:
+            status = calls.fstat(here)
+            if os.path.samestat(status, other):
+                return True
+            above = calls.open("..", DIRECTORY, dir_fd=here)
+            close_quietly(here)
+            here = above
+            if os.path.samestat(status, calls.fstat(here)):
+                return False
+    except OSError as error:
+        raise io_failure("look at", directory, error) from error
+    finally:
+        close_quietly(here)

@@ -169,9 +169,9 @@ def _check_directory(
         here = stored.enter(os.fsdecode(path))
         with calls.scandir(here) as listed:
             present = {
-                os.fsencode(each.name)
-                for each in listed
-                if not (elsewhere and each.is_dir(follow_symlinks=False))
+                os.fsencode(entry.name)
+                for entry in listed
+                if not (elsewhere and entry.is_dir(follow_symlinks=False))
             }
     except OSError as error:
         yield _problem(path, "missing", f"the directory cannot be read: {error.strerror}")
