@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from holdfast.errors import Corrupt, IoFailure, Refused
 from holdfast.fs import calls
-from holdfast.fs.trees import Home
+from holdfast.fs.trees import Engine, Home, capture, share_tree, verify
 from holdfast.fs.trees.freeing import freed_in_turn
 from holdfast.fs.trees.homes import write_homes
 from holdfast.fs.trees.remnants import Bin, is_trimmed, needed, needed_in_the_making, trim
@@ -280,3 +281,33 @@ def test_one_that_goes_and_cannot_say_what_it_needs_is_no_obstacle(tmp_path: Pat
     assert freed_in_turn([tree], {}) == [0, used(tree)]
     assert freed_in_turn([tree, tmp_path / "missing"], {"tree": {b"a"}})[2] < used(tree)
     assert calls.stat(tree / "homes").st_size > 0
+
+
+def test_a_remnant_that_is_a_volume_of_its_own_is_trimmed_too(loop_mount: Callable[[str], LoopMount]) -> None:
+    place = loop_mount("btrfs").path
+    source, bin_ = place / "source", place / "bin"
+    subprocess.run(["btrfs", "subvolume", "create", str(source)], check=True, capture_output=True)
+    for name in ("a", "a/b", "c"):
+        (source / name).mkdir()
+        (source / name / "file").write_text(name)
+    (place / "snapshots").mkdir()
+    first, second, third = (place / "snapshots" / name for name in ("one", "two", "three"))
+    cache = place / "cache"
+    time.sleep(0.05)
+    capture(source, first, engine=Engine.BTRFS_SUBVOLUME, cache=cache, quiesced=True)
+    share_tree(first, second)
+    (source / "c" / "file").write_text("changed")
+    time.sleep(0.05)
+    captured = capture(source, third, engine=Engine.LINKED, base=second, cache=cache, quiesced=True)
+    need = needed([third])["one"]
+    assert b"a/b" in need
+    assert b"c" not in need
+
+    (place / "remnants").mkdir()
+    first.rename(place / "remnants" / "one")
+    bin_.mkdir()
+    trim(place / "remnants" / "one", need, Bin(bin_))
+
+    assert is_trimmed(place / "remnants" / "one", need)
+    assert list(verify(third, captured.payload_hash)) == []
+    assert not (place / "remnants" / "one" / "payload" / "c").exists()

@@ -162,7 +162,7 @@ class _Capture:
         """The base, unless nothing can be linked from it; a damaged one is as good as none."""
         try:
             stored = self.stack.enter_context(Stored(base))
-            if calls.stat(base).st_dev != calls.stat(self.tree).st_dev:
+            if calls.fstat(stored.own.top()).st_dev != calls.stat(self.tree).st_dev:
                 return None
             return Base(Manifest.read(base), stored)
         except (Failure, OSError):

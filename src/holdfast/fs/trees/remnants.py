@@ -13,6 +13,7 @@ them, and the bin is the caller's to empty.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator
@@ -26,6 +27,7 @@ from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.descent import Descent, joined, shown
 from holdfast.fs.trees.homes import read_homes
 from holdfast.fs.trees.layout import PAYLOAD, READY
+from holdfast.fs.trees.removal import remove_tree
 
 TIMES = "times"
 """In a remnant, while it is trimmed: the times of directories that are about to lose one."""
@@ -177,7 +179,7 @@ def _trim_payload(remnant: Path, way: Descent, need: Collection[bytes], bin_: Bi
             with contextlib.suppress(FileNotFoundError):
                 calls.unlink(name, dir_fd=here)
         for name in each.directories:
-            _move_out(here, name, bin_.place())
+            _move_out(here, name, bin_.place(), Path(way.where(_inside(each.path), name)))
         _put_back(here, times.pop(each.path, None))
     for path, time in times.items():  # of one who was killed before it came to that
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -220,13 +222,21 @@ def _make_writable(directory: int) -> None:
             calls.chmod(directory, stat.S_IMODE(mode) | stat.S_IRWXU)
 
 
-def _move_out(here: int, name: str, target: Path) -> None:
-    """Move a directory away; one that changes its parent is itself written to."""
+def _move_out(here: int, name: str, target: Path, where: Path) -> None:
+    """Move a directory away; one that changes its parent is itself written to.
+
+    A remnant may be a volume of its own, out of which nothing can be moved: there it is removed at once.
+    """
     with contextlib.suppress(FileNotFoundError):
         status = calls.stat(name, dir_fd=here, follow_symlinks=False)
         if not status.st_mode & stat.S_IWUSR:
             calls.chmod(name, stat.S_IMODE(status.st_mode) | stat.S_IRWXU, dir_fd=here)
-        calls.rename(name, target, src_dir_fd=here)
+        try:
+            calls.rename(name, target, src_dir_fd=here)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            remove_tree(where)
 
 
 def _discard(remnant: Path, name: str, bin_: Bin) -> None:
