@@ -179,12 +179,12 @@ def remnants(examination: Examination) -> Iterator[Finding]:
     except LockConflict:
         return
     for name, need in found.items():
-        why = "other snapshots need a part of it alone" if need else "no other snapshot needs it"
+        why = "has more than other snapshots need" if need else "no other snapshot needs it"
         yield Finding(
             "remnant-excessive",
             Severity.WARNING,
             name,
-            f"{control.places.remnants / name} is what is left of a deleted snapshot, and {why}",
+            f"{control.places.remnants / name} is left of a deleted snapshot, and {why}",
             "It takes space. A collection did not come to its end, or what needed it was removed since.",
             "remove what is not needed",
             fix=partial(_sweep, control),
@@ -233,7 +233,7 @@ def damaged(examination: Examination) -> Iterator[Finding]:
                 f"the snapshot {snapshot_id} is not what it was: {problems[0]}"
                 + (f", and {len(problems) - 1} more" if len(problems) > 1 else ""),
                 "The disk or somebody has changed it. What is restored from it would be wrong.",
-                "nothing: bring its directory back from a copy",
+                "nothing: bring what is missing or changed back from a copy",
                 facts={"problems": [str(each) for each in problems[:20]], "count": len(problems)},
             )
 
