@@ -447,3 +447,44 @@ def test_a_tracker_opened_by_hand_is_the_same(do: Do, scratch: Path) -> None:
     issue = create(do, "x")
 
     assert Tracker(FileStore(scratch), actor="agent:x").issue(issue).title == "x"
+
+
+def test_one_issue_that_cannot_be_read_is_named_and_the_others_go_on(do: Do, scratch: Path) -> None:
+    torn = create(do, "torn")
+    waiting = create(do, "waiting", "--depends-on", torn)
+    free = create(do, "free")
+    path = scratch / f".jit/issues/{torn}.json"
+    whole = path.read_bytes()
+    path.write_bytes(b"<<<<<<< HEAD\n" + whole)
+
+    for words in (["issue", "list"], ["issue", "search", "free"], ["ready"], ["graph"], ["blocked"]):
+        shown = do(*words)
+        assert shown.returncode == 0, words
+        assert torn[:8] not in shown.stdout or words == ["blocked"]
+        assert f"Warning: {torn[:8]} is left out" in shown.stderr
+        assert str(path) in shown.stderr
+        told = do(*words, "--json")
+        assert (told.returncode, told.stderr) == (0, "")
+        assert [(each["path"], each["code"]) for each in data(told)["broken"]] == [(str(path), "E_CORRUPT")]
+    listed = do("issue", "list", "--field", "id")
+    assert listed.stdout.split() == [waiting, free]
+    assert str(path) in listed.stderr
+    assert data(do("blocked", "--json"))["issues"][0]["blocked_by"][0]["state"] == "broken"
+    assert "(broken)" in do("dep", "tree", waiting).stdout
+    shown = data(do("issue", "show", waiting, "--json"))
+    assert (shown["state"], shown["broken"][0]["id"]) == ("backlog", torn)
+
+    refused = do("issue", "claim", waiting, "--json")
+    assert (refused.returncode, error(refused)["code"]) == (7, "E_BLOCKED")
+    assert str(path) in error(refused)["hint"]
+    claimed = do("issue", "claim-next", "--field", "id")
+    assert claimed.stdout.strip() == free
+    assert str(path) in claimed.stderr
+    nothing = do("issue", "claim-next", "--json")
+    assert (nothing.returncode, error(nothing)["broken"][0]["path"]) == (3, str(path))
+    assert do("issue", "show", torn).returncode == do("issue", "export").returncode == 6
+    checked = do("issue", "validate", "--fix")
+    assert (checked.returncode, "unreadable" in checked.stdout) == (6, True)
+    assert path.read_bytes() == b"<<<<<<< HEAD\n" + whole
+    path.write_bytes(whole)
+    assert do("issue", "list").stderr == ""

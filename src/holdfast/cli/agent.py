@@ -120,11 +120,13 @@ def _work(
     workshop: Workshop, wish: Wish, command: tuple[str, ...], environment: dict[str, str], output: Output
 ) -> Ended:
     from holdfast.cli import child, signals
+    from holdfast.cli.issue_view import warn_of_broken
     from holdfast.workspace.assignments import take
-    from holdfast.workspace.plain.issues import outcome_record
+    from holdfast.workspace.plain.issues import broken_records, outcome_record
 
     with take(workshop, wish, quietly=signals.kept_back) as assignment:
         _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
+        warn_of_broken(output, assignment.broken)
         try:
             ended = child.run(
                 command,
@@ -136,7 +138,8 @@ def _work(
             outcome = _concluded(assignment, ended)
         except (LockNotHeld, LockExpired, FencingMismatch) as failure:
             raise CommandFailed(failure, advice=LOST) from failure
-    output.result({**ended.as_record(), **outcome_record(outcome, assignment)})
+    record = {**ended.as_record(), **outcome_record(outcome, assignment)}
+    output.result({**record, "broken": broken_records(assignment.broken)})
     _tell(output, _conclusion(outcome))
     return ended
 

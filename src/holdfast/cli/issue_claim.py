@@ -8,7 +8,7 @@ from holdfast.cli.fields import ISSUE, field_of, tell
 from holdfast.cli.options import UNLIMITED, duration, duration_or_none
 from holdfast.cli.output import Output
 from holdfast.cli.tracking import claim_for, claim_option, tracking, writing_options
-from holdfast.errors import NotFound, UsageFailure
+from holdfast.errors import UsageFailure
 
 ttl_option = click.option(
     "--ttl",
@@ -91,27 +91,28 @@ def claim_next(
 ) -> None:
     """Take the most urgent issue that is ready, of those what was left alone longest. Status 3 if none is.
 
-    Issues whose claim has run out count as ready. If somebody else is faster, the next one is taken.
+    Issues whose claim has run out count as ready. If somebody else is faster, the next one is taken. An
+    issue that cannot be read is named and left out; so is one that waits for it.
 
     \b
     Example:
       holdfast issue claim-next --label area:parser
     """
-    from holdfast.cli.issue_view import claimed_lines, claimed_record
+    from holdfast.cli.issue_view import broken_records, claimed_lines, claimed_record, warn_of_broken
     from holdfast.issues.search import Query
     from holdfast.locks.callers import calling_agent
 
     query = Query(labels=labels)
     with tracking(repo, actor) as tracker:
         request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
-        claimed = tracker.claims.claim_next(
+        claimed = tracker.claims.take_next(
             request,
             wanted=lambda issue: query.fits(issue, issue.state),
             wait=None if wait == UNLIMITED else wait or 0.0,
         )
-        if claimed is None:
-            raise nothing_ready()
-        tell(output, field, claimed_record(claimed), list(claimed_lines(claimed)))
+        record = {**claimed_record(claimed), "broken": broken_records(claimed.broken)}
+        tell(output, field, record, list(claimed_lines(claimed)))
+        warn_of_broken(output, claimed.broken)
 
 
 @click.command()
@@ -173,8 +174,3 @@ def release(
         found = tracker.find_id(issue_id)
         issue = tracker.claims.release(found, claim_for(found, claim_text), reason=reason)
         changed(output, "released", issue, tracker.state(issue))
-
-
-def nothing_ready() -> NotFound:
-    """What a command ends with that wants an issue to work on, and there is none."""
-    return NotFound("no issue is ready", hint="'holdfast blocked' shows what waits for what.")

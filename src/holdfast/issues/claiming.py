@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ import msgspec
 from holdfast.clock import SYSTEM_CLOCK, Clock, parse_instant
 from holdfast.errors import (
     Blocked,
+    Corrupt,
     IssueClaimed,
     LockNotHeld,
     NotFound,
@@ -25,9 +26,9 @@ from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import Claim, ClaimId, ClaimRecord
 from holdfast.issues.draft import Draft
 from holdfast.issues.keys import CLAIMS, EVENTS
-from holdfast.issues.reading import Snapshot, take_snapshot
+from holdfast.issues.reading import Broken, Snapshot, take_snapshot
 from holdfast.issues.records import Issue, State
-from holdfast.issues.transactions import MOST_NAMED, Transactions
+from holdfast.issues.transactions import Transactions
 from holdfast.locks.holders import Holder, current_holder, described
 from holdfast.store.records import Decision, Replace, View
 
@@ -36,11 +37,13 @@ LOOK_AGAIN = 2.0
 
 
 class Claimed(NamedTuple):
-    """An issue that is now the caller's, and the proof of it."""
+    """An issue that is now the caller's, and the proof of it. `broken` is what could not be read when it
+    was looked for: work that nobody is given until somebody repairs it."""
 
     issue: Issue
     claim: Claim
     taken_over_from: str | None = None
+    broken: tuple[Broken, ...] = ()
 
 
 class Claiming:
@@ -80,12 +83,32 @@ class Claiming:
         """Take the most urgent issue that can be had, what was left alone longest first; None if none is.
 
         One that somebody else takes first is passed over. `wait` is how many seconds to wait until one is
-        ready (None: without limit), as long as there is one at all that is not finished.
+        ready (None: without limit), as long as there is one at all that is not finished. Whether one that
+        cannot be read is finished is not known: nobody waits for it.
         """
+        return self._look_for_work(request, wanted, wait)[0]
+
+    def take_next(
+        self,
+        request: claims.Request,
+        *,
+        wanted: Callable[[Issue], bool] = lambda issue: True,
+        wait: float | None = 0.0,
+    ) -> Claimed:
+        """The same, but `NotFound` if there is none; that says too what could not be read."""
+        found, seen = self._look_for_work(request, wanted, wait)
+        if found is None:
+            raise _nothing_ready(seen.broken)
+        return found
+
+    def _look_for_work(
+        self, request: claims.Request, wanted: Callable[[Issue], bool], wait: float | None
+    ) -> tuple[Claimed | None, Snapshot]:
         store = self._transactions.store
-        found = self._claim_first(take_snapshot(store), request, wanted)
+        seen = take_snapshot(store)
+        found = self._claim_first(seen, request, wanted)
         if found is not None or wait == 0.0:
-            return found
+            return found, seen
         deadline = math.inf if wait is None else time.monotonic() + wait
         with store.watch(EVENTS) as watch:
             while True:
@@ -94,7 +117,7 @@ class Claiming:
                 left = deadline - time.monotonic()
                 unfinished = any(wanted(issue) and issue.state not in rules.FINISHED for issue in seen)
                 if found is not None or left <= 0 or not unfinished:
-                    return found
+                    return found, seen
                 watch.wait(min(left, LOOK_AGAIN))
 
     def _claim_first(
@@ -103,7 +126,12 @@ class Claiming:
         for issue in seen.ready(request.assignee):
             if wanted(issue):
                 with contextlib.suppress(IssueClaimed, Blocked, TransitionRefused, NotFound):
-                    return self.claim(issue.id, request)
+                    try:
+                        return self.claim(issue.id, request)._replace(broken=tuple(seen.broken))
+                    except Corrupt as failure:
+                        if "intent" in failure.facts:  # nothing can be claimed until somebody has decided
+                            raise
+                        seen.add_broken(Broken(issue.id, failure))
         return None
 
     def renew(self, shown: ClaimId, ttl: float | None = None) -> Claim:
@@ -156,8 +184,7 @@ class Claiming:
             draft.record("issue_claimed", issue_id, **facts, taken_over_from=taken_over)
             return Claimed(draft.put(working, told=True), record.claim, taken_over)
 
-        named = list(seen)[:MOST_NAMED]
-        return self._transactions.change(body, issues=named, seen=seen, also=[CLAIMS.key(issue_id)])
+        return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
 
     def _release(self, issue_id: str, shown: ClaimId | None, reason: str, *, force: bool) -> Issue:
         seen = self._transactions.with_dependencies(self._transactions.need(issue_id))
@@ -173,8 +200,19 @@ class Claiming:
             free = msgspec.structs.replace(issue, state=state, assignee=None)
             return draft.put(rules.in_line(free, draft.lookup), told=True)
 
-        named = list(seen)[:MOST_NAMED]
-        return self._transactions.change(body, issues=named, seen=seen, also=[CLAIMS.key(issue_id)])
+        return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
+
+
+def _nothing_ready(broken: Sequence[Broken]) -> NotFound:
+    hint = "'holdfast blocked' shows what waits for what, 'holdfast who' what others work on."
+    if not broken:
+        return NotFound("no issue is ready to be worked on", hint=hint)
+    paths = ", ".join(each.path for each in broken)
+    return NotFound(
+        f"no issue is ready to be worked on, without those that cannot be read ({paths})",
+        hint=f"{hint} 'holdfast issue validate' shows what is to be repaired.",
+        broken=[each.as_record() for each in broken],
+    )
 
 
 class HeldClaim(Held[Claim]):

@@ -141,8 +141,7 @@ class Dependencies:
             draft.record("dependency_removed", issue_id, depends_on=on)
             return issue
 
-        named = list(seen)[:MOST_NAMED]
-        return self._transactions.change(body, issues=named, seen=seen, also=[DEPENDENTS.key(on)])
+        return self._transactions.change(body, issues=seen.named(), seen=seen, also=[DEPENDENTS.key(on)])
 
 
 def cycle(way: list[str]) -> DependencyCycle:

@@ -17,6 +17,7 @@ from holdfast.errors import Changed, NotFound, NotInitialised
 from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import ClaimRecord
 from holdfast.issues.keys import CLAIMS, DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES
+from holdfast.issues.reading import misnamed
 from holdfast.issues.records import Dependents, Event, Graph, Index, Issue, State
 from holdfast.store.records import Append, Change, Create, Delete, Key, Replace, View
 
@@ -59,7 +60,10 @@ class Draft:
         if issue_id in self._issues:
             return self._issues[issue_id]
         if issue_id in self._named:
-            return self.view.get(ISSUES.key(issue_id))
+            found = self.view.get(ISSUES.key(issue_id))
+            if found is not None and found.id != issue_id:
+                raise misnamed(issue_id, found)
+            return found
         if issue_id in self._evidence:
             return self._evidence[issue_id]
         raise Changed(f"{issue_id} came into play while this was being decided", issue_id=issue_id)

@@ -2,7 +2,7 @@
 
 Fields that are not known here (another program's, or a later version's) are kept in `unknown` and
 written back with the record. What is missing and has a sensible default gets it. What cannot be
-understood is `Corrupt`, never skipped: rules that look at half of the issues are not rules.
+understood is `Corrupt`, never taken for anything else; `reading` says how the others go on without it.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Tracker:
 
     def state(self, issue: Issue) -> State:
         """The state that an issue is in, which follows from what it depends on."""
-        return rules.state_of(issue, self.transactions.read)
+        return rules.state_of(issue, self.transactions.lookup)
 
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
         return self.transactions.dependents_of(issue_id)
@@ -219,6 +219,8 @@ class Tracker:
             assert update.state is not None
             _check_version(draft, issue_id, if_version)
             check_dependents(draft, around)
+            if rules.is_released(before) and update.state not in (State.DONE, State.ARCHIVED):
+                around.check_dependents_known()  # one that is done would rest on it
             record = draft.claim(issue_id)
             draft.set_claim(issue_id, claims.authorised(before, record, draft.now, claim, moving=True))
             issue = update.applied(before)

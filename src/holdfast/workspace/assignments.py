@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, SequenceMismatch
+from holdfast.errors import AlreadyExists, Failure, Refused, SequenceMismatch
 from holdfast.fs.directory import Directory
 from holdfast.issues.claiming import Claimed, HeldClaim
 from holdfast.issues.records import GateStatus, Issue, State
@@ -98,6 +98,8 @@ class Assignment:
     ) -> None:
         self.issue = claimed.issue
         self.taken_over_from = claimed.taken_over_from
+        self.broken = claimed.broken
+        """What could not be read when work was looked for."""
         self.claim = claim
         self.lease = lease
         self.path: Path = workshop.repository.path(lease.worktree)
@@ -273,13 +275,7 @@ def _claimed(tracker: Tracker, wish: Wish) -> Claimed:
     request = tracker.claims.request(wish.assignee, ttl=wish.ttl, purpose=wish.by)
     if wish.issue_id is not None:
         return tracker.claims.claim(tracker.find_id(wish.issue_id), request)
-    claimed = tracker.claims.claim_next(request, wait=wish.patience)
-    if claimed is None:
-        raise NotFound(
-            "no issue is ready to be worked on",
-            hint="See 'holdfast blocked' for what waits, and 'holdfast who' for what others work on.",
-        )
-    return claimed
+    return tracker.claims.take_next(request, wait=wish.patience)
 
 
 def _make_worktree(repository: Repository, name: str) -> bool:

@@ -121,7 +121,8 @@ def _issues(examination: Examination) -> Iterator[Finding]:
     except NotInitialised:
         return
     for each in found:
-        yield _issue_finding(each, tracker)
+        if not each.kind.startswith("commit"):  # the check of commits has told of these
+            yield _issue_finding(each, tracker)
 
 
 def _issue_finding(found: validate.Finding, tracker: Tracker) -> Finding:
@@ -133,6 +134,8 @@ def _issue_finding(found: validate.Finding, tracker: Tracker) -> Finding:
         found.issue_id or "issues",
         found.message,
         "The next one who looks for work takes it over." if abandoned else "The issues do not fit together.",
-        "puts it right: there is only one way" if found.fixable else "nothing: a person has to look at it",
+        "puts it right: there is only one way"
+        if found.fixable
+        else f"nothing: {found.hint or 'a person has to look at it'}",
         fix=(lambda: validate.repair(tracker)) if found.fixable else None,
     )

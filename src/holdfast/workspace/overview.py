@@ -16,14 +16,16 @@ from typing import NamedTuple
 from holdfast.clock import SYSTEM_CLOCK, format_duration, format_instant, parse_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs.directory import Directory
-from holdfast.issues.keys import CLAIMS, ISSUES
-from holdfast.issues.records import State
+from holdfast.issues.keys import CLAIMS
+from holdfast.issues.reading import look_at
+from holdfast.issues.records import Issue, State
 from holdfast.leases.desk import Desk, LeaseState
 from holdfast.leases.records import Waiter
 from holdfast.locks.holders import Holder, Liveness, described_liveness, liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.store.base import Store
+from holdfast.store.records import Unreadable
 from holdfast.workspace.file_locks import TURNSTILE, file_locks, waiting_at
 from holdfast.workspace.holdings import Holding, Reclaim, Waiting
 from holdfast.workspace.ledgers import open_ledger
@@ -226,7 +228,11 @@ def _reclaim_operation(alive: Liveness) -> Reclaim:
 def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
     with _opened(root, address) as store:
         now = store.now()
-        for issue_id, document in store.scan(CLAIMS):
+        broken: Failure | None = None
+        for issue_id, document in store.scan(CLAIMS.tolerant()):
+            if isinstance(document.record, Unreadable):
+                broken = broken or document.record.failure  # told when the others have been
+                continue
             claim = document.record.claim
             if claim is None:
                 continue
@@ -247,14 +253,16 @@ def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
                 reclaim=_BY_ITS_GATES if gated else _reclaim_issue(issue_id, left, alive),
                 process=claim.holder.get("holder_id"),
             )
+        if broken is not None:
+            raise broken
 
 
 _BY_ITS_GATES = Reclaim(False, "the work is done; it waits for its gates: holdfast gate check")
 
 
 def _is_gated(store: Store, issue_id: str) -> bool:
-    document = store.read(ISSUES.key(issue_id))
-    return document is not None and document.record.state is State.GATED
+    issue = look_at(store, issue_id)  # of one that cannot be read nobody knows
+    return isinstance(issue, Issue) and issue.state is State.GATED
 
 
 def _reclaim_issue(issue_id: str, left: float, alive: Liveness) -> Reclaim:
