@@ -139,7 +139,8 @@ def expire(directory: Path, issue: str) -> None:
         record = view.get(key)
         assert record is not None
         assert record.claim is not None
-        claim = msgspec.structs.replace(record.claim, expires_at="2001-01-01T00:00:00Z")
+        long_ago = "2001-01-01T00:00:00Z"
+        claim = msgspec.structs.replace(record.claim, expires_at=long_ago, boot_expires_at=None)
         return Decision([Replace(key, msgspec.structs.replace(record, claim=claim))], None)
 
     FileStore(directory).transact([key], decide)

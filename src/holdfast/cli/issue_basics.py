@@ -193,7 +193,7 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 
     with tracking(repo) as tracker:
         record = full(tracker, tracker.find_id(issue_id))
-        tell(output, field, record, list(lines(record, tracker.store.now())))
+        tell(output, field, record, list(lines(record)))
 
 
 @click.command()

@@ -146,7 +146,7 @@ def heartbeat(
         if shown is None:
             raise UsageFailure("no claim was shown", hint="Show it: --claim, or HOLDFAST_CLAIM_ID.")
         renewed = tracker.claims.renew(shown, ttl)
-        record = {"id": found, **claim_record(renewed, tracker.store.now())}
+        record = {"id": found, **claim_record(renewed, tracker.transactions.moment())}
         output.result(record, [f"{found[:SHORT]} is yours until {renewed.expires_at}"])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.cli.output import Output, printable
 from holdfast.cli.tables import show_table
 from holdfast.cli.tracking import show_field
-from holdfast.clock import format_duration, parse_instant
+from holdfast.clock import format_duration
 from holdfast.issues.claiming import Claimed
 from holdfast.issues.reading import Broken, Snapshot
 from holdfast.issues.records import Issue, State
@@ -65,7 +65,7 @@ def changed(
     output.result(record, [f"{what} {issue.id[:SHORT]} ({state.value}): {issue.title}"])
 
 
-def lines(record: dict[str, Any], now: float) -> Iterator[str]:
+def lines(record: dict[str, Any]) -> Iterator[str]:
     """One issue, for people."""
     yield f"{record['title']}"
     yield f"  id            {record['id']}"
@@ -90,7 +90,7 @@ def lines(record: dict[str, Any], now: float) -> Iterator[str]:
     for name, value in record["context"].items():
         yield f"  context       {name}={value}"
     if record["claim"]:
-        yield from _claim_lines(record["claim"], now)
+        yield from _claim_lines(record["claim"])
     yield f"  created       {record['created_at']}"
     yield f"  updated       {record['updated_at']}"
     if record["description"]:
@@ -98,8 +98,8 @@ def lines(record: dict[str, Any], now: float) -> Iterator[str]:
         yield from (f"  {line}" for line in record["description"].splitlines())
 
 
-def _claim_lines(claim: dict[str, Any], now: float) -> Iterator[str]:
-    left = parse_instant(claim["expires_at"]) - now
+def _claim_lines(claim: dict[str, Any]) -> Iterator[str]:
+    left = claim["time_left"]
     until = f"for another {format_duration(left)}" if left > 0 else f"ran out {format_duration(-left)} ago"
     yield f"  claim         {claim['claim_id']}"
     yield f"                token {claim['token']}, by {claim['assignee']}, {until}"

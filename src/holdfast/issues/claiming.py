@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clock import SYSTEM_CLOCK, Clock, parse_instant
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import (
     Blocked,
     Corrupt,
@@ -26,7 +26,7 @@ from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import Claim, ClaimId, ClaimRecord
 from holdfast.issues.draft import Draft
 from holdfast.issues.keys import CLAIMS, EVENTS
-from holdfast.issues.reading import Broken, Snapshot, take_snapshot
+from holdfast.issues.reading import Broken, Snapshot
 from holdfast.issues.records import Issue, State
 from holdfast.issues.transactions import Transactions
 from holdfast.locks.holders import Holder, current_holder, described
@@ -105,14 +105,14 @@ class Claiming:
         self, request: claims.Request, wanted: Callable[[Issue], bool], wait: float | None
     ) -> tuple[Claimed | None, Snapshot]:
         store = self._transactions.store
-        seen = take_snapshot(store)
+        seen = self._transactions.snapshot()
         found = self._claim_first(seen, request, wanted)
         if found is not None or wait == 0.0:
             return found, seen
         deadline = math.inf if wait is None else time.monotonic() + wait
         with store.watch(EVENTS) as watch:
             while True:
-                seen = take_snapshot(store)  # after the watch was made: nothing is missed
+                seen = self._transactions.snapshot()  # after the watch was made: nothing is missed
                 found = self._claim_first(seen, request, wanted)
                 left = deadline - time.monotonic()
                 unfinished = any(wanted(issue) and issue.state not in rules.FINISHED for issue in seen)
@@ -139,8 +139,10 @@ class Claiming:
         key = CLAIMS.key(shown.issue_id)
         ttl = None if ttl is None else claims.checked_ttl(ttl)
 
+        reading = self._transactions.reading()
+
         def decide(view: View, now: float) -> Decision[Claim]:
-            record = claims.renewed(shown.issue_id, view.get(key), now, shown, ttl)
+            record = claims.renewed(shown.issue_id, view.get(key), reading.at(now), shown, ttl)
             assert record.claim is not None
             return Decision([Replace(key, record)], record.claim)
 
@@ -166,15 +168,15 @@ class Claiming:
         return document.record if document else None
 
     def time_left(self, claim: Claim) -> float:
-        """How long a claim still counts, by the store's clock."""
-        return parse_instant(claim.expires_at) - self._transactions.store.now()
+        """How long a claim still counts for its holder."""
+        return claim.time_left(self._transactions.moment(), for_others=False)
 
     def _claim(self, issue_id: str, request: claims.Request) -> Claimed:
         seen = self._transactions.with_dependencies(self._transactions.need(issue_id))
 
         def body(draft: Draft) -> Claimed:
             issue, before = draft.issue(issue_id), draft.claim(issue_id)
-            record = claims.grant(issue, before, draft.now, request, draft.lookup)
+            record = claims.grant(issue, before, draft.moment, request, draft.lookup)
             assert record.claim is not None
             taken_over = before.claim.assignee if before and before.claim else None
             draft.set_claim(issue_id, record)
@@ -191,9 +193,9 @@ class Claiming:
 
         def body(draft: Draft) -> Issue:
             issue, record = draft.issue(issue_id), draft.claim(issue_id)
-            if not force and not claims.is_abandoned(issue, record, draft.now):
+            if not force and not claims.is_abandoned(issue, record, draft.moment):
                 raise LockNotHeld(f"{issue_id} is not abandoned", issue_id=issue_id)
-            claims.check_release(issue, record, draft.now, shown)
+            claims.check_release(issue, record, draft.moment, shown)
             draft.record("issue_released", issue_id, assignee=issue.assignee, reason=reason)
             draft.set_claim(issue_id, claims.ended(record))
             state = State.BACKLOG if issue.state is State.IN_PROGRESS else issue.state

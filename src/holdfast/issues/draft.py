@@ -19,6 +19,7 @@ from holdfast.issues.claim_records import ClaimRecord
 from holdfast.issues.keys import CLAIMS, DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES
 from holdfast.issues.reading import misnamed
 from holdfast.issues.records import Dependents, Event, Graph, Index, Issue, State
+from holdfast.leases.moments import Moment
 from holdfast.store.records import Append, Change, Create, Delete, Key, Replace, View
 
 MOST_RECENT = 256
@@ -34,7 +35,7 @@ class Draft:
     def __init__(
         self,
         view: View,
-        now: float,
+        moment: Moment,
         *,
         seed: int,
         actor: str,
@@ -42,8 +43,8 @@ class Draft:
         evidence: Mapping[str, Issue | None],
     ) -> None:
         self.view = view
-        self.now = now
-        self.at = format_instant(now)
+        self.moment = moment
+        self.at = format_instant(moment.now)
         self.actor = actor
         self._seed = seed
         self._named = frozenset(named)

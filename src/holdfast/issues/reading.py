@@ -20,6 +20,7 @@ from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import ClaimRecord
 from holdfast.issues.keys import CLAIMS, INDEX, ISSUES
 from holdfast.issues.records import Issue, State
+from holdfast.leases.moments import Moment, Reading
 from holdfast.store.base import Store
 from holdfast.store.records import Key, Record
 
@@ -54,11 +55,11 @@ class Snapshot:
     """The issues of one tracker, in the order in which they were created."""
 
     def __init__(
-        self, store: Store, issues: dict[str, Issue], now: float, broken: dict[str, Broken] | None = None
+        self, store: Store, issues: dict[str, Issue], moment: Moment, broken: dict[str, Broken] | None = None
     ) -> None:
         self.issues = issues
         self.broken_issues = broken or {}
-        self.now = now
+        self.moment = moment
         self._store = store
         self._claims: dict[str, ClaimRecord | Broken | None] = {}
 
@@ -96,7 +97,7 @@ class Snapshot:
 
     def is_abandoned(self, issue: Issue) -> bool:
         """Whether somebody has claimed it and has not been heard of since."""
-        return issue.state is State.IN_PROGRESS and claims.is_abandoned(issue, self.claim(issue), self.now)
+        return issue.state is State.IN_PROGRESS and claims.is_abandoned(issue, self.claim(issue), self.moment)
 
     def is_available(self, issue: Issue, assignee: str | None = None) -> bool:
         """Whether somebody can begin to work on it now: nobody else does, and it waits for nobody."""
@@ -128,8 +129,11 @@ def _urgency(issue: Issue) -> tuple[int, str, str]:
     return (-issue.priority.rank, issue.updated_at or issue.created_at, issue.created_at)
 
 
-def take_snapshot(store: Store) -> Snapshot:
-    """All issues as they are now. Those that cannot be understood are in `broken`, never passed over."""
+def take_snapshot(store: Store, reading: Reading) -> Snapshot:
+    """All issues as they are now. Those that cannot be understood are in `broken`, never passed over.
+
+    `reading` is what the boot clock shows, to judge claims by.
+    """
     index = store.read(INDEX)
     if index is None:
         raise NotInitialised("there is no issue tracker here")
@@ -141,7 +145,7 @@ def take_snapshot(store: Store) -> Snapshot:
         elif issue is not None:
             issues[issue_id] = issue
     _mend(store, issues, broken)
-    return Snapshot(store, issues, store.now(), broken)
+    return Snapshot(store, issues, reading.at(store.now()), broken)
 
 
 def _scanned(store: Store) -> dict[str, Issue]:

@@ -21,12 +21,15 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import Blocked, Changed, Failure, NotInitialised
 from holdfast.fs.names import is_safe_name
 from holdfast.issues.draft import Draft, no_issue
 from holdfast.issues.keys import DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES
-from holdfast.issues.reading import TOLERANT_ISSUES, Broken, look_at, read_issue
+from holdfast.issues.reading import TOLERANT_ISSUES, Broken, Snapshot, look_at, read_issue, take_snapshot
 from holdfast.issues.records import Issue
+from holdfast.leases.moments import SKEW, Moment, Reading
+from holdfast.locks.holders import boot_clock_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.base import Store
 from holdfast.store.records import Decision, Key, Stream, Unreadable, View
@@ -97,13 +100,30 @@ class Transactions:
         actor: str,
         retry: RetryConfig | None = None,
         sleep: Callable[[float], object] = time.sleep,
+        clock: Clock = SYSTEM_CLOCK,
+        skew: float = SKEW,
     ) -> None:
+        """`skew` is how far the clocks of those who share the store may be apart."""
         self.store = store
+        self._clock = clock
+        self._skew = skew
         self.actor = actor
         self._retry = retry or RetryConfig()
         self._sleep = sleep
 
     # --- Looking, without locks --------------------------------------------------------------------
+
+    def reading(self) -> Reading:
+        """What the boot clock shows: taken before a transaction that judges a claim."""
+        return Reading(boot_clock_id(), self._clock.boot(), self._skew)
+
+    def moment(self) -> Moment:
+        """Now, for one who looks."""
+        return self.reading().at(self.store.now())
+
+    def snapshot(self) -> Snapshot:
+        """All issues, as of now."""
+        return take_snapshot(self.store, self.reading())
 
     def read(self, issue_id: str) -> Issue | None:
         return read_issue(self.store, issue_id)
@@ -191,8 +211,11 @@ class Transactions:
         seed, evidence = uuid.uuid4().int, seen.issues
         keys: list[Key[Any] | Stream[Any]] = [*dict.fromkeys(also), *map(ISSUES.key, named), EVENTS]
 
+        reading = self.reading()
+
         def decide(view: View, now: float) -> Decision[Result]:
-            draft = Draft(view, now, seed=seed, actor=self.actor, named=named, evidence=evidence)
+            moment = reading.at(now)
+            draft = Draft(view, moment, seed=seed, actor=self.actor, named=named, evidence=evidence)
             result = body(draft)
             return Decision(draft.changes(), result)
 

@@ -150,7 +150,7 @@ class Examination:
             if gate not in gates:
                 yield Finding("gate", issue.id, f"it requires the gate {gate}, which is not defined", False)
         claim = self._read(CLAIMS.key(issue.id), issue.id)
-        if claims.is_abandoned(issue, claim, self._store.now()):
+        if claims.is_abandoned(issue, claim, self._tracker.transactions.moment()):
             yield Finding("abandoned", issue.id, f"the claim of {issue.assignee} has run out", True)
 
     def _examine_events(self) -> Iterator[Finding]:

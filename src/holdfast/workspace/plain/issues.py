@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from holdfast.issues.reading import Broken, Snapshot
     from holdfast.issues.records import Issue, State
     from holdfast.issues.tracker import Tracker
+    from holdfast.leases.moments import Moment
     from holdfast.workspace.assignments import Assignment, Outcome
 
 SHORT = 8
@@ -64,13 +65,17 @@ def full(tracker: Tracker, issue_id: str) -> dict[str, Any]:
         "blocked_by": rules.open_dependencies(issue, seen.issues.get),
         "broken": broken_records(seen.broken.values()),
         "dependents": list(tracker.dependents_of(issue_id)),
-        "claim": claim_record(record.claim, tracker.store.now()) if record and record.claim else None,
+        "claim": claim_record(record.claim, tracker.transactions.moment())
+        if record and record.claim
+        else None,
         "version": version,
     }
 
 
-def claim_record(claim: Claim, now: float) -> dict[str, Any]:
-    return {**msgspec.to_builtins(claim), "expired": claim.is_expired(now)}
+def claim_record(claim: Claim, moment: Moment) -> dict[str, Any]:
+    """A claim as others see it now: expired means that anybody may take its place."""
+    left = claim.time_left(moment, for_others=True)
+    return {**msgspec.to_builtins(claim), "expired": left <= 0, "time_left": round(left, 3)}
 
 
 def claimed_record(claimed: Claimed) -> dict[str, Any]:
