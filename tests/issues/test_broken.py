@@ -163,7 +163,13 @@ def test_a_circle_through_what_cannot_be_read_is_not_made(tracker: Tracker, file
         tracker.dependencies.add(BASE, WAITING)  # waiting -> torn -> base: nobody sees the second half
     with pytest.raises(Corrupt, match=BROKEN):
         tracker.dependencies.add(FREE, BROKEN)
+    with pytest.raises(Corrupt, match=BROKEN):
+        tracker.create(NewIssue(title="new", depends_on=(BROKEN,)))
+    with pytest.raises(Corrupt, match=BROKEN):
+        tracker.adopt([Issue(id="new", title="new", dependencies=(WAITING,))])
     assert tracker.dependencies.add(FREE, BASE).added  # which leads nowhere near it
+    assert tracker.dependencies.add(WAITING, FREE).added
+    assert tracker.create(NewIssue(title="new", depends_on=(WAITING, FREE))).state is State.BACKLOG
     assert tracker.issue(BASE).dependencies == ()
 
 
