@@ -121,6 +121,13 @@ def test_the_others_go_on_and_it_is_named(tracker: Tracker, file: Path, damage: 
     assert before is None or file.read_bytes() == before
 
 
+def test_a_merge_conflict_is_called_one(tracker: Tracker, file: Path) -> None:
+    conflict(file)
+    [broken] = tracker.snapshot().broken
+    assert broken.failure.message == f"{file} cannot be understood: there is a merge conflict in it"
+    assert "merge conflict" in broken.failure.hint
+
+
 def test_who_waits_for_it_is_not_ready_and_is_told_why(tracker: Tracker, file: Path) -> None:
     whole = file.read_bytes()
     torn(file)
