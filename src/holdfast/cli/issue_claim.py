@@ -21,7 +21,7 @@ ttl_option = click.option(
 assignee_option = click.option(
     "--assignee", metavar="KIND:NAME", help="Who works on it.  [default: the actor]"
 )
-_field_option = field_of("claim_id", *ISSUE, "token", "ttl", "expires_at", "taken_over_from")
+_FIELDS = ("claim_id", *ISSUE, "token", "ttl", "expires_at", "taken_over_from")
 purpose_option = click.option("--purpose", metavar="TEXT", default="", help="What for, for others to see.")
 
 
@@ -30,7 +30,7 @@ purpose_option = click.option("--purpose", metavar="TEXT", default="", help="Wha
 @ttl_option
 @assignee_option
 @purpose_option
-@_field_option
+@field_of(*_FIELDS)
 @writing_options
 @click.pass_obj
 def claim(
@@ -74,7 +74,7 @@ def claim(
 @ttl_option
 @assignee_option
 @purpose_option
-@_field_option
+@field_of(*_FIELDS, "broken")
 @writing_options
 @click.pass_obj
 def claim_next(
