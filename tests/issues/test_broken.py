@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,36 @@ def test_the_others_go_on_and_it_is_named(tracker: Tracker, file: Path, damage: 
     assert kinds(tracker) == ["unreadable"]
     assert [each.kind for each in repair(tracker)] == ["unreadable"]
     assert before is None or file.read_bytes() == before
+
+
+def test_a_program_that_writes_in_place_disturbs_nobody_else(tracker: Tracker, file: Path) -> None:
+    """It writes without care: whoever reads meanwhile finds half a file."""
+    whole, stop = file.read_bytes(), threading.Event()
+
+    def write_carelessly() -> None:
+        while not stop.is_set():
+            file.write_bytes(whole[:40])
+            file.write_bytes(whole)
+
+    seen = set[int]()
+    with ThreadPoolExecutor(1) as other:
+        writing = other.submit(write_carelessly)
+        try:
+            for number in range(10_000):
+                if number >= 200 and seen == {0, 1}:
+                    break
+                snapshot = tracker.snapshot()
+                there = {each.id for each in snapshot} | {each.issue_id for each in snapshot.broken}
+                assert there == {BASE, BROKEN, WAITING, FREE}
+                seen.add(len(snapshot.broken))
+                claimed = tracker.claims.take_next(tracker.claims.request())
+                assert claimed.issue.id in (BASE, FREE)
+                tracker.claims.release(claimed.issue.id, proof(claimed))
+        finally:
+            stop.set()
+        writing.result()
+    assert seen == {0, 1}  # or nothing was shown by this
+    assert kinds(tracker) == []
 
 
 def test_a_merge_conflict_is_called_one(tracker: Tracker, file: Path) -> None:
