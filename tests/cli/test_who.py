@@ -139,6 +139,24 @@ def test_what_could_not_be_looked_at_is_not_said_to_be_free(root: Path) -> None:
         assert "Cannot look at each lease" in told.stdout + told.stderr
 
 
+def test_one_claim_that_cannot_be_read_hides_no_other(root: Path) -> None:
+    assert holdfast("issue", "init", cwd=root).returncode == 0
+    ids = [holdfast("issue", "create", "x", "--field", "id", cwd=root).stdout.strip() for _ in range(2)]
+    for each in ids:
+        assert holdfast("issue", "claim", each, cwd=root).returncode == 0
+    broken, whole = sorted(ids)
+    (root / f".jit/claims/{broken}.json").write_text("{")
+    (root / f".jit/issues/{whole}.json").write_text("{")
+
+    seen = data(holdfast("who", "--json", cwd=root))
+    assert [each["what"] for each in seen["holdings"]] == [whole]
+    assert [each["kind"] for each in seen["troubles"]] == ["issue"]
+    assert broken in seen["troubles"][0]["problem"]
+    examined = error(holdfast("doctor", "--json", cwd=root))
+    subjects = {each["subject"] for each in examined["findings"] if each["code"] == "issue-unreadable"}
+    assert subjects == set(ids)
+
+
 def test_a_store_that_is_away_is_waited_for_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
