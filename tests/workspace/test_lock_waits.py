@@ -13,13 +13,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from holdfast.cli.repo_lock_run import acquire
 from holdfast.errors import Failure
-from holdfast.holding import circles
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.workspace.ledgers import OpenLedger
 from holdfast.workspace.repository import Repository
@@ -32,7 +30,6 @@ from tests.workspace.test_waits import (
     in_a_row,
     make_shop,
     play,
-    whoever_looks,
 )
 
 if sys.platform != "linux":

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.clock import parse_instant
 from holdfast.errors import Failure, JsonInvalid
 from holdfast.fs import calls, small, strictjson
 from holdfast.fs.directory import make_directories
@@ -100,6 +101,10 @@ class Note(NamedTuple):
         if holder is None or not isinstance(above, list):
             return None
         told = {name: str(value) for name, value in texts.items()}
+        try:
+            parse_instant(told["since"])
+        except ValueError:
+            return None
         return cls(
             told["ticket"],
             Thing(told["kind"], told["name"], told["place"]),
@@ -166,9 +171,9 @@ class Board:
             raise
         return posted
 
-    def notes(self) -> list[Note]:
-        """The notes of all who wait at this moment; those of others are swept."""
-        found = {note.ticket: note for directory in self._directories for note in _notes_in(directory)}
+    def notes(self, *, sweep: bool = True) -> list[Note]:
+        """The notes of all who wait at this moment, the oldest first; those of others are swept."""
+        found = {note.ticket: note for each in self._directories for note in _notes_in(each, sweep=sweep)}
         return sorted(found.values(), key=lambda each: (each.since, each.ticket))
 
 
@@ -185,20 +190,20 @@ def _write(path: str, content: bytes) -> None:
         calls.close(descriptor)
 
 
-def _notes_in(directory: Path) -> Iterator[Note]:
+def _notes_in(directory: Path, *, sweep: bool) -> Iterator[Note]:
     try:
         names = sorted(calls.listdir(directory))
     except OSError:
         return
     for name in names:
         if name.endswith(SUFFIX):
-            note = _look_at(str(directory / name))
+            note = _look_at(str(directory / name), sweep=sweep)
             if note is not None and f"{note.ticket}{SUFFIX}" == name:
                 yield note
 
 
-def _look_at(path: str) -> Note | None:
-    """The note at a path, if its writer waits; if it does not, the note is swept: step 2."""
+def _look_at(path: str, *, sweep: bool) -> Note | None:
+    """The note at a path, if its writer waits; if it does not, the note may be swept: step 2."""
     with without_forks():  # a child with a copy of this descriptor would keep the writer from its note
         try:
             descriptor = calls.open(path, _READ)
@@ -207,7 +212,7 @@ def _look_at(path: str) -> Note | None:
         try:
             over = system.try_lock(descriptor, True)
             note = _parsed(calls.read(descriptor, MOST_BYTES))
-            if over and _may_be_swept(note):
+            if over and sweep and _may_be_swept(note):
                 calls.unlink(path)
         except OSError:
             return None

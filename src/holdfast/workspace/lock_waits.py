@@ -169,6 +169,12 @@ def _holds_of_repos(notes: Iterable[Note]) -> Iterator[Hold]:
         yield Hold(thing, _party([state.info.holder]), hold_id, for_descendants=True, by_process=True)
 
 
+def is_repo_lock_of(note: Note, locks: RepoLock) -> bool:
+    """Whether somebody waits for one of these repository locks."""
+    kind, _, place = note.thing
+    return kind == REPO_LOCK and place.partition(_BETWEEN)[2] == calls.realpath(locks.data_dir)
+
+
 def repo_lock_state(thing: Thing) -> RepoLockState | None:
     """The lock of a repository that is waited for, as the one sees it who waits; None if it is free."""
     stale_after, _, data_dir = thing.place.partition(_BETWEEN)
