@@ -21,6 +21,7 @@ from holdfast.holding.circles import (
     circle_of,
     is_still_there,
     process_id,
+    proof_of,
     refuse_circle,
 )
 
@@ -207,6 +208,13 @@ def test_of_agents_that_live_in_one_process_it_is_not_known_who_has_what_the_pro
     assert mine._replace(party=party("p")).is_of(by_process), "who says no name is known by its process"
 
 
+def test_who_can_prove_to_hold_something_holds_it_whoever_took_it() -> None:
+    hold = Hold(LEASE, party("a command that is gone"), "the lock id")
+    assert not Wait(CLAIM, party("p"), "", "").is_of(hold)
+    knows = party("p")._replace(proofs=frozenset((proof_of("the lock id"),)))
+    assert Wait(CLAIM, knows, "", "").is_of(hold)
+
+
 def test_a_process_is_the_same_whatever_its_user_is_called() -> None:
     assert process_id("host:me:7:123", "boot", "ns") == process_id("host:0:7:123", "boot", "ns")
     assert process_id("host:me:7:123", "boot", "ns") != process_id("host:me:8:123", "boot", "ns")
@@ -265,6 +273,7 @@ def gives_up(ticket: str, seen: Picture) -> bool:
 
 READINGS = ("leases held", "leases waited for", "claims held", "claims waited for")
 FEWER = ("all held", "all waited for")
+BACKWARDS = ("leases waited for", "leases held", "claims waited for", "claims held")
 
 
 class Plan(NamedTuple):
@@ -350,10 +359,16 @@ def judge(ticket: str, first: Picture, second: Picture) -> bool:
 class Explorer:
     """Every order of the moves of a few agents; says what goes wrong in any of them."""
 
-    def __init__(self, plans: tuple[Plan, ...], judged_by: Judge, looks: int) -> None:
+    def __init__(
+        self,
+        plans: tuple[Plan, ...],
+        judged_by: Judge,
+        looks: int,
+        readings: tuple[str, ...] | None = None,
+    ) -> None:
         self.plans = plans
         self.looks = looks
-        self.readings = READINGS if len(plans) < 3 else FEWER
+        self.readings = readings or (READINGS if len(plans) < 3 else FEWER)
         self.judged_by = judged_by
         self.problems: set[str] = set()
         self.states = 0
@@ -491,6 +506,14 @@ def test_in_every_order_of_readings_and_moves_exactly_one_gives_up_and_only_in_a
     found = explored(plans, looks=looks)
     assert not found.problems
     assert found.states > states
+
+
+@pytest.mark.parametrize("plans", [FILES, FILE_LET_GO, FILE_TAKEN_AGAIN, BOTH_TAKEN_AGAIN])
+def test_the_same_if_those_who_wait_are_read_before_what_is_held(plans: tuple[Plan, ...]) -> None:
+    explorer = Explorer(plans, judge, 1, BACKWARDS)
+    explorer.run()
+    assert not explorer.problems
+    assert explorer.states > 200
 
 
 def after_one_look(ticket: str, first: Picture, second: Picture) -> bool:

@@ -33,6 +33,7 @@ def note(since: str = "2026-01-02T03:04:05.000000Z") -> Note:
         actor="agent:a",
         purpose="to build",
         shared=True,
+        proof="5f0c",
     )
 
 
@@ -59,6 +60,7 @@ def test_a_note_is_a_wait_in_a_picture() -> None:
     assert (wait.party.actor, wait.party.owner) == ("agent:a", "")
     assert len(wait.party.processes) == 2
     assert len(wait.party.above) == 2
+    assert wait.party.proofs == {"5f0c"}
 
 
 def test_the_oldest_come_first_and_each_once_wherever_they_are_posted(place: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
     """What is around this command: its repository, if it is in one or the lock is, and the data directory."""
     with without_forks():  # the lock may be had meanwhile, and the command be started
         from holdfast.cli.places import data_directory, store_address
-        from holdfast.cli.repository import ACTOR
+        from holdfast.cli.repository import ACTOR, LOCK_ID
         from holdfast.locks.callers import calling_agent
         from holdfast.workspace.lock_waits import LockWaits, surroundings
 
@@ -54,7 +54,8 @@ def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
         with contextlib.suppress(Failure):  # there is no home directory
             data_dir = data_directory(None, os.environ)
     around = surroundings(_repository(path), data_dir, ledger_address=store_address(os.environ))
-    return LockWaits(around, agent=calling_agent(), actor=os.environ.get(ACTOR) or "")
+    actor, lock_id = os.environ.get(ACTOR) or "", os.environ.get(LOCK_ID) or ""
+    return LockWaits(around, agent=calling_agent(), actor=actor, lock_id=lock_id)
 
 
 def _repository(path: str | None) -> Path | None:

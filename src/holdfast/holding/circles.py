@@ -21,6 +21,7 @@ circle can move until somebody gives up, so one does: the youngest wait, which h
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -45,7 +46,8 @@ class Thing(NamedTuple):
 class Party(NamedTuple):
     """Who holds or waits: by the name that it gave itself, if it did, and by its processes.
 
-    `above` are those that it descends from; see `process_id`. `actor` is in whose name they act.
+    `above` are those that it descends from; see `process_id`. `actor` is in whose name they act. `proofs` are
+    of what it can prove to hold, whoever took it: see `proof_of`.
     """
 
     shown: str
@@ -53,6 +55,7 @@ class Party(NamedTuple):
     processes: frozenset[str] = frozenset()
     above: frozenset[str] = frozenset()
     actor: str = ""
+    proofs: frozenset[str] = frozenset()
 
 
 class Hold(NamedTuple):
@@ -87,6 +90,8 @@ class Wait(NamedTuple):
     def may_be_of(self, hold: Hold) -> bool:
         """Whether the one who waits is the one who holds that, as far as one can tell."""
         mine, theirs = self.party, hold.party
+        if mine.proofs and proof_of(hold.hold_id) in mine.proofs:
+            return True
         if mine.owner and theirs.owner:
             return mine.owner == theirs.owner
         if mine.actor and theirs.actor and mine.actor != theirs.actor:
@@ -179,6 +184,11 @@ def process_id(holder_id: str, boot_id: str, pid_namespace: str) -> str:
     host, *rest = holder_id.split(":")
     known = ":".join((host, *rest[1:])) if len(rest) == 3 else holder_id
     return f"{known} {boot_id} {pid_namespace}"
+
+
+def proof_of(hold_id: str) -> str:
+    """Shows that somebody knows the id of what it holds, without telling it to others."""
+    return hashlib.blake2s(hold_id.encode(), person=b"holds", digest_size=16).hexdigest() if hold_id else ""
 
 
 def _links(wait: Wait, holds: Mapping[Thing, Sequence[Hold]]) -> list[Link]:

@@ -47,7 +47,10 @@ _SWEEPERS = 5.0
 
 
 class Note(NamedTuple):
-    """Who waits for which lock, since when. `agent` is for whom, `above` are those that it descends from."""
+    """Who waits for which lock, since when. `agent` is for whom, `above` are those that it descends from.
+
+    `proof` is that of the lease that it works under, if it knows one.
+    """
 
     ticket: str
     thing: Thing
@@ -58,6 +61,7 @@ class Note(NamedTuple):
     actor: str = ""
     purpose: str = ""
     shared: bool = False
+    proof: str = ""
 
     @property
     def who(self) -> str:
@@ -71,6 +75,7 @@ class Note(NamedTuple):
             processes=self._processes(self.holder.holder_id, self.agent),
             above=self._processes(*self.above),
             actor=self.actor,
+            proofs=frozenset((self.proof,)) if self.proof else frozenset(),
         )
         return Wait(self.thing, party, self.since, self.ticket, self.shared)
 
@@ -86,6 +91,7 @@ class Note(NamedTuple):
             "actor": self.actor,
             "purpose": self.purpose,
             "shared": self.shared,
+            "proof": self.proof,
         }
 
     @classmethod
@@ -93,7 +99,7 @@ class Note(NamedTuple):
         """Read what was written; None if it is no note."""
         texts = {
             name: record.get(name)
-            for name in ("ticket", "kind", "name", "place", "since", "agent", "actor", "purpose")
+            for name in ("ticket", "kind", "name", "place", "since", "agent", "actor", "purpose", "proof")
         }
         above, holder = record.get("above"), Holder.from_record(record)
         if not all(isinstance(each, str) for each in texts.values()):
@@ -115,6 +121,7 @@ class Note(NamedTuple):
             told["actor"],
             told["purpose"],
             record.get("shared") is True,
+            told["proof"],
         )
 
     def _processes(self, *holder_ids: str) -> frozenset[str]:

@@ -19,7 +19,7 @@ from holdfast.clock import format_instant
 from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
-from holdfast.holding.circles import Hold, Look, Party, Picture, Thing, process_id, refuse_circle
+from holdfast.holding.circles import Hold, Look, Party, Picture, Thing, process_id, proof_of, refuse_circle
 from holdfast.holding.lookout import Lookout
 from holdfast.holding.notes import Board, Note, Posted, new_ticket
 from holdfast.locks.callers import processes_above
@@ -79,11 +79,15 @@ def surroundings(
 class LockWaits:
     """Lets the waits of one agent for file locks and repository locks be seen, and ended if they would never.
 
-    `agent` is for whom the process waits, if not for itself; `actor` is in whose name.
+    `agent` is for whom the process waits, if not for itself; `actor` is in whose name; `lock_id` is that of
+    the lease that it works under, if it knows one.
     """
 
-    def __init__(self, around: Surroundings, *, agent: Holder | None = None, actor: str = "") -> None:
+    def __init__(
+        self, around: Surroundings, *, agent: Holder | None = None, actor: str = "", lock_id: str = ""
+    ) -> None:
         self._around = around
+        self._proof = proof_of(lock_id)
         self._agent = "" if agent is None else agent.holder_id
         self._actor = actor
 
@@ -113,6 +117,7 @@ class LockWaits:
             agent=self._agent,
             above=processes_above(),
             actor=self._actor,
+            proof=self._proof,
         )
 
 
