@@ -39,8 +39,9 @@ NOTHING_SEEN = "Nobody holds anything of what could be looked at."
 def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     """Show who holds what: leases of worktrees, issues, claims in the ledger, repo locks, file locks.
 
-    For each: since when, until when, whether its holder is alive, what for, who waits in which place, and
-    whether and how it can be reclaimed without harm. Takes no lock and changes nothing.
+    For each: since when, until when, whether its holder is alive, what for, who waits, in which place and
+    since when, and whether and how it can be reclaimed without harm. Those who wait for file locks and
+    repo locks are served in no order. Takes no lock and changes nothing.
 
     \b
     Examples:
