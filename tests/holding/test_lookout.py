@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 from holdfast.errors import Deadlock, StoreUnavailable
 from holdfast.holding import lookout
 from holdfast.holding.lookout import Lookout
-from tests.locks.workers import PATIENCE, wait_until
+from tests.locks.workers import PATIENCE, Workers, wait_until
 
 
 class Watched:
@@ -130,6 +131,75 @@ def test_a_wait_whose_end_was_missed_is_taken_down_when_its_time_is_up() -> None
     watched = Watched()
     Lookout(lambda: watched, 0.1)
     wait_until(lambda: watched.seen[-1:] == ["take down"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_fork_waits_for_the_end_of_a_look_if_the_child_goes_on_with_it(
+    forks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookout, "LOOK_UP", PATIENCE)
+    begun, answer = threading.Event(), threading.Event()
+    ended: list[int] = []
+
+    def look() -> None:
+        begun.set()
+        answer.wait(PATIENCE)
+        ended.append(1)
+
+    looking = Lookout(lambda: Watched(look), None, forks=forks)
+    try:
+        assert begun.wait(PATIENCE)
+        if forks:
+            threading.Timer(0.05, answer.set).start()
+        with Workers() as workers:
+            workers.start(lambda line: None).wait()
+            assert bool(ended) is forks
+    finally:
+        answer.set()
+        looking.end()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+def test_a_look_that_hangs_holds_up_a_fork_for_a_moment_only() -> None:
+    begun, answer = threading.Event(), threading.Event()
+
+    def look() -> None:
+        begun.set()
+        answer.wait(PATIENCE)
+
+    looking = Lookout(lambda: Watched(look), None)
+    try:
+        assert begun.wait(PATIENCE)
+        with Workers() as workers:
+            assert workers.start(lambda line: None).wait() == 0
+    finally:
+        answer.set()
+        looking.end()
+
+
+def test_where_looks_hang_no_more_of_them_are_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookout, "MOST_LOOKS", 1)
+    begun, answer, later = threading.Event(), threading.Event(), Watched()
+
+    def look() -> None:
+        begun.set()
+        answer.wait(PATIENCE)
+
+    first = Lookout(lambda: Watched(look), None)
+    second = None
+    try:
+        assert begun.wait(PATIENCE)
+        second = Lookout(lambda: later, None)
+        time.sleep(0.1)
+        assert later.seen == []
+        answer.set()
+        wait_until(lambda: "look" in later.seen)
+    finally:
+        answer.set()
+        first.end()
+        if second is not None:
+            second.end()
 
 
 def test_where_no_thread_can_be_had_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,7 +262,7 @@ def test_a_wait_that_ends_by_its_time_leaves_nothing_behind(shop: Shop) -> None:
         with pytest.raises(LockTimeout):
             agent.take(("file lock", "x.lock"), 0.2)
         assert not list(waits_of_repository(shop.root).iterdir())
-        assert not [each for each in threading.enumerate() if each.name == "holdfast-lookout"]
+        wait_until(lambda: not any(each.name == "holdfast-lookout" for each in threading.enumerate()))
 
 
 # --- Who is who -------------------------------------------------------------------------------------------

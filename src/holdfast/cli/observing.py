@@ -1,7 +1,8 @@
 """What lets a command's wait for a file lock or a repository lock be seen by others, and found in a circle.
 
 Nothing of it is loaded before somebody really has to wait; and what takes long to load is loaded beside the
-wait, which begins at once.
+wait, which begins at once. When the lock is had, the command is started at once too, whatever is being looked
+at: between fork and exec nothing is needed that a look may be in the middle of.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import Failure
 from holdfast.holding.lookout import Lookout
-from holdfast.locks.descriptors import without_forks
 
 if TYPE_CHECKING:
     from holdfast.locks.repo_lock import RepoLock
@@ -29,7 +29,7 @@ def observe_file_lock(path: str, shared: bool, wait: Wait) -> Lookout:
     def prepare() -> NotedWait:
         return _lock_waits(None, path).for_file_lock(path, shared, since)
 
-    return Lookout(prepare, wait.timeout, wait.cancel)
+    return Lookout(prepare, wait.timeout, wait.cancel, forks=False)
 
 
 def observe_repo_lock(lock: RepoLock, repo_id: str, purpose: str, wait: float) -> Lookout:
@@ -39,16 +39,15 @@ def observe_repo_lock(lock: RepoLock, repo_id: str, purpose: str, wait: float) -
     def prepare() -> NotedWait:
         return _lock_waits(lock.data_dir, None).for_repo_lock(lock, repo_id, purpose, since)
 
-    return Lookout(prepare, wait)
+    return Lookout(prepare, wait, forks=False)
 
 
 def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
     """What is around this command: its repository, if it is in one or the lock is, and the data directory."""
-    with without_forks():  # the lock may be had meanwhile, and the command be started
-        from holdfast.cli.places import data_directory, store_address
-        from holdfast.cli.repository import ACTOR, LOCK_ID
-        from holdfast.locks.callers import calling_agent
-        from holdfast.workspace.lock_waits import LockWaits, surroundings
+    from holdfast.cli.places import data_directory, store_address
+    from holdfast.cli.repository import ACTOR, LOCK_ID
+    from holdfast.locks.callers import calling_agent
+    from holdfast.workspace.lock_waits import LockWaits, surroundings
 
     if data_dir is None:
         with contextlib.suppress(Failure):  # there is no home directory

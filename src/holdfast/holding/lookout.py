@@ -8,6 +8,7 @@ Loads next to nothing: what a look needs is loaded with the first one, by the th
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.errors import Deadlock, Failure
+from holdfast.locks import descriptors as _descriptors  # noqa: F401 - its hooks are registered by now
 
 LOOK_UP = 0.1
 """How often one who may be cancelled looks whether it is to give up."""
@@ -23,6 +25,10 @@ FIRST_LOOK, LAST_LOOK = 0.02, 5.0
 """How long after it began a wait is first looked at for a circle, and how far these looks are apart in the
 end. Each is twice as far from the last one: a wait that is soon over costs none, and of two that came
 at the same time, the one that gives up finds out soon, also if the other was not to be seen yet."""
+
+
+MOST_LOOKS = 8
+"""How many threads of a process look at once."""
 
 
 class Watched(Protocol):
@@ -49,12 +55,21 @@ class Lookout:
     """
 
     def __init__(
-        self, prepare: Callable[[], Watched], timeout: float | None, tell: Callable[[], None] = lambda: None
+        self,
+        prepare: Callable[[], Watched],
+        timeout: float | None,
+        tell: Callable[[], None] = lambda: None,
+        *,
+        forks: bool = True,
     ) -> None:
-        """`prepare` is called with the first look; `timeout` is how long the wait lasts at most."""
+        """`prepare` is called with the first look; `timeout` is how long the wait lasts at most.
+
+        `forks` is whether this process may fork without executing another program: see `_let_looks_end`.
+        """
         self.found: BaseException | None = None
         self._prepare = prepare
         self._tell = tell
+        self._forks = forks
         self._ends_at = None if timeout is None else time.monotonic() + timeout
         self._watched: Watched | None = None
         self._posting = threading.Lock()
@@ -64,14 +79,9 @@ class Lookout:
             self._begin()
 
     def end(self) -> None:
-        """The wait is over, whatever it has come to: nobody sees it from now on.
-
-        A look that is under way is waited for, unless it hangs: who forks next would fork it in its middle.
-        """
+        """The wait is over, whatever it has come to: nobody sees it from now on."""
         self._over.set()
         self._take_down()
-        if self._thread.ident is not None:
-            self._thread.join(LOOK_UP)
 
     def _begin(self) -> None:
         try:
@@ -89,7 +99,7 @@ class Lookout:
         while not self._over.wait(apart) and not self._is_late():
             apart = min(2 * apart, LAST_LOOK)
             try:
-                self._look()
+                self._look_if_few_do()
             except Deadlock as found:
                 self._say(found)
                 return
@@ -99,6 +109,17 @@ class Lookout:
                 self._say(mistake)
                 return
         self._take_down()
+
+    def _look_if_few_do(self) -> None:
+        """Where looks hang, because a server is away, there is no use in hanging more and more of them."""
+        if len(_under_way) < MOST_LOOKS:
+            look = _Look(self._forks)
+            _under_way.add(look)
+            try:
+                self._look()
+            finally:
+                _under_way.discard(look)
+                look.over.set()
 
     def _look(self) -> None:
         watched = self._watched or self._prepare()
@@ -122,3 +143,29 @@ class Lookout:
     def _say(self, found: BaseException) -> None:
         self.found = found
         self._tell()
+
+
+class _Look:
+    """A look that is under way."""
+
+    def __init__(self, forks: bool) -> None:
+        self.forks = forks
+        self.over = threading.Event()
+
+
+_under_way: set[_Look] = set()
+
+
+def _let_looks_end() -> None:
+    """Before a fork: a child that is forked in the middle of a look, and does not execute another program,
+    may wait for ever for something that the look has locked. One that hangs is not waited for."""
+    end = time.monotonic() + LOOK_UP
+    for look in list(_under_way):
+        if look.forks:
+            look.over.wait(max(0.0, end - time.monotonic()))
+
+
+if sys.platform != "win32":
+    # Hooks are run from the last to the first: those of `descriptors` come after this one. They keep looks
+    # from opening files, and so from coming to an end.
+    os.register_at_fork(before=_let_looks_end, after_in_child=_under_way.clear)

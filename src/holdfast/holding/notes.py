@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -154,11 +155,12 @@ class Posted:
 class Board:
     """Where notes are posted and read: one directory, or several that are read as one.
 
-    A directory is made when it is needed, if that in which it is to be is there.
+    A directory is made when it is needed, if that in which it is to be is there. On Windows, where what is
+    locked cannot be read, there are none.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:
-        self._directories = tuple(dict.fromkeys(directories))
+        self._directories = () if sys.platform == "win32" else tuple(dict.fromkeys(directories))
 
     def post(self, note: Note) -> Posted:
         """Show a note to all who look here."""
