@@ -178,8 +178,7 @@ def test_two_file_locks_where_there_is_no_repository_at_all(tmp_path: Path) -> N
         Agent(tmp_path, "first", f"holdfast file-lock run a.lock -- sh -c {inner.format(one)}") as first,
         Agent(tmp_path, "second", f"holdfast file-lock run b.lock -- sh -c {inner.format(two)}") as second,
     ):
-        for name in ("a.lock", "b.lock"):
-            wait_until(lambda name=name: is_locked(tmp_path / name))  # type: ignore[misc]
+        wait_until(lambda: is_locked(tmp_path / "a.lock") and is_locked(tmp_path / "b.lock"))
         first.go_on()
         wait_until(lambda: data(holdfast("file-lock", "status", "--json", tmp_path / "b.lock"))["waiting"])
         second.go_on()

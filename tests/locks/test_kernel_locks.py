@@ -15,8 +15,8 @@ from tests.locks.workers import Line, Workers
 
 if sys.platform != "linux":
     pytest.skip("only Linux tells who holds a file lock", allow_module_level=True)
-else:
-    import fcntl
+
+fcntl = pytest.importorskip("fcntl")
 
 
 @pytest.fixture

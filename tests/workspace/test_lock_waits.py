@@ -27,9 +27,10 @@ from holdfast.fs import calls
 from holdfast.holding import circles, notes
 from holdfast.holding.notes import Board, Note
 from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.kernel_locks import inode_of
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.workspace.ledgers import OpenLedger
-from holdfast.workspace.lock_waits import waits_of_repository
+from holdfast.workspace.lock_waits import LockWaits, Surroundings, waits_of_repository
 from holdfast.workspace.repository import Repository
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 from tests.workspace.test_waits import (
@@ -209,6 +210,17 @@ def test_one_of_those_who_share_a_file_may_be_in_a_circle(shop: Shop) -> None:
     [mine, theirs] = refused["cycle"]
     assert (mine["kind"], theirs["kind"]) == ("file lock", "lease")
     assert f":{readers[1].pid}:" in mine["held_by"]
+
+
+def test_only_who_waits_in_turn_waits_for_the_one_whose_turn_it_is(shop: Shop) -> None:
+    path = shop.root / "x.lock"
+    FileLocker(fair=True).lock_exclusive(path).release()  # makes both files
+    waits = LockWaits(Surroundings(Board([])))
+    fair, any_time = (
+        waits.for_file_lock(str(path), 0.0, shared=False, fair=each).note.thing for each in (True, False)
+    )
+    assert any_time.place == inode_of(path)
+    assert fair.place.split() == [inode_of(path), inode_of(f"{path}.queue")]
 
 
 # --- Who does not wait any more ---------------------------------------------------------------------------

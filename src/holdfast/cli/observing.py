@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from holdfast.workspace.lock_waits import LockWaits, NotedWait
 
 
-def observe_file_lock(path: str, shared: bool, wait: Wait) -> Lookout:
+def observe_file_lock(path: str, wait: Wait, *, shared: bool, fair: bool) -> Lookout:
     """Look on while this command waits for the lock on a file: for `FileLocker(observer=...)`."""
     since = time.time()
 
     def prepare() -> NotedWait:
-        return _lock_waits(None, path).for_file_lock(path, shared, since)
+        return _lock_waits(None, path).for_file_lock(path, since, shared=shared, fair=fair)
 
     return Lookout(prepare, wait.timeout, wait.cancel, forks=False)
 

@@ -226,7 +226,9 @@ class FileLocker:
             from holdfast.locks import contended
         started = monotonic()
         timed_out = False
-        observation = None if self._observer is None else self._observer(key, shared, wait)
+        observation = None
+        if self._observer is not None:
+            observation = self._observer(key, wait, shared=shared, fair=self.fair)
         try:
             if self.fair:
                 description = self._wait_in_turn(key, shared, wait, owner)

@@ -114,9 +114,9 @@ class Observation(Protocol):
 
 
 class Observer(Protocol):
-    """Is told of a wait before it begins: for the lock on the file at `path`, shared or not."""
+    """Is told of a wait before it begins: for the lock on the file at `path`; `fair` is whether in turn."""
 
-    def __call__(self, path: str, shared: bool, wait: Wait) -> Observation: ...
+    def __call__(self, path: str, wait: Wait, *, shared: bool, fair: bool) -> Observation: ...
 
 
 class _Watcher:

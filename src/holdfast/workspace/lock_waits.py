@@ -91,14 +91,19 @@ class LockWaits:
         self._agent = "" if agent is None else agent.holder_id
         self._actor = actor
 
-    def observe_file_lock(self, path: str, shared: bool, wait: Wait) -> Lookout:
+    def observe_file_lock(self, path: str, wait: Wait, *, shared: bool, fair: bool) -> Lookout:
         """Look on while somebody waits for the lock on a file: for `FileLocker(observer=...)`."""
         since = time.time()
-        return Lookout(lambda: self.for_file_lock(path, shared, since), wait.timeout, wait.cancel)
 
-    def for_file_lock(self, path: str, shared: bool, since: float) -> NotedWait:
-        """A wait for the lock on the file at `path`."""
-        place = _BETWEEN.join(filter(None, (inode_of(path), inode_of(path + QUEUE))))
+        def prepare() -> NotedWait:
+            return self.for_file_lock(path, since, shared=shared, fair=fair)
+
+        return Lookout(prepare, wait.timeout, wait.cancel)
+
+    def for_file_lock(self, path: str, since: float, *, shared: bool, fair: bool) -> NotedWait:
+        """A wait for the lock on the file at `path`. Only who waits in turn waits for who has the turn."""
+        files = (path, path + QUEUE) if fair else (path,)
+        place = _BETWEEN.join(filter(None, map(inode_of, files)))
         thing = Thing(FILE_LOCK, _shown(calls.realpath(path)), place)
         return NotedWait(self._around, self._note(thing, since)._replace(shared=shared))
 
