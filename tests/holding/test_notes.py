@@ -174,7 +174,7 @@ def test_notes_that_are_made_and_swept_at_once_are_never_lost(place: Path) -> No
 
     def post(line: Line) -> None:
         board = Board([place])
-        for _ in range(150):
+        for _ in range(80):
             mine = note()
             posted = board.post(mine)
             assert mine in board.notes()

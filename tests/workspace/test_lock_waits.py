@@ -12,6 +12,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from unittest import mock
 import pytest
 
 from holdfast.cli.repo_lock_run import acquire
-from holdfast.errors import Failure, LockTimeout
+from holdfast.errors import Deadlock, Failure, LockTimeout
 from holdfast.fs import calls
 from holdfast.holding import circles, notes
 from holdfast.holding.notes import Board, Note
@@ -48,7 +49,7 @@ from tests.workspace.test_waits import (
 if sys.platform != "linux":
     pytest.skip("only Linux tells who holds a file lock", allow_module_level=True)
 
-ROUNDS = int(os.environ.get("HOLDFAST_CIRCLES", "60"))
+ROUNDS = int(os.environ.get("HOLDFAST_CIRCLES", "40"))
 KINDS = ("lease", "claim", "file lock", "fair lock", "repo lock")
 LOCKS = ("file lock", "fair lock", "repo lock")
 
@@ -145,10 +146,51 @@ def test_of_every_circle_through_locks_exactly_one_gives_up(shop: Shop) -> None:
 def test_where_there_is_no_circle_through_locks_nobody_gives_up(shop: Shop) -> None:
     with Workers() as workers:
         everybody = workers.start_many(MOST, worker_in(shop))
-        for kinds in reversed(mixtures(ROUNDS // 2)):
+        for kinds in random.sample(mixtures(ROUNDS), ROUNDS // 3):
             crew = random.sample(everybody, len(kinds))
             found = play(crew, in_a_row(things(kinds)), last=crew[-1])
             assert found == {"served": len(kinds)}, kinds
+
+
+ALL = things(("lease", "claim", "file lock", "fair lock", "repo lock"))
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["in one order", "in any order"])
+def test_who_takes_several_things_at_once_is_refused_only_if_the_order_allows_for_circles(
+    shop: Shop, in_order: bool
+) -> None:
+    """Who takes things in the same order as all others is never refused; in any order, everybody gets there:
+    who gives up lets go of all that it has and begins again, and no wait lasts until its time is up."""
+
+    def work(line: Line) -> None:
+        refused = 0
+        os.environ["HOLDFAST_REPO"] = str(shop.root)
+        with agent_in(shop) as agent:
+            for _ in range(ROUNDS // 5):
+                wanted = random.sample(ALL, random.randint(2, 3))
+                wanted = sorted(wanted) if in_order else wanted
+                while not had_all(agent, wanted):
+                    refused += 1
+            line.say(refused)
+            line.wait()
+
+    with Workers() as workers:
+        crew = workers.start_many(MOST, work)
+        refused = [each.hear() for each in crew]
+    if in_order:
+        assert refused == [0] * MOST
+
+
+def had_all(agent: Agent, wanted: list[tuple[str, str]]) -> bool:
+    """Whether all of them were had at once; False if that was refused. A time that is up is a failure."""
+    with contextlib.ExitStack() as held:
+        try:
+            for each in wanted:
+                held.enter_context(agent.take(each, PATIENCE))
+                time.sleep(random.uniform(0.0, 0.02))
+        except Deadlock:
+            return False
+    return True
 
 
 def test_a_detector_that_picks_any_victim_would_be_found(shop: Shop) -> None:
