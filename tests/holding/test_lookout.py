@@ -73,8 +73,11 @@ def test_what_is_found_is_told(problem: BaseException) -> None:
     assert looking.found is problem
 
 
-def test_what_cannot_be_seen_ends_nothing() -> None:
-    watched = Watched(raising(StoreUnavailable("elsewhere", "it is away")))
+@pytest.mark.parametrize(
+    "problem", [StoreUnavailable("elsewhere", "it is away"), FileNotFoundError("the current directory")]
+)
+def test_what_cannot_be_seen_ends_nothing(problem: Exception) -> None:
+    watched = Watched(raising(problem))
     looking = Lookout(lambda: watched, None)
     wait_until(lambda: watched.seen.count("look") == 2)
     looking.end()

@@ -26,7 +26,6 @@ FIRST_LOOK, LAST_LOOK = 0.02, 5.0
 end. Each is twice as far from the last one: a wait that is soon over costs none, and of two that came
 at the same time, the one that gives up finds out soon, also if the other was not to be seen yet."""
 
-
 MOST_LOOKS = 8
 """How many threads of a process look at once."""
 
@@ -103,7 +102,7 @@ class Lookout:
             except Deadlock as found:
                 self._say(found)
                 return
-            except Failure:
+            except (Failure, OSError):  # such as a current directory that is gone
                 continue
             except BaseException as mistake:  # for the one who waits, in its own thread
                 self._say(mistake)
