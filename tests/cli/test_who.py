@@ -79,6 +79,28 @@ def test_claims_issues_and_repo_locks_are_shown_too(root: Path, tmp_path: Path) 
     assert seen["repo lock project"]["liveness"] == "alive"
 
 
+def test_those_who_wait_for_a_repo_lock_are_shown_wherever_they_wait(root: Path, tmp_path: Path) -> None:
+    place = {"HOLDFAST_DATA_DIR": str(tmp_path / "data")}
+    waits = ("repo-lock", "run", "project", "--wait", "60s", "--", "make")
+
+    def waiting() -> list[Any]:
+        return list(holdings(root, **place)["repo lock project"]["waiting"])
+
+    with RepoLockHeld(tmp_path / "data", "project"):
+        inside = Running(*waits, env={**place, "HOLDFAST_REPO": str(root)})
+        outside = Running(*waits, env=place)
+        with inside, outside:
+            wait_until(lambda: len(waiting()) == 2)
+            seen = waiting()
+            table = holdfast("who", "--repo", root, env=place).stdout
+        wait_until(lambda: not waiting())  # they were killed, and nobody looks
+
+    assert {each["who"].split(":")[2] for each in seen} == {str(each.pid) for each in (inside, outside)}
+    assert {(each["place"], each["purpose"], each["liveness"]) for each in seen} == {(None, "make", "alive")}
+    assert all(each["since"] for each in seen)
+    assert "; in no order" in table
+
+
 def test_what_has_run_out_can_be_reclaimed_and_how_is_said(root: Path) -> None:
     assert holdfast("lock", "acquire", "--ttl", "200ms", cwd=root).returncode == 0
     wait_until(lambda: holdings(root)["lease main"]["reclaim"]["safe"])
@@ -318,6 +340,11 @@ def test_those_who_wait_for_a_claim_are_shown_in_their_places(busy: Path) -> Non
     assert first["since"] > second["since"]
 
 
+def all_since(waiting: list[Any]) -> list[Any]:
+    """Those who wait, once it is known of all of them since when: after a moment they say so."""
+    return waiting if waiting and all(each["since"] for each in waiting) else []
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
 def test_the_file_locks_of_all_programs_are_shown(root: Path) -> None:
     (root / "main/sub").mkdir()
@@ -330,14 +357,17 @@ def test_the_file_locks_of_all_programs_are_shown(root: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with Running("file-lock", "run", lock, "--timeout", "60s", "--", "true"):
-            wait_until(lambda: the_only(root, "file lock")["waiting"])
+            wait_until(lambda: all_since(the_only(root, "file lock")["waiting"]))
             held = the_only(root, "file lock")
+            table = holdfast("who", "--repo", root).stdout
         other.kill()
         other.wait()
 
     assert (held["what"], held["who"]) == ("main/sub/build lock", f"pid {other.pid}")
     assert held["liveness"] == "alive"
-    assert [each["place"] for each in held["waiting"]] == [1]
+    assert [each["place"] for each in held["waiting"]] == [None], "the kernel serves them in no order"
+    assert f"pid {other.pid}" in table
+    assert "(for " in table
     assert f"holdfast file-lock run '{lock}' --timeout 10m" in held["reclaim"]["how"]
     assert not [each for each in holdings(root) if each.startswith("file lock")]
 
@@ -349,10 +379,10 @@ def test_a_fair_file_lock_is_one_row_with_its_line(root: Path) -> None:
         wait_until(lambda: "file lock main/build.lock" in holdings(root))
         waits = ("file-lock", "run", lock, "--fair", "--timeout", "60s", "--", "true")
         with Running(*waits), Running(*waits):
-            wait_until(lambda: len(the_only(root, "file lock")["waiting"]) == 2)
+            wait_until(lambda: len(all_since(the_only(root, "file lock")["waiting"])) == 2)
             held = the_only(root, "file lock")
 
-    assert [each["place"] for each in held["waiting"]] == [1, 2]
+    assert [each["place"] for each in held["waiting"]] == [1, None], "it is known who is next, and no more"
     assert "--fair" in held["reclaim"]["how"]
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.clock import SYSTEM_CLOCK, format_duration, format_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs.directory import Directory
+from holdfast.holding.notes import Board, Note
 from holdfast.issues.keys import CLAIMS
 from holdfast.issues.reading import look_at
 from holdfast.issues.records import Issue, State
@@ -30,6 +31,7 @@ from holdfast.store.records import Unreadable
 from holdfast.workspace.file_locks import TURNSTILE, file_locks, waiting_at
 from holdfast.workspace.holdings import Holding, Reclaim, Waiting
 from holdfast.workspace.ledgers import open_ledger
+from holdfast.workspace.lock_waits import is_repo_lock_of, waits_of_data, waits_of_repository
 from holdfast.workspace.repository import Repository
 from holdfast.workspace.stores import close_store, open_store, skew_of
 from holdfast.worktrees.records import OPERATIONS
@@ -110,9 +112,10 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
         sources["issue"] = lambda: _issue_claims(root, address)
     if "ledger" in present or ".holdfast" in present or address:
         sources["claim"] = lambda: _ledger_claims(root, address)
-    sources["file lock"] = lambda: file_locks(root)
+    notes = Board([waits_of_repository(root)]).notes(sweep=False)
+    sources["file lock"] = lambda: file_locks(root, notes)
     if repo_locks is not None:
-        sources["repo lock"] = lambda: _repo_locks(repo_locks)
+        sources["repo lock"] = lambda: _repo_locks(repo_locks, notes)
     holdings: list[Holding] = []
     troubles: list[Trouble] = []
     stores = {"lease": None, "operation": None, "issue": address, "claim": address}
@@ -349,7 +352,10 @@ def _ledger_lock(lock: LedgerLock, root: Path) -> Iterator[Holding]:
 # --- Locks --------------------------------------------------------------------------------------------
 
 
-def _repo_locks(locks: RepoLock) -> Iterator[Holding]:
+def _repo_locks(locks: RepoLock, notes: Sequence[Note]) -> Iterator[Holding]:
+    """Each lock of a repository, with those who wait: they ask again and again, so there is no order."""
+    told = (*notes, *Board([waits_of_data(locks.data_dir)]).notes(sweep=False))
+    waiting = [note for note in {each.ticket: each for each in told}.values() if is_repo_lock_of(note, locks)]
     for repo_id, state in locks.states().items():
         if state is None:
             continue
@@ -367,7 +373,11 @@ def _repo_locks(locks: RepoLock) -> Iterator[Holding]:
             time_left=None,
             liveness=state.liveness,
             purpose=info.cmd if info else "",
-            waiting=(),
+            waiting=tuple(
+                Waiting(note.actor or note.holder.holder_id, None, note.since, note.purpose, Liveness.ALIVE)
+                for note in waiting
+                if note.thing.name == repo_id
+            ),
             reclaim=Reclaim(state.stale, command if state.stale else f"wait: {command}"),
         )
 
