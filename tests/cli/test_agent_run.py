@@ -290,3 +290,63 @@ def test_work_that_waits_for_a_gate_is_free_for_the_next_one_if_the_gate_fails(s
     assert outcome(holdfast(*again, cwd=shop))["state"] == "gated"
     assert holdfast("gate", "check", issue, cwd=shop).returncode == 0
     assert state_of(shop, issue) == "done"
+
+
+def removing(shop: Path, *command: str) -> Any:
+    """An agent whose worktree is to go with its work."""
+    run = ("agent", "run", "--next", "--remove-worktree", "--json", "--", *command)
+    return outcome(holdfast(*run, cwd=shop))
+
+
+def pinned(shop: Path) -> list[str]:
+    return [each["snapshot_id"] for each in data(holdfast("pin", "list", "--json", cwd=shop))["pins"]]
+
+
+def test_the_worktree_of_finished_work_is_removed_if_asked_for_and_a_pin_keeps_what_was_in_it(
+    shop: Path,
+) -> None:
+    issue = create(shop, "Write the result")
+    told = removing(shop, *WRITE)
+    assert (told["state"], told["worktree_removed"], told["worktree_kept"]) == ("done", True, None)
+    assert [each.name for each in (shop / "worktrees").glob("*")] == []
+    assert pinned(shop) == [told["snapshot_id"]]
+    assert data(holdfast("who", "--json", cwd=shop))["holdings"] == []
+    assert holdfast("gc", "policy", "--keep-last", "1", cwd=shop).returncode == 0
+    assert "nothing to delete" in holdfast("gc", "plan", cwd=shop).stdout
+    kept = shop / ".jvs/snapshots" / told["snapshot_id"] / "payload/result"
+    assert kept.read_text() == issue
+    assert holdfast("doctor", cwd=shop).returncode == 0
+
+
+def test_the_worktree_of_work_that_is_not_done_stays(shop: Path) -> None:
+    assert holdfast("gate", "define", "review", cwd=shop).returncode == 0
+    create(shop, "Write the result", "--gate", "review")
+    told = removing(shop, *WRITE)
+    assert (told["state"], told["worktree_removed"]) == ("gated", False)
+    assert "gated" in told["worktree_kept"]
+    create(shop, "Fail")
+    failed = removing(shop, "false")
+    assert (failed["state"], failed["worktree_removed"]) == ("ready", False)
+    assert len(list((shop / "worktrees").glob("*"))) == 2
+    assert pinned(shop) == []
+    assert (
+        holdfast("agent", "run", "--next", "--remove-worktree", "--worktree", "x", cwd=shop).returncode == 2
+    )
+
+
+def test_a_worktree_in_which_a_process_is_left_stays(shop: Path, tmp_path: Path) -> None:
+    create(shop, "Leave something running")
+    program = f"""
+import subprocess
+left = subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=-3, stdout=-3, stderr=-3)
+open({str(tmp_path / "pid")!r}, "w").write(str(left.pid))
+open("result", "w").write("done")
+"""
+    try:
+        told = removing(shop, *python(program))
+        assert (told["state"], told["worktree_removed"]) == ("done", False)
+        assert (tmp_path / "pid").read_text() in told["worktree_kept"]
+        assert (shop / "worktrees" / told["worktree_id"] / "result").read_text() == "done"
+        assert pinned(shop) == []
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

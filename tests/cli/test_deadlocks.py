@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -40,6 +40,13 @@ class Agent:
             text=True,
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
     def go_on(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
@@ -48,6 +55,13 @@ class Agent:
     def said(self) -> list[Any]:
         out, _ = self.process.communicate(timeout=PATIENCE)
         return [json.loads(line) for line in out.splitlines()]
+
+
+def script(root: Path, name: str, line: str) -> Path:
+    """A script of one command, for something that runs it."""
+    path = root / name
+    path.write_text(" ".join(f"'{each}'" for each in HOLDFAST) + f" {line}\n")
+    return path
 
 
 def waiting(root: Path) -> dict[str, list[Any]]:
@@ -91,3 +105,89 @@ def test_a_lease_held_by_run_and_a_claim_held_by_a_script(root: Path) -> None:
     assert [each["kind"] for each in told] == ["lease", "claim"]
     assert released["ok"]
     assert served["data"]["owner"] == "a"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
+def test_a_lease_held_by_a_script_and_a_file_lock_held_by_file_lock_run(root: Path) -> None:
+    """What runs under `holdfast file-lock run` waits for the lease; who has that waits for the file."""
+    inner = script(root, "inner.sh", "lock acquire --wait 60s --ttl 1h --json")
+    first = Agent(
+        root,
+        "first",
+        "export HOLDFAST_LOCK_ID=$(holdfast lock acquire --ttl 1h --field lock_id)",
+        "read go",
+        "holdfast file-lock run build.lock --timeout 60s --json -- true 2>&1",
+        "holdfast lock release --json",
+    )
+    with first:
+        wait_until(lambda: "lease main" in waiting(root))
+        with Agent(root, "second", f"holdfast file-lock run build.lock -- sh {inner}") as second:
+            wait_until(lambda: waiting(root)["lease main"])
+            first.go_on()
+            refused, released = first.said()
+            [served] = second.said()
+
+    assert refused["error"]["code"] == "E_DEADLOCK"
+    told = refused["error"]["cycle"]
+    assert [each["kind"] for each in told] == ["file lock", "lease"]
+    assert told[0]["name"] == str(root / "build.lock")
+    assert released["ok"]
+    assert served["ok"]
+
+
+def test_a_claim_of_a_script_and_a_repo_lock_held_by_repo_lock_run(root: Path) -> None:
+    """The other way round: the one who waits for the lock is older, and is served."""
+    inner = script(root, "inner.sh", "claim take 2 --owner b --wait 60s --json")
+    first = Agent(
+        root,
+        "first",
+        "holdfast claim take 2 --owner a --ttl 1h --json",
+        "holdfast repo-lock run project --data-dir data --wait 60s --json -- true 2>&1",
+        "holdfast claim release 2 --owner a --json",
+    )
+    command = "holdfast repo-lock run project --data-dir data -- sh -c"
+    with Agent(root, "second", f"{command} 'echo 1; read go; sh {inner}'") as second, first:
+        wait_until(lambda: "claim 2" in waiting(root))
+        wait_until(lambda: repo_lock_waits(root))
+        second.go_on()
+        one, refused = second.said()
+        taken, outcome, released = first.said()
+
+    assert one == 1
+    assert refused["error"]["code"] == "E_DEADLOCK"
+    assert [each["waits_for"] for each in refused["error"]["cycle"]] == [
+        "the claim on 2",
+        "the repo lock on project",
+    ]
+    assert (taken["ok"], released["ok"], outcome["data"]["exit_status"]) == (True, True, 0)
+
+
+def repo_lock_waits(root: Path) -> list[Any]:
+    seen = data(holdfast("who", "--json", "--repo", root, "--data-dir", root / "data"))["holdings"]
+    return [waiter for each in seen if each["kind"] == "repo lock" for waiter in each["waiting"]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
+def test_two_file_locks_where_there_is_no_repository_at_all(tmp_path: Path) -> None:
+    inner = "'read go; sh {}'"
+    one = script(tmp_path, "one.sh", "file-lock run b.lock --timeout 60s --json -- true 2>&1")
+    two = script(
+        tmp_path, "two.sh", "file-lock run a.lock --timeout 60s --json --conflict-status 9 -- true 2>&1"
+    )
+    with (
+        Agent(tmp_path, "first", f"holdfast file-lock run a.lock -- sh -c {inner.format(one)}") as first,
+        Agent(tmp_path, "second", f"holdfast file-lock run b.lock -- sh -c {inner.format(two)}") as second,
+    ):
+        wait_until(lambda: is_locked(tmp_path / "a.lock") and is_locked(tmp_path / "b.lock"))
+        first.go_on()
+        wait_until(lambda: data(holdfast("file-lock", "status", "--json", tmp_path / "b.lock"))["waiting"])
+        second.go_on()
+        [refused], [served] = second.said(), first.said()
+        assert second.process.returncode == 9
+    assert refused["error"]["code"] == "E_DEADLOCK"
+    assert len(refused["error"]["cycle"]) == 2
+    assert served["data"]["exit_status"] == 0
+
+
+def is_locked(path: Path) -> bool:
+    return bool(data(holdfast("file-lock", "status", "--json", path))["holders"])

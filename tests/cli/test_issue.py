@@ -139,7 +139,8 @@ def expire(directory: Path, issue: str) -> None:
         record = view.get(key)
         assert record is not None
         assert record.claim is not None
-        claim = msgspec.structs.replace(record.claim, expires_at="2001-01-01T00:00:00Z")
+        long_ago = "2001-01-01T00:00:00Z"
+        claim = msgspec.structs.replace(record.claim, expires_at=long_ago, boot_expires_at=None)
         return Decision([Replace(key, msgspec.structs.replace(record, claim=claim))], None)
 
     FileStore(directory).transact([key], decide)
@@ -447,3 +448,42 @@ def test_a_tracker_opened_by_hand_is_the_same(do: Do, scratch: Path) -> None:
     issue = create(do, "x")
 
     assert Tracker(FileStore(scratch), actor="agent:x").issue(issue).title == "x"
+
+
+def test_one_issue_that_cannot_be_read_is_named_and_the_others_go_on(do: Do, scratch: Path) -> None:
+    torn = create(do, "torn")
+    waiting = create(do, "waiting", "--depends-on", torn)
+    free = create(do, "free")
+    path = scratch / f".jit/issues/{torn}.json"
+    whole = path.read_bytes()
+    path.write_bytes(b"<<<<<<< HEAD\n" + whole)
+
+    for words in (["issue", "list", "--field", "id"], ["graph"], ["dep", "tree", waiting]):
+        shown = do(*words)
+        assert shown.returncode == 0, words
+        assert f"Warning: {torn[:8]} is left out" in shown.stderr
+        assert str(path) in shown.stderr
+        if words[-1] == "id":
+            assert shown.stdout.split() == [waiting, free]
+    for words in (["issue", "search", "free"], ["ready"], ["blocked"]):
+        told = do(*words, "--json")
+        assert (told.returncode, told.stderr) == (0, "")
+        assert [(each["path"], each["code"]) for each in data(told)["broken"]] == [(str(path), "E_CORRUPT")]
+    assert data(told)["issues"][0]["blocked_by"][0]["state"] == "broken"
+    shown = data(do("issue", "show", waiting, "--json"))
+    assert (shown["state"], shown["broken"][0]["id"]) == ("backlog", torn)
+
+    refused = do("issue", "claim", waiting, "--json")
+    assert (refused.returncode, error(refused)["code"]) == (7, "E_BLOCKED")
+    assert str(path) in error(refused)["hint"]
+    claimed = do("issue", "claim-next", "--field", "id")
+    assert claimed.stdout.strip() == free
+    assert str(path) in claimed.stderr
+    nothing = do("issue", "claim-next", "--json")
+    assert (nothing.returncode, error(nothing)["broken"][0]["path"]) == (3, str(path))
+    assert do("issue", "export").returncode == 6
+    checked = do("issue", "validate", "--fix")
+    assert (checked.returncode, "unreadable" in checked.stdout) == (6, True)
+    assert path.read_bytes() == b"<<<<<<< HEAD\n" + whole
+    path.write_bytes(whole)
+    assert do("issue", "list").stderr == ""

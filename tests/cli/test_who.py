@@ -79,6 +79,28 @@ def test_claims_issues_and_repo_locks_are_shown_too(root: Path, tmp_path: Path) 
     assert seen["repo lock project"]["liveness"] == "alive"
 
 
+def test_those_who_wait_for_a_repo_lock_are_shown_wherever_they_wait(root: Path, tmp_path: Path) -> None:
+    place = {"HOLDFAST_DATA_DIR": str(tmp_path / "data")}
+    waits = ("repo-lock", "run", "project", "--wait", "60s", "--", "make")
+
+    def waiting() -> list[Any]:
+        return list(holdings(root, **place)["repo lock project"]["waiting"])
+
+    with RepoLockHeld(tmp_path / "data", "project"):
+        inside = Running(*waits, env={**place, "HOLDFAST_REPO": str(root)})
+        outside = Running(*waits, env=place)
+        with inside, outside:
+            wait_until(lambda: len(waiting()) == 2)
+            seen = waiting()
+            table = holdfast("who", "--repo", root, env=place).stdout
+        wait_until(lambda: not waiting())  # they were killed, and nobody looks
+
+    assert {each["who"].split(":")[2] for each in seen} == {str(each.pid) for each in (inside, outside)}
+    assert {(each["place"], each["purpose"], each["liveness"]) for each in seen} == {(None, "make", "alive")}
+    assert all(each["since"] for each in seen)
+    assert "; in no order" in table
+
+
 def test_what_has_run_out_can_be_reclaimed_and_how_is_said(root: Path) -> None:
     assert holdfast("lock", "acquire", "--ttl", "200ms", cwd=root).returncode == 0
     wait_until(lambda: holdings(root)["lease main"]["reclaim"]["safe"])
@@ -137,6 +159,24 @@ def test_what_could_not_be_looked_at_is_not_said_to_be_free(root: Path) -> None:
         told = holdfast(*command, cwd=root)
         assert "Nobody holds anything of what could be looked at." in told.stdout
         assert "Cannot look at each lease" in told.stdout + told.stderr
+
+
+def test_one_claim_that_cannot_be_read_hides_no_other(root: Path) -> None:
+    assert holdfast("issue", "init", cwd=root).returncode == 0
+    ids = [holdfast("issue", "create", "x", "--field", "id", cwd=root).stdout.strip() for _ in range(2)]
+    for each in ids:
+        assert holdfast("issue", "claim", each, cwd=root).returncode == 0
+    broken, whole = sorted(ids)
+    (root / f".jit/claims/{broken}.json").write_text("{")
+    (root / f".jit/issues/{whole}.json").write_text("{")
+
+    seen = data(holdfast("who", "--json", cwd=root))
+    assert [each["what"] for each in seen["holdings"]] == [whole]
+    assert [each["kind"] for each in seen["troubles"]] == ["issue"]
+    assert broken in seen["troubles"][0]["problem"]
+    examined = error(holdfast("doctor", "--json", cwd=root))
+    subjects = {each["subject"] for each in examined["findings"] if each["code"] == "issue-unreadable"}
+    assert subjects == set(ids)
 
 
 def test_a_store_that_is_away_is_waited_for_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +340,11 @@ def test_those_who_wait_for_a_claim_are_shown_in_their_places(busy: Path) -> Non
     assert first["since"] > second["since"]
 
 
+def all_since(waiting: list[Any]) -> list[Any]:
+    """Those who wait, once it is known of all of them since when: after a moment they say so."""
+    return waiting if waiting and all(each["since"] for each in waiting) else []
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
 def test_the_file_locks_of_all_programs_are_shown(root: Path) -> None:
     (root / "main/sub").mkdir()
@@ -312,14 +357,17 @@ def test_the_file_locks_of_all_programs_are_shown(root: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with Running("file-lock", "run", lock, "--timeout", "60s", "--", "true"):
-            wait_until(lambda: the_only(root, "file lock")["waiting"])
+            wait_until(lambda: all_since(the_only(root, "file lock")["waiting"]))
             held = the_only(root, "file lock")
+            table = holdfast("who", "--repo", root).stdout
         other.kill()
         other.wait()
 
     assert (held["what"], held["who"]) == ("main/sub/build lock", f"pid {other.pid}")
     assert held["liveness"] == "alive"
-    assert [each["place"] for each in held["waiting"]] == [1]
+    assert [each["place"] for each in held["waiting"]] == [None], "the kernel serves them in no order"
+    assert f"pid {other.pid}" in table
+    assert "(for " in table
     assert f"holdfast file-lock run '{lock}' --timeout 10m" in held["reclaim"]["how"]
     assert not [each for each in holdings(root) if each.startswith("file lock")]
 
@@ -331,10 +379,10 @@ def test_a_fair_file_lock_is_one_row_with_its_line(root: Path) -> None:
         wait_until(lambda: "file lock main/build.lock" in holdings(root))
         waits = ("file-lock", "run", lock, "--fair", "--timeout", "60s", "--", "true")
         with Running(*waits), Running(*waits):
-            wait_until(lambda: len(the_only(root, "file lock")["waiting"]) == 2)
+            wait_until(lambda: len(all_since(the_only(root, "file lock")["waiting"])) == 2)
             held = the_only(root, "file lock")
 
-    assert [each["place"] for each in held["waiting"]] == [1, 2]
+    assert [each["place"] for each in held["waiting"]] == [1, None], "it is known who is next, and no more"
     assert "--fair" in held["reclaim"]["how"]
 
 

@@ -20,6 +20,8 @@ from holdfast.holding.circles import (
     Wait,
     circle_of,
     is_still_there,
+    process_id,
+    proof_of,
     refuse_circle,
 )
 
@@ -161,6 +163,64 @@ def test_a_place_that_cannot_be_looked_at_ends_no_wait() -> None:
     refuse_circle("b-x", lambda: picture({"x": "a"}, wait("b", "x")), [away])
 
 
+# --- What several share -----------------------------------------------------------------------------------
+
+
+def shared_picture(*waits: Wait) -> Picture:
+    """Both a and b have x, shared."""
+    holds = (Hold(thing("x"), party(who), f"{who}+x", shared=True) for who in "ab")
+    return Picture((*holds, Hold(thing("y"), party("c"), "c+y")), waits)
+
+
+@pytest.mark.parametrize("holder", ["a", "b"])
+def test_who_waits_for_what_others_share_waits_for_each_of_them(holder: str) -> None:
+    seen = shared_picture(wait(holder, "y", 1), wait("c", "x", 2))
+    [mine, theirs] = circle_of("c-x", seen)
+    assert (mine.hold.party.shown, theirs.wait.party.shown) == (holder, holder)
+    assert gives_up("c-x", seen)
+    assert not gives_up(f"{holder}-y", seen)
+
+
+def test_those_who_share_do_not_wait_for_each_other() -> None:
+    reader = wait("c", "x", 2)._replace(shared=True)
+    assert not circle_of("c-x", shared_picture(wait("a", "y", 1), reader))
+    assert not circle_of("a-y", shared_picture(wait("a", "y", 1), reader))
+
+
+def test_the_smallest_circle_is_the_one_that_is_named() -> None:
+    seen = shared_picture(wait("a", "y", 1), wait("b", "z", 2), wait("d", "y", 3), wait("c", "x", 4))
+    longer = Picture((*seen.holds, Hold(thing("z"), party("d"), "d+z")), seen.waits)
+    assert len(circle_of("c-x", longer)) == 2
+    assert len(circle_of("b-z", longer)) == 3
+
+
+# --- What only a process is known of ----------------------------------------------------------------------
+
+
+def test_of_agents_that_live_in_one_process_it_is_not_known_who_has_what_the_process_has() -> None:
+    agent = Party("p", processes=frozenset(("p",)), above=frozenset(("run",)), actor="agent:a")
+    by_process = Hold(LEASE, party("p"), "", for_descendants=True, by_process=True)
+    mine = Wait(CLAIM, agent, "", "")
+    assert not mine.is_of(by_process), "it may be another agent's"
+    assert mine.may_be_of(by_process), "but perhaps it is its own, and no circle"
+    assert not Wait(LEASE, agent, "", "").is_kept_by(by_process)
+    assert mine.is_of(by_process._replace(party=party("run"))), "it descends from who has it"
+    assert mine._replace(party=party("p")).is_of(by_process), "who says no name is known by its process"
+
+
+def test_who_can_prove_to_hold_something_holds_it_whoever_took_it() -> None:
+    hold = Hold(LEASE, party("a command that is gone"), "the lock id")
+    assert not Wait(CLAIM, party("p"), "", "").is_of(hold)
+    knows = party("p")._replace(proofs=frozenset((proof_of("the lock id"),)))
+    assert Wait(CLAIM, knows, "", "").is_of(hold)
+
+
+def test_a_process_is_the_same_whatever_its_user_is_called() -> None:
+    assert process_id("host:me:7:123", "boot", "ns") == process_id("host:0:7:123", "boot", "ns")
+    assert process_id("host:me:7:123", "boot", "ns") != process_id("host:me:8:123", "boot", "ns")
+    assert process_id("host:me:7:123", "boot", "ns") != process_id("host:me:7:123", "boot", "other")
+
+
 # --- Any number of them -----------------------------------------------------------------------------------
 
 things = st.sampled_from("uvwxyz")
@@ -213,10 +273,12 @@ def gives_up(ticket: str, seen: Picture) -> bool:
 
 READINGS = ("leases held", "leases waited for", "claims held", "claims waited for")
 FEWER = ("all held", "all waited for")
+BACKWARDS = ("leases waited for", "leases held", "claims waited for", "claims held")
 
 
 class Plan(NamedTuple):
-    """What an agent does. It releases what it holds `before` it waits, or perhaps `meanwhile`, or not."""
+    """What an agent does. It releases what it holds `before` it waits, or perhaps `meanwhile`, or not; or
+    `and takes it again`, before it waits. A name in capitals is that of a file lock."""
 
     holds: str
     wants: str
@@ -229,7 +291,7 @@ class Agent(NamedTuple):
     `stuck` is whether it really was in a circle at the moment between its two pictures.
     """
 
-    at: str = "begins"  # begins, released, waits, gives up, done
+    at: str = "begins"  # begins, released, again, waits, gives up, served, done
     looks: int = 0
     read: tuple[tuple[object, ...], ...] = ()
     stuck: bool = False
@@ -245,12 +307,18 @@ class World(NamedTuple):
 
 
 def kind_of(name: str) -> str:
-    return "leases" if name in "xz" else "claims"
+    return "leases" if name in "xzXZ" else "claims"
+
+
+def hold_id_of(what: str, who: int, number: int) -> str:
+    """File locks have no ids of their own: of two holds of one process, nobody can tell which is which."""
+    return f"{who} {what}" if what.isupper() else str(number)
 
 
 def as_holds(world: World) -> tuple[Hold, ...]:
     return tuple(
-        Hold(Thing(kind_of(what), what), party(f"agent {who}"), str(no)) for what, who, no in world.held
+        Hold(Thing(kind_of(what), what), party(f"agent {who}"), hold_id_of(what, who, no))
+        for what, who, no in world.held
     )
 
 
@@ -291,10 +359,16 @@ def judge(ticket: str, first: Picture, second: Picture) -> bool:
 class Explorer:
     """Every order of the moves of a few agents; says what goes wrong in any of them."""
 
-    def __init__(self, plans: tuple[Plan, ...], judged_by: Judge, looks: int) -> None:
+    def __init__(
+        self,
+        plans: tuple[Plan, ...],
+        judged_by: Judge,
+        looks: int,
+        readings: tuple[str, ...] | None = None,
+    ) -> None:
         self.plans = plans
         self.looks = looks
-        self.readings = READINGS if len(plans) < 3 else FEWER
+        self.readings = readings or (READINGS if len(plans) < 3 else FEWER)
         self.judged_by = judged_by
         self.problems: set[str] = set()
         self.states = 0
@@ -316,9 +390,13 @@ class Explorer:
 
     def moves(self, world: World, who: int) -> Iterator[World]:
         agent, plan = world.agents[who], self.plans[who]
-        if agent.at == "begins" and plan.releases == "before":
+        if agent.at == "begins" and plan.releases in ("before", "and takes it again"):
             yield self.put(world, who, Agent("released"), held=dropped(world.held, who))
-        elif agent.at in ("begins", "released"):
+        elif agent.at == "released" and plan.releases == "and takes it again":
+            if not any(what == plan.holds for what, _, _ in world.held):
+                held = tuple(sorted((*world.held, (plan.holds, who, world.number))))
+                yield self.put(world, who, Agent("again"), held=held, number=world.number + 1)
+        elif agent.at in ("begins", "released", "again"):
             waiting = (*world.waiting, (plan.wants, who, world.number))
             yield self.put(world, who, Agent("waits"), waiting=waiting, number=world.number + 1)
         elif agent.at in ("gives up", "served"):
@@ -386,6 +464,15 @@ ONE_RELEASES = (Plan("x", "y", "before"), Plan("y", "x"))
 ONE_LETS_GO = (Plan("x", "y", "meanwhile"), Plan("y", "x"))
 
 
+FILES = (Plan("X", "Y"), Plan("Y", "X"))
+FILE_AND_CLAIM = (Plan("X", "y"), Plan("y", "X"))
+LONGER_FILES = (Plan("X", "y"), Plan("y", "Z"), Plan("Z", "X"))
+FILE_RELEASED = (Plan("X", "Y", "before"), Plan("Y", "X"))
+FILE_LET_GO = (Plan("X", "y", "meanwhile"), Plan("y", "X"))
+FILE_TAKEN_AGAIN = (Plan("X", "Y", "and takes it again"), Plan("Y", "X"))
+BOTH_TAKEN_AGAIN = (Plan("X", "y", "and takes it again"), Plan("y", "X", "and takes it again"))
+
+
 def explored(plans: tuple[Plan, ...], judged_by: Judge = judge, looks: int = 2) -> Explorer:
     explorer = Explorer(plans, judged_by, looks)
     explorer.run()
@@ -394,8 +481,24 @@ def explored(plans: tuple[Plan, ...], judged_by: Judge = judge, looks: int = 2) 
 
 @pytest.mark.parametrize(
     ("plans", "looks", "states"),
-    [(CIRCLE, 2, 500), (ONE_RELEASES, 2, 500), (ONE_LETS_GO, 2, 500), (LONGER, 1, 2000)],
-    ids=["a circle", "released before", "released meanwhile", "a longer circle"],
+    [
+        (CIRCLE, 2, 500),
+        (ONE_RELEASES, 2, 500),
+        (ONE_LETS_GO, 2, 500),
+        (LONGER, 1, 2000),
+        (FILES, 2, 500),
+        (FILE_AND_CLAIM, 2, 500),
+        (FILE_RELEASED, 2, 500),
+        (FILE_LET_GO, 2, 500),
+        (FILE_TAKEN_AGAIN, 2, 500),
+        (BOTH_TAKEN_AGAIN, 1, 500),
+        (LONGER_FILES, 1, 2000),
+    ],
+    ids=[
+        *("a circle", "released before", "released meanwhile", "a longer circle"),
+        *("of files", "of a file and a claim", "a file released before", "a file released meanwhile"),
+        *("a file taken again", "both taken again", "a longer one with files"),
+    ],
 )
 def test_in_every_order_of_readings_and_moves_exactly_one_gives_up_and_only_in_a_circle(
     plans: tuple[Plan, ...], looks: int, states: int
@@ -403,6 +506,14 @@ def test_in_every_order_of_readings_and_moves_exactly_one_gives_up_and_only_in_a
     found = explored(plans, looks=looks)
     assert not found.problems
     assert found.states > states
+
+
+@pytest.mark.parametrize("plans", [FILES, FILE_LET_GO, FILE_TAKEN_AGAIN, BOTH_TAKEN_AGAIN])
+def test_the_same_if_those_who_wait_are_read_before_what_is_held(plans: tuple[Plan, ...]) -> None:
+    explorer = Explorer(plans, judge, 1, BACKWARDS)
+    explorer.run()
+    assert not explorer.problems
+    assert explorer.states > 200
 
 
 def after_one_look(ticket: str, first: Picture, second: Picture) -> bool:
@@ -418,10 +529,11 @@ def whoever_is_in_one(ticket: str, first: Picture, second: Picture) -> bool:
     ("plans", "planted", "problem"),
     [
         (ONE_LETS_GO, after_one_look, "gave up without a circle"),
+        (FILE_LET_GO, after_one_look, "gave up without a circle"),
         (CIRCLE, whoever_is_in_one, "two of one circle gave up"),
         (CIRCLE, lambda *seen: False, "a circle in which not one gives up"),
     ],
-    ids=["looks once", "any victim", "no victim"],
+    ids=["looks once", "looks once at files", "any victim", "no victim"],
 )
 def test_a_detector_that_is_wrong_is_found(plans: tuple[Plan, ...], planted: Judge, problem: str) -> None:
     assert problem in explored(plans, planted).problems

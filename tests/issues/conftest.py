@@ -25,7 +25,7 @@ def store(request: pytest.FixtureRequest, scratch: Path, clock: ManualClock) -> 
 
 
 @pytest.fixture
-def tracker(store: Store) -> Tracker:
-    made = tracker_on(store)
+def tracker(store: Store, clock: ManualClock) -> Tracker:
+    made = tracker_on(store, clock=clock)
     assert made.initialise()
     return made

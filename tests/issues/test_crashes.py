@@ -15,6 +15,7 @@ from holdfast.issues.creating import NewIssue
 from holdfast.issues.gating import Definition
 from holdfast.issues.records import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
+from holdfast.issues.validate import examine, repair
 from holdfast.testing.crash import Ending, Outcome, kill_points
 from tests.issues.trackers import problems, tracker_at
 
@@ -92,7 +93,11 @@ class Operation:
         assert seen in (old, new), f"neither the old state nor the new one: {seen}"
         if outcome.acknowledged or outcome.ending is Ending.SUCCEEDED:
             assert seen == new, "what was acknowledged is lost"
-        assert problems(tracker) == []
+        left = examine(tracker)
+        assert {each.kind for each in left} <= {"commit unfinished"}
+        if left:  # decided, and not carried out: it is found, and finished
+            assert repair(tracker) == []
+            assert facts(tracker) == seen
         tracker.update(A, Update(title="a"))
         tracker.create(NewIssue(title="and work goes on"))
         for issue in list(tracker.snapshot()):

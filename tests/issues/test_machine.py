@@ -128,7 +128,7 @@ class TrackerMachine(RuleBasedStateMachine):
         super().__init__()
         self.clock = ManualClock()
         self.store: Store = self.new_store()
-        self.tracker = tracker_on(self.store)
+        self.tracker = tracker_on(self.store, clock=self.clock)
         self.model = Model()
         self.claims: dict[str, ClaimId] = {}
 

@@ -29,7 +29,7 @@ A, B, C = "aaaa", "bbbb", "cccc"
 @pytest.fixture
 def tracker(scratch: Path, clock: ManualClock) -> Tracker:
     """a -> b -> c, in files."""
-    here = tracker_on(FileStore(scratch, clock=clock))
+    here = tracker_on(FileStore(scratch, clock=clock), clock=clock)
     here.initialise()
     here.adopt(
         [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.issues.claim_records import ClaimId
 from holdfast.issues.claiming import Claimed
 from holdfast.issues.creating import NewIssue
@@ -24,8 +25,8 @@ def tracker_at(directory: Path, actor: str = "agent:tester") -> Tracker:
     return tracker_on(FileStore(directory, timeout=60.0), actor)
 
 
-def tracker_on(store: Store, actor: str = "agent:tester") -> Tracker:
-    return Tracker(store, actor=actor, retry=PATIENT)
+def tracker_on(store: Store, actor: str = "agent:tester", *, clock: Clock = SYSTEM_CLOCK) -> Tracker:
+    return Tracker(store, actor=actor, retry=PATIENT, clock=clock)
 
 
 def made(tracker: Tracker, *titles: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from holdfast.locks.holders import boot_clock_id
 from holdfast.store.memory import MemoryStore
 from holdfast.store.records import Decision, View
 from tests.cli.commands import data, error, holdfast
+from tests.support.wall_clock import WallClock, settable_wall_clock
 
 TTL = 30.0
 HOUR = 3600.0
@@ -136,56 +136,10 @@ def test_who_waits_keeps_its_place_when_the_wall_clock_is_set(machines: Machines
 
 # --- Real processes whose wall clock is set ------------------------------------------------------------
 
-SHIM = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-
-/* The wall clock of this process is off by as many seconds as the file WALL_CLOCK_STEP says. */
-int clock_gettime(clockid_t clock, struct timespec *now) {
-    static int (*original)(clockid_t, struct timespec *);
-    if (!original) original = dlsym(RTLD_NEXT, "clock_gettime");
-    int result = original(clock, now);
-    const char *path = getenv("WALL_CLOCK_STEP");
-    if (clock == CLOCK_REALTIME && result == 0 && path) {
-        long step = 0;
-        FILE *file = fopen(path, "r");
-        if (file) {
-            if (fscanf(file, "%ld", &step) != 1) step = 0;
-            fclose(file);
-        }
-        now->tv_sec += step;
-    }
-    return result;
-}
-"""
-
-
-class WallClock:
-    """The wall clock of processes that are started with its environment: tests set it."""
-
-    def __init__(self, library: Path, file: Path) -> None:
-        self._file = file
-        self.environment = {"LD_PRELOAD": str(library), "WALL_CLOCK_STEP": str(file)}
-        self.set(0)
-
-    def set(self, step: float) -> None:
-        draft = self._file.with_suffix(".draft")
-        draft.write_text(f"{step:.0f}\n")
-        draft.rename(self._file)
-
 
 @pytest.fixture
 def wall_clock(tmp_path: Path) -> WallClock:
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if not sys.platform.startswith("linux") or compiler is None:
-        pytest.skip("needs Linux and a C compiler to set the clock of a process")
-    source, library = tmp_path / "shim.c", tmp_path / "shim.so"
-    source.write_text(SHIM)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    return WallClock(library, tmp_path / "step")
+    return settable_wall_clock(tmp_path)
 
 
 @pytest.fixture

@@ -462,7 +462,7 @@ def test_the_state_says_who_holds_it_and_changes_nothing(tmp_path: Path, clock: 
     clock.advance(60)
     state = lock.state(REPO)
     assert state is not None
-    assert state.info == RepoLockInfo(os.getpid(), NOW, "push", current_holder())
+    assert state.info == RepoLockInfo(os.getpid(), NOW, "push", current_holder(), held.lock_id)
     assert (state.path, state.age, state.liveness, state.stale) == (held.path, 60, ALIVE, False)
     clock.advance(DEFAULT_STALE_AFTER)
     aged = lock.state(REPO)

@@ -43,6 +43,12 @@ async def take_both(agent: Agent, ttl: str) -> tuple[dict[str, Any], dict[str, A
     return await agent("take_lease", ttl=ttl), await agent("claim_next_work", ttl=ttl)
 
 
+def wait_until_all_has_run_out(shop: Path, taken: dict[str, Any]) -> None:
+    """Both leases, and the claim."""
+    wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree_id"]).expired)
+    wait_until(lambda: ready(shop) == ["First"])
+
+
 def test_when_the_client_goes_everything_is_given_back_and_before_that_it_is_kept_alive(shop: Path) -> None:
     async def test() -> None:
         async with connected(cwd=shop) as agent:
@@ -86,8 +92,7 @@ def test_when_the_server_is_killed_what_it_held_runs_out_by_itself(shop: Path) -
         async with connected(cwd=shop) as agent:
             lease, taken = await take_both(agent, "1s")
             send(server_pid(lease), "SIGKILL")
-        wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree_id"]).expired)
-        wait_until(lambda: ready(shop) == ["First"])
+        wait_until_all_has_run_out(shop, taken)
         async with connected(cwd=shop) as other:
             assert (await other("take_lease"))["fencing_token"] == lease["fencing_token"] + 1
             again = await other("claim_next_work")
@@ -103,8 +108,7 @@ def test_who_has_lost_everything_can_take_it_again(shop: Path) -> None:
         async with connected(cwd=shop) as agent:
             lease, taken = await take_both(agent, "1s")
             send(server_pid(lease), "SIGSTOP")
-            wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree_id"]).expired)
-            wait_until(lambda: ready(shop) == ["First"])
+            wait_until_all_has_run_out(shop, taken)
             send(server_pid(lease), "SIGCONT")
             again, more = await take_both(agent, "10m")
             assert again["fencing_token"] == lease["fencing_token"] + 1
@@ -169,8 +173,7 @@ def test_work_and_leases_that_were_taken_over_are_refused_by_their_tokens(shop: 
         async with connected(cwd=shop) as agent:
             lease, taken = await take_both(agent, "1s")
             send(server_pid(lease), "SIGSTOP")
-            wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree_id"]).expired)
-            wait_until(lambda: ready(shop) == ["First"])
+            wait_until_all_has_run_out(shop, taken)
             async with connected(cwd=shop, name="thief") as other:
                 stolen = await other("take_lease", ttl="10m")
                 await other("claim_next_work", ttl="10m")

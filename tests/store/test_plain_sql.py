@@ -36,6 +36,7 @@ from holdfast.testing.contract_clients import (
 )
 from tests.store.plain_sql import FOREIGN, NOTIFICATIONS, all_troubles, troubles
 from tests.store.test_file_store import RICH, act_on_accounts, judge_accounts, record
+from tests.support.proxy import Door
 from tests.support.servers import Postgres
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")
@@ -169,7 +170,7 @@ def test_a_change_of_structure_within_a_transaction_is_found() -> None:
 # --- No notifications ----------------------------------------------------------------------------
 
 
-class NoListening:
+class NoListening(Door):
     """Between clients and a real server: LISTEN is answered as by a server that does not have it."""
 
     _ERROR = b"SERROR\0VERROR\0C0A000\0MLISTEN not supported yet\0\0"
@@ -177,19 +178,12 @@ class NoListening:
     def __init__(self, port: int) -> None:
         self._target = port
         self.refused = 0
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listening.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self._target))
-            for work in (self._ask, self._answer):
-                threading.Thread(target=work, args=(client, server), daemon=True).start()
+    def serve(self, client: socket.socket) -> None:
+        server = socket.create_connection(("127.0.0.1", self._target))
+        threading.Thread(target=self._answer, args=(client, server), daemon=True).start()
+        self._ask(client, server)
 
     def _ask(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError), server:
@@ -208,25 +202,23 @@ class NoListening:
                 client.sendall(chunk)
             client.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        self._listening.close()
-
 
 def test_where_listening_is_refused_changes_are_looked_for(
     postgres_server: Postgres, postgres_url: str
 ) -> None:
     between = NoListening(postgres_server.port)
     url = postgres_url.replace(f":{postgres_server.port}/", f":{between.port}/")
-    with PostgresStore(url) as store, PostgresStore(postgres_url) as other:
+    with between, PostgresStore(url) as store, PostgresStore(postgres_url) as other:
         with store.watch(ISSUES) as watch:
             apply(other, Create(ONE, Item(1)))
             assert watch.wait(30) == {ONE.name}
+            apply(other, Create(INDEX, Item(1)))
+            assert watch.wait(0.7) == frozenset()
         desk, elsewhere = Desk(store, TRAIL), Desk(other, TRAIL)
         held = elsewhere.acquire("main", elsewhere.request(ttl=60)).lease
         threading.Timer(0.2, lambda: elsewhere.release("main", held.lock_id)).start()
         assert acquire(desk, "main", desk.request(ttl=60), wait=30.0).token == held.fencing_token + 1
         assert between.refused == 1
-    between.close()
 
 
 @pytest.fixture

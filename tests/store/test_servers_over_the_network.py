@@ -306,18 +306,6 @@ def test_a_watch_that_slept_through_a_compaction_reports_all_there_is(etcd_url: 
         assert single.wait(30) == {INDEX.name}
 
 
-def test_where_there_are_no_notifications_changes_are_looked_for(postgres_url: str) -> None:
-    with PostgresStore(postgres_url) as store, PostgresStore(postgres_url) as other:
-        store.read(ONE)
-        assert isinstance(store.engine, PostgresEngine)
-        store.engine.connections.notifies = False
-        with store.watch(ISSUES) as watch:
-            apply(other, Create(ONE, Item(1)))
-            assert watch.wait(30) == {ONE.name}
-            apply(other, Create(INDEX, Item(1)))
-            assert watch.wait(0.7) == frozenset()
-
-
 def test_a_notification_that_is_too_long_is_made_up_for_by_looking(postgres_url: str) -> None:
     names = [f"{'x' * 100}{each}" for each in range(100)]
     with PostgresStore(postgres_url) as store, store.watch(ISSUES) as watch:

@@ -11,14 +11,13 @@ import shutil
 import socket
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 from urllib.parse import quote
 
 import pytest
 
+from tests.support.proxy import Door
 from tests.support.servers import Etcd, Postgres
 
 PASSWORD = "s3cret:@/"
@@ -142,7 +141,7 @@ class EncryptedEtcd(Etcd):
         return self._connects()
 
 
-class TlsDoor:
+class TlsDoor(Door):
     """Speaks TLS to clients of PostgreSQL, and passes on in the clear what they say to a server on loopback.
 
     It asks for the client's certificate and refuses who has none, if `mutual`.
@@ -155,19 +154,9 @@ class TlsDoor:
         if mutual:
             self._context.verify_mode = ssl.CERT_REQUIRED
             self._context.load_verify_locations(certificates / "ca.pem")
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
+    def serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError), client:
             if client.recv(8, socket.MSG_WAITALL) != _SSL_REQUEST:
                 return  # it wants to talk in the clear
@@ -178,15 +167,6 @@ class TlsDoor:
             ):
                 safe.settimeout(0.01)  # both directions of one TLS connection are for one thread
                 _pass_on(safe, server)
-
-    def close(self) -> None:
-        self._listening.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()
 
 
 def _pass_on(safe: ssl.SSLSocket, server: socket.socket) -> None:

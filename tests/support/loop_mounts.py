@@ -1,4 +1,5 @@
-"""File systems of the kinds that people have, made for a test in a file and mounted through a loop device.
+"""File systems of the kinds that people have, made for a test in a file and mounted through a loop device;
+and a small one in memory.
 
 That takes root, loop devices and the tools of the file system. Where something is missing the test is
 skipped with the reason, and the end of the run lists it as NOT RUN HERE.
@@ -93,3 +94,18 @@ def loop_mount(scratch: Path) -> Iterator[Callable[[str], LoopMount]]:
     yield make
     for each in mounted:
         subprocess.run(["umount", "--lazy", str(each.path)], check=False, capture_output=True)
+
+
+@pytest.fixture
+def small_disk(scratch: Path) -> Iterator[Path]:
+    """A file system in memory that is quickly full."""
+    if not sys.platform.startswith("linux") or os.getuid() != 0:
+        pytest.skip("needs root to mount a small file system in memory")
+    path = scratch / "small"
+    path.mkdir()
+    try:
+        run("mount", "-t", "tmpfs", "-o", "size=16m", "holdfast", str(path))
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"cannot mount a small file system in memory here: {error}")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True)

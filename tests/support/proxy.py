@@ -1,4 +1,5 @@
-"""A small proxy for one TCP server: it counts who speaks in turn, makes the way longer, and cuts lines."""
+"""What stands between clients and one TCP server. `Door` lets clients in; what it does for them is for others
+to say. `Proxy` counts who speaks in turn, makes the way longer, and cuts lines."""
 
 from __future__ import annotations
 
@@ -11,7 +12,39 @@ from typing import Literal, Self
 Cut = Literal["never", "before", "after"]
 
 
-class Proxy:
+class Door:
+    """Listens on a port (of loopback, unless it is told otherwise), and serves each client in a thread."""
+
+    def __init__(self, *, listen: str = "127.0.0.1:0") -> None:
+        host, _, own_port = listen.partition(":")
+        self._listening = socket.create_server((host, int(own_port)))
+        self.port: int = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def serve(self, client: socket.socket) -> None:
+        """Speak with a client until either hangs up."""
+        raise NotImplementedError
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(client,), daemon=True).start()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        _hang_up(self._listening)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+
+class Proxy(Door):
     """Listens on a port (of loopback, unless it is told otherwise), and passes everything on.
 
     `turns` counts how often a client spoke after it had heard the server: round trips. With `cut` set to
@@ -27,34 +60,28 @@ class Proxy:
         self.cut: Cut = "never"
         self.lost = 0
         self._target = (target, port)
-        host, _, own_port = listen.partition(":")
-        self._listening = socket.create_server((host, int(own_port)))
-        self.port: int = self._listening.getsockname()[1]
         self._lines: list[socket.socket] = []
         self._closed = False
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(listen=listen)
 
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                client, _ = self._listening.accept()
-            except OSError:
-                return
-            if self.lost and self.cut != "never":
-                client.close()
-                continue
-            try:
-                server = socket.create_connection(self._target, timeout=5.0)
-            except OSError:
-                client.close()
-                continue
-            server.settimeout(None)
-            for each in (client, server):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._lines += [client, server]
-            line = _Line(self, client, server)
-            for pump in (line.pump_requests, line.pump_answers):
-                threading.Thread(target=pump, daemon=True).start()
+    def serve(self, client: socket.socket) -> None:
+        if self.lost and self.cut != "never":
+            client.close()
+            return
+        try:
+            server = socket.create_connection(self._target, timeout=5.0)
+        except OSError:
+            client.close()
+            return
+        server.settimeout(None)
+        for each in (client, server):
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._lines += [client, server]
+        line = _Line(self, client, server)
+        if self._closed:  # since it was let in
+            self.cut_all_lines()
+        threading.Thread(target=line.pump_answers, daemon=True).start()
+        line.pump_requests()
 
     def cut_all_lines(self) -> None:
         """End every connection that there is; new ones are let in."""
@@ -64,14 +91,9 @@ class Proxy:
 
     def close(self) -> None:
         self._closed = True
-        for each in (self._listening, *self._lines):
+        super().close()
+        for each in self._lines:
             _hang_up(each)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()
 
 
 class _Line:

@@ -206,19 +206,24 @@ def test_one_who_was_killed_while_it_waited_is_in_no_circle(shop: Shop, own: str
             line.say("waiting")
             take(repository, ledger, mine, "doomed", PATIENCE)
 
-    with (
-        Workers() as workers,
-        shop.opened() as (repository, ledger),
-        take(repository, ledger, mine, "survivor", 0.0),
-    ):
+    def survive(line: Line) -> None:  # beside the other one, not above it: it would hold what this one has
+        with shop.opened() as (repository, ledger), take(repository, ledger, mine, "survivor", 0.0):
+            line.say("holding")
+            line.wait()
+            with pytest.raises(LockTimeout):  # it is not to be had for a while, but not for ever
+                take(repository, ledger, theirs, "survivor", 0.5)
+            line.say("not served")
+
+    with Workers() as workers:
+        survivor = workers.start(survive)
+        assert survivor.hear() == "holding"
         doomed = workers.start(work)
         assert doomed.hear() == "holding"
         assert doomed.ask("go") == "waiting"
         wait_until(lambda: any(each.waiting for each in look_around(shop.root).holdings))
         doomed.kill()
         doomed.wait()
-        with pytest.raises(LockTimeout):  # it is not to be had for a while, but not for ever
-            take(repository, ledger, theirs, "survivor", 0.5)
+        assert survivor.ask("go") == "not served"
 
 
 @pytest.mark.req("FL-20")

@@ -88,6 +88,14 @@ def unfinished_commit(control: Control) -> None:
     Intents(store._root, Layout()).publish(Intent("dead", steps))
 
 
+def blocked_commit(control: Control) -> None:
+    """The same, and another program has put something else where one of them is to be."""
+    unfinished_commit(control)
+    place = control.places.root / Layout().place("jvs/plans/x2").path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("{}")
+
+
 def unfinished_operation(control: Control) -> None:
     """A creation whose process died before its directory was in place."""
     commit(
@@ -325,6 +333,7 @@ def open_to_all(control: Control) -> None:
 WARNING, ERROR, NOTE = "warning", "error", "note"
 ALL: dict[str, Damage] = {
     "unfinished commit": Damage(unfinished_commit, "commit-unfinished", WARNING, True),
+    "blocked commit": Damage(blocked_commit, "commit-blocked", ERROR, False),
     "unfinished operation": Damage(unfinished_operation, "operation-unfinished", WARNING, True),
     "undecided collection": Damage(undecided_collection, "collection-unfinished", WARNING, True),
     "decided collection": Damage(decided_collection, "collection-unfinished", WARNING, True),

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from holdfast.worktrees.records import MAIN
 from holdfast.worktrees.retention import Policy
 from tests.cli.commands import error, holdfast
 from tests.support.loop_mounts import LoopMount, run
+from tests.worktrees import damage
 from tests.worktrees.stages import events, files_in, put_files, unprobed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="fills a Linux file system")
@@ -120,6 +122,74 @@ def test_a_worktree_can_be_removed_from_a_full_disk(loop_mount: Mount) -> None:
     told("worktree", "remove", "large", "--no-snapshot", "--repo", root)
     assert not (root / "worktrees" / "large").exists()
     assert found(root) <= {"disk-full"}  # something is left for root alone
+
+
+def on_a_full_disk(disk: Path) -> tuple[Path, str]:
+    """A repository on a disk that is full: its root, and the older of its two snapshots."""
+    root = disk / "repository"
+    initialise(root)
+    with Repository(root) as repository, repository.lease() as held:
+        put_files(repository.path(MAIN), {"file": "x" * (5 << 20)})
+        older = repository.snapshot(MAIN, held).snapshot_id
+        put_files(repository.path(MAIN), {"file": "y"})
+        repository.snapshot(MAIN, held)
+    set_policy(Repository(root).control, Policy(keep_last=1))
+    return root, older
+
+
+@pytest.mark.parametrize(
+    ("make", "listed"),
+    [(("pin", "add", "--reason", "why"), "pins"), (("ref", "create", "kept"), "references")],
+    ids=["pin", "ref"],
+)
+def test_on_a_full_disk_nothing_new_is_kept_and_that_is_said(
+    small_disk: Path, make: tuple[str, ...], listed: str
+) -> None:
+    root, older = on_a_full_disk(small_disk)
+    fill_to_the_last_byte(small_disk)
+    refused = holdfast(*make, older, "--repo", root, "--json")
+    assert error(refused)["errno"] == errno.ENOSPC
+    assert "gc plan" in error(refused)["hint"]
+    assert told(make[0], "list", "--repo", root)[listed] == []
+    assert found(root) == {"disk-full"}
+
+    shutil.rmtree(small_disk / "ballast")
+    told(*make, older, "--repo", root)
+    assert len(told(make[0], "list", "--repo", root)[listed]) == 1
+
+
+def test_on_a_full_disk_what_keeps_a_snapshot_can_be_taken_away_and_the_space_is_freed(
+    small_disk: Path,
+) -> None:
+    root, older = on_a_full_disk(small_disk)
+    pin = told("pin", "add", older, "--repo", root)["pin_id"]
+    told("ref", "create", "kept", older, "--repo", root)
+    for away in (("pin", "remove", pin), ("ref", "delete", "kept")):
+        fill_to_the_last_byte(small_disk)
+        told(*away, "--repo", root)
+    fill_to_the_last_byte(small_disk)
+    plan = told("gc", "plan", "--repo", root)
+    assert [each["snapshot_id"] for each in plan["delete"]] == [older]
+    assert told("gc", "run", "--plan", plan["plan"], "--repo", root)["deleted"] == 1
+    assert found(root) == set()
+    trail = [each.event for each in events(Repository(root))]
+    assert {"pin_removed", "reference_deleted"} <= set(trail)
+
+
+@pytest.mark.parametrize("name", ["unfinished commit", "unfinished operation", "orphaned tree"])
+def test_on_a_full_disk_the_doctor_repairs_what_it_finds(small_disk: Path, name: str) -> None:
+    root, _ = on_a_full_disk(small_disk)
+    planted = damage.ALL[name]
+    planted.plant(Repository(root).control)
+    fill_to_the_last_byte(small_disk)
+    assert planted.code in found(root)
+
+    repaired = json.loads(holdfast("doctor", "--fix", "--repo", root, "--json").stdout)
+    said = repaired["data" if repaired["ok"] else "error"]
+    assert planted.code in {each["code"] for each in said["fixed"]}
+    assert said["failed"] == []
+    assert {each["code"] for each in said["findings"]} <= {"disk-full"}
+    assert found(root) <= {"disk-full"}
 
 
 def test_a_disk_without_inodes_can_be_emptied_too(loop_mount: Mount) -> None:

@@ -14,7 +14,7 @@ from holdfast.cli.places import store_address
 from holdfast.cli.repository import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
 from holdfast.cli.running import RunCommand
 from holdfast.cli.tracking import CLAIM_VARIABLE, tracking, writing_options
-from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld, NotFound
+from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld, NotFound
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +59,12 @@ group = Group("agent", help="Let agents work through the queue, one piece of wor
     help="With --next: how long to wait until an issue is ready, while others work on what must come first; "
     "'none': without limit. It ends at once when every issue is finished.  [default: not at all]",
 )
+@click.option(
+    "--remove-worktree",
+    is_flag=True,
+    help="Remove the issue's own worktree once the issue is done; what was written stays as a snapshot, "
+    "which a pin keeps.  [default: it stays, to be looked at]",
+)
 @writing_options
 @click.pass_obj
 def run(
@@ -71,6 +77,7 @@ def run(
     ttl: float,
     wait: float | None,
     patience: float | None,
+    remove_worktree: bool,
     repo: str | None,
     actor: str | None,
     command: tuple[str, ...],
@@ -86,6 +93,10 @@ def run(
     and nothing of it is published. If it says itself that the issue is done ('holdfast issue finish'), or
     gives it back, that counts. Ends as the command ends; 3 if there is nothing to do.
 
+    The worktree stays when the work is done, so that somebody can look at it and bring it into main; remove
+    it then ('holdfast worktree remove'). With --remove-worktree it is removed at once, if the issue is done
+    (not while it waits for gates) and no process works in it; 'holdfast pin list' shows what is kept of it.
+
     \b
     Examples:
       holdfast agent run --next -- ./my-agent
@@ -99,6 +110,8 @@ def run(
         raise click.UsageError("--patience is for --next.", click.get_current_context())
     if take_next is (issue_id is not None):
         raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
+    if remove_worktree and worktree is not None:
+        raise click.UsageError("--remove-worktree is for worktrees of an issue's own.")
     wish = Wish(
         issue_id=issue_id,
         worktree=worktree,
@@ -112,19 +125,27 @@ def run(
     repository = open_repository(repo, environment)
     with tracking(repo or str(repository.root), actor) as tracker:
         workshop = Workshop(repository, tracker, _ledger(repository.root))
-        ended = _work(workshop, wish, command, environment, output)
+        ended = _work(workshop, wish, command, environment, output, remove_worktree=remove_worktree)
     return child.end_like(ended)
 
 
 def _work(
-    workshop: Workshop, wish: Wish, command: tuple[str, ...], environment: dict[str, str], output: Output
+    workshop: Workshop,
+    wish: Wish,
+    command: tuple[str, ...],
+    environment: dict[str, str],
+    output: Output,
+    *,
+    remove_worktree: bool,
 ) -> Ended:
     from holdfast.cli import child, signals
+    from holdfast.cli.issue_view import warn_of_broken
     from holdfast.workspace.assignments import take
-    from holdfast.workspace.plain.issues import outcome_record
+    from holdfast.workspace.plain.issues import broken_records, outcome_record
 
     with take(workshop, wish, quietly=signals.kept_back) as assignment:
         _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
+        warn_of_broken(output, assignment.broken)
         try:
             ended = child.run(
                 command,
@@ -134,11 +155,30 @@ def _work(
                 mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
             )
             outcome = _concluded(assignment, ended)
+            kept = (
+                _remove_worktree(assignment, outcome, output) if remove_worktree else "it was not asked for"
+            )
         except (LockNotHeld, LockExpired, FencingMismatch) as failure:
             raise CommandFailed(failure, advice=LOST) from failure
-    output.result({**ended.as_record(), **outcome_record(outcome, assignment)})
+    record = {**ended.as_record(), **outcome_record(outcome, assignment)}
+    broken = broken_records(assignment.broken)
+    output.result({**record, "worktree_removed": kept is None, "worktree_kept": kept, "broken": broken})
     _tell(output, _conclusion(outcome))
     return ended
+
+
+def _remove_worktree(assignment: Assignment, outcome: Outcome, output: Output) -> str | None:
+    """Remove the worktree if the work is done; else why it stays. Either way the work is done, or is not."""
+    state = outcome.issue.state.value
+    why = None if state == "done" else f"the issue is {state}"
+    if why is None:
+        try:
+            assignment.remove_worktree()
+        except Failure as failure:
+            why = failure.message
+    if why is not None:
+        _tell(output, f"the worktree stays: {why}")
+    return why
 
 
 def _tell(output: Output, text: str) -> None:

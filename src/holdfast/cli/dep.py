@@ -102,19 +102,24 @@ def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) 
     Example:
       holdfast dep tree 4f1c
     """
-    from holdfast.cli.issue_view import summary
+    from holdfast.cli.issue_view import broken_records, summary, warn_of_broken
 
     with tracking(repo) as tracker:
         found = tracker.find_id(issue_id)
         snapshot = tracker.snapshot()
         rows = list(_walk(snapshot, found, depth))
+
+    def lost(issue_id: str) -> str:
+        return "broken" if issue_id in snapshot.broken_issues else "missing"
+
     issues = [{**summary(each, snapshot.state(each)), "depth": level} for level, _, each in rows if each]
     lines = [
         "  " * level
-        + (f"{here[:8]} ({snapshot.state(each).value}) {each.title}" if each else f"{here} (missing)")
+        + (f"{here[:8]} ({snapshot.state(each).value}) {each.title}" if each else f"{here} ({lost(here)})")
         for level, here, each in rows
     ]
-    output.result({"id": found, "issues": issues}, lines)
+    output.result({"id": found, "issues": issues, "broken": broken_records(snapshot.broken)}, lines)
+    warn_of_broken(output, snapshot.broken)
 
 
 def _walk(snapshot: Snapshot, start: str, depth: int | None) -> Iterator[tuple[int, str, Issue | None]]:

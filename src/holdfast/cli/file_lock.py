@@ -62,10 +62,11 @@ def run(
 ) -> int:
     """Run COMMAND while holding the lock on the file PATH, and end as it ends.
 
-    Waits for the lock if somebody else holds it, and names who that is if it takes too long. The
-    command gets every signal that is sent to this one, does not inherit the lock, and on Linux is
-    killed if this one is killed. With --json the outcome is printed to standard error, because
-    standard output is the command's.
+    Waits for the lock if somebody else holds it, and names who that is if it takes too long. A wait that
+    would never end, because the holder waits in turn for what you hold, is given up by the youngest of
+    those in the circle (E_DEADLOCK, status 4). The command gets every signal that is sent to this one,
+    does not inherit the lock, and on Linux is killed if this one is killed. With --json the outcome is
+    printed to standard error, because standard output is the command's.
 
     \b
     Examples:

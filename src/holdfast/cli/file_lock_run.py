@@ -8,6 +8,7 @@ import time
 from typing import NamedTuple
 
 from holdfast.cli import child
+from holdfast.cli.observing import observe_file_lock
 from holdfast.cli.options import UNLIMITED
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.errors import LockConflict, LockTimeout
@@ -24,9 +25,10 @@ class Request(NamedTuple):
     timeout: float | None
 
     def acquire(self) -> LockGuard:
-        """The lock; or `LockConflict` if it is held and not to be waited for, or `LockTimeout`."""
+        """The lock; `LockConflict` if it is held and not to be waited for, `LockTimeout`, or `Deadlock`."""
         if self.wait:
-            return FileLocker(self._limit(), fair=self.fair).acquire(self.path, shared=self.shared)
+            locker = FileLocker(self._limit(), fair=self.fair, observer=observe_file_lock)
+            return locker.acquire(self.path, shared=self.shared)
         guard = FileLocker(0.0, fair=self.fair).try_acquire(self.path, shared=self.shared)
         if guard is None:
             raise self._held()

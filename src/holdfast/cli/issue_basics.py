@@ -151,6 +151,9 @@ def create(
 def list_(output: Output, /, **filters: Unpack[_Filters]) -> None:
     """List issues in the order in which they were created.
 
+    One that cannot be read is named on standard error (with --json: under "broken") and left out; the
+    status is 0 all the same. 'holdfast issue validate' ends with 6 then.
+
     \b
     Examples:
       holdfast issue list --state ready --state in_progress
@@ -190,7 +193,7 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 
     with tracking(repo) as tracker:
         record = full(tracker, tracker.find_id(issue_id))
-        tell(output, field, record, list(lines(record, tracker.store.now())))
+        tell(output, field, record, list(lines(record)))
 
 
 @click.command()

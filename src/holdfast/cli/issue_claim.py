@@ -8,7 +8,7 @@ from holdfast.cli.fields import ISSUE, field_of, tell
 from holdfast.cli.options import UNLIMITED, duration, duration_or_none
 from holdfast.cli.output import Output
 from holdfast.cli.tracking import claim_for, claim_option, tracking, writing_options
-from holdfast.errors import NotFound, UsageFailure
+from holdfast.errors import UsageFailure
 
 ttl_option = click.option(
     "--ttl",
@@ -21,7 +21,7 @@ ttl_option = click.option(
 assignee_option = click.option(
     "--assignee", metavar="KIND:NAME", help="Who works on it.  [default: the actor]"
 )
-_field_option = field_of("claim_id", *ISSUE, "token", "ttl", "expires_at", "taken_over_from")
+_FIELDS = ("claim_id", *ISSUE, "token", "ttl", "expires_at", "taken_over_from")
 purpose_option = click.option("--purpose", metavar="TEXT", default="", help="What for, for others to see.")
 
 
@@ -30,7 +30,7 @@ purpose_option = click.option("--purpose", metavar="TEXT", default="", help="Wha
 @ttl_option
 @assignee_option
 @purpose_option
-@_field_option
+@field_of(*_FIELDS)
 @writing_options
 @click.pass_obj
 def claim(
@@ -74,7 +74,7 @@ def claim(
 @ttl_option
 @assignee_option
 @purpose_option
-@_field_option
+@field_of(*_FIELDS, "broken")
 @writing_options
 @click.pass_obj
 def claim_next(
@@ -91,27 +91,28 @@ def claim_next(
 ) -> None:
     """Take the most urgent issue that is ready, of those what was left alone longest. Status 3 if none is.
 
-    Issues whose claim has run out count as ready. If somebody else is faster, the next one is taken.
+    Issues whose claim has run out count as ready. If somebody else is faster, the next one is taken. An
+    issue that cannot be read is named and left out; so is one that waits for it.
 
     \b
     Example:
       holdfast issue claim-next --label area:parser
     """
-    from holdfast.cli.issue_view import claimed_lines, claimed_record
+    from holdfast.cli.issue_view import broken_records, claimed_lines, claimed_record, warn_of_broken
     from holdfast.issues.search import Query
     from holdfast.locks.callers import calling_agent
 
     query = Query(labels=labels)
     with tracking(repo, actor) as tracker:
         request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
-        claimed = tracker.claims.claim_next(
+        claimed = tracker.claims.take_next(
             request,
             wanted=lambda issue: query.fits(issue, issue.state),
             wait=None if wait == UNLIMITED else wait or 0.0,
         )
-        if claimed is None:
-            raise nothing_ready()
-        tell(output, field, claimed_record(claimed), list(claimed_lines(claimed)))
+        record = {**claimed_record(claimed), "broken": broken_records(claimed.broken)}
+        tell(output, field, record, list(claimed_lines(claimed)))
+        warn_of_broken(output, claimed.broken)
 
 
 @click.command()
@@ -145,7 +146,7 @@ def heartbeat(
         if shown is None:
             raise UsageFailure("no claim was shown", hint="Show it: --claim, or HOLDFAST_CLAIM_ID.")
         renewed = tracker.claims.renew(shown, ttl)
-        record = {"id": found, **claim_record(renewed, tracker.store.now())}
+        record = {"id": found, **claim_record(renewed, tracker.transactions.moment())}
         output.result(record, [f"{found[:SHORT]} is yours until {renewed.expires_at}"])
 
 
@@ -173,8 +174,3 @@ def release(
         found = tracker.find_id(issue_id)
         issue = tracker.claims.release(found, claim_for(found, claim_text), reason=reason)
         changed(output, "released", issue, tracker.state(issue))
-
-
-def nothing_ready() -> NotFound:
-    """What a command ends with that wants an issue to work on, and there is none."""
-    return NotFound("no issue is ready", hint="'holdfast blocked' shows what waits for what.")

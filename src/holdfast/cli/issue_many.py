@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.output import Output
 from holdfast.cli.tracking import reading_options, tracking, writing_options
 from holdfast.errors import Corrupt, ExitStatus
+
+if TYPE_CHECKING:
+    from holdfast.issues.validate import Finding
 
 
 @click.command()
@@ -101,7 +105,8 @@ def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) 
 
     Found are: issues that the index does not have or has in vain, dependencies on nothing, circles,
     states that do not follow, gates that nobody defined, claims that have run out, files that cannot be
-    read. Circles and unreadable files are left to you.
+    read, commits that their process did not live to carry out. Circles, unreadable files, and commits that
+    another program has got in the way of are left to you: nothing of these is ever overwritten.
 
     \b
     Examples:
@@ -120,12 +125,16 @@ def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) 
     }
     if left and output.as_json:
         raise Corrupt(f"the tracker has {len(left)} problems", **record)
-    lines = [
-        f"{mark} {each.kind}: {each.issue_id[:8]} {each.message}".replace("  ", " ")
-        for mark, some in (("fixed", fixed), ("found", left))
-        for each in some
-    ]
+    lines = [line for each in fixed for line in _finding_lines("fixed", each)]
+    lines += [line for each in left for line in _finding_lines("found", each)]
     output.result(record, lines or ["everything is in order"])
     if left and any(each.fixable for each in left):
         output.diagnostic("'holdfast issue validate --fix' puts right what can be.")
     return ExitStatus.CORRUPT if left else ExitStatus.OK
+
+
+def _finding_lines(mark: str, finding: Finding) -> Iterator[str]:
+    name = f" {finding.issue_id[:8]}" if finding.issue_id else ""
+    yield f"{mark} {finding.kind}:{name} {finding.message}"
+    if finding.hint and mark == "found":
+        yield f"  {finding.hint}"

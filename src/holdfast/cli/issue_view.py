@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from holdfast.cli.output import Output
+from holdfast.cli.output import Output, printable
 from holdfast.cli.tables import show_table
 from holdfast.cli.tracking import show_field
-from holdfast.clock import format_duration, parse_instant
+from holdfast.clock import format_duration
 from holdfast.issues.claiming import Claimed
-from holdfast.issues.reading import Snapshot
+from holdfast.issues.reading import Broken, Snapshot
 from holdfast.issues.records import Issue, State
 from holdfast.workspace.plain.issues import SHORT as SHORT
+from holdfast.workspace.plain.issues import broken_records as broken_records
 from holdfast.workspace.plain.issues import claim_record as claim_record
 from holdfast.workspace.plain.issues import claimed_record as claimed_record
 from holdfast.workspace.plain.issues import full as full
@@ -34,13 +35,26 @@ def claimed_lines(claimed: Claimed) -> Iterator[str]:
 
 
 def show_issues(output: Output, snapshot: Snapshot, issues: Iterable[Issue], field: str | None) -> None:
-    """A list of issues: as a table, as records, or one field of each."""
+    """A list of issues: as a table, as records, or one field of each; and what could not be read."""
     if field:
         show_field(output, list_record(snapshot, issues)["issues"], field)
     elif output.as_json:
         output.result(list_record(snapshot, issues))
     else:
         show_table(output, COLUMNS, [_row(issue, snapshot.state(issue)) for issue in issues])
+    warn_of_broken(output, snapshot.broken, told=output.as_json and not field)
+
+
+def warn_of_broken(output: Output, broken: Sequence[Broken], *, told: bool | None = None) -> None:
+    """Name what could not be read, on standard error; not if programs were told (`told`)."""
+    if not broken or (output.as_json if told is None else told):
+        return
+    for each in broken:
+        output.diagnostic(
+            f"Warning: {each.issue_id[:SHORT]} is left out, because it cannot be read. "
+            f"{printable(each.failure.message)} ({each.failure.code})"
+        )
+    output.diagnostic("Nothing was changed. 'holdfast issue validate' shows what is to be repaired.")
 
 
 def changed(
@@ -51,7 +65,7 @@ def changed(
     output.result(record, [f"{what} {issue.id[:SHORT]} ({state.value}): {issue.title}"])
 
 
-def lines(record: dict[str, Any], now: float) -> Iterator[str]:
+def lines(record: dict[str, Any]) -> Iterator[str]:
     """One issue, for people."""
     yield f"{record['title']}"
     yield f"  id            {record['id']}"
@@ -67,6 +81,8 @@ def lines(record: dict[str, Any], now: float) -> Iterator[str]:
     ):
         if record[name]:
             yield f"  {title:12}  {', '.join(each[:SHORT] for each in record[name])}"
+    for each in record["broken"]:
+        yield f"  cannot read   {each['id'][:SHORT]}: {each['message']}"
     for gate in record["gates_required"]:
         verdict = record["gates_status"].get(gate, {})
         by = f" by {verdict['updated_by']}" if verdict.get("updated_by") else ""
@@ -74,7 +90,7 @@ def lines(record: dict[str, Any], now: float) -> Iterator[str]:
     for name, value in record["context"].items():
         yield f"  context       {name}={value}"
     if record["claim"]:
-        yield from _claim_lines(record["claim"], now)
+        yield from _claim_lines(record["claim"])
     yield f"  created       {record['created_at']}"
     yield f"  updated       {record['updated_at']}"
     if record["description"]:
@@ -82,8 +98,8 @@ def lines(record: dict[str, Any], now: float) -> Iterator[str]:
         yield from (f"  {line}" for line in record["description"].splitlines())
 
 
-def _claim_lines(claim: dict[str, Any], now: float) -> Iterator[str]:
-    left = parse_instant(claim["expires_at"]) - now
+def _claim_lines(claim: dict[str, Any]) -> Iterator[str]:
+    left = claim["time_left"]
     until = f"for another {format_duration(left)}" if left > 0 else f"ran out {format_duration(-left)} ago"
     yield f"  claim         {claim['claim_id']}"
     yield f"                token {claim['token']}, by {claim['assignee']}, {until}"

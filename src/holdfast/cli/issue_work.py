@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.issue_claim import assignee_option, nothing_ready, purpose_option, ttl_option
+from holdfast.cli.issue_claim import assignee_option, purpose_option, ttl_option
 from holdfast.cli.output import Output
 from holdfast.cli.running import RunCommand
 from holdfast.cli.tracking import CLAIM_VARIABLE, tracking, writing_options
@@ -60,11 +60,13 @@ def work(
       holdfast issue work --next --ttl 5m -- ./agent
     """
     from holdfast.cli import child
+    from holdfast.cli.issue_view import warn_of_broken
     from holdfast.cli.signals import Duty, kept_back
     from holdfast.holding.heartbeat import BEATS
     from holdfast.issues.claim_records import ClaimId
     from holdfast.issues.claiming import HeldClaim
     from holdfast.locks.callers import calling_agent
+    from holdfast.workspace.plain.issues import broken_records
 
     if take_next is (issue_id is not None):
         raise click.UsageError("Give an ID, or --next.", click.get_current_context())
@@ -76,6 +78,7 @@ def work(
             behalf_of=calling_agent() if then == "keep" else None,  # it outlives this process
         )
         claimed = _claimed(tracker, issue_id, request)
+        warn_of_broken(output, claimed.broken)
         shown = ClaimId.parse(claimed.claim.claim_id)
         os.environ[CLAIM_VARIABLE] = shown.text
         os.environ["HOLDFAST_ISSUE_ID"] = shown.issue_id
@@ -85,7 +88,8 @@ def work(
             duty = Duty(min(1.0, ttl / BEATS), held.check)
             ended = child.run(command, duty=duty)
         issue = _concluded(tracker, shown, then, succeeded=ended.exit_status == 0)
-        output.result({"id": issue.id, "state": tracker.state(issue).value, **ended.as_record()})
+        record = {"id": issue.id, "state": tracker.state(issue).value, **ended.as_record()}
+        output.result({**record, "broken": broken_records(claimed.broken)})
     return child.end_like(ended)
 
 
@@ -93,10 +97,7 @@ def _claimed(tracker: Tracker, issue_id: str | None, request: Request) -> Claime
     """The issue that was named, or the next one."""
     if issue_id is not None:
         return tracker.claims.claim(tracker.find_id(issue_id), request)
-    claimed = tracker.claims.claim_next(request)
-    if claimed is None:
-        raise nothing_ready()
-    return claimed
+    return tracker.claims.take_next(request)
 
 
 def _concluded(tracker: Tracker, shown: ClaimId, then: str, *, succeeded: bool) -> Issue:

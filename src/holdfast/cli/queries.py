@@ -51,7 +51,7 @@ def blocked(output: Output, *, field: str | None, repo: str | None) -> None:
     Example:
       holdfast blocked
     """
-    from holdfast.cli.issue_view import SHORT, summary
+    from holdfast.cli.issue_view import SHORT, broken_records, summary, warn_of_broken
 
     with tracking(repo) as tracker:
         snapshot = tracker.snapshot()
@@ -62,12 +62,22 @@ def blocked(output: Output, *, field: str | None, repo: str | None) -> None:
         lines.append(f"{issue.id[:SHORT]} ({snapshot.state(issue).value}) {issue.title}")
         for on in waiting:
             other = snapshot.lookup(on)
-            state = snapshot.state(other).value if other else "missing"
+            lost = "broken" if on in snapshot.broken_issues else "missing"
+            state = snapshot.state(other).value if other else lost
             reasons.append({"id": on, "state": state, "title": other.title if other else None})
-            advice = "  <- will never be done: remove the dependency?" if state == "rejected" else ""
+            advice = _ADVICE.get(state, "")
             lines.append(f"  waits for {on[:SHORT]} ({state}) {other.title if other else ''}{advice}")
         records.append({**summary(issue, snapshot.state(issue)), "blocked_by": reasons})
-    tell(output, field, {"issues": records, "count": len(records)}, lines, records=records)
+    broken = broken_records(snapshot.broken)
+    record = {"issues": records, "count": len(records), "broken": broken}
+    tell(output, field, record, lines, records=records)
+    warn_of_broken(output, snapshot.broken, told=output.as_json and not field)
+
+
+_ADVICE = {
+    "rejected": "  <- will never be done: remove the dependency?",
+    "broken": "  <- cannot be read, so nobody knows: repair it first",
+}
 
 
 @click.command()
@@ -92,13 +102,16 @@ def graph(output: Output, *, form: str, everything: bool, repo: str | None) -> N
       holdfast graph --format dot | dot -Tsvg > issues.svg
     """
     from holdfast.cli import graph_view
+    from holdfast.cli.issue_view import broken_records, warn_of_broken
 
     with tracking(repo) as tracker:
-        picture = graph_view.Picture(tracker.snapshot(), everything=everything)
+        snapshot = tracker.snapshot()
+    picture = graph_view.Picture(snapshot, everything=everything)
     if output.as_json:
-        output.result(picture.as_record())
+        output.result({**picture.as_record(), "broken": broken_records(snapshot.broken)})
     else:
         output.text("\n".join(getattr(picture, form)()))
+    warn_of_broken(output, snapshot.broken)
 
 
 @click.command()

@@ -87,9 +87,11 @@ def run(
 ) -> int:
     """Run COMMAND while holding the lock of the repository REPO_ID, and end as it ends.
 
-    While the command runs the lock is refreshed, so that nobody takes it for stale. If it is lost all
-    the same (somebody broke it), the command is ended and the status is 5: stop writing. With --json
-    the outcome is printed to standard error, because standard output is the command's.
+    A wait that would never end, because the holder waits in turn for what you hold, is given up by the
+    youngest of those in the circle (E_DEADLOCK). While the command runs the lock is refreshed, so that
+    nobody takes it for stale. If it is lost all the same (somebody broke it), the command is ended and
+    the status is 5: stop writing. With --json the outcome is printed to standard error, because standard
+    output is the command's.
 
     \b
     Examples:

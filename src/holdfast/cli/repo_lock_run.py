@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 from holdfast.cli import child
+from holdfast.cli.observing import observe_repo_lock
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.repo_lock_view import one_line
 from holdfast.cli.signals import Duty
@@ -39,20 +41,30 @@ def run_locked(
 
 
 def acquire(lock: RepoLock, repo_id: str, purpose: str, wait: float | None) -> HeldRepoLock:
-    """Take the lock, asking again until `wait` seconds are over; None: only once."""
+    """Take the lock, asking again until `wait` seconds are over, or the wait is in vain; None: only once."""
     deadline = time.monotonic() + (wait or 0.0)
-    tries = 0
-    while True:
-        try:
-            return lock.lock(repo_id, purpose)
-        except RepoLocked as failure:
-            if wait is None:
-                raise
+    try:
+        return lock.lock(repo_id, purpose)
+    except RepoLocked as failure:
+        if wait is None:
+            raise
+        refused = failure
+    lookout = observe_repo_lock(lock, repo_id, purpose, wait)
+    try:
+        for tries in itertools.count():
             if time.monotonic() >= deadline:
-                raise _timeout(failure, wait) from failure
-        pause = _PAUSES[min(tries, len(_PAUSES) - 1)]
-        time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
-        tries += 1
+                break
+            pause = _PAUSES[min(tries, len(_PAUSES) - 1)]
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+            try:
+                return lock.lock(repo_id, purpose)
+            except RepoLocked as failure:
+                refused = failure
+            if lookout.found is not None:
+                raise lookout.found
+    finally:
+        lookout.end()
+    raise _timeout(refused, wait) from refused
 
 
 class Upkeep:

@@ -39,8 +39,9 @@ NOTHING_SEEN = "Nobody holds anything of what could be looked at."
 def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     """Show who holds what: leases of worktrees, issues, claims in the ledger, repo locks, file locks.
 
-    For each: since when, until when, whether its holder is alive, what for, who waits in which place, and
-    whether and how it can be reclaimed without harm. Takes no lock and changes nothing.
+    For each: since when, until when, whether its holder is alive, what for, who waits, in which place and
+    since when, and whether and how it can be reclaimed without harm. Those who wait for file locks and
+    repo locks are served in no order. Takes no lock and changes nothing.
 
     \b
     Examples:
@@ -198,14 +199,28 @@ def row(held: Holding, now: float) -> list[str]:
         since,
         left,
         held.liveness.value,
-        ", ".join(f"{each.place}. {_waiter(each)}" for each in held.waiting),
+        _waiters(held.waiting, now),
         ("safe: " if held.reclaim.safe else "") + held.reclaim.how,
     ]
 
 
-def _waiter(waiting: Waiting) -> str:
-    gone = " (dead)" if waiting.liveness.value == "dead" else ""
-    return f"{waiting.who}{gone}"
+def _waiters(waiting: Sequence[Waiting], now: float) -> str:
+    """Those who wait, in their places; those who have none are served in no order, and it says so."""
+    shown = ", ".join(_waiter(each, now) for each in waiting)
+    unordered = sum(each.place is None for each in waiting)
+    return f"{shown}; in no order" if unordered > 1 else shown
+
+
+def _waiter(waiting: Waiting, now: float) -> str:
+    from holdfast.clock import format_duration, parse_instant
+
+    known = []
+    if waiting.since is not None:
+        known.append(f"for {format_duration(max(0, round(now - parse_instant(waiting.since))))}")
+    if waiting.liveness.value == "dead":
+        known.append("dead")
+    place = "" if waiting.place is None else f"{waiting.place}. "
+    return f"{place}{waiting.who}" + (f" ({', '.join(known)})" if known else "")
 
 
 def _holder(held: Holding) -> str:

@@ -17,7 +17,7 @@ def switch_off_fencing() -> None:
     def any_lease(view: Any, moment: Any, keys: Any, lock_id: str, token: int) -> Any:
         return view.get(keys.lease)
 
-    def any_claim(issue_id: str, record: Any, now: float, shown: Any) -> Any:
+    def any_claim(issue_id: str, record: Any, moment: Any, shown: Any) -> Any:
         return Claim(
             claim_id=shown.text,
             assignee="agent:stale",

@@ -148,11 +148,11 @@ class _Course:
         """Which of the agents that run has which issue, by the claims that are in force."""
         claims = [document.record.claim for _, document in self._tracker.store.scan(CLAIMS)]
         issues = [issue_id for issue_id, _ in self._tracker.store.scan(CLAIMS)]
-        now = self._tracker.store.now()
+        moment = self._tracker.transactions.moment()
         held = {
             claim.assignee: issue
             for issue, claim in zip(issues, claims, strict=False)
-            if claim is not None and not claim.is_expired(now)
+            if claim is not None and not claim.is_expired(moment)
         }
         return {number: held.get(agent.name) for number, agent in self._crew.working.items()}
 

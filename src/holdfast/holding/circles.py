@@ -15,21 +15,29 @@ circle can move until somebody gives up, so one does: the youngest wait, which h
    is in both pictures was there all the time between them, and all of it together.
 4. Who waits for what it holds itself is in no circle: it may release it yet, in another thread or by
    another command.
+5. *What if several hold it?* Who waits for what others share waits for each of them: a circle through any of
+   them never ends. Those who share something do not wait for each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.errors import Deadlock, Failure
 
 
 class Thing(NamedTuple):
-    """What can be held by one at a time: `kind` and `name`, as in `the lease on main`."""
+    """What can be held: `kind` and `name`, as in `the lease on main`.
+
+    `place` tells those apart that have one name: where it is, in words that are for nobody's eyes.
+    """
 
     kind: str
     name: str
+    place: str = ""
 
     def __str__(self) -> str:
         return f"the {self.kind} on {self.name}"
@@ -38,7 +46,8 @@ class Thing(NamedTuple):
 class Party(NamedTuple):
     """Who holds or waits: by the name that it gave itself, if it did, and by its processes.
 
-    `above` are those that it descends from; see `process_id`. `actor` is in whose name they act.
+    `above` are those that it descends from; see `process_id`. `actor` is in whose name they act. `proofs` are
+    of what it can prove to hold, whoever took it: see `proof_of`.
     """
 
     shown: str
@@ -46,15 +55,21 @@ class Party(NamedTuple):
     processes: frozenset[str] = frozenset()
     above: frozenset[str] = frozenset()
     actor: str = ""
+    proofs: frozenset[str] = frozenset()
 
 
 class Hold(NamedTuple):
-    """Somebody holds something. `hold_id` tells this hold from all others, before and after it."""
+    """Somebody holds something. `hold_id` tells this hold from all others, before and after it.
+
+    `by_process` says that only the process is known: which of the agents that live in it, nobody can tell.
+    """
 
     thing: Thing
     party: Party
     hold_id: str
     for_descendants: bool = False
+    shared: bool = False
+    by_process: bool = False
 
 
 class Wait(NamedTuple):
@@ -64,16 +79,29 @@ class Wait(NamedTuple):
     party: Party
     since: str
     ticket: str
+    shared: bool = False
 
     def is_of(self, hold: Hold) -> bool:
-        """Whether the one who waits is the one who holds that."""
+        """Whether the one who waits is certainly the one who holds that."""
+        if hold.by_process and self.party.actor and not hold.party.processes.isdisjoint(self.party.processes):
+            return False  # one of the agents of this process: perhaps another one
+        return self.may_be_of(hold)
+
+    def may_be_of(self, hold: Hold) -> bool:
+        """Whether the one who waits is the one who holds that, as far as one can tell."""
         mine, theirs = self.party, hold.party
+        if mine.proofs and proof_of(hold.hold_id) in mine.proofs:
+            return True
         if mine.owner and theirs.owner:
             return mine.owner == theirs.owner
         if mine.actor and theirs.actor and mine.actor != theirs.actor:
             return False
         ours = mine.processes | mine.above if hold.for_descendants else mine.processes
         return not ours.isdisjoint(theirs.processes)
+
+    def is_kept_by(self, hold: Hold) -> bool:
+        """Whether this wait cannot end before somebody else lets go of that."""
+        return not (self.shared and hold.shared) and not self.may_be_of(hold)
 
     def age(self) -> tuple[str, str]:
         return self.since, self.ticket
@@ -104,29 +132,24 @@ def circle_of(ticket: str, picture: Picture) -> Circle:
 
     Who waits in several places waits in each of them: a circle through any of them blocks that one.
     """
-    holds = {hold.thing: hold for hold in picture.holds}
-    links = [
-        Link(wait, hold)
-        for wait in sorted(picture.waits, key=Wait.age)
-        if (hold := holds.get(wait.thing)) is not None and not wait.is_of(hold)
-    ]
-    start = next((link for link in links if link.wait.ticket == ticket), None)
-    if start is None:
-        return ()
-    trail, visited = [start], {ticket}
-    branches = [_followers(start, links)]
-    while branches:
-        for link in branches[-1]:
-            if link.wait.ticket == ticket:
-                return tuple(trail)
-            if link.wait.ticket not in visited:
-                visited.add(link.wait.ticket)
-                trail.append(link)
-                branches.append(_followers(link, links))
-                break
-        else:
-            branches.pop()
-            trail.pop()
+    holds: dict[Thing, list[Hold]] = {}
+    for hold in picture.holds:
+        holds.setdefault(hold.thing, []).append(hold)
+    waits = sorted(picture.waits, key=Wait.age)
+    trails: deque[Circle] = deque(
+        (link,) for wait in waits if wait.ticket == ticket for link in _links(wait, holds)
+    )
+    visited = {ticket}
+    while trails:  # the shortest ones first: a circle that is found has no smaller one in it
+        trail = trails.popleft()
+        for wait in waits:
+            if not wait.is_of(trail[-1].hold):
+                continue
+            if wait.ticket == ticket:
+                return trail
+            if wait.ticket not in visited:
+                visited.add(wait.ticket)
+                trails.extend((*trail, link) for link in _links(wait, holds))
     return ()
 
 
@@ -154,12 +177,22 @@ def refuse_circle(ticket: str, own: Look, elsewhere: Sequence[Look] = ()) -> Non
 
 
 def process_id(holder_id: str, boot_id: str, pid_namespace: str) -> str:
-    """A process, told from all others, also from one with the same number in another container."""
-    return f"{holder_id} {boot_id} {pid_namespace}"
+    """A process, told from all others, also from one with the same number in another container.
+
+    Its user is left out: who sees it from outside may call that by another name.
+    """
+    host, *rest = holder_id.split(":")
+    known = ":".join((host, *rest[1:])) if len(rest) == 3 else holder_id
+    return f"{known} {boot_id} {pid_namespace}"
 
 
-def _followers(link: Link, links: Sequence[Link]) -> Iterable[Link]:
-    return iter([each for each in links if each.wait.is_of(link.hold)])
+def proof_of(hold_id: str) -> str:
+    """Shows that somebody knows the id of what it holds, without telling it to others."""
+    return hashlib.blake2s(hold_id.encode(), person=b"holds", digest_size=16).hexdigest() if hold_id else ""
+
+
+def _links(wait: Wait, holds: Mapping[Thing, Sequence[Hold]]) -> list[Link]:
+    return [Link(wait, hold) for hold in holds.get(wait.thing, ()) if wait.is_kept_by(hold)]
 
 
 def _together(own: Look, elsewhere: Sequence[Look]) -> Picture:

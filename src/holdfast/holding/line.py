@@ -15,15 +15,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from holdfast.clock import Clock, format_duration
 from holdfast.errors import LockTimeout
+from holdfast.holding.lookout import FIRST_LOOK, LAST_LOOK, LOOK_UP
 from holdfast.store.base import Watch
-
-LOOK_UP = 0.1
-"""How often one who may be cancelled looks whether it is to give up."""
-
-FIRST_LOOK, LAST_LOOK = 0.02, 5.0
-"""How long after it began a wait is first looked at for a circle, and how far these looks are apart in the
-end. Each is twice as far from the last one: a wait that is soon over costs none, and of two that came
-at the same time, the one that gives up finds out soon, also if the other was not to be seen yet."""
 
 Got = TypeVar("Got")
 

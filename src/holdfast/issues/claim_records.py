@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clock import parse_instant
 from holdfast.errors import SettingInvalid
+from holdfast.leases.moments import BootMark, Moment
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A timed right to work on an issue. It counts until `expires_at`, by the store's clock.
+    """A timed right to work on an issue. It counts until `expires_at`, by the store's clock; within one boot
+    of one machine until `boot_expires_at`, which nobody can move by setting a clock.
 
     `claim_id` is `<issue>.<token>.<random>`: it says which issue it is for and is never used again.
     """
@@ -27,8 +28,19 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     holder: dict[str, str] = {}
     """The process that took it, in words, if that is known; see `locks.holders.described`."""
 
-    def is_expired(self, now: float) -> bool:
-        return now >= parse_instant(self.expires_at)
+    boot_expires_at: BootMark | None = None
+
+    def time_left(self, moment: Moment, *, for_others: bool) -> float:
+        """How long the claim still counts: for its holder, or (with a margin) until others may take it."""
+        return moment.until(self.expires_at, self.boot_expires_at, margin=for_others)
+
+    def is_expired(self, moment: Moment) -> bool:
+        """Whether its holder must not use it any more."""
+        return self.time_left(moment, for_others=False) <= 0
+
+    def may_be_taken(self, moment: Moment) -> bool:
+        """Whether others may take its place: never before it has expired for its holder."""
+        return self.time_left(moment, for_others=True) <= 0
 
 
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):

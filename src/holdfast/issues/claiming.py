@@ -6,14 +6,15 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clock import SYSTEM_CLOCK, Clock, parse_instant
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import (
     Blocked,
+    Corrupt,
     IssueClaimed,
     LockNotHeld,
     NotFound,
@@ -25,9 +26,9 @@ from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import Claim, ClaimId, ClaimRecord
 from holdfast.issues.draft import Draft
 from holdfast.issues.keys import CLAIMS, EVENTS
-from holdfast.issues.reading import Snapshot, take_snapshot
+from holdfast.issues.reading import Broken, Snapshot
 from holdfast.issues.records import Issue, State
-from holdfast.issues.transactions import MOST_NAMED, Transactions
+from holdfast.issues.transactions import Transactions
 from holdfast.locks.holders import Holder, current_holder, described
 from holdfast.store.records import Decision, Replace, View
 
@@ -36,11 +37,13 @@ LOOK_AGAIN = 2.0
 
 
 class Claimed(NamedTuple):
-    """An issue that is now the caller's, and the proof of it."""
+    """An issue that is now the caller's, and the proof of it. `broken` is what could not be read when it
+    was looked for: work that nobody is given until somebody repairs it."""
 
     issue: Issue
     claim: Claim
     taken_over_from: str | None = None
+    broken: tuple[Broken, ...] = ()
 
 
 class Claiming:
@@ -80,21 +83,41 @@ class Claiming:
         """Take the most urgent issue that can be had, what was left alone longest first; None if none is.
 
         One that somebody else takes first is passed over. `wait` is how many seconds to wait until one is
-        ready (None: without limit), as long as there is one at all that is not finished.
+        ready (None: without limit), as long as there is one at all that is not finished. Whether one that
+        cannot be read is finished is not known: nobody waits for it.
         """
+        return self._look_for_work(request, wanted, wait)[0]
+
+    def take_next(
+        self,
+        request: claims.Request,
+        *,
+        wanted: Callable[[Issue], bool] = lambda issue: True,
+        wait: float | None = 0.0,
+    ) -> Claimed:
+        """The same, but `NotFound` if there is none; that says too what could not be read."""
+        found, seen = self._look_for_work(request, wanted, wait)
+        if found is None:
+            raise _nothing_ready(seen.broken)
+        return found
+
+    def _look_for_work(
+        self, request: claims.Request, wanted: Callable[[Issue], bool], wait: float | None
+    ) -> tuple[Claimed | None, Snapshot]:
         store = self._transactions.store
-        found = self._claim_first(take_snapshot(store), request, wanted)
+        seen = self._transactions.snapshot()
+        found = self._claim_first(seen, request, wanted)
         if found is not None or wait == 0.0:
-            return found
+            return found, seen
         deadline = math.inf if wait is None else time.monotonic() + wait
         with store.watch(EVENTS) as watch:
             while True:
-                seen = take_snapshot(store)  # after the watch was made: nothing is missed
+                seen = self._transactions.snapshot()  # after the watch was made: nothing is missed
                 found = self._claim_first(seen, request, wanted)
                 left = deadline - time.monotonic()
                 unfinished = any(wanted(issue) and issue.state not in rules.FINISHED for issue in seen)
                 if found is not None or left <= 0 or not unfinished:
-                    return found
+                    return found, seen
                 watch.wait(min(left, LOOK_AGAIN))
 
     def _claim_first(
@@ -103,7 +126,12 @@ class Claiming:
         for issue in seen.ready(request.assignee):
             if wanted(issue):
                 with contextlib.suppress(IssueClaimed, Blocked, TransitionRefused, NotFound):
-                    return self.claim(issue.id, request)
+                    try:
+                        return self.claim(issue.id, request)._replace(broken=tuple(seen.broken))
+                    except Corrupt as failure:
+                        if "intent" in failure.facts:  # nothing can be claimed until somebody has decided
+                            raise
+                        seen.add_broken(Broken(issue.id, failure))
         return None
 
     def renew(self, shown: ClaimId, ttl: float | None = None) -> Claim:
@@ -111,8 +139,10 @@ class Claiming:
         key = CLAIMS.key(shown.issue_id)
         ttl = None if ttl is None else claims.checked_ttl(ttl)
 
+        reading = self._transactions.reading()
+
         def decide(view: View, now: float) -> Decision[Claim]:
-            record = claims.renewed(shown.issue_id, view.get(key), now, shown, ttl)
+            record = claims.renewed(shown.issue_id, view.get(key), reading.at(now), shown, ttl)
             assert record.claim is not None
             return Decision([Replace(key, record)], record.claim)
 
@@ -138,15 +168,15 @@ class Claiming:
         return document.record if document else None
 
     def time_left(self, claim: Claim) -> float:
-        """How long a claim still counts, by the store's clock."""
-        return parse_instant(claim.expires_at) - self._transactions.store.now()
+        """How long a claim still counts for its holder."""
+        return claim.time_left(self._transactions.moment(), for_others=False)
 
     def _claim(self, issue_id: str, request: claims.Request) -> Claimed:
         seen = self._transactions.with_dependencies(self._transactions.need(issue_id))
 
         def body(draft: Draft) -> Claimed:
             issue, before = draft.issue(issue_id), draft.claim(issue_id)
-            record = claims.grant(issue, before, draft.now, request, draft.lookup)
+            record = claims.grant(issue, before, draft.moment, request, draft.lookup)
             assert record.claim is not None
             taken_over = before.claim.assignee if before and before.claim else None
             draft.set_claim(issue_id, record)
@@ -156,25 +186,35 @@ class Claiming:
             draft.record("issue_claimed", issue_id, **facts, taken_over_from=taken_over)
             return Claimed(draft.put(working, told=True), record.claim, taken_over)
 
-        named = list(seen)[:MOST_NAMED]
-        return self._transactions.change(body, issues=named, seen=seen, also=[CLAIMS.key(issue_id)])
+        return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
 
     def _release(self, issue_id: str, shown: ClaimId | None, reason: str, *, force: bool) -> Issue:
         seen = self._transactions.with_dependencies(self._transactions.need(issue_id))
 
         def body(draft: Draft) -> Issue:
             issue, record = draft.issue(issue_id), draft.claim(issue_id)
-            if not force and not claims.is_abandoned(issue, record, draft.now):
+            if not force and not claims.is_abandoned(issue, record, draft.moment):
                 raise LockNotHeld(f"{issue_id} is not abandoned", issue_id=issue_id)
-            claims.check_release(issue, record, draft.now, shown)
+            claims.check_release(issue, record, draft.moment, shown)
             draft.record("issue_released", issue_id, assignee=issue.assignee, reason=reason)
             draft.set_claim(issue_id, claims.ended(record))
             state = State.BACKLOG if issue.state is State.IN_PROGRESS else issue.state
             free = msgspec.structs.replace(issue, state=state, assignee=None)
             return draft.put(rules.in_line(free, draft.lookup), told=True)
 
-        named = list(seen)[:MOST_NAMED]
-        return self._transactions.change(body, issues=named, seen=seen, also=[CLAIMS.key(issue_id)])
+        return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
+
+
+def _nothing_ready(broken: Sequence[Broken]) -> NotFound:
+    hint = "'holdfast blocked' shows what waits for what, 'holdfast who' what others work on."
+    if not broken:
+        return NotFound("no issue is ready to be worked on", hint=hint)
+    paths = ", ".join(each.path for each in broken)
+    return NotFound(
+        f"no issue is ready to be worked on, without those that cannot be read ({paths})",
+        hint=f"{hint} 'holdfast issue validate' shows what is to be repaired.",
+        broken=[each.as_record() for each in broken],
+    )
 
 
 class HeldClaim(Held[Claim]):

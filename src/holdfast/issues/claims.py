@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clock import format_duration, format_instant, parse_instant
+from holdfast.clock import format_duration, format_instant
 from holdfast.errors import (
     FencingMismatch,
     IssueClaimed,
@@ -28,6 +28,7 @@ from holdfast.errors import (
 from holdfast.issues.claim_records import Claim, ClaimId, ClaimRecord
 from holdfast.issues.records import Issue, State
 from holdfast.issues.rules import WAITING, Lookup, check_not_blocked
+from holdfast.leases.moments import Moment
 
 DEFAULT_TTL = 3600.0
 SHORTEST_TTL, LONGEST_TTL = 0.1, 30 * 24 * 3600.0
@@ -44,13 +45,13 @@ class Request(NamedTuple):
 
 
 def grant(
-    issue: Issue, record: ClaimRecord | None, now: float, request: Request, lookup: Lookup
+    issue: Issue, record: ClaimRecord | None, moment: Moment, request: Request, lookup: Lookup
 ) -> ClaimRecord:
     """The claim that is given, or `IssueClaimed`, `Blocked` or `TransitionRefused`."""
     current = record.claim if record else None
     if issue.state is State.IN_PROGRESS:
-        if current is None or not current.is_expired(now):
-            raise held_by(issue, current, now)
+        if current is None or not current.may_be_taken(moment):
+            raise held_by(issue, current, moment)
     elif issue.state not in WAITING:
         raise TransitionRefused(
             f"{issue.id} is {issue.state.value}: there is nothing to claim",
@@ -58,7 +59,7 @@ def grant(
             state=issue.state.value,
         )
     elif issue.assignee not in (None, request.assignee):
-        raise held_by(issue, None, now)
+        raise held_by(issue, None, moment)
     check_not_blocked(issue, lookup)
     token = (record.token if record else 0) + 1
     claim = Claim(
@@ -66,16 +67,17 @@ def grant(
         assignee=request.assignee,
         token=token,
         ttl=request.ttl,
-        claimed_at=format_instant(now),
-        renewed_at=format_instant(now),
-        expires_at=format_instant(now + request.ttl),
+        claimed_at=format_instant(moment.now),
+        renewed_at=format_instant(moment.now),
+        expires_at=format_instant(moment.now + request.ttl),
+        boot_expires_at=moment.mark(request.ttl),
         purpose=request.purpose,
         holder=dict(request.holder),
     )
     return ClaimRecord(issue_id=issue.id, token=token, claim=claim)
 
 
-def in_force(issue_id: str, record: ClaimRecord | None, now: float, shown: ClaimId) -> Claim:
+def in_force(issue_id: str, record: ClaimRecord | None, moment: Moment, shown: ClaimId) -> Claim:
     """The claim that was shown, if it is the one in force; else nothing may be written."""
     current = record.claim if record else None
     if current is None or current.claim_id != shown.text:
@@ -87,8 +89,8 @@ def in_force(issue_id: str, record: ClaimRecord | None, now: float, shown: Claim
             held_by=current.assignee if current else None,
             hint="Your claim was released or taken over. Look at it, and claim it again if it is free.",
         )
-    if current.is_expired(now):
-        ago = format_duration(now - parse_instant(current.expires_at))
+    if current.is_expired(moment):
+        ago = format_duration(abs(current.time_left(moment, for_others=False)))
         raise LockExpired(
             f"the claim on {issue_id} ran out {ago} ago; nothing was written",
             issue_id=issue_id,
@@ -99,29 +101,34 @@ def in_force(issue_id: str, record: ClaimRecord | None, now: float, shown: Claim
 
 
 def authorised(
-    issue: Issue, record: ClaimRecord | None, now: float, shown: ClaimId | None, *, moving: bool
+    issue: Issue, record: ClaimRecord | None, moment: Moment, shown: ClaimId | None, *, moving: bool
 ) -> ClaimRecord | None:
     """Refuse a write by somebody who may not; the record as it shall be: a shown claim is renewed too.
 
     Without a claim anybody may add to an issue, but not move one that somebody has claimed (`moving`).
     """
     if shown is not None and shown.issue_id == issue.id:
-        return renewed(issue.id, record, now, shown)
+        return renewed(issue.id, record, moment, shown)
     current = record.claim if record else None
-    if moving and current is not None and not current.is_expired(now):
-        raise held_by(issue, current, now)
+    if moving and current is not None and not current.may_be_taken(moment):
+        raise held_by(issue, current, moment)
     return record
 
 
 def renewed(
-    issue_id: str, record: ClaimRecord | None, now: float, shown: ClaimId, ttl: float | None = None
+    issue_id: str, record: ClaimRecord | None, moment: Moment, shown: ClaimId, ttl: float | None = None
 ) -> ClaimRecord:
-    """The record with the claim running for another ttl from now; never for less than it had left."""
-    current = in_force(issue_id, record, now, shown)
+    """The record with the claim running for another ttl from now."""
+    current = in_force(issue_id, record, moment, shown)
     assert record is not None
     ttl = current.ttl if ttl is None else ttl
-    expires_at = format_instant(now + ttl)
-    claim = msgspec.structs.replace(current, ttl=ttl, renewed_at=format_instant(now), expires_at=expires_at)
+    claim = msgspec.structs.replace(
+        current,
+        ttl=ttl,
+        renewed_at=format_instant(moment.now),
+        expires_at=format_instant(moment.now + ttl),
+        boot_expires_at=moment.mark(ttl),
+    )
     return msgspec.structs.replace(record, claim=claim)
 
 
@@ -130,24 +137,25 @@ def ended(record: ClaimRecord | None) -> ClaimRecord | None:
     return record and msgspec.structs.replace(record, claim=None)
 
 
-def check_release(issue: Issue, record: ClaimRecord | None, now: float, shown: ClaimId | None) -> None:
+def check_release(issue: Issue, record: ClaimRecord | None, moment: Moment, shown: ClaimId | None) -> None:
     """Refuse to release what somebody else works on. What has run out anybody may put back."""
     if issue.state is not State.IN_PROGRESS and issue.assignee is None:
         raise LockNotHeld(f"{issue.id} is not claimed by anybody", issue_id=issue.id)
     current = record.claim if record else None
-    if current is not None and not current.is_expired(now):
+    if current is not None and not current.may_be_taken(moment):
         if shown is None:
-            raise held_by(issue, current, now)
-        in_force(issue.id, record, now, shown)
+            raise held_by(issue, current, moment)
+        if shown.text != current.claim_id:
+            in_force(issue.id, record, moment, shown)
 
 
-def is_abandoned(issue: Issue, record: ClaimRecord | None, now: float) -> bool:
+def is_abandoned(issue: Issue, record: ClaimRecord | None, moment: Moment) -> bool:
     """Whether somebody began to work on the issue, and has let the claim run out."""
     current = record.claim if record else None
-    return issue.state is State.IN_PROGRESS and current is not None and current.is_expired(now)
+    return issue.state is State.IN_PROGRESS and current is not None and current.may_be_taken(moment)
 
 
-def held_by(issue: Issue, claim: Claim | None, now: float) -> IssueClaimed:
+def held_by(issue: Issue, claim: Claim | None, moment: Moment) -> IssueClaimed:
     """Why somebody else cannot have the issue now."""
     if claim is None:
         who = issue.assignee or "somebody"
@@ -157,7 +165,7 @@ def held_by(issue: Issue, claim: Claim | None, now: float) -> IssueClaimed:
             assignee=issue.assignee,
             hint="Take another one, or release this one first: 'holdfast issue release ID'.",
         )
-    left = parse_instant(claim.expires_at) - now
+    left = claim.time_left(moment, for_others=True)
     purpose = f", for: {claim.purpose}" if claim.purpose else ""
     return IssueClaimed(
         f"{issue.id} is claimed by {claim.assignee} since {claim.claimed_at}{purpose}; "

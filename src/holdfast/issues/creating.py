@@ -185,7 +185,7 @@ class Creating:
             return made
 
         also: list[Key[Any]] = [INDEX, GRAPH, GATES, *map(DEPENDENTS.key, [*ids, *whole.dependencies])]
-        return self._transactions.change(body, issues=[*seen, *ids], seen=seen, also=also)
+        return self._transactions.change(body, issues=[*seen.named(), *ids], seen=seen, also=also)
 
 
 def _list(draft: Draft, ids: Iterable[str]) -> None:

@@ -27,6 +27,7 @@ from holdfast.issues import rules
 from holdfast.issues.draft import Draft
 from holdfast.issues.graph import find_path, reachable
 from holdfast.issues.keys import DEPENDENTS, GRAPH
+from holdfast.issues.reading import Broken
 from holdfast.issues.records import Graph, Issue
 from holdfast.issues.transactions import MOST_NAMED, Transactions
 
@@ -50,10 +51,19 @@ class Walk:
         self._edges: dict[str, tuple[str, ...]] = {}
 
     def edges(self, issue_id: str) -> tuple[str, ...]:
-        """What an issue depends on."""
+        """What an issue depends on. Raises if it cannot be read: a circle may lead through it."""
         if issue_id not in self._edges:
             issue = self._transactions.read(issue_id)
             self._edges[issue_id] = issue.dependencies if issue else ()
+        return self._edges[issue_id]
+
+    def edges_as_known(self, issue_id: str) -> tuple[str, ...]:
+        """The same for who asks what follows from what: of one that cannot be read nothing is known."""
+        if issue_id not in self._edges:
+            found = self._transactions.look_at(issue_id)
+            if isinstance(found, Broken):
+                return ()
+            self._edges[issue_id] = found.dependencies if found else ()
         return self._edges[issue_id]
 
     def learn(self, edges: Mapping[str, tuple[str, ...]]) -> None:
@@ -106,7 +116,7 @@ class Dependencies:
     def _add(self, issue_id: str, on: str) -> Added:
         walk = Walk(self._transactions)  # 1. the count, before anything else
         back = find_path(walk.edges, on, issue_id)  # 2. the walk
-        there = None if back else find_path(walk.edges, issue_id, on)
+        there = None if back else find_path(walk.edges_as_known, issue_id, on)
         walked = reachable(walk.edges, [on]) if back is None else set()
         way = back or there or []
 
@@ -141,8 +151,7 @@ class Dependencies:
             draft.record("dependency_removed", issue_id, depends_on=on)
             return issue
 
-        named = list(seen)[:MOST_NAMED]
-        return self._transactions.change(body, issues=named, seen=seen, also=[DEPENDENTS.key(on)])
+        return self._transactions.change(body, issues=seen.named(), seen=seen, also=[DEPENDENTS.key(on)])
 
 
 def cycle(way: list[str]) -> DependencyCycle:
@@ -153,11 +162,11 @@ def cycle(way: list[str]) -> DependencyCycle:
 
 def without_implied(wanted: Iterable[str], walk: Walk) -> tuple[list[str], dict[str, list[str]]]:
     """The dependencies that are needed; and those that follow from the others, with the way."""
-    wanted = list(dict.fromkeys(wanted))
+    wanted, edges = list(dict.fromkeys(wanted)), walk.edges_as_known
     implied: dict[str, list[str]] = {}
     for each in wanted:
         for other in wanted:
-            if other != each and other not in implied and (way := find_path(walk.edges, other, each)):
+            if other != each and other not in implied and (way := find_path(edges, other, each)):
                 implied[each] = way
                 break
     return [each for each in wanted if each not in implied], implied

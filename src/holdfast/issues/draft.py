@@ -17,7 +17,9 @@ from holdfast.errors import Changed, NotFound, NotInitialised
 from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import ClaimRecord
 from holdfast.issues.keys import CLAIMS, DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES
+from holdfast.issues.reading import misnamed
 from holdfast.issues.records import Dependents, Event, Graph, Index, Issue, State
+from holdfast.leases.moments import Moment
 from holdfast.store.records import Append, Change, Create, Delete, Key, Replace, View
 
 MOST_RECENT = 256
@@ -33,7 +35,7 @@ class Draft:
     def __init__(
         self,
         view: View,
-        now: float,
+        moment: Moment,
         *,
         seed: int,
         actor: str,
@@ -41,8 +43,8 @@ class Draft:
         evidence: Mapping[str, Issue | None],
     ) -> None:
         self.view = view
-        self.now = now
-        self.at = format_instant(now)
+        self.moment = moment
+        self.at = format_instant(moment.now)
         self.actor = actor
         self._seed = seed
         self._named = frozenset(named)
@@ -59,7 +61,10 @@ class Draft:
         if issue_id in self._issues:
             return self._issues[issue_id]
         if issue_id in self._named:
-            return self.view.get(ISSUES.key(issue_id))
+            found = self.view.get(ISSUES.key(issue_id))
+            if found is not None and found.id != issue_id:
+                raise misnamed(issue_id, found)
+            return found
         if issue_id in self._evidence:
             return self._evidence[issue_id]
         raise Changed(f"{issue_id} came into play while this was being decided", issue_id=issue_id)

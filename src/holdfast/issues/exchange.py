@@ -27,7 +27,10 @@ class Imported(NamedTuple):
 
 
 def exported(snapshot: Snapshot, registry: Registry | None) -> dict[str, Any]:
-    """All issues and gates as plain values, unknown fields included."""
+    """All issues and gates as plain values, unknown fields included. Refused if one cannot be read: who keeps
+    an export relies on its being all of them."""
+    for each in snapshot.broken:
+        raise each.failure
     issues = [msgspec.json.decode(_CODEC.encode(issue)) for issue in snapshot]
     return {"schema_version": 1, "gates": dict(registry.gates) if registry else {}, "issues": issues}
 

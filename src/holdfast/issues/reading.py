@@ -4,29 +4,74 @@ The index says, in one read, which issues there are: so a batch that is created 
 whole. Each issue is read as of one moment, and its state follows from its dependencies, so a change
 that moves an issue and those that depend on it shows all of its effect or none. Where an issue refers
 to one that was not found, both are read again: by then whatever made the difference is over.
+
+An issue that cannot be read (torn by another program, edited wrongly) is `Broken`: named, and left alone.
+The others go on without it. Who waits for it goes on waiting: nobody knows whether it is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from holdfast.errors import NotInitialised
+from holdfast.errors import Corrupt, Failure, IoFailure, NotInitialised, Refused, StoreIncompatible
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import ClaimRecord
 from holdfast.issues.keys import CLAIMS, INDEX, ISSUES
 from holdfast.issues.records import Issue, State
+from holdfast.leases.moments import Moment, Reading
 from holdfast.store.base import Store
+from holdfast.store.records import Key, Record
+
+TOLERANT_ISSUES = ISSUES.tolerant()
+
+
+class Broken(NamedTuple):
+    """Something of an issue that cannot be read, and why: the issue itself, or its claim."""
+
+    issue_id: str
+    failure: Failure
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        facts = self.failure.facts
+        return str(facts.get("path") or facts.get("source") or ISSUES.key(self.issue_id).name)
+
+    def as_record(self) -> dict[str, str]:
+        """Plain values."""
+        failure = self.failure
+        return {
+            "id": self.issue_id,
+            "path": self.path,
+            "code": failure.code,
+            "message": failure.message,
+            "hint": failure.hint,
+        }
 
 
 class Snapshot:
     """The issues of one tracker, in the order in which they were created."""
 
-    def __init__(self, store: Store, issues: dict[str, Issue], now: float) -> None:
+    def __init__(
+        self, store: Store, issues: dict[str, Issue], moment: Moment, broken: dict[str, Broken] | None = None
+    ) -> None:
         self.issues = issues
-        self.now = now
+        self.broken_issues = broken or {}
+        self.moment = moment
         self._store = store
-        self._claims: dict[str, ClaimRecord | None] = {}
+        self._claims: dict[str, ClaimRecord | Broken | None] = {}
+
+    @property
+    def broken(self) -> list[Broken]:
+        """What could not be read: issues, which are left out, and claims as far as they were asked for."""
+        claims_ = (each for each in self._claims.values() if isinstance(each, Broken))
+        return [*self.broken_issues.values(), *claims_]
+
+    def add_broken(self, broken: Broken) -> None:
+        """Note what was found out later: the claim of an issue that looked as if it could be had."""
+        self._claims[broken.issue_id] = broken
 
     def __iter__(self) -> Iterator[Issue]:
         return iter(self.issues.values())
@@ -42,15 +87,17 @@ class Snapshot:
         return rules.state_of(issue, self.lookup)
 
     def claim(self, issue: Issue) -> ClaimRecord | None:
-        """The claim of an issue; looked up when it is asked for."""
+        """The claim of an issue; looked up when it is asked for. None also if it cannot be read: then
+        nobody is told that it has run out."""
         if issue.id not in self._claims:
-            document = self._store.read(CLAIMS.key(issue.id))
-            self._claims[issue.id] = document.record if document else None
-        return self._claims[issue.id]
+            claim = tried(self._store, CLAIMS.key(issue.id), issue.id)
+            self._claims[issue.id] = claim
+        found = self._claims[issue.id]
+        return None if isinstance(found, Broken) else found
 
     def is_abandoned(self, issue: Issue) -> bool:
         """Whether somebody has claimed it and has not been heard of since."""
-        return issue.state is State.IN_PROGRESS and claims.is_abandoned(issue, self.claim(issue), self.now)
+        return issue.state is State.IN_PROGRESS and claims.is_abandoned(issue, self.claim(issue), self.moment)
 
     def is_available(self, issue: Issue, assignee: str | None = None) -> bool:
         """Whether somebody can begin to work on it now: nobody else does, and it waits for nobody."""
@@ -82,22 +129,36 @@ def _urgency(issue: Issue) -> tuple[int, str, str]:
     return (-issue.priority.rank, issue.updated_at or issue.created_at, issue.created_at)
 
 
-def take_snapshot(store: Store) -> Snapshot:
-    """All issues as they are now. One that cannot be understood is `Corrupt`: it is not left out."""
+def take_snapshot(store: Store, reading: Reading) -> Snapshot:
+    """All issues as they are now. Those that cannot be understood are in `broken`, never passed over.
+
+    `reading` is what the boot clock shows, to judge claims by.
+    """
     index = store.read(INDEX)
     if index is None:
         raise NotInitialised("there is no issue tracker here")
-    found = {name: document.record for name, document in store.scan(ISSUES)}
-    issues: dict[str, Issue] = {}
+    found, issues, broken = _scanned(store), dict[str, Issue](), dict[str, Broken]()
     for issue_id in index.record.all_ids:
-        issue = found.get(issue_id) or read_issue(store, issue_id)  # None: it was deleted since
-        if issue is not None:
+        issue = found.get(issue_id) or look_at(store, issue_id)  # None: it was deleted since
+        if isinstance(issue, Broken):
+            broken[issue_id] = issue
+        elif issue is not None:
             issues[issue_id] = issue
-    _mend(store, issues)
-    return Snapshot(store, issues, store.now())
+    _mend(store, issues, broken)
+    return Snapshot(store, issues, reading.at(store.now()), broken)
 
 
-def _mend(store: Store, issues: dict[str, Issue]) -> None:
+def _scanned(store: Store) -> dict[str, Issue]:
+    """The issues that can be read all at once. What is not among them is to be looked at alone: another
+    program may just have been writing it."""
+    return {
+        name: document.record
+        for name, document in store.scan(TOLERANT_ISSUES)
+        if isinstance(document.record, Issue) and document.record.id == name
+    }
+
+
+def _mend(store: Store, issues: dict[str, Issue], broken: dict[str, Broken]) -> None:
     """Read again what refers to an issue that was not found, and look for that one by its name."""
     todo = list(issues)
     missing: set[str] = set()
@@ -106,28 +167,69 @@ def _mend(store: Store, issues: dict[str, Issue]) -> None:
         if issue_id not in issues:
             continue
         before = issues[issue_id]
-        lost = [each for each in before.dependencies if each not in issues]
+        lost = [each for each in before.dependencies if each not in issues and each not in broken]
         if not lost:
             continue
         for each in lost:
-            found = None if each in missing else read_issue(store, each)
-            if found is None:
+            found = None if each in missing else look_at(store, each)
+            if isinstance(found, Broken):
+                broken[each] = found
+            elif found is None:
                 missing.add(each)
             else:
                 issues[each] = found
                 todo.append(each)
-        again = read_issue(store, issue_id)
-        if again is None:
-            del issues[issue_id]
-        else:
+        again = look_at(store, issue_id)
+        if isinstance(again, Issue):
             issues[issue_id] = again
             if again.dependencies != before.dependencies:
                 todo.append(issue_id)
+            continue
+        del issues[issue_id]
+        if again is not None:
+            broken[issue_id] = again
 
 
 def read_issue(store: Store, issue_id: str) -> Issue | None:
-    """One issue as it is now, or None."""
+    """One issue as it is now, or None. One that cannot be read raises: for those who must know."""
+    found = look_at(store, issue_id)
+    if isinstance(found, Broken):
+        raise found.failure
+    return found
+
+
+def look_at(store: Store, issue_id: str) -> Issue | Broken | None:
+    """One issue as it is now, or why it cannot be read; None if there is none."""
     if not is_safe_name(issue_id):  # a dependency that another program has written: no issue has that name
         return None
-    document = store.read(ISSUES.key(issue_id))
+    found = tried(store, ISSUES.key(issue_id), issue_id)
+    if isinstance(found, Issue) and found.id != issue_id:
+        return Broken(issue_id, misnamed(issue_id, found))
+    return found
+
+
+def misnamed(issue_id: str, found: Issue) -> Corrupt:
+    """The failure of a document that is another issue than its name says: it is not used as either."""
+    name = ISSUES.key(issue_id).name
+    return Corrupt(
+        f"{name} says that it is the issue {found.id}",
+        source=name,
+        issue_id=issue_id,
+        hint="Was the file copied? Give it the name of its id, or the id of its name.",
+    )
+
+
+def tried(store: Store, key: Key[Record], issue_id: str) -> Record | Broken | None:
+    """A document of an issue, or why it cannot be read; None if there is none."""
+    try:
+        document = store.read(key)
+    except Failure as failure:
+        if _is_broken(failure):
+            return Broken(issue_id, failure)
+        raise
     return None if document is None else document.record
+
+
+def _is_broken(failure: Failure) -> bool:
+    """Whether it is this one document that cannot be read: not the store, which would be the end of all."""
+    return isinstance(failure, Corrupt | IoFailure | Refused) and not isinstance(failure, StoreIncompatible)

@@ -2,7 +2,7 @@
 
 Fields that are not known here (another program's, or a later version's) are kept in `unknown` and
 written back with the record. What is missing and has a sensible default gets it. What cannot be
-understood is `Corrupt`, never skipped: rules that look at half of the issues are not rules.
+understood is `Corrupt`, never taken for anything else; `reading` says how the others go on without it.
 """
 
 from __future__ import annotations
@@ -170,9 +170,7 @@ class OpenCodec(Generic[Open]):
                 raise Corrupt(f"{source} is not a JSON object", source=source)
             record = self._converted(value)
         except (JsonInvalid, TooLarge, msgspec.ValidationError) as error:
-            raise Corrupt(
-                f"{source} cannot be understood: {error}", source=source, problem=str(error)
-            ) from None
+            raise _not_understood(content, source, str(error).removeprefix(f"{source} is ")) from None
         if value.keys() <= self._known:
             return record
         unknown = {name: each for name, each in value.items() if name not in self._known}
@@ -187,6 +185,18 @@ class OpenCodec(Generic[Open]):
     def _lenient(self, value: dict[str, Any]) -> dict[str, Any]:
         """The value with what other programs write otherwise put into our words."""
         return {name: each for name, each in value.items() if name != _UNKNOWN}
+
+
+def _not_understood(content: bytes, source: str, problem: str) -> Corrupt:
+    hint = None
+    if content.startswith(_CONFLICT) or b"\n" + _CONFLICT in content:
+        problem, hint = "there is a merge conflict in it", "Resolve the merge conflict in the file by hand."
+    message = f"{source} cannot be understood: {problem}"
+    return Corrupt(message, hint=hint, source=source, problem=problem)
+
+
+_CONFLICT = b"<<<<<<< "
+"""How a line begins that git writes where two changes do not fit together."""
 
 
 def _strict(content: bytes, source: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import Changed, IdAmbiguous, NotInitialised, SettingInvalid, VersionMismatch
 from holdfast.fs.names import checked_actor, is_safe_name
 from holdfast.issues import claims, rules
@@ -23,7 +24,7 @@ from holdfast.issues.dependencies import Dependencies
 from holdfast.issues.draft import Draft, no_issue
 from holdfast.issues.gating import Gating
 from holdfast.issues.keys import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, INDEX, ISSUES
-from holdfast.issues.reading import Snapshot, take_snapshot
+from holdfast.issues.reading import Snapshot
 from holdfast.issues.records import (
     Event,
     Graph,
@@ -39,6 +40,7 @@ from holdfast.issues.records import (
     without_repeats,
 )
 from holdfast.issues.transactions import Transactions, check_dependents
+from holdfast.leases.moments import SKEW
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.base import Store
 from holdfast.store.records import Document, Entry, Key
@@ -96,10 +98,13 @@ class Tracker:
         actor: str = "human:unknown",
         root: Path | None = None,
         retry: RetryConfig | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        skew: float = SKEW,
     ) -> None:
+        """`skew` is how far the clocks of those who share the store may be apart."""
         self.store = store
         self.actor = checked_actor(actor)
-        self.transactions = Transactions(store, actor=self.actor, retry=retry)
+        self.transactions = Transactions(store, actor=self.actor, retry=retry, clock=clock, skew=skew)
         self._creating = Creating(self.transactions)
         self.create_all = self._creating.create
         self.adopt = self._creating.adopt
@@ -127,7 +132,7 @@ class Tracker:
 
     def snapshot(self) -> Snapshot:
         """All issues, as of now."""
-        return take_snapshot(self.store)
+        return self.transactions.snapshot()
 
     def issue(self, issue_id: str) -> Issue:
         """One issue as it is stored."""
@@ -143,7 +148,7 @@ class Tracker:
 
     def state(self, issue: Issue) -> State:
         """The state that an issue is in, which follows from what it depends on."""
-        return rules.state_of(issue, self.transactions.read)
+        return rules.state_of(issue, self.transactions.lookup)
 
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
         return self.transactions.dependents_of(issue_id)
@@ -203,7 +208,7 @@ class Tracker:
             _check_version(draft, issue_id, if_version)
             issue = _unmoved(before, function(before))
             moving = issue.assignee != before.assignee  # to take work away is to move it
-            record = claims.authorised(before, draft.claim(issue_id), draft.now, claim, moving=moving)
+            record = claims.authorised(before, draft.claim(issue_id), draft.moment, claim, moving=moving)
             draft.set_claim(issue_id, record)
             if issue != before:
                 draft.record("issue_updated", issue_id, fields=_changed_fields(before, issue))
@@ -219,8 +224,10 @@ class Tracker:
             assert update.state is not None
             _check_version(draft, issue_id, if_version)
             check_dependents(draft, around)
+            if rules.is_released(before) and update.state not in (State.DONE, State.ARCHIVED):
+                around.check_dependents_known()  # one that is done would rest on it
             record = draft.claim(issue_id)
-            draft.set_claim(issue_id, claims.authorised(before, record, draft.now, claim, moving=True))
+            draft.set_claim(issue_id, claims.authorised(before, record, draft.moment, claim, moving=True))
             issue = update.applied(before)
             if issue != before:
                 draft.record("issue_updated", issue_id, fields=_changed_fields(before, issue))
@@ -241,7 +248,7 @@ class Tracker:
             check_dependents(draft, around)
             if issue.dependencies != around.issue.dependencies:
                 raise Changed(f"{issue_id} was changed meanwhile", issue_id=issue_id)
-            claims.authorised(issue, draft.claim(issue_id), draft.now, claim, moving=True)
+            claims.authorised(issue, draft.claim(issue_id), draft.moment, claim, moving=True)
             draft.drop(issue_id)
             for on in issue.dependencies:
                 draft.drop_dependent(on, issue_id)

@@ -1,38 +1,48 @@
 """Checking a tracker: what is stored, against the rules; and putting right what can only be meant one way.
 
-Circles, and documents that cannot be read, are reported and left to people.
+Circles, documents that cannot be read, and commits that another program has got in the way of are reported
+and left to people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
-from holdfast.errors import Changed, Corrupt, NotInitialised
+from holdfast.errors import Changed, Failure, NotInitialised
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import claims, rules
 from holdfast.issues.draft import Draft
 from holdfast.issues.graph import in_order
 from holdfast.issues.keys import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, INDEX, ISSUES
+from holdfast.issues.reading import TOLERANT_ISSUES, Broken, tried
 from holdfast.issues.records import EventCodec, Graph, Issue, State
 from holdfast.issues.tracker import Tracker
+from holdfast.issues.transactions import Seen
+from holdfast.store.base import Store
+from holdfast.store.files import Abandoned, FileStore
+from holdfast.store.records import Key, Record, Unreadable
 
 REPAIR_TOGETHER = 200
+FAMILY = "jit/"
+"""What the names of all documents of a tracker begin with."""
 
 
 class Finding(NamedTuple):
-    """Something that is not as it should be. `fixable`: there is only one way to put it right."""
+    """Something that is not as it should be. `fixable`: there is only one way to put it right. `hint` says
+    what else can be done about it, if that does not go without saying."""
 
     kind: str
     issue_id: str
     message: str
     fixable: bool
+    hint: str = ""
 
 
 class Examination:
-    """One look at everything."""
+    """One look at everything. What cannot be read is a finding, and what would rest on it is not judged."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
@@ -42,47 +52,51 @@ class Examination:
             raise NotInitialised("there is no issue tracker here")
         self._listed = list(index.record.all_ids)
         self._unreadable: list[Finding] = []
+        self._broken: set[str] = set()
         self._issues = self._load()
-        self.findings = [*self._unreadable, *self._examine()]
+        findings = list(self._examine())
+        self.findings = [*self._unreadable, *findings]
 
     def _load(self) -> dict[str, Issue]:
         """Every issue that can be read, whether the index has it or not."""
         found: dict[str, Issue] = {}
-        names = dict.fromkeys(each for each in self._listed if is_safe_name(each))
-        try:
-            for name, _ in self._store.scan(ISSUES):
-                names[name] = None
-        except Corrupt as failure:
-            self._unreadable.append(Finding("unreadable", "", failure.message, False))
-        for name in names:
-            try:
-                document = self._store.read(ISSUES.key(name))
-            except Corrupt as failure:
-                self._unreadable.append(Finding("unreadable", name, failure.message, False))
-                continue
-            if document is not None:
-                found[name] = document.record
+        there = (name for name, _ in self._store.scan(TOLERANT_ISSUES))
+        for name in dict.fromkeys((*self._listed, *there)):
+            issue = self._tracker.transactions.look_at(name)
+            if isinstance(issue, Broken):
+                self._broken.add(name)
+                self._unreadable.append(_unreadable(name, issue.failure))
+            elif issue is not None:
+                found[name] = issue
+        return found
+
+    def _read(self, key: Key[Record], issue_id: str = "") -> Record | None:
+        """Another document, if it is there and can be read."""
+        found = tried(self._store, key, issue_id)
+        if isinstance(found, Broken):
+            self._unreadable.append(_unreadable(issue_id, found.failure))
+            return None
         return found
 
     def _examine(self) -> Iterator[Finding]:
+        yield from _examine_commits(self._store)
         listed = set(self._listed)
-        lost = {each.issue_id for each in self._unreadable}
         if len(listed) != len(self._listed):
             yield Finding("index", "", "the index has an id twice", True)
         for each in self._listed:
-            if each not in self._issues and each not in lost:
+            if each not in self._issues and each not in self._broken:
                 yield Finding("missing", each, "the index has it, but there is no such issue", True)
         for each in self._issues:
             if each not in listed:
                 yield Finding("unlisted", each, "it is not in the index", True)
-        yield from self._examine_graph(lost)
-        gates = self._store.read(GATES)
-        known = gates.record.gates if gates else {}
+        yield from self._examine_graph()
+        gates = self._read(GATES)
+        known = gates.gates if gates else {}
         for issue in self._issues.values():
             yield from self._examine_issue(issue, known)
         yield from self._examine_events()
 
-    def _examine_graph(self, unreadable: set[str]) -> Iterator[Finding]:
+    def _examine_graph(self) -> Iterator[Finding]:
         edges = {each.id: each.dependencies for each in self._issues.values()}
         for circle in in_order(edges)[1]:
             yield Finding("circle", circle[0], " -> ".join(circle), False)
@@ -90,40 +104,90 @@ class Examination:
         for issue_id, deps in edges.items():
             for on in deps:
                 dependents.setdefault(on, set()).add(issue_id)
-                if on not in self._issues and on not in unreadable:
+                if on not in self._issues and on not in self._broken:
                     yield Finding("dangling", issue_id, f"it depends on {on}, which does not exist", True)
-        stored = {name: set(each.record.dependents) for name, each in self._store.scan(DEPENDENTS)}
-        graph = self._store.read(GRAPH)
+        stored, whole = self._stored_dependents()
+        graph = self._read(GRAPH)
         real = {on: each for on, each in dependents.items() if on in self._issues}
-        if graph is None or not graph.record.dependents_complete or stored != real:
+        complete = graph is not None and graph.dependents_complete
+        if whole and not (complete and stored == real):
             yield Finding(
-                "dependents", "", "the record of which issues depend on which is not complete", True
+                "dependents",
+                "",
+                "the record of which issues depend on which is not complete",
+                not self._broken,
+                "Repair what cannot be read first: nobody knows what that depends on."
+                if self._broken
+                else "",
             )
 
-    def _examine_issue(self, issue: Issue, gates: object) -> Iterator[Finding]:
-        def lookup(issue_id: str) -> Issue | None:
-            return self._issues.get(issue_id)
+    def _stored_dependents(self) -> tuple[dict[str, set[str]], bool]:
+        """Which issues depend on which, as recorded, without those that cannot be read; and whether all of
+        these records can be."""
+        stored, whole = dict[str, set[str]](), True
+        for on, document in self._store.scan(DEPENDENTS.tolerant()):
+            if isinstance(document.record, Unreadable):
+                self._unreadable.append(_unreadable(on, document.record.failure))
+                whole = False
+            elif on not in self._broken and (left := set(document.record.dependents) - self._broken):
+                stored[on] = left
+        return stored, whole
 
-        if rules.state_of(issue, lookup) is not issue.state:
+    def _examine_issue(self, issue: Issue, gates: Mapping[str, object]) -> Iterator[Finding]:
+        lookup = self._issues.get
+        waiting = [each for each in rules.open_dependencies(issue, lookup) if each not in self._broken]
+        knows_all = self._broken.isdisjoint(issue.dependencies)
+        if knows_all and rules.state_of(issue, lookup) is not issue.state:
             wanted = rules.state_of(issue, lookup).value
             yield Finding("state", issue.id, f"it is stored as {issue.state.value}, but is {wanted}", True)
-        if issue.state is State.DONE and (waiting := rules.open_dependencies(issue, lookup)):
+        if issue.state is State.DONE and waiting:
             yield Finding(
                 "done too early", issue.id, f"it is done, but waits for {', '.join(waiting)}", False
             )
         if issue.state is State.DONE and issue.open_gates():
             yield Finding("done too early", issue.id, f"not passed: {', '.join(issue.open_gates())}", False)
         for gate in issue.gates_required:
-            if gate not in gates:  # type: ignore[operator]
+            if gate not in gates:
                 yield Finding("gate", issue.id, f"it requires the gate {gate}, which is not defined", False)
-        claim = self._store.read(CLAIMS.key(issue.id))
-        if claims.is_abandoned(issue, claim.record if claim else None, self._store.now()):
+        claim = self._read(CLAIMS.key(issue.id), issue.id)
+        if claims.is_abandoned(issue, claim, self._tracker.transactions.moment()):
             yield Finding("abandoned", issue.id, f"the claim of {issue.assignee} has run out", True)
 
     def _examine_events(self) -> Iterator[Finding]:
         for entry in self._store.entries(EVENTS):
             if entry.record.type == EventCodec.UNREADABLE:
                 yield Finding("event", "", f"at {entry.position}: {entry.record.unknown['problem']}", False)
+
+
+def _unreadable(issue_id: str, failure: Failure) -> Finding:
+    return Finding("unreadable", issue_id, f"{failure.message} ({failure.code})", False, failure.hint)
+
+
+def _examine_commits(store: Store) -> Iterator[Finding]:
+    """Commits to several documents of the tracker whose author died after the commit point."""
+    for intent, obstacle in _abandoned(store):
+        if obstacle is None:
+            yield Finding(
+                "commit unfinished",
+                "",
+                f"the commit {intent.id} is decided, but its process died before it was carried out",
+                True,
+                "Nothing is lost: everybody sees it whole. 'holdfast issue validate --fix' carries it out, "
+                "and so does the next one who changes an issue.",
+            )
+        else:
+            message = f"the commit {intent.id} is decided, but cannot be carried out: {obstacle.message}"
+            yield Finding("commit blocked", "", message, False, obstacle.hint)
+
+
+def _abandoned(store: Store) -> list[Abandoned]:
+    if not isinstance(store, FileStore):
+        return []
+    return [
+        each
+        for each in store.abandoned_commits()
+        if any(step.name.startswith(FAMILY) for step in each.intent.steps)
+    ]
 
 
 def examine(tracker: Tracker) -> list[Finding]:
@@ -133,6 +197,7 @@ def examine(tracker: Tracker) -> list[Finding]:
 
 def repair(tracker: Tracker) -> list[Finding]:
     """Put right what can be; what is left is returned. Each repair is a transaction of its own."""
+    _finish_commits(tracker.store)
     findings = examine(tracker)
     kinds = {each.kind for each in findings if each.fixable}
     if kinds & {"missing", "unlisted", "index"}:
@@ -141,7 +206,7 @@ def repair(tracker: Tracker) -> list[Finding]:
         if each.kind == "dangling":
             missing = each.message.removeprefix("it depends on ").removesuffix(", which does not exist")
             _detach(tracker, each.issue_id, missing)
-    if kinds & {"dependents", "dangling", "unlisted", "missing"}:
+    if kinds & {"dependents", "dangling", "unlisted", "missing"} and not _has_unreadable(findings):
         _repair_dependents(tracker)
     for each in findings:
         if each.kind == "abandoned":
@@ -152,12 +217,27 @@ def repair(tracker: Tracker) -> list[Finding]:
     return examine(tracker)
 
 
+def _finish_commits(store: Store) -> None:
+    if isinstance(store, FileStore):
+        store.finish_commits([each.intent for each in _abandoned(store) if each.obstacle is None])
+
+
+def _has_unreadable(findings: Iterable[Finding]) -> bool:
+    """Whether something cannot be read: then nobody knows all dependencies."""
+    return any(each.kind == "unreadable" for each in findings)
+
+
 def _repair_index(tracker: Tracker) -> None:
     """Let the index have exactly what is there. What is entered or removed is locked meanwhile."""
     index = tracker.store.read(INDEX)
     listed = list(dict.fromkeys(index.record.all_ids)) if index else []
-    there = {name for name, _ in tracker.store.scan(ISSUES)}
-    doubtful = sorted(there.symmetric_difference(listed))
+    there = {name for name, _ in tracker.store.scan(TOLERANT_ISSUES)}
+    look_at = tracker.transactions.look_at
+    doubtful = sorted(
+        each
+        for each in there.symmetric_difference(listed)
+        if not isinstance(look_at(each), Broken)  # that is for a person to decide
+    )
 
     def body(draft: Draft) -> None:
         record = draft.index()
@@ -169,7 +249,7 @@ def _repair_index(tracker: Tracker) -> None:
         draft.record("index_repaired", "", entered=new)
 
     named = [each for each in doubtful if is_safe_name(each)]
-    seen: dict[str, Issue | None] = dict.fromkeys(doubtful)
+    seen = Seen(dict.fromkeys(doubtful), {})
     tracker.transactions.change(body, issues=named, seen=seen, also=[INDEX])
 
 
@@ -191,7 +271,7 @@ def _settle(tracker: Tracker, issue_id: str) -> None:
         seen = tracker.transactions.with_dependencies(issue)
         tracker.transactions.change(
             lambda draft: draft.settle([issue_id]),
-            issues=[each for each in seen if is_safe_name(each)],
+            issues=filter(seen.can_name, seen.issues),
             seen=seen,
         )
 

@@ -20,7 +20,7 @@ from holdfast.errors import LockReentry
 from holdfast.fs.directory import io_failure
 from holdfast.locks import system
 from holdfast.locks.descriptors import Description, Pool, held_by, without_forks
-from holdfast.locks.waiting import Wait
+from holdfast.locks.waiting import Observer, Wait
 
 if TYPE_CHECKING:
     from holdfast.locks.async_acquisition import AsyncAcquisition
@@ -103,14 +103,22 @@ class FileLocker:
 
     With `fair=True` nobody overtakes the one whose turn it is, and those who compete get about the
     same share (in no strict order); all of them must be fair then. It takes a second lock file
-    beside the first, `<path>.queue`, and twice the time.
+    beside the first, `<path>.queue`, and twice the time. An `observer` is told of each wait that does
+    not end at once, and may end it: see `Repository.file_locker`.
     """
 
-    def __init__(self, timeout: float | None = DEFAULT_TIMEOUT, *, fair: bool = False) -> None:
+    def __init__(
+        self,
+        timeout: float | None = DEFAULT_TIMEOUT,
+        *,
+        fair: bool = False,
+        observer: Observer | None = None,
+    ) -> None:
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"a timeout is 0 or more seconds, or None, not {timeout!r}")
         self.timeout = timeout
         self.fair = fair
+        self._observer = observer
         self._pool = Pool()
 
     def lock_exclusive(self, path: StrPath) -> LockGuard:
@@ -147,7 +155,8 @@ class FileLocker:
             owner = _this_thread.itself
         description = self._try_key(key, shared)
         if description is None:
-            description = self._wait(key, shared, wait or Wait(self.timeout), owner)
+            wait = wait or Wait(self.timeout, cancellable=self._observer is not None)
+            description = self._wait(key, shared, wait, owner)
         return self._guard(description, key, shared, owner)
 
     def try_acquire(self, path: StrPath, *, shared: bool, owner: object = None) -> LockGuard | None:
@@ -217,6 +226,9 @@ class FileLocker:
             from holdfast.locks import contended
         started = monotonic()
         timed_out = False
+        observation = None
+        if self._observer is not None:
+            observation = self._observer(key, wait, shared=shared, fair=self.fair)
         try:
             if self.fair:
                 description = self._wait_in_turn(key, shared, wait, owner)
@@ -224,10 +236,14 @@ class FileLocker:
                 description = self._wait_for_description(key, shared, wait, owner)
             timed_out = description is None and not wait.cancelled
         finally:
+            if observation is not None:
+                observation.end()
             self._pool.waits.add(monotonic() - started, timed_out=timed_out)
-        if description is None:
-            raise contended.timeout(key, wait.timeout or 0.0)
-        return description
+        if description is not None:
+            return description
+        if observation is not None and observation.found is not None:
+            raise observation.found
+        raise contended.timeout(key, wait.timeout or 0.0)
 
     def _wait_in_turn(self, key: str, shared: bool, wait: Wait, owner: object) -> Description | None:
         """First for the turn, then for the lock. Who has the lock already would wait there for itself."""

@@ -55,6 +55,76 @@ def find_holders(path: str | os.PathLike[str]) -> list[FileLockHolder] | None:
     return [_describe(fields) for fields in flocks if fields[4] == wanted]
 
 
+class HeldFlock(NamedTuple):
+    """A lock on a file that certain processes have: more than one, if the open file was passed on."""
+
+    inode: str
+    shared: bool
+    pids: tuple[int, ...]
+
+
+def inode_of(path: str | os.PathLike[str]) -> str:
+    """The file at a path as the kernel names it in its list of locks; "" if there is none."""
+    try:
+        status = calls.stat(path, follow_symlinks=False)
+    except OSError:
+        return ""
+    return f"{device_number(status.st_dev, base='02x')}:{status.st_ino}"
+
+
+def held_flocks(inodes: Container[str]) -> list[HeldFlock]:
+    """The locks that are held on these files (see `inode_of`) by processes that certainly have them.
+
+    The kernel's list names the process that took a lock. It may be gone since, and have passed the open file
+    on (that is how shells lock files), and its number may be another's by now. So those are asked that have
+    the file open. Locks of which nobody can be seen are left out.
+    """
+    if sys.platform != "linux":
+        return []
+    try:
+        flocks = [fields for fields in _flocks() if fields[4] in inodes and fields[-1] != "waiting"]
+    except OSError:
+        return []
+    found = []
+    for fields in flocks:
+        taker = int(fields[3])
+        pids = [taker] if taker > 0 and _has_lock(taker, fields[4]) else _everybody_with(fields[4])
+        if pids:
+            found.append(HeldFlock(fields[4], fields[2] == "READ", tuple(pids)))
+    return found
+
+
+def _everybody_with(inode: str) -> list[int]:
+    try:
+        pids = [int(name) for name in calls.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+    return [pid for pid in sorted(pids) if _has_lock(pid, inode)]
+
+
+def _has_lock(pid: int, inode: str) -> bool:
+    """Whether a process has a file open on which the lock is, not merely another opening of that file."""
+    number = int(inode.rpartition(":")[2])
+    try:
+        names = calls.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for name in names:
+        try:
+            if calls.stat(f"/proc/{pid}/fd/{name}").st_ino == number:
+                told = small.read(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
+                if any(_is_lock_on(line.split(), inode) for line in told.splitlines()):
+                    return True
+        except OSError:
+            continue  # closed meanwhile
+    return False
+
+
+def _is_lock_on(fields: list[str], inode: str) -> bool:
+    """`lock: 1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`."""
+    return fields[:1] == ["lock:"] and "FLOCK" in fields and inode in fields
+
+
 def with_queue(path: str, waiting: list[FileLockHolder]) -> list[FileLockHolder]:
     """Those who wait for a lock, and then those who stand in line for it, if it is a fair one."""
     known = {each.pid for each in waiting}

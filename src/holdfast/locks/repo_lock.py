@@ -28,22 +28,25 @@ MOST_TRIES = 3
 
 
 class RepoLockInfo(NamedTuple):
-    """What a lock file says about its holder. `holder` is None for a lock that another program wrote."""
+    """What a lock file says about its holder. `holder` is None for a lock that another program wrote, and
+    `lock_id`, which tells this lock from all others before and after it, is empty then."""
 
     pid: int | None
     created_at: float | None
     cmd: str
     holder: Holder | None
+    lock_id: str = ""
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> RepoLockInfo:
         """Read a record as far as it makes sense."""
-        pid, cmd = record.get("pid"), record.get("cmd")
+        pid, cmd, lock_id = record.get("pid"), record.get("cmd"), record.get("lock_id")
         return cls(
             pid=pid if isinstance(pid, int) and not isinstance(pid, bool) else None,
             created_at=_instant(record.get("created_at")),
             cmd=cmd if isinstance(cmd, str) else "",
             holder=Holder.from_record(record),
+            lock_id=lock_id if isinstance(lock_id, str) else "",
         )
 
     def as_record(self) -> dict[str, object]:

@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 import time
+from typing import Protocol
 
 from holdfast.locks import system
 
@@ -99,6 +100,23 @@ class Wait:
             time.sleep(pause if left is None else min(pause, left))
             pause = min(pause * 2, _POLL_MOST)
         return True
+
+
+class Observation(Protocol):
+    """Somebody looks on while a wait lasts. What it `found` if it has cancelled the wait, is why."""
+
+    @property
+    def found(self) -> BaseException | None: ...
+
+    def end(self) -> None:
+        """The wait is over, whatever it has come to."""
+        ...
+
+
+class Observer(Protocol):
+    """Is told of a wait before it begins: for the lock on the file at `path`; `fair` is whether in turn."""
+
+    def __call__(self, path: str, wait: Wait, *, shared: bool, fair: bool) -> Observation: ...
 
 
 class _Watcher:

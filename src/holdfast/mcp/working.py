@@ -50,6 +50,7 @@ def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Plain:
         "path": str(assignment.path),
         "lock_id": assignment.lease.lock_id,
         "fencing_token": assignment.lease.token,
+        "broken": issues.broken_records(assignment.broken),
     }
 
 

@@ -14,7 +14,7 @@ raises to refuse; then nothing is changed.
 3. Durable: when `transact` returns, the changes survive a power cut.
 4. A commit whose outcome cannot be known raises `OutcomeUnknown` with its id. It is never guessed.
 5. A document that cannot be decoded raises `Corrupt` with its place; it is never skipped, and a
-   transaction that names it changes nothing.
+   transaction that names it changes nothing. Who scans a *tolerant* family is told `Unreadable` instead.
 """
 
 from __future__ import annotations

@@ -19,16 +19,19 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self, cast
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import (
     AlreadyExists,
+    Corrupt,
     Failure,
+    IoFailure,
     LockTimeout,
     NotDurable,
     NotFound,
     OutcomeUnknown,
+    Refused,
     UsageFailure,
 )
 from holdfast.fs import durable
@@ -59,6 +62,8 @@ from holdfast.store.records import (
     Result,
     Stream,
     Tail,
+    TolerantCodec,
+    Unreadable,
     View,
 )
 from holdfast.store.streams import LastNumbers, last_line, lines, numbered_files
@@ -76,6 +81,13 @@ class _Progress:
 
     perhaps_made = False
     overtaken = False
+
+
+class Abandoned(NamedTuple):
+    """A commit that somebody did not live to carry out. `obstacle`: why nobody else can, if that is so."""
+
+    intent: Intent
+    obstacle: Corrupt | None
 
 
 class FileStore:
@@ -131,11 +143,17 @@ class FileStore:
             if name in decided:
                 content = decided[name]
             else:
-                with Opened(self._directories) as opened:
-                    if nested:
-                        content = self._load(self._layout.place(f"{family.name}/{name}"), opened)
-                    else:
-                        content = self._load_at(directory, f"{start}{name}{end}", opened)
+                try:
+                    with Opened(self._directories) as opened:
+                        if nested:
+                            content = self._load(self._layout.place(f"{family.name}/{name}"), opened)
+                        else:
+                            content = self._load_at(directory, f"{start}{name}{end}", opened)
+                except (IoFailure, Refused) as failure:
+                    if not isinstance(family.codec, TolerantCodec):
+                        raise
+                    yield name, Document(cast("Record", Unreadable(failure)), "")
+                    continue
             if content is not None:
                 where = self._root.where(f"{directory}/{start}{name}{end}")
                 yield name, Document(family.codec.decode(content, where), digest(content))
@@ -367,20 +385,20 @@ class FileStore:
 
     # --- After a death ------------------------------------------------------------------------------
 
-    def abandoned_commits(self) -> list[Intent]:
+    def abandoned_commits(self) -> list[Abandoned]:
         """Commits that are decided but not carried out, and whose authors are gone. Changes nothing.
 
         An author holds the guards of all that it changes; so who gets them at once and finds the intent
         still there has found one that nobody is at.
         """
         guards = self._guards.without_waiting()
-        found: list[Intent] = []
+        found: list[Abandoned] = []
         try:
             for intent in self._intents.left():
                 places = [self._layout.place(step.name) for step in intent.steps]
                 with contextlib.suppress(LockTimeout), guards.locked(places):
                     if intent in self._intents.left():
-                        found.append(intent)
+                        found.append(Abandoned(intent, self._intents.obstacle(intent)))
         finally:
             guards.close()
         return found

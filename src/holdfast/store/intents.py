@@ -159,6 +159,27 @@ class Intents:
                     return True
         return False
 
+    def obstacle(self, intent: Intent) -> Corrupt | None:
+        """What keeps an intent from being carried out: something that another program has changed, and that
+        only a person can decide about. None if nothing does. Changes nothing; the caller holds the guards.
+        """
+        try:
+            with self._root.beneath(INTENTS) as directory:
+                if directory.status(intent.id + _PENDING) is None:
+                    return None  # it has been carried out
+            for number, step in enumerate(intent.steps):
+                place = self._layout.place(step.name)
+                with contextlib.suppress(NotFound), open_directory(self._root, place.directory) as here:
+                    if place.kind is Kind.LINES:
+                        _line_there(here, place, step, intent)
+                    elif place.kind is Kind.DOCUMENT:
+                        now = read_if_there(here, place.file)
+                        was_published = partial(self._was_published, intent, number)
+                        _is_to_be_changed(here, place, step, intent, now, was_published)
+        except Corrupt as failure:
+            return failure
+        return None
+
     def finish(self, intent: Intent) -> None:
         """Do what its author did not come to do, if it still has to be. The caller holds the guards."""
         with self._root.beneath(INTENTS) as directory:
@@ -310,16 +331,11 @@ def _prepare_document(
     synced: bool,
 ) -> _Prepared:
     now = read_if_there(directory, place.file)
-    after = step.content.encode() if step.operation == "put" else None
-    if now == after:
+    if not _is_to_be_changed(directory, place, step, intent, now, was_published):
         return _Prepared(directory)
-    if digest(now) != step.before:
-        if was_published():
-            return _Prepared(directory)  # and another program has changed it since
-        raise _foreign_change(directory, place, intent)
-    if after is None:
+    if step.operation != "put":
         return _Prepared(directory, lambda: durable.remove_in(directory, place.file, durable=False))
-    draft = durable.write_draft(directory, place.file, after, durable=synced)
+    draft = durable.write_draft(directory, place.file, step.content.encode(), durable=synced)
     publish = durable.publish_new if now is None else durable.publish
     return _Prepared(
         directory,
@@ -328,14 +344,39 @@ def _prepare_document(
     )
 
 
+def _is_to_be_changed(
+    directory: Directory,
+    place: Place,
+    step: Step,
+    intent: Intent,
+    now: bytes | None,
+    was_published: Callable[[], bool],
+) -> bool:
+    """Whether a document, which holds `now`, still has to be changed; `Corrupt` if it must not be."""
+    if now == (step.content.encode() if step.operation == "put" else None):
+        return False
+    if digest(now) == step.before:
+        return True
+    if was_published():
+        return False  # and another program has changed it since
+    raise _foreign_change(directory, place, intent)
+
+
 def _prepare_line(directory: Directory, place: Place, step: Step, intent: Intent) -> _Prepared:
-    line = step.content.encode()
-    there = durable.read_lines_in(directory, place.file, after=step.at, limit=len(line) + 1)
-    if there == line + b"\n":
-        return _Prepared(None, lambda: _write_again(directory, place, there, step.at))
+    there = _line_there(directory, place, step, intent)
     if there:
-        raise _foreign_change(directory, place, intent)
+        return _Prepared(None, lambda: _write_again(directory, place, there, step.at))
+    line = step.content.encode()
     return _Prepared(None, lambda: durable.append_in(directory, place.file, line, at=step.at))
+
+
+def _line_there(directory: Directory, place: Place, step: Step, intent: Intent) -> bytes:
+    """The line of a step if it has been written, b"" if it is to be; `Corrupt` if another is in its place."""
+    line = step.content.encode() + b"\n"
+    there = durable.read_lines_in(directory, place.file, after=step.at, limit=len(line))
+    if there not in (b"", line):
+        raise _foreign_change(directory, place, intent)
+    return there
 
 
 def _write_again(directory: Directory, place: Place, lines: bytes, at: int) -> None:

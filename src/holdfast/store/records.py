@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.errors import Corrupt, JsonInvalid, NameInvalid, TooLarge, UsageFailure
+from holdfast.errors import Corrupt, Failure, JsonInvalid, NameInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name, safe_name, split_relative
 
@@ -110,6 +110,28 @@ class StructCodec(Generic[Record]):
         return f"a record of the type {self._kind.__name__}"
 
 
+class Unreadable(NamedTuple):
+    """What stands in the place of a record that cannot be read or understood, and why it cannot."""
+
+    failure: Failure
+
+
+class TolerantCodec(Generic[Record]):
+    """Reads what another codec reads, and tells where that gives up instead of raising. It writes nothing."""
+
+    def __init__(self, codec: Codec[Record]) -> None:
+        self._codec = codec
+
+    def encode(self, record: Record | Unreadable) -> bytes:
+        raise UsageFailure("a record that may be unreadable cannot be stored")
+
+    def decode(self, content: bytes, source: str) -> Record | Unreadable:
+        try:
+            return self._codec.decode(content, source)
+        except Corrupt as failure:
+            return Unreadable(failure)
+
+
 _JSON = msgspec.json.Encoder().encode
 _MESSAGE_PACK = msgspec.msgpack.Encoder().encode
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
@@ -155,6 +177,10 @@ class Family(Generic[Record]):
     def key(self, member: str) -> Key[Record]:
         """The key of one member; a name that is not safe is refused."""
         return Key(f"{self.name}/{safe_name(member, what='key')}", self.codec)
+
+    def tolerant(self) -> Family[Record | Unreadable]:
+        """The same documents for one who looks at them all and can go on without those that are broken."""
+        return Family(self.name, TolerantCodec(self.codec))
 
     def __repr__(self) -> str:
         return f"Family({self.name!r})"

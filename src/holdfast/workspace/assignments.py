@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, SequenceMismatch
+from holdfast.errors import AlreadyExists, Failure, Refused, SequenceMismatch
 from holdfast.fs.directory import Directory
 from holdfast.issues.claiming import Claimed, HeldClaim
 from holdfast.issues.records import GateStatus, Issue, State
@@ -39,7 +39,9 @@ from holdfast.ledger.log import Ledger
 from holdfast.locks.holders import Holder
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.proof import Proof
-from holdfast.worktrees.records import MAIN, WORKTREES
+from holdfast.worktrees.records import MAIN, WORKTREES, Pin
+from holdfast.worktrees.references import add_pin, remove_pin
+from holdfast.worktrees.removing import Removed
 from holdfast.worktrees.snapshots import Wanted
 
 LONGEST_NOTE = 200
@@ -98,6 +100,8 @@ class Assignment:
     ) -> None:
         self.issue = claimed.issue
         self.taken_over_from = claimed.taken_over_from
+        self.broken = claimed.broken
+        """What could not be read when work was looked for."""
         self.claim = claim
         self.lease = lease
         self.path: Path = workshop.repository.path(lease.worktree)
@@ -175,6 +179,31 @@ class Assignment:
         issue = self._workshop.tracker.claims.release(self.issue.id, self.claim.id, reason=reason)
         self.outcome = Outcome(issue, False, None, None)
         return self.outcome
+
+    def remove_worktree(self) -> Removed:
+        """Remove the worktree when the work is done. What was done in it stays: a pin keeps its snapshot,
+        which the worktree does not any more. Refused, and all stays, while processes work in it.
+
+        The pin comes first, so a kill leaves a pin too many at most.
+        """
+        assert self.outcome is not None
+        repository, name = self._workshop.repository, self.lease.worktree
+        control, base = repository.control, repository.control.config(name).base_snapshot_id
+        pin = self._pinned(self.outcome.snapshot_id) if self.outcome.snapshot_id != base else None
+        try:
+            removed = repository.remove_worktree(name, lock_id=self.lease.lock_id)
+        except BaseException:
+            if pin is not None:
+                remove_pin(control, pin.pin_id)
+            raise
+        self._pinned(removed.saved)  # written behind the back of the one that had said that it was done
+        return removed
+
+    def _pinned(self, snapshot_id: str | None) -> Pin | None:
+        if snapshot_id is None:
+            return None
+        reason = f"issue {self.issue.id[:8]}: {self.issue.title}"[:LONGEST_NOTE]
+        return add_pin(self._workshop.repository.control, snapshot_id, reason=reason)
 
     def _kept(self, what: str) -> str | None:
         """What is in the worktree as a snapshot; its head, if that is the same."""
@@ -273,13 +302,7 @@ def _claimed(tracker: Tracker, wish: Wish) -> Claimed:
     request = tracker.claims.request(wish.assignee, ttl=wish.ttl, purpose=wish.by)
     if wish.issue_id is not None:
         return tracker.claims.claim(tracker.find_id(wish.issue_id), request)
-    claimed = tracker.claims.claim_next(request, wait=wish.patience)
-    if claimed is None:
-        raise NotFound(
-            "no issue is ready to be worked on",
-            hint="See 'holdfast blocked' for what waits, and 'holdfast who' for what others work on.",
-        )
-    return claimed
+    return tracker.claims.take_next(request, wait=wish.patience)
 
 
 def _make_worktree(repository: Repository, name: str) -> bool:

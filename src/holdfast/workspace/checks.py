@@ -121,18 +121,28 @@ def _issues(examination: Examination) -> Iterator[Finding]:
     except NotInitialised:
         return
     for each in found:
-        yield _issue_finding(each, tracker)
+        if not each.kind.startswith("commit"):  # the check of commits has told of these
+            yield _issue_finding(each, tracker)
+
+
+_MEANINGS = {
+    "abandoned": "The next one who looks for work takes it over.",
+    "unreadable": "The others go on without it, and what waits for it goes on waiting. It was not changed.",
+}
 
 
 def _issue_finding(found: validate.Finding, tracker: Tracker) -> Finding:
     abandoned = found.kind == "abandoned"
+    meaning = _MEANINGS.get(found.kind, "The issues do not fit together.")
     severity = Severity.NOTE if abandoned else Severity.WARNING if found.fixable else Severity.ERROR
     return Finding(
         f"issue-{found.kind}",
         severity,
         found.issue_id or "issues",
         found.message,
-        "The next one who looks for work takes it over." if abandoned else "The issues do not fit together.",
-        "puts it right: there is only one way" if found.fixable else "nothing: a person has to look at it",
+        meaning,
+        "puts it right: there is only one way"
+        if found.fixable
+        else f"nothing: {found.hint or 'a person has to look at it'}",
         fix=(lambda: validate.repair(tracker)) if found.fixable else None,
     )

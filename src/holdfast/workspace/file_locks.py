@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast.fs import calls
+from holdfast.holding.notes import Note
+from holdfast.locks import processes
 from holdfast.locks.holders import Liveness
-from holdfast.locks.kernel_locks import FileLockHolder, find_holders, find_locked_files, with_queue
+from holdfast.locks.kernel_locks import (
+    FileLockHolder,
+    find_holders,
+    find_locked_files,
+    inode_of,
+    with_queue,
+)
 from holdfast.workspace.holdings import Holding, Reclaim, Waiting
+from holdfast.workspace.lock_waits import FILE_LOCK, QUEUE
 
 GUARDS = (".jvs/guards", ".jvs/audit", ".jit", ".jit/issues", "ledger", ".holdfast")
 """Where our own are: they are found even if their holder cannot be looked into."""
@@ -22,26 +31,31 @@ GUARDS = (".jvs/guards", ".jvs/audit", ".jit", ".jit/issues", "ledger", ".holdfa
 TURNSTILE = "ledger/.ledger.lock.turnstile"
 """Where our own processes line up for the ledger lock: shown with that, not by itself."""
 
+NOTES = ".jvs/waits/"
+"""Locked by those who wait, for as long as they do: they are shown with what they wait for."""
+
 _OURS = (".jvs/", ".jit/", ".holdfast/", "ledger/", "locks/")
 
 
-def file_locks(root: Path) -> Iterator[Holding]:
-    """Each lock on a file below `root`, with those who wait for it."""
+def file_locks(root: Path, notes: Sequence[Note] = ()) -> Iterator[Holding]:
+    """Each lock on a file below `root`, with those who wait for it; elsewhere, each that is waited for."""
     top = calls.realpath(root)  # as the kernel names what is open
-    for path in find_locked_files(top, [os.path.join(top, each) for each in GUARDS]):
-        shown = os.path.relpath(path, top)
-        if not shown.endswith(".queue") and shown != TURNSTILE:
-            yield from _file_lock(path, shown)
+    noted = {note.thing.name for note in notes if note.thing.kind == FILE_LOCK}
+    below = find_locked_files(top, [os.path.join(top, each) for each in GUARDS])
+    for path in (*below, *sorted(noted.difference(below))):
+        shown = os.path.relpath(path, top) if path.startswith(top + "/") else path
+        if not shown.endswith(QUEUE) and shown != TURNSTILE and not shown.startswith(NOTES):
+            yield from _file_lock(path, shown, notes)
 
 
 def waiting_at(path: Path) -> tuple[Waiting, ...]:
-    """Those who wait for the lock on a file, in turn if it is a fair one."""
-    return _line(str(path), find_holders(path) or [])
+    """Those who wait for the lock on a file."""
+    return _line(str(path), find_holders(path) or [], ())
 
 
-def _file_lock(path: str, shown: str) -> Iterator[Holding]:
+def _file_lock(path: str, shown: str, notes: Sequence[Note]) -> Iterator[Holding]:
     seen = find_holders(path) or []
-    waiting = _line(path, seen)
+    waiting = _line(path, seen, notes)
     for holder in (each for each in seen if not each.waiting):
         yield Holding(
             kind="file lock",
@@ -69,18 +83,39 @@ def _reclaim(path: str, shown: str, holder: FileLockHolder) -> Reclaim:
 def _is_fair(path: str) -> bool:
     """Whether those who wait for the lock are served in turn: then who comes has to line up too."""
     try:
-        calls.stat(path + ".queue")
+        calls.stat(path + QUEUE)
     except OSError:
         return False
     return True
 
 
-def _line(path: str, seen: list[FileLockHolder]) -> tuple[Waiting, ...]:
-    waiting = with_queue(path, [each for each in seen if each.waiting])
-    return tuple(
-        Waiting(_who(each), place, None, each.command or "", Liveness.ALIVE)
-        for place, each in enumerate(waiting, 1)
-    )
+def _line(path: str, seen: list[FileLockHolder], notes: Sequence[Note]) -> tuple[Waiting, ...]:
+    """Those who wait: as the kernel has them, and by their notes those who ask again and again instead.
+
+    The kernel serves them in no order. Of a fair lock it is known whose turn it is, and no more than that.
+    """
+    told = {note.holder.pid: note for note in reversed(notes) if _is_about(note, path)}
+    at_the_lock = [each for each in seen if each.waiting]
+    waiting = []
+    for each in with_queue(path, at_the_lock):
+        note = told.pop(each.pid or 0, None)
+        next_one = _is_fair(path) and at_the_lock == [each]
+        waiting.append(_waiting(_who(each), 1 if next_one else None, note, each.command))
+    rest = sorted(told.values(), key=lambda note: note.since)
+    return (*waiting, *(_waiting(f"pid {note.holder.pid}", None, note, None) for note in rest))
+
+
+def _is_about(note: Note, path: str) -> bool:
+    inode = inode_of(path)
+    return note.thing.kind == FILE_LOCK and bool(inode) and inode in note.thing.place.split()
+
+
+def _waiting(who: str, place: int | None, note: Note | None, command: str | None) -> Waiting:
+    """One who waits. `since` is known of those who wait long enough to have left a note."""
+    if note is None:
+        return Waiting(who, place, None, command or "", Liveness.ALIVE)
+    purpose = command or processes.command_of(note.holder.pid) or ""
+    return Waiting(note.actor or who, place, note.since, purpose, Liveness.ALIVE)
 
 
 def _who(each: FileLockHolder) -> str:

@@ -96,7 +96,7 @@ def check(place: Place, lock_id: str | None, actor: str | None = None) -> None:
 
 def holds_nothing(start: str, lock_id: str | None, actor: str | None = None) -> bool:
     """Whether it is certain, at a glance, that this agent has no lease in the repository around `start`."""
-    root = _repository_around(start)
+    root = repository_around(start)
     if root is None:
         return True
     leases = os.path.join(root, ".jvs", "locks")
@@ -175,7 +175,8 @@ def _holders(lease: Mapping[str, Any], *fields: str) -> list[Holder | None]:
     return [Holder.from_record({"holder_id": lease.get(each), **lease["identity"]}) for each in fields]
 
 
-def _repository_around(start: str) -> str | None:
+def repository_around(start: str) -> str | None:
+    """The repository that a path is in: the nearest one upwards that has `.jvs/`; None if it is in none."""
     here = os.path.abspath(start)
     while not _is_directory(os.path.join(here, ".jvs")):
         above = os.path.dirname(here)

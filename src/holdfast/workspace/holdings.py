@@ -15,10 +15,10 @@ class Reclaim(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """One who waits, and in which place, from 1."""
+    """One who waits, and in which place, from 1; None if there is no order in which they are served."""
 
     who: str
-    place: int
+    place: int | None
     since: str | None
     purpose: str = ""
     liveness: Liveness = Liveness.UNKNOWN

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from holdfast.errors import AlreadyExists, NotFound
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
+from holdfast.holding.circles import Look
 from holdfast.ledger import meta
 from holdfast.ledger.checkpoints import FileShelf
 from holdfast.ledger.claim_files import ClaimFiles
@@ -19,7 +20,7 @@ from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.store.base import Store
 from holdfast.store.files import FileStore
 from holdfast.workspace.stores import FILES, address_of, close_store, open_store, read_config
-from holdfast.workspace.waits import LeasesElsewhere
+from holdfast.workspace.waits import LeasesElsewhere, LocksElsewhere
 
 AGENT = "holdfast"
 META = "meta.json"
@@ -114,7 +115,8 @@ def _wired(root: Path, store: Store, address: str | None, actor: str = "") -> Op
         store, shelf=FileShelf(root)
     )  # also of a ledger on a server: a cache, here, of what is there
     # Leases are kept where it was settled, wherever the ledger is.
-    elsewhere = [LeasesElsewhere(root, store, None if address is None else read_config(root).store)]
+    settled = None if address is None else read_config(root).store
+    elsewhere: list[Look] = [LeasesElsewhere(root, store, settled), LocksElsewhere(root)]
     if not isinstance(store, FileStore):
         return OpenLedger(root, ledger, Claims(ledger, actor=actor, elsewhere=elsewhere), None, None)
     files = ClaimFiles(store.path) if meta.has_claim_files(meta.read_meta(store)) else None

@@ -9,26 +9,31 @@ from __future__ import annotations
 import contextlib
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.clock import SYSTEM_CLOCK, format_duration, format_instant, parse_instant
+from holdfast.clock import SYSTEM_CLOCK, format_duration, format_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs.directory import Directory
-from holdfast.issues.keys import CLAIMS, ISSUES
-from holdfast.issues.records import State
+from holdfast.holding.notes import Board, Note
+from holdfast.issues.keys import CLAIMS
+from holdfast.issues.reading import look_at
+from holdfast.issues.records import Issue, State
 from holdfast.leases.desk import Desk, LeaseState
+from holdfast.leases.moments import SKEW, Moment, Reading
 from holdfast.leases.records import Waiter
-from holdfast.locks.holders import Holder, Liveness, described_liveness, liveness
+from holdfast.locks.holders import Holder, Liveness, boot_clock_id, described_liveness, liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.store.base import Store
+from holdfast.store.records import Unreadable
 from holdfast.workspace.file_locks import TURNSTILE, file_locks, waiting_at
 from holdfast.workspace.holdings import Holding, Reclaim, Waiting
 from holdfast.workspace.ledgers import open_ledger
+from holdfast.workspace.lock_waits import is_repo_lock_of, waits_of_data, waits_of_repository
 from holdfast.workspace.repository import Repository
-from holdfast.workspace.stores import close_store, open_store
+from holdfast.workspace.stores import close_store, open_store, skew_of
 from holdfast.worktrees.records import OPERATIONS
 
 LEDGER, META_FILE = "ledger", "meta.json"
@@ -107,9 +112,10 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
         sources["issue"] = lambda: _issue_claims(root, address)
     if "ledger" in present or ".holdfast" in present or address:
         sources["claim"] = lambda: _ledger_claims(root, address)
-    sources["file lock"] = lambda: file_locks(root)
+    notes = Board([waits_of_repository(root)]).notes(sweep=False)
+    sources["file lock"] = lambda: file_locks(root, notes)
     if repo_locks is not None:
-        sources["repo lock"] = lambda: _repo_locks(repo_locks)
+        sources["repo lock"] = lambda: _repo_locks(repo_locks, notes)
     holdings: list[Holding] = []
     troubles: list[Trouble] = []
     stores = {"lease": None, "operation": None, "issue": address, "claim": address}
@@ -225,12 +231,16 @@ def _reclaim_operation(alive: Liveness) -> Reclaim:
 
 def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
     with _opened(root, address) as store:
-        now = store.now()
-        for issue_id, document in store.scan(CLAIMS):
+        moment = _moment(store)
+        broken: Failure | None = None
+        for issue_id, document in store.scan(CLAIMS.tolerant()):
+            if isinstance(document.record, Unreadable):
+                broken = broken or document.record.failure  # told when the others have been
+                continue
             claim = document.record.claim
             if claim is None:
                 continue
-            alive, left = described_liveness(claim.holder), parse_instant(claim.expires_at) - now
+            alive, left = described_liveness(claim.holder), claim.time_left(moment, for_others=True)
             gated = _is_gated(store, issue_id)
             if gated and left <= 0:
                 continue  # nobody works on it, and nobody can: it waits for its gates
@@ -247,14 +257,23 @@ def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
                 reclaim=_BY_ITS_GATES if gated else _reclaim_issue(issue_id, left, alive),
                 process=claim.holder.get("holder_id"),
             )
+        if broken is not None:
+            raise broken
+
+
+def _moment(store: Store) -> Moment:
+    """Now, for one who judges the claims of others."""
+    skew = skew_of(store)
+    reading = Reading(boot_clock_id(), SYSTEM_CLOCK.boot(), SKEW if skew is None else skew)
+    return reading.at(store.now())
 
 
 _BY_ITS_GATES = Reclaim(False, "the work is done; it waits for its gates: holdfast gate check")
 
 
 def _is_gated(store: Store, issue_id: str) -> bool:
-    document = store.read(ISSUES.key(issue_id))
-    return document is not None and document.record.state is State.GATED
+    issue = look_at(store, issue_id)  # of one that cannot be read nobody knows
+    return isinstance(issue, Issue) and issue.state is State.GATED
 
 
 def _reclaim_issue(issue_id: str, left: float, alive: Liveness) -> Reclaim:
@@ -333,7 +352,10 @@ def _ledger_lock(lock: LedgerLock, root: Path) -> Iterator[Holding]:
 # --- Locks --------------------------------------------------------------------------------------------
 
 
-def _repo_locks(locks: RepoLock) -> Iterator[Holding]:
+def _repo_locks(locks: RepoLock, notes: Sequence[Note]) -> Iterator[Holding]:
+    """Each lock of a repository, with those who wait: they ask again and again, so there is no order."""
+    told = (*notes, *Board([waits_of_data(locks.data_dir)]).notes(sweep=False))
+    waiting = [note for note in {each.ticket: each for each in told}.values() if is_repo_lock_of(note, locks)]
     for repo_id, state in locks.states().items():
         if state is None:
             continue
@@ -351,7 +373,11 @@ def _repo_locks(locks: RepoLock) -> Iterator[Holding]:
             time_left=None,
             liveness=state.liveness,
             purpose=info.cmd if info else "",
-            waiting=(),
+            waiting=tuple(
+                Waiting(note.actor or note.holder.holder_id, None, note.since, note.purpose, Liveness.ALIVE)
+                for note in waiting
+                if note.thing.name == repo_id
+            ),
             reclaim=Reclaim(state.stale, command if state.stale else f"wait: {command}"),
         )
 

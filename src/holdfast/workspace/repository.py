@@ -17,12 +17,13 @@ from holdfast.leases.desk import DEFAULT_TTL, Desk
 from holdfast.leases.held import HeldLease, acquire
 from holdfast.leases.moments import SKEW
 from holdfast.leases.protocol import Granted
+from holdfast.locks.file_locker import DEFAULT_TIMEOUT, FileLocker
 from holdfast.locks.holders import Holder
 from holdfast.store.addresses import without_secrets
 from holdfast.store.base import Store
 from holdfast.store.failing_fast import FailingFast
 from holdfast.workspace.stores import CONFIG, FILES, close_store, open_address, read_config, skew_of
-from holdfast.workspace.waits import ClaimsElsewhere
+from holdfast.workspace.waits import ClaimsElsewhere, LocksElsewhere
 from holdfast.worktrees.control import Control, Places, may_be_leased
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.payloads import directory_of, worktree_name
@@ -80,7 +81,7 @@ class Repository:
             actor=actor or "",
             reserve=places.reserve,
             skew=SKEW if (skew := skew_of(store)) is None else skew,
-            elsewhere=[self._claims],
+            elsewhere=[self._claims, LocksElsewhere(places.root)],
         )
         self.control = Control(places, store, trail, desk)
 
@@ -170,6 +171,19 @@ class Repository:
             )
 
         return await in_a_thread(wait_for_it, HeldLease.release)
+
+    def file_locker(self, timeout: float | None = DEFAULT_TIMEOUT, *, fair: bool = False) -> FileLocker:
+        """A `FileLocker` whose waits are seen by all who wait for something of this repository.
+
+        A wait that would never end, because the holder of the file waits in turn for what this process
+        holds, raises `Deadlock` if it is the youngest of its circle; so do those for leases and claims then.
+        """
+        from holdfast.holding.notes import Board
+        from holdfast.workspace.lock_waits import LockWaits, Surroundings, waits_of_repository
+
+        around = Surroundings(Board([waits_of_repository(self.root)]), (self.desk.look, self._claims))
+        waits = LockWaits(around, actor=self.desk.actor)
+        return FileLocker(timeout, fair=fair, observer=waits.observe_file_lock)
 
     def steal(
         self,

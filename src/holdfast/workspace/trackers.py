@@ -8,9 +8,10 @@ from pathlib import Path
 from holdfast.errors import NotInitialised
 from holdfast.fs.small import is_there
 from holdfast.issues.tracker import Tracker
+from holdfast.leases.moments import SKEW
 from holdfast.locks.file_locker import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
-from holdfast.workspace.stores import open_store
+from holdfast.workspace.stores import open_store, skew_of
 
 MARKS = (".jit", ".holdfast")
 """What a directory has in it that is the root of a tracker: its files, or else those of a store elsewhere."""
@@ -38,4 +39,11 @@ def open_tracker(
     `actor` is who that is, such as `agent:alice`. A new one is to be initialised first.
     """
     store = open_store(root, address, timeout=timeout)
-    return Tracker(store, actor=actor, root=Path(os.path.abspath(root)), retry=retry)
+    skew = skew_of(store)
+    return Tracker(
+        store,
+        actor=actor,
+        root=Path(os.path.abspath(root)),
+        retry=retry,
+        skew=SKEW if skew is None else skew,
+    )

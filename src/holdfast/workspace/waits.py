@@ -1,9 +1,10 @@
 """What waits for what across kinds: the leases and the claims of one directory, seen together.
 
 A repository and a ledger in the same directory belong together, also if the one is kept in files and the
-other on a server. Whoever waits for a lease looks at the claims there too, and the other way round. So
-everyone in a circle sees all of it, and exactly one gives up. A ledger that is kept in another directory
-than the repository is not seen with it: such waits are ended by their time limits.
+other on a server. Whoever waits for a lease looks at the claims there too, and the other way round; and all
+look at the notes of those who wait for file locks and repository locks (`lock_waits`). So everyone in a
+circle sees all of it, and exactly one gives up. A ledger that is kept in another directory than the
+repository is not seen with it: such waits are ended by their time limits.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from holdfast.store.files import FileStore
 class Elsewhere:
     """What can be held and waited for in another part of a directory. It is opened when it is first needed.
 
-    `store` is that of the part that looks; `address` is where the other one is kept, None: in the same.
+    `store` is that of the part that looks, None if it has none; `address` is where the other one is kept,
+    None: in the same, or where it was settled.
     """
 
-    def __init__(self, root: Path, store: Store, address: str | None = None) -> None:
+    def __init__(self, root: Path, store: Store | None, address: str | None = None) -> None:
         self._root = root
         self._store = store
         self._address = address
@@ -63,7 +65,7 @@ class Elsewhere:
     def _other_store(self) -> Store:
         from holdfast.workspace.stores import open_store
 
-        if self._address is None:
+        if self._address is None and self._store is not None:
             return self._store
         self._opened = open_store(self._root, self._address)
         return self._opened
@@ -73,9 +75,13 @@ class ClaimsElsewhere(Elsewhere):
     """The claims of the ledger of a directory, for those who wait for a lease of the repository there."""
 
     def _is_in_use(self) -> bool:
-        if self._address is not None or not isinstance(self._store, FileStore):
+        from holdfast.workspace.stores import FILES, address_of
+
+        if self._address is not None:
             return True
-        return is_there(self._store.path / "ledger")
+        if self._store is None:
+            return address_of(self._root) != FILES or is_there(self._root / "ledger")
+        return not isinstance(self._store, FileStore) or is_there(self._store.path / "ledger")
 
     def _open(self, store: Store) -> Look:
         from holdfast.ledger.checkpoints import FileShelf
@@ -98,3 +104,18 @@ class LeasesElsewhere(Elsewhere):
 
         skew = skew_of(store)
         return Desk(store, AuditTrail(), skew=SKEW if skew is None else skew).look
+
+
+class LocksElsewhere:
+    """The file locks and repository locks that somebody in a repository waits for, and who holds them."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __call__(self) -> Picture:
+        """The picture of them, as of now; an empty one if nobody ever waited for one here."""
+        from holdfast.holding.notes import Board
+        from holdfast.workspace.lock_waits import look_at, waits_of_repository
+
+        place = waits_of_repository(self._root)
+        return look_at(Board([place])) if is_there(place) else Picture()

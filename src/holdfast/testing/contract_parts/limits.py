@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import Corrupt, NameInvalid, TooLarge, UsageFailure
 from holdfast.store.base import Store
-from holdfast.store.records import MOST_BYTES, Append, Create, Decision, Key, Replace
+from holdfast.store.records import MOST_BYTES, Append, Create, Decision, Key, Replace, Unreadable
 from holdfast.testing.contract_clients import (
     DESCRIPTORS,
     EVENTS,
@@ -148,6 +148,10 @@ class LimitsContract(Backend):
                     with pytest.raises(Corrupt, match="one"):
                         attempt()
 
+            told = dict(other.scan(ISSUES.tolerant()))
+            assert isinstance(told["one"].record, Unreadable)
+            assert "one" in told["one"].record.failure.message
+            assert told["two"].record == Item(2)
             assert self.stored(store, ONE) == DAMAGE[damage]
             assert (number_of(other, TWO), number_of(other, INDEX)) == (2, 3)
             assert increment(other, TWO) == 3

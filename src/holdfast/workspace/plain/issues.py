@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from holdfast.issues.claim_records import Claim
     from holdfast.issues.claiming import Claimed
     from holdfast.issues.creating import Created
-    from holdfast.issues.reading import Snapshot
+    from holdfast.issues.reading import Broken, Snapshot
     from holdfast.issues.records import Issue, State
     from holdfast.issues.tracker import Tracker
+    from holdfast.leases.moments import Moment
     from holdfast.workspace.assignments import Assignment, Outcome
 
 SHORT = 8
@@ -37,9 +38,14 @@ def summary(issue: Issue, state: State) -> dict[str, Any]:
 
 
 def list_record(snapshot: Snapshot, issues: Iterable[Issue]) -> dict[str, Any]:
-    """Some issues of a tracker."""
+    """Some issues of a tracker, and what of it could not be read."""
     listed = [summary(issue, snapshot.state(issue)) for issue in issues]
-    return {"issues": listed, "count": len(listed)}
+    return {"issues": listed, "count": len(listed), "broken": broken_records(snapshot.broken)}
+
+
+def broken_records(broken: Iterable[Broken]) -> list[dict[str, str]]:
+    """What cannot be read: where it is, and what to do about it."""
+    return [each.as_record() for each in broken]
 
 
 def full(tracker: Tracker, issue_id: str) -> dict[str, Any]:
@@ -50,20 +56,26 @@ def full(tracker: Tracker, issue_id: str) -> dict[str, Any]:
     known = msgspec.to_builtins(issue)
     known.pop("(unknown)", None)
     record = tracker.claims.state(issue_id)
+    seen = tracker.transactions.with_dependencies(issue)
     return {
         **known,
         **{name: value for name, value in issue.unknown.items() if name not in known},
-        "state": tracker.state(issue).value,
+        "state": rules.state_of(issue, seen.issues.get).value,
         "short_id": issue.id[:SHORT],
-        "blocked_by": rules.open_dependencies(issue, tracker.transactions.read),
+        "blocked_by": rules.open_dependencies(issue, seen.issues.get),
+        "broken": broken_records(seen.broken.values()),
         "dependents": list(tracker.dependents_of(issue_id)),
-        "claim": claim_record(record.claim, tracker.store.now()) if record and record.claim else None,
+        "claim": claim_record(record.claim, tracker.transactions.moment())
+        if record and record.claim
+        else None,
         "version": version,
     }
 
 
-def claim_record(claim: Claim, now: float) -> dict[str, Any]:
-    return {**msgspec.to_builtins(claim), "expired": claim.is_expired(now)}
+def claim_record(claim: Claim, moment: Moment) -> dict[str, Any]:
+    """A claim as others see it now: expired means that anybody may take its place."""
+    left = claim.time_left(moment, for_others=True)
+    return {**msgspec.to_builtins(claim), "expired": left <= 0, "time_left": round(left, 3)}
 
 
 def claimed_record(claimed: Claimed) -> dict[str, Any]:

@@ -22,7 +22,18 @@ def commits(examination: Examination) -> Iterator[Finding]:
     store = examination.control.store
     if not isinstance(store, FileStore):
         return
-    for intent in store.abandoned_commits():
+    for intent, obstacle in store.abandoned_commits():
+        if obstacle is not None:
+            yield Finding(
+                "commit-blocked",
+                Severity.ERROR,
+                intent.id,
+                f"the commit {intent.id} is decided, but cannot be carried out: {obstacle.message}",
+                "Readers see it whole; whoever has to change one of its documents is refused.",
+                f"nothing: {obstacle.hint}",
+                facts={"documents": [step.name for step in intent.steps], **obstacle.facts},
+            )
+            continue
         yield Finding(
             "commit-unfinished",
             Severity.WARNING,

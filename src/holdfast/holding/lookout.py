@@ -1,0 +1,170 @@
+"""Somebody who keeps looking, in a thread of its own, while another one waits.
+
+Who waits for a lock in the kernel cannot look around meanwhile. And a look may take long: it reads what
+others keep elsewhere, perhaps on a server that is away, and must not hold up the one who waits.
+
+Loads next to nothing: what a look needs is loaded with the first one, by the thread that looks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from holdfast.errors import Deadlock, Failure
+from holdfast.locks import descriptors as _descriptors  # noqa: F401 - its hooks are registered by now
+
+LOOK_UP = 0.1
+"""How often one who may be cancelled looks whether it is to give up."""
+
+FIRST_LOOK, LAST_LOOK = 0.02, 5.0
+"""How long after it began a wait is first looked at for a circle, and how far these looks are apart in the
+end. Each is twice as far from the last one: a wait that is soon over costs none, and of two that came
+at the same time, the one that gives up finds out soon, also if the other was not to be seen yet."""
+
+MOST_LOOKS = 8
+"""How many threads of a process look at once."""
+
+
+class Watched(Protocol):
+    """A wait as others see it, and what they do to it."""
+
+    def post(self) -> None:
+        """Let others see it from now on."""
+        ...
+
+    def take_down(self) -> None:
+        """Let nobody see it any more; twice is fine."""
+        ...
+
+    def look(self) -> None:
+        """Raise `Deadlock` if the wait would never end and is the one to give up."""
+        ...
+
+
+class Lookout:
+    """Lets a wait be seen and looks for what would keep it from ever ending, in the rhythm of all who wait.
+
+    A wait of less than `FIRST_LOOK` leaves no trace. What is `found` in the end is why it is in vain; `tell`
+    is called then. Failures of a look end nothing: what cannot be seen is not found.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[], Watched],
+        timeout: float | None,
+        tell: Callable[[], None] = lambda: None,
+        *,
+        forks: bool = True,
+    ) -> None:
+        """`prepare` is called with the first look; `timeout` is how long the wait lasts at most.
+
+        `forks` is whether this process may fork without executing another program: see `_let_looks_end`.
+        """
+        self.found: BaseException | None = None
+        self._prepare = prepare
+        self._tell = tell
+        self._forks = forks
+        self._ends_at = None if timeout is None else time.monotonic() + timeout
+        self._watched: Watched | None = None
+        self._posting = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-lookout", daemon=True)
+        if timeout is None or timeout > FIRST_LOOK:
+            self._begin()
+
+    def end(self) -> None:
+        """The wait is over, whatever it has come to: nobody sees it from now on."""
+        self._over.set()
+        self._take_down()
+
+    def _begin(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread can be had: nobody looks, and the wait ends as it may
+            self._over.set()
+
+    def _run(self) -> None:
+        if sys.platform != "win32":
+            import signal
+
+            # Signals are for the one who waits: here one would be taken by a bystander.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        apart = FIRST_LOOK
+        while not self._over.wait(apart) and not self._is_late():
+            apart = min(2 * apart, LAST_LOOK)
+            try:
+                self._look_if_few_do()
+            except Deadlock as found:
+                self._say(found)
+                return
+            except (Failure, OSError):  # such as a current directory that is gone
+                continue
+            except BaseException as mistake:  # for the one who waits, in its own thread
+                self._say(mistake)
+                return
+        self._take_down()
+
+    def _look_if_few_do(self) -> None:
+        """Where looks hang, because a server is away, there is no use in hanging more and more of them."""
+        if len(_under_way) < MOST_LOOKS:
+            look = _Look(self._forks)
+            _under_way.add(look)
+            try:
+                self._look()
+            finally:
+                _under_way.discard(look)
+                look.over.set()
+
+    def _look(self) -> None:
+        watched = self._watched or self._prepare()
+        with self._posting:
+            if self._over.is_set():
+                return
+            if self._watched is None:
+                watched.post()
+                self._watched = watched
+        watched.look()
+
+    def _is_late(self) -> bool:
+        """Whether the time of the wait is up: its own thread ends it, unless Ctrl-C came at a bad moment."""
+        return self._ends_at is not None and time.monotonic() > self._ends_at
+
+    def _take_down(self) -> None:
+        with self._posting:
+            if self._watched is not None:
+                self._watched.take_down()
+
+    def _say(self, found: BaseException) -> None:
+        self.found = found
+        self._tell()
+
+
+class _Look:
+    """A look that is under way."""
+
+    def __init__(self, forks: bool) -> None:
+        self.forks = forks
+        self.over = threading.Event()
+
+
+_under_way: set[_Look] = set()
+
+
+def _let_looks_end() -> None:
+    """Before a fork: a child that is forked in the middle of a look, and does not execute another program,
+    may wait for ever for something that the look has locked. One that hangs is not waited for."""
+    end = time.monotonic() + LOOK_UP
+    for look in list(_under_way):
+        if look.forks:
+            look.over.wait(max(0.0, end - time.monotonic()))
+
+
+if sys.platform != "win32":
+    # Hooks are run from the last to the first: those of `descriptors` come after this one. They keep looks
+    # from opening files, and so from coming to an end.
+    os.register_at_fork(before=_let_looks_end, after_in_child=_under_way.clear)

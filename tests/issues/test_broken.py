@@ -1,0 +1,371 @@
+"""One issue that cannot be read: the others go on, it is named, and nobody takes it for done or writes it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import Blocked, Corrupt, Failure, NotFound
+from holdfast.issues.creating import NewIssue
+from holdfast.issues.exchange import exported
+from holdfast.issues.records import Issue, State
+from holdfast.issues.search import Query, find
+from holdfast.issues.tracker import Tracker, Update
+from holdfast.issues.validate import examine, repair
+from holdfast.store.files import FileStore
+from holdfast.store.intents import Intent, Intents, Step
+from holdfast.store.layout import Layout
+from tests.issues.trackers import proof, tracker_at
+
+BASE, BROKEN, WAITING, FREE = "base", "torn", "waiting", "free"
+DEAD = "dead"
+
+
+@pytest.fixture
+def tracker(scratch: Path) -> Tracker:
+    """waiting -> torn -> base; and one that has nothing to do with these."""
+    here = tracker_at(scratch)
+    here.initialise()
+    here.adopt(
+        [
+            Issue(id=BASE, title="base"),
+            Issue(id=BROKEN, title="torn", dependencies=(BASE,)),
+            Issue(id=WAITING, title="waiting", dependencies=(BROKEN,)),
+            Issue(id=FREE, title="free"),
+        ]
+    )
+    return here
+
+
+@pytest.fixture
+def file(scratch: Path) -> Path:
+    return scratch / f".jit/issues/{BROKEN}.json"
+
+
+def torn(path: Path) -> bytes:
+    """What is left of a file whose writer died."""
+    content = path.read_bytes()[:40]
+    path.write_bytes(content)
+    return content
+
+
+def kinds(tracker: Tracker) -> list[str]:
+    return [each.kind for each in examine(tracker)]
+
+
+def conflict(path: Path) -> None:
+    whole = path.read_text()
+    path.write_text(f"<<<<<<< HEAD\n{whole}=======\n{whole}>>>>>>> theirs\n")
+
+
+def wrong_type(path: Path) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "dependencies": "base"}))
+
+
+def wrong_id(path: Path) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), "id": FREE}))
+
+
+def directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def link(path: Path) -> None:
+    elsewhere = path.with_name("elsewhere")
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "torn": torn,
+    "a merge conflict": conflict,
+    "a field of the wrong type": wrong_type,
+    "another issue's content": wrong_id,
+    "no text": lambda path: path.write_bytes(b"\xff\xfe\x00"),
+    "a directory": directory,
+    "a link": link,
+}
+
+
+@pytest.mark.req("FL-09")
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_the_others_go_on_and_it_is_named(tracker: Tracker, file: Path, damage: str) -> None:
+    DAMAGE[damage](file)
+    before = None if file.is_dir() else file.read_bytes()
+
+    seen = tracker.snapshot()
+    assert [each.id for each in seen] == [BASE, WAITING, FREE]
+    assert [each.id for each in seen.ready()] == [BASE, FREE]
+    assert [each.id for each in find(seen, Query(words=("free",)))] == [FREE]
+    assert [(issue.id, on) for issue, on in seen.blocked()] == [(WAITING, [BROKEN])]
+    [broken] = seen.broken
+    record = broken.as_record()
+    assert (record["id"], record["code"]) == (BROKEN, broken.failure.code)
+    assert BROKEN in record["path"]
+    assert record["hint"]
+
+    claims = tracker.claims
+    first, second = (claims.take_next(claims.request()) for _ in range(2))
+    assert [each.issue.id for each in (first, second)] == [BASE, FREE]
+    assert [each.issue_id for each in first.broken] == [BROKEN]
+    assert tracker.update(BASE, Update(state=State.DONE), claim=proof(first)).state is State.DONE
+    assert tracker.create(NewIssue(title="another")).state is State.READY
+    assert kinds(tracker) == ["unreadable"]
+    assert [each.kind for each in repair(tracker)] == ["unreadable"]
+    assert before is None or file.read_bytes() == before
+
+
+def test_a_program_that_writes_in_place_disturbs_nobody_else(tracker: Tracker, file: Path) -> None:
+    """It writes without care: whoever reads meanwhile finds half a file."""
+    whole, stop = file.read_bytes(), threading.Event()
+
+    def write_carelessly() -> None:
+        while not stop.is_set():
+            file.write_bytes(whole[:40])
+            file.write_bytes(whole)
+
+    seen = set[int]()
+    with ThreadPoolExecutor(1) as other:
+        writing = other.submit(write_carelessly)
+        try:
+            for number in range(10_000):
+                if number >= 200 and seen == {0, 1}:
+                    break
+                snapshot = tracker.snapshot()
+                there = {each.id for each in snapshot} | {each.issue_id for each in snapshot.broken}
+                assert there == {BASE, BROKEN, WAITING, FREE}
+                seen.add(len(snapshot.broken))
+                claimed = tracker.claims.take_next(tracker.claims.request())
+                assert claimed.issue.id in (BASE, FREE)
+                tracker.claims.release(claimed.issue.id, proof(claimed))
+        finally:
+            stop.set()
+        writing.result()
+    assert seen == {0, 1}  # or nothing was shown by this
+    assert kinds(tracker) == []
+
+
+def test_a_merge_conflict_is_called_one(tracker: Tracker, file: Path) -> None:
+    conflict(file)
+    [broken] = tracker.snapshot().broken
+    assert broken.failure.message == f"{file} cannot be understood: there is a merge conflict in it"
+    assert "merge conflict" in broken.failure.hint
+
+
+def test_who_waits_for_it_is_not_ready_and_is_told_why(tracker: Tracker, file: Path) -> None:
+    whole = file.read_bytes()
+    torn(file)
+
+    with pytest.raises(Blocked, match="cannot be read") as caught:
+        tracker.claims.claim(WAITING, tracker.claims.request())
+    assert str(file) in caught.value.hint
+    assert caught.value.facts["blocked_by"] == [BROKEN]
+    assert tracker.state(tracker.issue(WAITING)) is State.BACKLOG
+    with pytest.raises(Blocked, match="cannot be read"):
+        tracker.update(WAITING, Update(state=State.DONE))
+
+    file.write_bytes(whole)
+    for each in (BASE, BROKEN):
+        tracker.update(each, Update(state=State.DONE))
+    assert tracker.claims.claim(WAITING, tracker.claims.request()).issue.id == WAITING
+
+
+def test_a_dependency_that_breaks_while_one_works_keeps_it_from_being_done_not_from_being_given_back(
+    tracker: Tracker, file: Path
+) -> None:
+    for each in (BASE, BROKEN):
+        tracker.update(each, Update(state=State.DONE))
+    claimed = tracker.claims.claim(WAITING, tracker.claims.request())
+    torn(file)
+
+    with pytest.raises(Blocked, match="cannot be read"):
+        tracker.update(WAITING, Update(state=State.DONE), claim=proof(claimed))
+    tracker.claims.renew(proof(claimed))
+    tracker.update(WAITING, Update(description="so far"), claim=proof(claimed))
+    released = tracker.claims.release(WAITING, proof(claimed))
+    assert (released.state, released.assignee) == (State.BACKLOG, None)
+
+
+@pytest.mark.req("FL-10")
+def test_a_circle_through_what_cannot_be_read_is_not_made(tracker: Tracker, file: Path) -> None:
+    torn(file)
+
+    with pytest.raises(Corrupt, match=BROKEN):
+        tracker.dependencies.add(BASE, WAITING)  # waiting -> torn -> base: nobody sees the second half
+    with pytest.raises(Corrupt, match=BROKEN):
+        tracker.dependencies.add(FREE, BROKEN)
+    with pytest.raises(Corrupt, match=BROKEN):
+        tracker.create(NewIssue(title="new", depends_on=(BROKEN,)))
+    with pytest.raises(Corrupt, match=BROKEN):
+        tracker.adopt([Issue(id="new", title="new", dependencies=(WAITING,))])
+    assert tracker.dependencies.add(FREE, BASE).added  # which leads nowhere near it
+    assert tracker.dependencies.add(WAITING, FREE).added
+    assert tracker.create(NewIssue(title="new", depends_on=(WAITING, FREE))).state is State.BACKLOG
+    assert tracker.issue(BASE).dependencies == ()
+
+
+def test_what_it_may_rest_on_is_neither_reopened_nor_deleted(tracker: Tracker, file: Path) -> None:
+    tracker.update(BASE, Update(state=State.DONE))
+    torn(file)
+
+    with pytest.raises(Corrupt, match=BROKEN):
+        tracker.update(BASE, Update(state=State.READY))
+    for each in (BASE, BROKEN):
+        with pytest.raises(Corrupt, match=BROKEN):
+            tracker.delete(each)
+    assert tracker.update(BASE, Update(state=State.ARCHIVED)).state is State.ARCHIVED
+    assert tracker.delete(FREE).id == FREE
+
+
+def test_a_dependency_on_it_can_be_removed(tracker: Tracker, file: Path) -> None:
+    torn(file)
+
+    freed = tracker.dependencies.remove(WAITING, BROKEN)
+    assert freed is not None
+    assert freed.state is State.READY
+    assert tracker.delete(WAITING).id == WAITING
+
+
+def test_it_counts_as_one_that_may_depend_on_anything_while_that_is_not_on_record(
+    tracker: Tracker, file: Path, scratch: Path
+) -> None:
+    torn(file)
+    (scratch / ".jit/graph.json").unlink()
+
+    assert BROKEN in tracker.dependents_of(FREE)
+    with pytest.raises(Corrupt, match=BROKEN):
+        tracker.delete(FREE)
+    assert tracker.update(FREE, Update(state=State.DONE)).state is State.DONE
+    found = {each.kind: each.fixable for each in examine(tracker)}
+    assert found == {"unreadable": False, "dependents": False}
+    assert {each.kind for each in repair(tracker)} == found.keys()
+
+
+def test_an_export_is_all_of_them_or_none(tracker: Tracker, file: Path) -> None:
+    torn(file)
+    with pytest.raises(Corrupt, match=BROKEN):
+        exported(tracker.snapshot(), None)
+
+
+@pytest.mark.parametrize("state", ["in_progress", "ready"])
+def test_an_issue_whose_claim_cannot_be_read_is_passed_over_and_named(
+    tracker: Tracker, scratch: Path, state: str
+) -> None:
+    claimed = tracker.claims.claim(BASE, tracker.claims.request())
+    if state == "ready":
+        tracker.claims.release(BASE, proof(claimed))
+    torn(scratch / f".jit/claims/{BASE}.json")
+
+    next_one = tracker.claims.take_next(tracker.claims.request())
+    assert next_one.issue.id == FREE
+    with pytest.raises(NotFound) as caught:
+        tracker.claims.take_next(tracker.claims.request())
+    told = next_one.broken[0].as_record() if state == "in_progress" else caught.value.facts["broken"][0]  # type: ignore[index]
+    assert (told["id"], f"claims/{BASE}.json" in told["path"]) == (BASE, True)
+    assert kinds(tracker) == ["unreadable"]
+
+
+def test_who_waits_for_work_does_not_wait_for_what_cannot_be_read(tracker: Tracker, file: Path) -> None:
+    tracker.delete(WAITING)
+    for each in (BASE, FREE):
+        tracker.update(each, Update(state=State.DONE))
+    torn(file)
+
+    with pytest.raises(NotFound, match=r"cannot be read .*torn\.json"):
+        tracker.claims.take_next(tracker.claims.request(), wait=None)
+
+
+@pytest.mark.parametrize("name", ["graph.json", "gates.json", f"dependents/{BASE}.json"])
+def test_other_documents_that_cannot_be_read_are_found_and_left(
+    tracker: Tracker, scratch: Path, name: str
+) -> None:
+    path = scratch / ".jit" / name
+    path.write_text("{")
+
+    findings = [each for each in repair(tracker) if each.kind == "unreadable"]
+    assert [name in each.message for each in findings] == [True]
+    assert findings[0].hint
+    assert path.read_text() == "{"
+
+
+def test_what_else_is_damaged_is_still_repaired(tracker: Tracker, file: Path, scratch: Path) -> None:
+    torn(file)
+    index = scratch / ".jit/index.json"
+    index.write_text(json.dumps({"all_ids": [BASE, BROKEN, WAITING, "nothing"]}))
+    shutil.copy(file, file.with_name("copy.json"))
+
+    assert sorted(kinds(tracker)) == ["missing", "unlisted", "unreadable", "unreadable"]
+    assert {each.kind for each in repair(tracker)} == {"unreadable"}
+    assert json.loads(index.read_text())["all_ids"] == [BASE, BROKEN, WAITING, FREE]
+
+
+# --- Commits that were not carried out --------------------------------------------------------------
+
+
+def left_behind(tracker: Tracker, scratch: Path) -> None:
+    """A process decides to change two issues, and dies."""
+    store = tracker.store
+    assert isinstance(store, FileStore)
+    steps = []
+    for issue_id in (BASE, FREE):
+        path = scratch / f".jit/issues/{issue_id}.json"
+        content = path.read_text().replace('"priority": "normal"', '"priority": "high"')
+        version = tracker.document(issue_id).version
+        steps.append(Step(f"jit/issues/{issue_id}", "put", content, before=version))
+    Intents(store._root, Layout()).publish(Intent(DEAD, tuple(steps)))
+
+
+def test_a_commit_whose_author_died_is_found_and_carried_out(tracker: Tracker, scratch: Path) -> None:
+    left_behind(tracker, scratch)
+
+    [found] = examine(tracker)
+    assert (found.kind, found.fixable) == ("commit unfinished", True)
+    assert DEAD in found.message
+    assert "validate --fix" in found.hint
+    assert repair(tracker) == []
+    assert '"priority": "high"' in (scratch / f".jit/issues/{FREE}.json").read_text()
+
+
+def test_a_commit_that_another_program_got_in_the_way_of_is_found_and_left(
+    tracker: Tracker, scratch: Path
+) -> None:
+    left_behind(tracker, scratch)
+    path = scratch / f".jit/issues/{FREE}.json"
+    changed = path.read_text().replace('"title": "free"', '"title": "by hand"')
+    path.write_text(changed)
+    intent = scratch / f".holdfast/intents/{DEAD}.json"
+
+    for found in ([*examine(tracker)], [*repair(tracker)]):
+        [finding] = found
+        assert (finding.kind, finding.fixable) == ("commit blocked", False)
+        assert str(path) in finding.message
+        assert "remove the intent" in finding.hint
+    assert path.read_text() == changed
+    assert intent.exists()
+    with pytest.raises(Failure, match=DEAD):
+        tracker.claims.take_next(tracker.claims.request())
+
+    intent.unlink()  # as the hint says
+    assert examine(tracker) == []
+    assert tracker.issue(FREE).title == "by hand"
+
+
+def test_a_commit_that_was_carried_out_but_for_its_mark_is_no_obstacle(
+    tracker: Tracker, scratch: Path
+) -> None:
+    left_behind(tracker, scratch)
+    repair(tracker)
+    left_behind(tracker, scratch)
+    directory = scratch / ".holdfast/intents"
+    (directory / f"{DEAD}.json").rename(directory / f"{DEAD}.done")
+    tracker.update(FREE, Update(title="later"))
+
+    assert examine(tracker) == []
