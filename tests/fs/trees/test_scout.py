@@ -61,6 +61,7 @@ class Sent:
         monkeypatch.setattr(scouts, "_WORTH_A_SCOUT", 1)
         monkeypatch.setattr(scouts, "_PATIENCE", 1)
         monkeypatch.setattr(scouts, "_processors", lambda: 2)
+        monkeypatch.setattr(scouts, "_is_busy", lambda: False)
 
     def wait_at(
         self, where: str, before: Callable[[], object] = int, after: Callable[[], object] = int
@@ -262,6 +263,7 @@ def test_a_torn_report_is_none(desk: Desk, sent: Sent, monkeypatch: pytest.Monke
 
 REASONS: dict[str, tuple[object, str, object]] = {
     "one processor": (scouts, "_processors", lambda: 1),
+    "no processor free": (scouts, "_is_busy", lambda: True),
     "no interpreter": (sys, "executable", ""),
     "another interpreter": (sys, "executable", "/nowhere/python"),
     "too small": (scouts, "_WORTH_A_SCOUT", 1 << 40),
@@ -278,6 +280,27 @@ def test_where_there_can_be_none_there_is_none(
 
     assert not sent.scouts
     assert alike(first, second)
+
+
+@pytest.mark.parametrize(
+    ("said", "busy"),
+    [
+        (b"0.5 0.4 0.3 1/812 4242\n", False),
+        (b"0.5 0.4 0.3 2/812 4242\n", False),
+        (b"0.5 0.4 0.3 3/812 4242\n", True),
+        (b"", False),
+        (b"a b c d/e", False),
+    ],
+)
+def test_two_processors_are_busy_with_three_that_run(
+    said: bytes, busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells")
+    monkeypatch.setattr(scouts, "read_whole", lambda _: said)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+    assert scouts._is_busy() is busy
 
 
 def test_killed_at_any_moment_it_leaves_the_rest_to_the_first_process(desk: Desk, sent: Sent) -> None:
@@ -314,7 +337,7 @@ def test_it_ends_with_the_process_that_sent_it(desk: Desk) -> None:
         "from holdfast.fs.trees import scout\n"
         "from holdfast.fs.trees.descent import Descent\n"
         "calls.enlarge_pipe = lambda *_: None\n"
-        "scout._WORTH_A_SCOUT, scout._processors = 1, lambda: 2\n"
+        "scout._WORTH_A_SCOUT, scout._processors, scout._is_busy = 1, lambda: 2, lambda: False\n"
         "sent = scout.Scout.start(Descent(sys.argv[1]), pathlib.Path(sys.argv[2]), None)\n"
         "print(sent._process.pid, flush=True)\n"
         "time.sleep(600)\n"

@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 from holdfast.fs import calls
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.descent import Descent
+from holdfast.fs.trees.manifest import read_whole
 from holdfast.fs.trees.scan import directories_in, inode_of
 from holdfast.fs.trees.scouting import NO_WATCH, PROGRAM, REPORT
 from holdfast.fs.trees.stat_cache import Known, StatCache
@@ -59,7 +60,7 @@ class Scout:
         """Send one out; None where that cannot be, or is not worth it by the size of what is known."""
         if sys.platform == "win32" or not sys.executable:
             return None
-        if _size(cache) < _WORTH_A_SCOUT or _processors() < 2:
+        if _size(cache) < _WORTH_A_SCOUT or _processors() < 2 or _is_busy():
             return None
         top = source.enter("")
         own, mounts = calls.fstat(top), mounts_beneath(top)
@@ -168,6 +169,20 @@ def _size(cache: Path | None) -> int:
         return 0 if cache is None else calls.stat(cache).st_size
     except OSError:
         return 0
+
+
+def _is_busy() -> bool:
+    """Whether more is ready to run at this moment than there are processors, as far as the system tells.
+
+    Then the scout would only take turns with us.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        running = int(read_whole("/proc/loadavg").split()[3].partition(b"/")[0])
+    except (OSError, ValueError, IndexError):
+        return False
+    return running > (os.cpu_count() or 1)
 
 
 def _processors() -> int:
