@@ -31,7 +31,7 @@ from holdfast.locks.file_locker import FileLocker
 from holdfast.locks.kernel_locks import inode_of
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.workspace.ledgers import OpenLedger
-from holdfast.workspace.lock_waits import LockWaits, Surroundings, waits_of_repository
+from holdfast.workspace.lock_waits import LockWaits, Surroundings, surroundings, waits_of_repository
 from holdfast.workspace.repository import Repository
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 from tests.workspace.test_waits import (
@@ -263,6 +263,15 @@ def test_only_who_waits_in_turn_waits_for_the_one_whose_turn_it_is(shop: Shop) -
     )
     assert any_time.place == inode_of(path)
     assert fair.place.split() == [inode_of(path), inode_of(f"{path}.queue")]
+
+
+def test_a_data_directory_that_cannot_be_made_does_not_hide_a_wait_from_its_repository(shop: Shop) -> None:
+    (shop.root / "file").touch()
+    around = surroundings(shop.root, shop.root / "file" / "data")
+    wait = LockWaits(around).for_file_lock(str(shop.root / "x.lock"), 0.0, shared=False, fair=False)
+    wait.post()
+    assert Board([waits_of_repository(shop.root)]).notes() == [wait.note]
+    wait.take_down()
 
 
 # --- Who does not wait any more ---------------------------------------------------------------------------
