@@ -5,6 +5,7 @@ Leases, claims, file locks and repository locks in any mixture; the rounds are t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -223,6 +224,31 @@ def who_waits_for(shop: Shop, worktree: str) -> bool:
     with Repository(shop.root) as repository:
         state = repository.desk.state(worktree)
         return state is not None and bool(state.waiters)
+
+
+def test_a_coroutine_that_waits_for_a_file_in_a_circle_is_told(shop: Shop) -> None:
+    def work(line: Line) -> None:
+        async def wait(repository: Repository) -> object:
+            try:
+                async with repository.file_locker(None).lock_exclusive_async(shop.root / "x.lock"):
+                    return "served"
+            except Deadlock as failure:
+                return failure.code
+
+        with agent_in(shop) as agent, agent.take(("lease", "tree-0"), 0.0):
+            line.say("holding")
+            line.wait()
+            line.say(asyncio.run(wait(agent.repository)))
+        line.wait()
+
+    with Workers() as workers:
+        other, coroutine = workers.start(worker_in(shop)), workers.start(work)
+        assert coroutine.hear() == "holding"
+        assert other.ask(Task(("file lock", "x.lock"), ("lease", "tree-0"))) == "holding"
+        other.say("go")
+        wait_until(lambda: who_waits_for(shop, "tree-0"))
+        assert coroutine.ask("go") == "E_DEADLOCK"
+        assert other.hear() == "served"
 
 
 # --- Shared locks -----------------------------------------------------------------------------------------
