@@ -50,7 +50,7 @@ from tests.workspace.test_waits import (
 if sys.platform != "linux":
     pytest.skip("only Linux tells who holds a file lock", allow_module_level=True)
 
-ROUNDS = int(os.environ.get("HOLDFAST_CIRCLES", "40"))
+ROUNDS = int(os.environ.get("HOLDFAST_CIRCLES", "30"))
 KINDS = ("lease", "claim", "file lock", "fair lock", "repo lock")
 LOCKS = ("file lock", "fair lock", "repo lock")
 
