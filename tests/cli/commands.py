@@ -23,9 +23,10 @@ Result = subprocess.CompletedProcess[str]
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of this process without anything that the commands listen to, and with `extra`."""
+    """The environment of this process without anything that the commands listen to, and with `extra`; the
+    data directory is that of the tests."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    return {**kept, **(extra or {})}
+    return {**kept, "XDG_DATA_HOME": os.environ["XDG_DATA_HOME"], **(extra or {})}
 
 
 def holdfast(
