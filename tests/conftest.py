@@ -30,9 +30,8 @@ def pytest_configure() -> None:
         number = getattr(signal, name, None)  # Windows has only one of them
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
-    os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(
-        prefix="holdfast-data-"
-    )  # not whoever's who runs the tests
+    # Commands leave notes in the data directory: not in that of whoever runs the tests.
+    os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp(prefix="holdfast-data-")
 
 
 def pytest_unconfigure() -> None:

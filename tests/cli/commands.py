@@ -23,9 +23,10 @@ Result = subprocess.CompletedProcess[str]
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of this process without anything that the commands listen to, and with `extra`."""
+    """The environment of this process without anything that the commands listen to, and with `extra`; the
+    data directory is that of the tests."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    return {**kept, **(extra or {})}
+    return {**kept, "XDG_DATA_HOME": os.environ["XDG_DATA_HOME"], **(extra or {})}
 
 
 def holdfast(
@@ -154,14 +155,21 @@ class RepoLockHeld(Running):
 
 
 LISTENING = """
-import signal, sys
+import os, select, signal
+bell, ring = os.pipe()
+os.set_blocking(ring, False)
+signal.set_wakeup_fd(ring)
 for name in "HUP INT QUIT TERM USR1 USR2".split():
-    number = getattr(signal, "SIG" + name)
-    signal.signal(number, lambda number, _: print(signal.Signals(number).name, flush=True))
+    signal.signal(getattr(signal, "SIG" + name), lambda *_: None)
 print("running", flush=True)
-while sys.stdin.read(1): pass
+while True:
+    ready = select.select([0, bell], [], [])[0]
+    for number in os.read(bell, 99) if bell in ready else b"":
+        print(signal.Signals(number).name, flush=True)
+    if 0 in ready and not os.read(0, 1): break
 """
-"""A program that says which signals it gets, until its standard input ends."""
+"""A program that says which signals it gets, until its standard input ends. It waits for both at once: one
+that comes just before a mere `read` would be told of only when that ends."""
 
 
 def is_gone(pid: int) -> bool:

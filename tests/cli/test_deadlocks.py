@@ -138,22 +138,20 @@ def test_a_lease_held_by_a_script_and_a_file_lock_held_by_file_lock_run(root: Pa
 def test_a_claim_of_a_script_and_a_repo_lock_held_by_repo_lock_run(root: Path) -> None:
     """The other way round: the one who waits for the lock is older, and is served."""
     inner = script(root, "inner.sh", "claim take 2 --owner b --wait 60s --json")
-    first = Agent(
-        root,
-        "first",
+    lines = (
         "holdfast claim take 2 --owner a --ttl 1h --json",
         "holdfast repo-lock run project --data-dir data --wait 60s --json -- true 2>&1",
         "holdfast claim release 2 --owner a --json",
     )
     command = "holdfast repo-lock run project --data-dir data -- sh -c"
-    with Agent(root, "second", f"{command} 'echo 1; read go; sh {inner}'") as second, first:
-        wait_until(lambda: "claim 2" in waiting(root))
-        wait_until(lambda: repo_lock_waits(root))
-        second.go_on()
-        one, refused = second.said()
-        taken, outcome, released = first.said()
+    with Agent(root, "second", f"{command} 'read go; sh {inner}'") as second:
+        wait_until(lambda: repo_locks(root))
+        with Agent(root, "first", *lines) as first:
+            wait_until(lambda: any(each["waiting"] for each in repo_locks(root)))
+            second.go_on()
+            [refused] = second.said()
+            taken, outcome, released = first.said()
 
-    assert one == 1
     assert refused["error"]["code"] == "E_DEADLOCK"
     assert [each["waits_for"] for each in refused["error"]["cycle"]] == [
         "the claim on 2",
@@ -162,9 +160,9 @@ def test_a_claim_of_a_script_and_a_repo_lock_held_by_repo_lock_run(root: Path) -
     assert (taken["ok"], released["ok"], outcome["data"]["exit_status"]) == (True, True, 0)
 
 
-def repo_lock_waits(root: Path) -> list[Any]:
+def repo_locks(root: Path) -> list[Any]:
     seen = data(holdfast("who", "--json", "--repo", root, "--data-dir", root / "data"))["holdings"]
-    return [waiter for each in seen if each["kind"] == "repo lock" for waiter in each["waiting"]]
+    return [each for each in seen if each["kind"] == "repo lock"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")

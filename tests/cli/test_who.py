@@ -79,6 +79,7 @@ def test_claims_issues_and_repo_locks_are_shown_too(root: Path, tmp_path: Path) 
     assert seen["repo lock project"]["liveness"] == "alive"
 
 
+@pytest.mark.req("FL-20")
 def test_those_who_wait_for_a_repo_lock_are_shown_wherever_they_wait(root: Path, tmp_path: Path) -> None:
     place = {"HOLDFAST_DATA_DIR": str(tmp_path / "data")}
     waits = ("repo-lock", "run", "project", "--wait", "60s", "--", "make")

@@ -5,6 +5,7 @@ Leases, claims, file locks and repository locks in any mixture; the rounds are t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -31,7 +32,7 @@ from holdfast.locks.file_locker import FileLocker
 from holdfast.locks.kernel_locks import inode_of
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.workspace.ledgers import OpenLedger
-from holdfast.workspace.lock_waits import LockWaits, Surroundings, waits_of_repository
+from holdfast.workspace.lock_waits import LockWaits, Surroundings, surroundings, waits_of_repository
 from holdfast.workspace.repository import Repository
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 from tests.workspace.test_waits import (
@@ -49,7 +50,7 @@ from tests.workspace.test_waits import (
 if sys.platform != "linux":
     pytest.skip("only Linux tells who holds a file lock", allow_module_level=True)
 
-ROUNDS = int(os.environ.get("HOLDFAST_CIRCLES", "40"))
+ROUNDS = int(os.environ.get("HOLDFAST_CIRCLES", "30"))
 KINDS = ("lease", "claim", "file lock", "fair lock", "repo lock")
 LOCKS = ("file lock", "fair lock", "repo lock")
 
@@ -171,6 +172,7 @@ def test_who_takes_several_things_at_once_is_refused_only_if_the_order_allows_fo
                 refused = 0
                 while not had_all(agent, wanted):
                     refused += 1
+                    time.sleep(random.uniform(0.0, 0.1 * refused))  # else it is back before others are served
                 line.say(refused)
             line.wait()
 
@@ -224,6 +226,31 @@ def who_waits_for(shop: Shop, worktree: str) -> bool:
         return state is not None and bool(state.waiters)
 
 
+def test_a_coroutine_that_waits_for_a_file_in_a_circle_is_told(shop: Shop) -> None:
+    def work(line: Line) -> None:
+        async def wait(repository: Repository) -> object:
+            try:
+                async with repository.file_locker(None).lock_exclusive_async(shop.root / "x.lock"):
+                    return "served"
+            except Deadlock as failure:
+                return failure.code
+
+        with agent_in(shop) as agent, agent.take(("lease", "tree-0"), 0.0):
+            line.say("holding")
+            line.wait()
+            line.say(asyncio.run(wait(agent.repository)))
+        line.wait()
+
+    with Workers() as workers:
+        other, coroutine = workers.start(worker_in(shop)), workers.start(work)
+        assert coroutine.hear() == "holding"
+        assert other.ask(Task(("file lock", "x.lock"), ("lease", "tree-0"))) == "holding"
+        other.say("go")
+        wait_until(lambda: who_waits_for(shop, "tree-0"))
+        assert coroutine.ask("go") == "E_DEADLOCK"
+        assert other.hear() == "served"
+
+
 # --- Shared locks -----------------------------------------------------------------------------------------
 
 
@@ -262,6 +289,15 @@ def test_only_who_waits_in_turn_waits_for_the_one_whose_turn_it_is(shop: Shop) -
     )
     assert any_time.place == inode_of(path)
     assert fair.place.split() == [inode_of(path), inode_of(f"{path}.queue")]
+
+
+def test_a_data_directory_that_cannot_be_made_does_not_hide_a_wait_from_its_repository(shop: Shop) -> None:
+    (shop.root / "file").touch()
+    around = surroundings(shop.root, shop.root / "file" / "data")
+    wait = LockWaits(around).for_file_lock(str(shop.root / "x.lock"), 0.0, shared=False, fair=False)
+    wait.post()
+    assert Board([waits_of_repository(shop.root)]).notes() == [wait.note]
+    wait.take_down()
 
 
 # --- Who does not wait any more ---------------------------------------------------------------------------

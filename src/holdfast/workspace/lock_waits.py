@@ -70,7 +70,7 @@ def surroundings(
         boards.append(waits_of_repository(root))
         elsewhere = [LeasesElsewhere(root, None), ClaimsElsewhere(root, None, ledger_address)]
     if data_dir is not None:
-        with contextlib.suppress(Failure):  # not ours to write
+        with contextlib.suppress(Failure, OSError):  # not ours to write, or not even to look at
             make_directories(data_dir)
         boards.append(waits_of_data(data_dir))
     return Surroundings(Board(boards), elsewhere)
