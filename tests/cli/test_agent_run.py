@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 from holdfast.leases.records import LeaseKeys
 from holdfast.workspace.repository import Repository
 from tests.cli.commands import HOLDFAST, Running, data, envelope, error, holdfast, python, wait_until
+from tests.worktrees.stages import files_kept
 
 if sys.platform == "win32":
     pytest.skip("signals of POSIX", allow_module_level=True)
@@ -63,8 +63,7 @@ def test_work_that_succeeds_is_kept_recorded_and_done(shop: Path) -> None:
     assert state_of(shop, issue) == "done"
     written = shop / "worktrees" / told["worktree_id"] / "result"
     assert written.read_text() == issue
-    kept = shop / ".jvs/snapshots" / told["snapshot_id"] / "payload/result"
-    assert kept.read_text() == issue
+    assert files_kept(shop / ".jvs/snapshots" / told["snapshot_id"])["result"] == issue
     event = ledger_of(shop)[-1]
     assert (event["type"], event["issue_id"], event["assignee"]) == ("work_done", issue, "agent:a")
     assert data(holdfast("who", "--json", cwd=shop))["holdings"] == []
@@ -91,7 +90,7 @@ def test_work_that_fails_goes_back_and_what_it_wrote_is_kept(shop: Path) -> None
     assert result.returncode == 3
     told = outcome(result)
     assert (told["state"], told["succeeded"]) == ("ready", False)
-    assert (shop / ".jvs/snapshots" / told["snapshot_id"] / "payload/half").read_text() == "half"
+    assert files_kept(shop / ".jvs/snapshots" / told["snapshot_id"])["half"] == "half"
     assert ledger_of(shop)[-1]["type"] == "work_failed"
     again = holdfast("agent", "run", "--next", "--json", "--", *WRITE, cwd=shop)
     assert outcome(again)["worktree_id"] == told["worktree_id"]
@@ -137,8 +136,8 @@ def test_when_the_program_is_killed_the_work_comes_back_and_nothing_is_lost(shop
     assert state_of(shop, issue) == "done"
     history = data(holdfast("history", "--worktree", f"issue-{issue[:8]}", "--json", cwd=shop))
     kept = [each["snapshot_id"] for each in history["snapshots"]]
-    payloads = [shop / ".jvs/snapshots" / each / "payload" for each in kept]
-    assert sorted({name for payload in payloads for name in os.listdir(payload)}) == ["half", "result"]
+    names = {name for each in kept for name in files_kept(shop / ".jvs/snapshots" / each)}
+    assert sorted(names) == ["half", "result"]
 
 
 def test_who_is_ended_while_it_waits_for_the_worktree_puts_the_work_back(shop: Path) -> None:

@@ -26,7 +26,7 @@ from tests.cli.commands import (
     python,
     wait_until,
 )
-from tests.worktrees.stages import expire, files_in, make_repository
+from tests.worktrees.stages import expire, files_kept, make_repository
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
 
@@ -243,7 +243,7 @@ def test_what_succeeds_is_snapshotted_if_wished_and_what_fails_is_not(repo: Path
     assert isinstance(saved, str)
     repository = Repository(repo)
     assert repository.control.config("main").head_snapshot_id == saved
-    assert files_in(repository.control.places.tree(saved) / "payload") == {"made": "by the command"}
+    assert files_kept(repository.control.places.tree(saved)) == {"made": "by the command"}
     failed = holdfast("run", *options, *python(f"{write}; raise SystemExit(1)"), cwd=repo)
     assert failed.returncode == 1
     assert outcome(failed.stderr)["snapshot_id"] is None

@@ -26,6 +26,7 @@ from tests.issues.trackers import problems
 from tests.locks.workers import Worker, Workers
 from tests.mcp.clients import make_shop
 from tests.mcp.crowd import client, read_notes
+from tests.worktrees.stages import files_kept
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the clients are forked")
 
@@ -151,8 +152,8 @@ def audit_work(shop: Path, done: list[dict[str, Any]], added: list[str]) -> None
         assert record.token == each["token"]
     repository = Repository(shop)
     for each in done:
-        kept = shop / ".jvs/snapshots" / each["snapshot"] / "payload" / f"by-{each['token']}"
-        assert kept.read_text() == each["issue"]
+        kept = files_kept(shop / ".jvs/snapshots" / each["snapshot"])
+        assert kept[f"by-{each['token']}"] == each["issue"]
     for snapshot_id in repository.snapshots.all_ids():
         assert list(repository.snapshots.verify(snapshot_id)) == []
 

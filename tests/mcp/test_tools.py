@@ -12,6 +12,7 @@ from mcp import MCPError
 
 from tests.cli.commands import data, error, holdfast
 from tests.mcp.clients import ERAS, NAME, Agent, connected, make_shop, run
+from tests.worktrees.stages import files_kept
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="how processes end on POSIX")
 
@@ -166,8 +167,7 @@ async def snapshots(agent: Agent, shop: Path) -> None:
     (shop / "main/text").write_text("unsaved\n")
     restored = await agent("restore", snapshot="v1", in_place=True, reason="it was better")
     assert (shop / "main/text").read_text() == "one\n"
-    kept = shop / ".jvs/snapshots" / restored["kept_snapshot_id"] / "payload/text"
-    assert kept.read_text() == "unsaved\n"
+    assert files_kept(shop / ".jvs/snapshots" / restored["kept_snapshot_id"])["text"] == "unsaved\n"
     assert (await agent("release_lease"))["lock_id"] == lease["lock_id"]
 
     into = await agent("restore", snapshot="head~1", into="copy", dry_run=True)
@@ -210,7 +210,7 @@ async def work(agent: Agent, shop: Path) -> None:
     Path(taken["path"], "result").write_text("whole")
     done = await agent("finish_work", outcome="done")
     assert (done["issue_id"], done["state"], done["succeeded"]) == (first["id"], "done", True)
-    assert (shop / ".jvs/snapshots" / done["snapshot_id"] / "payload/result").read_text() == "whole"
+    assert files_kept(shop / ".jvs/snapshots" / done["snapshot_id"])["result"] == "whole"
     event = command(shop, "ledger", "show", str(done["sequence"]))["event"]
     assert (event["type"], event["claim_token"]) == ("work_done", taken["token"])
     assert (await agent.failure("finish_work", outcome="done"))["code"] == "E_NOT_FOUND"

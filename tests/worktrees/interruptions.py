@@ -39,6 +39,7 @@ from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES
 from holdfast.worktrees.restoring import InPlace, differs_from_head, restore_in_place
 from holdfast.worktrees.snapshots import Wanted, snapshot
 from tests.worktrees.repositories import make_repository
+from tests.worktrees.stages import files_kept
 
 Content = dict[str, str]
 
@@ -165,7 +166,7 @@ class Case:
                 problem for problem in verify(tree, each.payload_hash) if problem.what not in self.unknown
             ]
             assert problems == [], f"{each.snapshot_id} does not verify: {problems}"
-        trees = [content_of(control.places.tree(each.snapshot_id) / "payload") for each in found]
+        trees = [files_kept(control.places.tree(each.snapshot_id)) for each in found]
         assert trees == [*self.world.contents[:2], *self.steps][: len(trees)]
         assert {name for name, _ in control.store.scan(DESCRIPTORS)} == {each.snapshot_id for each in found}
         return [each.snapshot_id for each in found[2:]]

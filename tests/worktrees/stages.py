@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from holdfast.audit.chain import AuditEntry, verify
 from holdfast.clock import format_instant
 from holdfast.fs import calls
 from holdfast.fs.probe import Capabilities
-from holdfast.fs.trees import capture, choose_engine
+from holdfast.fs.trees import capture, choose_engine, read_homes, read_manifest
+from holdfast.fs.trees.homes import located
 from holdfast.leases.records import Lease, LeaseKeys
 from holdfast.store.records import Create, Decision, Replace, View
 from holdfast.workspace.initialising import initialise
@@ -75,6 +77,13 @@ def files_in(directory: Path) -> dict[str, str]:
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
+
+
+def files_kept(tree: Path) -> dict[str, str]:
+    """The files of a snapshot's tree with their content, wherever they are."""
+    homes = read_homes(tree)
+    paths = [each.path for each in read_manifest(tree) if each.kind == "f"]
+    return {os.fsdecode(path): located(tree, homes, path).read_text() for path in paths}
 
 
 def json_at(path: Path) -> Any:

@@ -21,7 +21,7 @@ from holdfast.worktrees.records import OPERATIONS
 from holdfast.worktrees.restoring import InPlace
 from holdfast.worktrees.snapshots import Wanted
 from tests.cli.commands import error, holdfast
-from tests.worktrees.stages import files_in, make_repository, put_files
+from tests.worktrees.stages import files_in, files_kept, make_repository, put_files
 from tests.worktrees.test_worktree_crashes import WORK, CreationFromASnapshot, Removal, Renaming, begun, names
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, and names of open files")
@@ -140,8 +140,7 @@ def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
     assert files_in(site.path) == SAVED
     late = line(site.control, "dev").entries[1].descriptor
     assert "written while" in late.note
-    kept = site.control.places.tree(late.snapshot_id) / "payload"
-    assert files_in(kept) == {"dev": PRECIOUS}
+    assert files_kept(site.control.places.tree(late.snapshot_id)) == {"dev": PRECIOUS}
     assert site.repository.examine(strict=True) == []
 
 
@@ -206,7 +205,7 @@ def test_a_restore_that_was_killed_keeps_the_file_as_a_snapshot(site: Site) -> N
     settle(site.control, "dev")
     assert files_in(site.path) == SAVED
     contents = [
-        files_in(site.control.places.tree(each.descriptor.snapshot_id) / "payload")
+        files_kept(site.control.places.tree(each.descriptor.snapshot_id))
         for each in line(site.control, "dev").entries
     ]
     assert {"dev": PRECIOUS} in contents

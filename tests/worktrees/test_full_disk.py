@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,10 @@ def test_a_full_disk_can_be_emptied_by_gc_and_locks_can_be_released(loop_mount: 
     with Repository(root) as repository:
         with repository.lease() as held:
             for number in range(6):
-                put_files(repository.path(MAIN), {"file": str(number), "large": f"{number}" * (1 << 20)})
+                shared = {f"shared-{number}/file": "same", f"shared-{number}/own/file": "same"}
+                large = {"large": f"{number}" * (1 << 20), "shared-0/own/file": str(number)}
+                put_files(repository.path(MAIN), {**shared, **large})
+                time.sleep(0.03)  # or what was written just now would not be taken for unchanged later
                 newest = repository.snapshot(MAIN, held).snapshot_id
         repository.worktrees.create("other")
         lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
@@ -92,6 +96,7 @@ def test_a_full_disk_can_be_emptied_by_gc_and_locks_can_be_released(loop_mount: 
     assert len(plan["delete"]) == 5
     done = told("gc", "run", "--plan", plan["plan"], "--repo", root)
     assert done["deleted"] == 5
+    assert len(list((root / ".jvs" / "remnants").iterdir())) >= 4
 
     assert found(root) <= {"disk-full"}  # something is left for root alone
     assert len(list((root / ".jvs" / "reserve").iterdir())) == FILES

@@ -34,7 +34,7 @@ from tests.cli.commands import environment, error, holdfast
 from tests.fs.trees.groves import grow, seen
 from tests.support.juicefs import COHERENT, JuiceFs
 from tests.worktrees.interruptions import FEW, SEEN, cases, world
-from tests.worktrees.stages import events, files_in, put_files, unprobed
+from tests.worktrees.stages import events, files_in, files_kept, put_files, unprobed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="JuiceFS is mounted on Linux")
 
@@ -399,8 +399,8 @@ def test_with_the_records_on_a_server_a_mount_may_remember(
     with Repository(remembering / "served") as repository:
         for number, each in enumerate(taken):
             assert list(repository.snapshots.verify(each.snapshot_id)) == []
-            payload = repository.control.places.tree(each.snapshot_id) / "payload"
-            assert (payload / f"file-{number}").read_text() == str(number)
+            kept = files_kept(repository.control.places.tree(each.snapshot_id))
+            assert kept[f"file-{number}"] == str(number)
         assert [each.code for each in repository.examine(strict=True)] == []
     info = told("info", cwd=remembering / "served")
     assert info["store"] == etcd_url

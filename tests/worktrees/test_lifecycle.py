@@ -30,7 +30,15 @@ from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.proof import Proof
 from holdfast.worktrees.records import MAIN, Isolation
 from holdfast.worktrees.restoring import InPlace
-from tests.worktrees.stages import events, expire, files_in, json_at, make_repository, put_files
+from tests.worktrees.stages import (
+    events,
+    expire,
+    files_in,
+    files_kept,
+    json_at,
+    make_repository,
+    put_files,
+)
 
 BAD_NAMES = ["", ".", "..", "a/b", "../main", "a\\b", "a..b", "a b", "a\nb", "a\0b", "é", "x" * 129, "naïve"]
 
@@ -255,9 +263,9 @@ def test_what_is_written_while_a_worktree_is_removed_is_kept(repository: Reposit
         removed = repository.remove_worktree("dev")
     assert removed.saved is not None
     caught = repository.snapshots.named(removed.saved)
-    assert files_in(repository.control.places.tree(caught.snapshot_id) / "payload") == {"a": "1", "late": "2"}
+    assert files_kept(repository.control.places.tree(caught.snapshot_id)) == {"a": "1", "late": "2"}
     assert caught.parent_id is not None
-    assert files_in(repository.control.places.tree(caught.parent_id) / "payload") == {"a": "1"}
+    assert files_kept(repository.control.places.tree(caught.parent_id)) == {"a": "1"}
     assert [each.event for each in events(repository)][-2:] == ["snapshot_published", "worktree_removed"]
     assert list((repository.root / ".jvs/tmp").iterdir()) == []
 

@@ -53,7 +53,7 @@ from tests.worktrees.interruptions import (
     write,
 )
 from tests.worktrees.repositories import add_worktree
-from tests.worktrees.stages import expire, make_repository
+from tests.worktrees.stages import expire, files_kept, make_repository
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="directories cannot be exchanged")
 
@@ -82,7 +82,7 @@ class Site:
         return [each.descriptor for each in line(self.control, worktree).entries]
 
     def kept(self, snapshot_id: str) -> dict[str, str]:
-        return content_of(self.control.places.tree(snapshot_id) / "payload")
+        return files_kept(self.control.places.tree(snapshot_id))
 
     def require_nothing_happened(self) -> None:
         assert content_of(self.payload) == NEW
@@ -332,8 +332,7 @@ def test_a_copy_of_the_repository_can_finish_what_was_on_record(
     assert content_of(control.places.payload(MAIN)) == OLD
     assert control.store.read(OPERATIONS.key(MAIN)) is None
     kept = [
-        content_of(control.places.tree(each.descriptor.snapshot_id) / "payload")
-        for each in line(control, MAIN).entries
+        files_kept(control.places.tree(each.descriptor.snapshot_id)) for each in line(control, MAIN).entries
     ]
     assert kept[0] == kept[-1] == OLD
     assert NEW in kept

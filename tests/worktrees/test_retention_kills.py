@@ -45,6 +45,7 @@ from tests.worktrees.kept import (
     trees_of,
 )
 from tests.worktrees.repositories import add_worktree, make_repository
+from tests.worktrees.stages import files_kept
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
@@ -251,13 +252,18 @@ def test_the_sweep_finds_a_collection_that_deletes_descriptors_before_their_chil
 
 
 class CollectionWithoutPower(CollectionKilled):
-    """A run of one snapshot; what is rebuilt has no times, so contents are compared, not manifests."""
+    """A run of one snapshot, in which the other has a directory. What is rebuilt has no times, so contents
+    are compared, not manifests."""
 
     def require_sound(self, control: Control) -> None:
         found = snapshots_of(control)
         for each in self.world.staying:
             assert found[each].doomed_by is None
-            assert (control.places.tree(each) / "payload" / "file-0").read_text() == f"{MAIN} 0"
+            assert files_kept(control.places.tree(each)) == {
+                "file": "new",
+                "one/file": "1",
+                "one/two/file": "3",
+            }
         parents_of(control, control.config(MAIN).head_snapshot_id)
         for each, descriptor in found.items():
             assert descriptor.doomed_by or is_ready(control.places, each)
@@ -265,11 +271,12 @@ class CollectionWithoutPower(CollectionKilled):
 
 def without_power(repository: Repository) -> Report:
     control = repository.control
-    line_of(control, 2)
+    going = frozenset({keep(control, {"file": "old", "one/file": "1", "one/two/file": "2"}, shared=True)})
+    keep(control, {"file": "new", "one/two/file": "3"}, shared=True)
     planning.set_policy(control, Policy(keep_last=1))
     plan = planning.propose(control).plan
-    going = frozenset(plan.snapshots)
-    world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
+    staying = frozenset(snapshots_of(control)) - going
+    world = World(control.places.root, plan.plan_id, going, staying, left=going)
     return power_cuts(CollectionWithoutPower(world), limit=2)
 
 

@@ -25,7 +25,15 @@ from holdfast.worktrees import finishing, renaming
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.finishing import settle
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, Isolation, Operation, OperationKind
-from tests.worktrees.stages import LASTING, events, files_in, make_repository, put_files, snapshot_by_hand
+from tests.worktrees.stages import (
+    LASTING,
+    events,
+    files_in,
+    files_kept,
+    make_repository,
+    put_files,
+    snapshot_by_hand,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
@@ -166,7 +174,7 @@ class RemovalOfUnsavedWork(Removal):
         """As a snapshot, unless it is still where it was."""
         places = repository.control.places
         kept = [
-            files_in(places.tree(snapshot_id) / "payload")
+            files_kept(places.tree(snapshot_id))
             for snapshot_id, _ in repository.control.store.scan(DESCRIPTORS)
         ]
         where_it_was = places.payload("dev")

@@ -56,6 +56,7 @@ def check(control: Control, plan_id: str) -> Plan:
     plan = plan_of(control, plan_id)
     if plan.state is PlanState.PROPOSED:
         _still_right(control, plan)
+        need_of_all(control.places, but=plan.snapshots)
     return plan
 
 

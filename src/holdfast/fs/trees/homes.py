@@ -38,7 +38,7 @@ _NUMBER = struct.Struct("<I")
 _RECORD = struct.Struct("<III")
 _TAIL = struct.Struct("<II")
 _END = _SAME = 0xFFFFFFFF
-_MOST_OPEN = 16
+_MOST_OPEN = 32
 
 
 class Home(NamedTuple):
@@ -171,6 +171,7 @@ class Stored:
         self.homes = read_homes(tree) if homes is None else homes
         self.own = Descent(tree / PAYLOAD)
         self._others: dict[str, Descent] = {}
+        self._tops: dict[str, str] = {}
 
     def home(self, path: bytes) -> Home:
         """Where the files of a directory are; in the tree itself, under its own name, if nowhere else."""
@@ -189,21 +190,23 @@ class Stored:
     def status(self, path: bytes) -> os.stat_result:
         """The status of a directory. Raises the system's own error."""
         home = self.homes.get(path)
-        way = self.own if home is None else self._other(home.tree)
+        top = os.fsencode(self.own.root if home is None else self._top(home.tree))
         inside = path if home is None else home.path
-        top = way.top()
-        if not inside:
-            return calls.fstat(top)
-        return calls.stat(inside, dir_fd=top, follow_symlinks=False)
+        return calls.stat(top + b"/" + inside if inside else top, follow_symlinks=False)
 
     def where(self, path: str, name: str = "") -> str:
         """A path in the tree, for messages: where it really is."""
         home = self.homes.get(os.fsencode(path))
         if home is None:
             return self.own.where(path, name)
-        if home.tree in self._others:
-            return self._others[home.tree].where(os.fsdecode(home.path), name)
-        return os.fspath(located(self.tree, self.homes, os.fsencode(f"{path}/{name}")))
+        return "/".join(filter(None, (self._top(home.tree), os.fsdecode(home.path), name)))
+
+    def _top(self, name: str) -> str:
+        """The payload of another tree, where it was when it was first asked for: a history may have many."""
+        top = self._tops.get(name)
+        if top is None:
+            top = self._tops[name] = os.fspath(tree_beside(self.tree, name) / PAYLOAD)
+        return top
 
     def _other(self, name: str) -> Descent:
         way = self._others.get(name)
@@ -218,7 +221,9 @@ class Stored:
         missing: Failure | None = None
         for place in places_beside(self.tree, name):
             try:
-                return Descent(place / PAYLOAD)
+                way = Descent(place / PAYLOAD)
+                self._tops[name] = way.root
+                return way
             except Failure as failure:
                 missing = failure
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from missing

@@ -120,6 +120,8 @@ class Intake:
         """Only that it is there: what it shows belongs to what is mounted, and that is not ours."""
         self.tally.lose(path, ["another file system is mounted there"])
         self.tally.directories += 1
+        if self.payload is not None:
+            self.payload.make(path)
         return Taken(path, b"", b"", encode_body(Meta(b"m", 0, 0, 0, 0), b"", []))
 
     # --- What is as it was -----------------------------------------------------------------------------
