@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.errors import Corrupt, Failure, LockConflict, PlanMismatch
+from holdfast.errors import Corrupt, Failure, LockConflict, PlanMismatch, Refused
 from holdfast.fs.trees import Home, materialise, read_homes
 from holdfast.fs.trees import homes as homes_module
 from holdfast.fs.trees.homes import write_homes
@@ -202,6 +202,66 @@ def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(control: Co
     require_whole(control)
     require_no_more_than_needed(control)
     assert trees_of(control) == {ids[2]}
+
+
+@pytest.mark.req("WT-11")
+@pytest.mark.parametrize("damage", ["empty", "some files", "no manifest"])
+def test_a_part_of_a_tree_that_was_brought_back_does_not_replace_what_others_need(
+    control: Control, damage: str
+) -> None:
+    """Copying it back was interrupted; what is left of it among the remnants is all that there is."""
+    ids = line_of(control, 3, shared=True)
+    tree, copy = control.places.tree(ids[0]), control.places.root / "copy"
+    shutil.copytree(tree, copy, symlinks=True)
+    collect(control)
+    if damage == "empty":
+        shutil.rmtree(copy)
+        copy.mkdir()
+    else:
+        for path in (copy / "payload").rglob("file"):
+            path.unlink()
+    if damage == "no manifest":
+        (copy / "manifest").unlink()
+    copy.rename(tree)
+    repository = Repository(control.places.root)
+    repository.repair()
+    assert repository.examine(strict=True) == []
+    assert trees_of(control) == {ids[2]}
+    require_whole(control)
+    require_no_more_than_needed(control)
+
+
+def test_a_tree_that_was_a_snapshot_again_takes_the_place_of_what_was_left_of_it(control: Control) -> None:
+    """A directory that had been on the way to a needed one is needed itself by then."""
+    first = keep(control, {"d/file": "1", "d/below/file": "1"}, shared=True)
+    shutil.copytree(control.places.tree(first), control.places.root / "copy", symlinks=True)
+    second = keep(control, {"d/file": "2", "file": "2"}, shared=True)
+    assert read_homes(control.places.tree(second)) == {b"d/below": Home(first, b"d/below")}
+    collect(control)
+    (control.places.root / "copy").rename(control.places.tree(first))
+    shutil.copytree(control.places.tree(second), control.places.tree("0" * 16), symlinks=True)
+    (control.places.tree("0" * 16) / "homes").unlink()
+    write_homes(
+        control.places.tree("0" * 16), [(b"d/below", Home(first, b"d/below")), (b"d", Home(first, b"d"))]
+    )
+    sweeping.retire(control, [first])
+    sweeping.sweep(control)
+    assert (control.places.remnants / first / "payload" / "d" / "file").read_text() == "1"
+    require_whole(control)
+    require_no_more_than_needed(control)
+
+
+def test_of_two_trees_neither_of_which_has_all_that_is_needed_none_is_removed(control: Control) -> None:
+    ids = line_of(control, 3, shared=True)
+    shutil.copytree(control.places.tree(ids[0]), control.places.root / "copy", symlinks=True)
+    collect(control)
+    kept = "main-0/kept/file"
+    for top in (control.places.root / "copy", control.places.remnants / ids[0]):
+        (top / "payload" / kept).unlink()
+    (control.places.root / "copy").rename(control.places.tree(ids[0]))
+    with pytest.raises(Refused, match="neither"):
+        sweeping.retire(control, [ids[0]])
+    assert ids[0] in trees_of(control) & remnants_of(control)
 
 
 # --- What cannot be known ---------------------------------------------------------------------------

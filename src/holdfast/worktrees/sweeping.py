@@ -14,11 +14,20 @@ import errno
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from holdfast.errors import Failure, NotFound
+from holdfast.errors import Failure, NotFound, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.fs.names import is_safe_name
-from holdfast.fs.trees.remnants import Bin, Need, is_trimmed, needed, needed_in_the_making, trim
+from holdfast.fs.trees.remnants import (
+    Bin,
+    Need,
+    has_all,
+    is_trimmed,
+    needed,
+    needed_in_the_making,
+    readable_manifest,
+    trim,
+)
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.scratch import scratch
 
@@ -27,9 +36,9 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 def retire(control: Control, snapshot_ids: Iterable[str]) -> None:
     """Move the trees of these snapshots to the remnants, durably. What is not there was moved before."""
-    places = control.places
+    places, ids = control.places, tuple(snapshot_ids)
     make_directories(places.remnants)
-    for each in snapshot_ids:
+    for each in ids:
         tree, remnant = places.tree(each), places.remnants / each
         try:
             try:
@@ -37,7 +46,7 @@ def retire(control: Control, snapshot_ids: Iterable[str]) -> None:
             except OSError as error:
                 if error.errno not in _TAKEN:
                     raise
-                _replace(control, tree, remnant)
+                _choose(control, tree, remnant, but=ids)
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -47,11 +56,29 @@ def retire(control: Control, snapshot_ids: Iterable[str]) -> None:
             durable.sync_names(opened)
 
 
-def _replace(control: Control, tree: Path, remnant: Path) -> None:
-    """Retire a tree that was brought back from a copy: who needs it has found the whole one all along."""
+def _choose(control: Control, tree: Path, remnant: Path, *, but: Collection[str]) -> None:
+    """Retire a tree that was brought back after its snapshot had been deleted, and is now there twice.
+
+    The remnant stays if it has all that others need: of what was brought back nobody knows whether it is all
+    of it. Only if it was a snapshot again, and others have directories there that had been trimmed away, it
+    takes the remnant's place. If neither will do, both stay.
+    """
+    need = need_of_all(control.places, but=but).get(remnant.name, set())
+    manifest = readable_manifest(tree)
     with scratch(control, "collection") as room:
-        calls.rename(remnant, room.path / remnant.name)
-        calls.rename(tree, remnant)
+        aside = room.path / remnant.name
+        if has_all(remnant, need, manifest):
+            calls.rename(tree, aside)
+        elif has_all(tree, need, manifest):
+            calls.rename(remnant, aside)
+            calls.rename(tree, remnant)
+        else:
+            raise Refused(
+                f"{tree} is not removed: other snapshots have directories in it that are neither all there "
+                f"nor all in {remnant}",
+                hint="Bring one of the two back as a whole from a copy.",
+                path=str(tree),
+            )
 
 
 def need_of_all(places: Places, *, but: Collection[str] = ()) -> Need:

@@ -262,6 +262,38 @@ def test_trusting_the_times_of_such_a_file_is_found(desk: Desk, monkeypatch: pyt
     assert racy(desk, monkeypatch) == [b"d1/f1"]
 
 
+def racy_directory(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The same for an extended attribute of a directory."""
+    target = desk.source / "d1"
+    desk.settle()
+    set_xattr(target, "user.colour", b"red")
+    first, _ = desk.take()
+    if not any(each.xattrs for each in read_manifest(first)):
+        pytest.skip("no extended attributes here")
+    own_mark, frozen = scanning.own_mark, target.stat()
+    set_xattr(target, "user.colour", b"blue")
+
+    def standing_still(own: os.stat_result, *lengths: int) -> bytes:
+        return own_mark(frozen if own.st_ino == frozen.st_ino else own, *lengths)
+
+    monkeypatch.setattr(scanning, "own_mark", standing_still)
+    second, _ = desk.take()
+    wanted = ((b"user.colour", b"blue"),)
+    return [each.path for each in read_manifest(second) if each.path == b"d1" and each.xattrs != wanted]
+
+
+def test_a_directory_that_changed_just_before_is_read_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert racy_directory(desk, monkeypatch) == []
+
+
+def test_trusting_the_time_of_such_a_directory_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the time of a directory that changed just before is kept in the cache."""
+    monkeypatch.setattr("holdfast.fs.trees.intake.without_recent", lambda identity, _listing, _now: identity)
+    assert racy_directory(desk, monkeypatch) == [b"d1"]
+
+
 # --- A source that changes meanwhile ----------------------------------------------------------------
 
 

@@ -63,7 +63,12 @@ def read_homes(tree: Path) -> dict[bytes, Home]:
     try:
         return _decoded(content)
     except (struct.error, IndexError, ValueError) as error:
-        raise Corrupt(f"{where} is not a list of homes: {error}", path=where) from None
+        raise Corrupt(
+            f"{where} is not a list of homes: {error}",
+            hint="Bring this file back from a copy. Until then nothing that other snapshots have is deleted, "
+            "for this one may need it; the snapshot itself may be, if nothing keeps it.",
+            path=where,
+        ) from None
 
 
 def _decoded(content: bytes) -> dict[bytes, Home]:

@@ -20,13 +20,14 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import Corrupt, Failure, Refused
+from holdfast.errors import Corrupt, Failure, NotFound, Refused
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.descent import Descent, joined, shown
 from holdfast.fs.trees.homes import read_homes
 from holdfast.fs.trees.layout import PAYLOAD, READY
+from holdfast.fs.trees.manifest import Manifest, raw_entries
 from holdfast.fs.trees.removal import remove_tree
 
 TIMES = "times"
@@ -122,6 +123,45 @@ def _excess(way: Descent, need: Collection[bytes]) -> Iterator[Excess]:
         ]
         if files or directories:
             yield Excess(path, files, directories)
+
+
+# --- Whether it has all that is needed --------------------------------------------------------------
+
+
+def has_all(tree: Path, need: Iterable[bytes], manifest: Manifest | None) -> bool:
+    """Whether a tree, or what is left of it, has these directories with all their files.
+
+    Which files that are is known by its manifest; without one, only whether the directories are there.
+    """
+    try:
+        with Descent(tree) as way:
+            return all(_has(way, path, manifest) for path in need)
+    except NotFound:
+        return False
+
+
+def _has(way: Descent, path: bytes, manifest: Manifest | None) -> bool:
+    body = None if manifest is None else manifest.body(path)
+    if manifest is not None and body is None:
+        return False
+    inside = _inside(os.fsdecode(path))
+    try:
+        with calls.scandir(way.enter(inside)) as listed:
+            names = {os.fsencode(each.name) for each in listed}
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise io_failure("look at", shown(way.where(inside)), error) from error
+    entries = {} if body is None else raw_entries(body)
+    return all(name in names for name, raw in entries.items() if raw[:1] in (b"f", b"l"))
+
+
+def readable_manifest(tree: Path) -> Manifest | None:
+    """The manifest of a tree, unless it has lost it."""
+    try:
+        return Manifest.read(tree)
+    except Failure:
+        return None
 
 
 # --- Trimming ---------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from holdfast.fs import calls
 HEAD = struct.Struct("<QIIIqqIII")
 MARK = struct.Struct("<QIQqq")
 NO_MARK = bytes(MARK.size)
+_TIME = struct.Struct("<q")
+_TIME_OF_CHANGE = struct.calcsize("<QIIIq")  # where it is in the head
 
 _TICK = 20_000_000  # the longest that file systems with fine timestamps keep the same one, doubled
 _COARSE_TICK = 2_000_000_000
@@ -161,10 +163,16 @@ def is_recent(changed: int, now: int) -> bool:
 
 
 def without_recent(identity: bytes, listing: Listing, now: int) -> bytes:
-    """The identity with the marks of recent files blotted out: they match nothing, so they are read again."""
-    if listing.newest < now - _COARSE_TICK:
+    """The identity with what is recent blotted out: it matches nothing, so it is read again.
+
+    Of files their marks; of the directory itself its time, for its extended attributes may change again.
+    """
+    own = is_recent(listing.own.st_ctime_ns, now)
+    if listing.newest < now - _COARSE_TICK and not own:
         return identity
     kept = bytearray(identity)
+    if own:
+        _TIME.pack_into(kept, _TIME_OF_CHANGE, _FIRST_TIME)
     start = len(identity) - MARK.size * len(listing.names)
     for at, status in zip(_offsets(start, len(listing.names)), listing.statuses, strict=True):
         if is_recent(status.st_ctime_ns, now):

@@ -103,7 +103,7 @@ def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
             if not any(_is_directory(place / PAYLOAD) for place in places_beside(tree, name))
         ]
         for name in lost_trees:
-            yield Problem(HOMES, "missing", f"the tree {name}, which has some of its files, is not there")
+            yield Problem(HOMES, "missing", f"the tree {name}, which has some of its files, is gone")
         if lost_trees:
             return
         try:

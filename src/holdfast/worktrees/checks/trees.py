@@ -233,7 +233,7 @@ def damaged(examination: Examination) -> Iterator[Finding]:
                 f"the snapshot {snapshot_id} is not what it was: {problems[0]}"
                 + (f", and {len(problems) - 1} more" if len(problems) > 1 else ""),
                 "The disk or somebody has changed it. What is restored from it would be wrong.",
-                "nothing: bring what is missing or changed back from a copy",
+                "nothing: bring what is missing or was changed back from a copy",
                 facts={"problems": [str(each) for each in problems[:20]], "count": len(problems)},
             )
 
