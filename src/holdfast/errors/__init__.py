@@ -178,7 +178,7 @@ class Deadlock(LockConflict):
     """Everyone in a circle waits for what the next one holds; this wait was given up so that others go on."""
 
     code = "E_DEADLOCK"
-    hint = "Release what you hold, wait a moment, then ask again: in the same order as the others, if you can."
+    hint = "Release what you hold, wait a moment and ask again, if you can in the same order as the others."
 
 
 class InUse(Failure):
