@@ -53,6 +53,13 @@ class Payload:
             here = self.enter(each)
         return here
 
+    def has(self, path: str) -> bool:
+        """Whether the directory was made: for its own sake, or on the way to others.
+
+        Also what only leads to others is given its mode: what is private stays so, whatever is below it.
+        """
+        return path in self._made
+
     def finish_directory(self, path: str, body: bytes) -> list[str]:
         """Complete a directory into which nothing more will be put; return what it could not be given."""
         meta, xattrs = meta_of_directory(body)
