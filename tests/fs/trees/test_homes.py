@@ -329,6 +329,20 @@ def test_a_private_directory_is_private_also_where_it_only_leads_to_others(trees
     assert list(verify(tree)) == []
 
 
+def test_a_directory_that_only_leads_to_others_is_never_shared(trees: Trees) -> None:
+    """Not even from a tree that has lost its list, and so seems to have all directories itself."""
+    trees.write("above/file", "1")
+    trees.write("above/below/file", "1")
+    trees.take()
+    trees.write("above/below/file", "2")
+    damaged, _ = trees.take()
+    assert b"above" in read_homes(damaged)
+    (damaged / HOMES).unlink()
+    tree, _ = trees.take()
+    assert read_homes(tree) == {b"above/below": Home(damaged.name, b"above/below")}
+    assert list(verify(tree)) == []
+
+
 def test_the_recipe_of_the_protocol_finds_every_file_without_us(trees: Trees) -> None:
     page = (Path(__file__).parents[3] / "docs/protocols/snapshot-trees.md").read_text(encoding="utf-8")
     recipe = page[page.index("    import os\n") :].split("\n\nA directory that is not among them")[0]
