@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import stat
 import sys
 import textwrap
 import time
@@ -309,6 +310,37 @@ def test_the_manifest_is_the_same_whether_directories_are_shared_or_not(trees: T
     assert (first / MANIFEST).stat().st_ino == (second / MANIFEST).stat().st_ino
     capture(trees.source, trees.top / "copy", engine=Engine.COPY, quiesced=True)
     assert (trees.top / "copy" / MANIFEST).read_bytes() == (second / MANIFEST).read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes of POSIX")
+def test_a_private_directory_is_private_also_where_it_only_leads_to_others(trees: Trees) -> None:
+    """Its files are elsewhere; but through it one would come to what changed below it."""
+    trees.write("private/file", "1")
+    trees.write("private/below/file", "1")
+    for path in (trees.source / "private", trees.source):
+        path.chmod(0o700)
+    trees.take()
+    trees.write("private/below/file", "2")
+    tree, _ = trees.take()
+    assert {b"", b"private"} <= read_homes(tree).keys()
+    assert b"private/below" not in read_homes(tree)
+    for path in (tree / PAYLOAD, tree / PAYLOAD / "private"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert list(verify(tree)) == []
+
+
+def test_a_directory_that_only_leads_to_others_is_never_shared(trees: Trees) -> None:
+    """Not even from a tree that has lost its list, and so seems to have all directories itself."""
+    trees.write("above/file", "1")
+    trees.write("above/below/file", "1")
+    trees.take()
+    trees.write("above/below/file", "2")
+    damaged, _ = trees.take()
+    assert b"above" in read_homes(damaged)
+    (damaged / HOMES).unlink()
+    tree, _ = trees.take()
+    assert read_homes(tree) == {b"above/below": Home(damaged.name, b"above/below")}
+    assert list(verify(tree)) == []
 
 
 def test_the_recipe_of_the_protocol_finds_every_file_without_us(trees: Trees) -> None:

@@ -183,6 +183,8 @@ class _Capture:
             for each in self.taken:  # into which nothing more is put
                 if each.home is None:
                     intake.payload.finish_directory(each.path, each.body)
+                elif intake.payload.has(each.path):
+                    intake.payload.finish_way(each.path, each.body)
 
     def _require_no_change(self, watch: SourceWatch, tally: Tally) -> None:
         """Refuse a source that changed since the capture began.

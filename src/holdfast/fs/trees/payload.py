@@ -10,7 +10,7 @@ from typing import Self
 from holdfast.fs import calls
 from holdfast.fs.trees.attributes import Attributes
 from holdfast.fs.trees.descent import Descent, split, unwritable
-from holdfast.fs.trees.manifest import meta_of_directory
+from holdfast.fs.trees.manifest import meta_of_directory, mtime_of_directory
 
 
 class Payload:
@@ -52,6 +52,20 @@ class Payload:
             self._made.add(each)
             here = self.enter(each)
         return here
+
+    def has(self, path: str) -> bool:
+        """Whether the directory was made: for its own sake, or on the way to others."""
+        return path in self._made
+
+    def finish_way(self, path: str, body: bytes) -> None:
+        """Complete a directory that only leads to others: what is private stays so, whatever is below it.
+
+        It gets a time that its record has not, for it has not the files either: nobody shall share it.
+        """
+        self.finish_directory(path, body)
+        time = 0 if mtime_of_directory(body) else 1_000_000_000
+        with self.changing(path):
+            calls.utime(self.enter(path), ns=(time, time))
 
     def finish_directory(self, path: str, body: bytes) -> list[str]:
         """Complete a directory into which nothing more will be put; return what it could not be given."""
