@@ -267,16 +267,23 @@ def test_of_two_trees_neither_of_which_has_all_that_is_needed_none_is_removed(co
 # --- What cannot be known ---------------------------------------------------------------------------
 
 
-def spoil(control: Control, snapshot_id: str) -> None:
+def spoil(control: Control, snapshot_id: str, *, lost: bool = False) -> None:
     where = control.places.tree(snapshot_id) / "homes"
     where.chmod(0o600)
-    where.write_bytes(where.read_bytes()[:-3])
+    if lost:
+        where.unlink()
+    else:
+        where.write_bytes(where.read_bytes()[:-3])
 
 
-def test_while_one_tree_cannot_say_what_it_needs_nothing_is_deleted(control: Control) -> None:
+@pytest.mark.parametrize("how", ["cut off", "lost", "lost after a restore"])
+def test_while_one_tree_cannot_say_what_it_needs_nothing_is_deleted(control: Control, how: str) -> None:
     ids = line_of(control, 4, shared=True)
+    if how == "lost after a restore":
+        restore_in_place(control, MAIN, ids[1], None, InPlace(reason="tested", allow_shared=True))
+        ids.append(str(control.config(MAIN).head_snapshot_id))
     plan = planning.propose(control).plan
-    spoil(control, ids[-1])
+    spoil(control, ids[-1], lost=how != "cut off")
     before = fingerprint(control.places.root)
     with pytest.raises(Corrupt, match="homes"):
         collecting.run(control, plan.plan_id)

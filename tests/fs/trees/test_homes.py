@@ -29,7 +29,7 @@ from holdfast.fs.trees import (
     verify_manifest,
 )
 from holdfast.fs.trees.homes import Stored, located, write_homes
-from holdfast.fs.trees.layout import HOMES, REMNANTS
+from holdfast.fs.trees.layout import HOMES, READY, REMNANTS
 from tests.fs.trees.groves import Seen, seen
 
 A_TICK = 0.05
@@ -330,7 +330,7 @@ def test_a_private_directory_is_private_also_where_it_only_leads_to_others(trees
 
 
 def test_a_directory_that_only_leads_to_others_is_never_shared(trees: Trees) -> None:
-    """Not even from a tree that has lost its list, and so seems to have all directories itself."""
+    """Not even from a tree that seems to have all directories itself."""
     trees.write("above/file", "1")
     trees.write("above/below/file", "1")
     trees.take()
@@ -338,6 +338,11 @@ def test_a_directory_that_only_leads_to_others_is_never_shared(trees: Trees) -> 
     damaged, _ = trees.take()
     assert b"above" in read_homes(damaged)
     (damaged / HOMES).unlink()
+    with pytest.raises(Corrupt, match="homes is gone"):
+        read_homes(damaged)
+    mark = damaged / READY
+    mark.chmod(0o600)
+    mark.write_text(mark.read_text().replace('"homes":true', '"homes":false'))
     tree, _ = trees.take()
     assert read_homes(tree) == {b"above/below": Home(damaged.name, b"above/below")}
     assert list(verify(tree)) == []
@@ -363,3 +368,12 @@ def test_the_recipe_of_the_protocol_finds_every_file_without_us(trees: Trees) ->
         directory, name = str(path.parent.relative_to(trees.source)), path.name
         place = found.get("" if directory == "." else directory, third / PAYLOAD / directory)
         assert (place / name).read_bytes() == path.read_bytes(), path
+
+
+def test_a_tree_with_a_damaged_mark_is_shared_as_it_is(trees: Trees) -> None:
+    first, _ = trees.take()
+    (first / READY).chmod(0o600)
+    (first / READY).write_text("{")
+    share_tree(first, trees.place / "another")
+    assert (trees.place / "another" / READY).read_text() == "{"
+    assert {each.what for each in verify(trees.place / "another")} == {"ready"}

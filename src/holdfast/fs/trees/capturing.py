@@ -21,7 +21,7 @@ from holdfast.fs.trees.engines import Engine, clone_whole, is_whole
 from holdfast.fs.trees.files import Base
 from holdfast.fs.trees.homes import Stored, write_homes
 from holdfast.fs.trees.intake import Intake, Taken
-from holdfast.fs.trees.layout import MANIFEST, PAYLOAD, READY
+from holdfast.fs.trees.layout import HOMES, MANIFEST, PAYLOAD, READY
 from holdfast.fs.trees.linking import link_or_copy_file
 from holdfast.fs.trees.manifest import Manifest, write_all, write_manifest
 from holdfast.fs.trees.payload import Payload
@@ -135,7 +135,8 @@ class _Capture:
         if cache is not None and not (len(known) == len(self.taken) and self._is_as_known()):
             write_cache(cache, self.device, _known(self.taken))  # 6. what need not be read the next time
         captured = _captured(self.engine, payload_hash, tally)
-        _write_ready(self.tree, captured)  # 7. complete
+        shares = any(each.home is not None for each in self.taken)
+        _write_ready(self.tree, captured, shares=shares)  # 7. complete
         return captured
 
     def _clone(self) -> Descent:
@@ -263,7 +264,7 @@ def _make_tree(tree: Path) -> int:
         raise unwritable(os.fspath(tree), error) from error
 
 
-def _write_ready(tree: Path, captured: Captured) -> None:
+def _write_ready(tree: Path, captured: Captured, *, shares: bool) -> None:
     fields = {
         "format": 1,
         "payload_hash": captured.payload_hash,
@@ -271,6 +272,7 @@ def _write_ready(tree: Path, captured: Captured) -> None:
         "files": captured.files,
         "directories": captured.directories,
         "bytes": captured.bytes,
+        HOMES: shares,
     }
     where = tree / READY
     try:

@@ -27,10 +27,10 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from holdfast.errors import Corrupt, Failure
-from holdfast.fs import calls
+from holdfast.fs import calls, strictjson
 from holdfast.fs.names import is_safe_name
 from holdfast.fs.trees.descent import NOFOLLOW, Descent, unreadable, unwritable
-from holdfast.fs.trees.layout import HOMES, PAYLOAD, REMNANTS
+from holdfast.fs.trees.layout import HOMES, PAYLOAD, READY, REMNANTS
 from holdfast.fs.trees.manifest import read_whole, write_all
 
 _MAGIC = b"holdfast homes 1\n"
@@ -39,6 +39,10 @@ _RECORD = struct.Struct("<III")
 _TAIL = struct.Struct("<II")
 _END = _SAME = 0xFFFFFFFF
 _MOST_OPEN = 32
+_HINT = (
+    "Bring this file back from a copy. Until then nothing that other snapshots have is deleted, for this one "
+    "may need it; the snapshot itself may be, if nothing keeps it."
+)
 
 
 class Home(NamedTuple):
@@ -51,24 +55,34 @@ class Home(NamedTuple):
 # --- The list of a tree -----------------------------------------------------------------------------
 
 
-def read_homes(tree: Path) -> dict[bytes, Home]:
-    """The directories of a tree that are in others. `Corrupt` if the list cannot be understood."""
+def read_homes(tree: Path, *, complete: bool = True) -> dict[bytes, Home]:
+    """The directories of a tree that are in others. `Corrupt` if the list cannot be understood.
+
+    Also if a `complete` tree has lost it: its mark says whether there is one.
+    """
     where = f"{os.fspath(tree)}/{HOMES}"
     try:
         content = read_whole(where)
     except FileNotFoundError:
+        if complete and _is_marked(tree):
+            raise Corrupt(f"{where} is gone", hint=_HINT, path=where) from None
         return {}
     except OSError as error:
         raise unreadable(where, error) from error
     try:
         return _decoded(content)
     except (struct.error, IndexError, ValueError) as error:
-        raise Corrupt(
-            f"{where} is not a list of homes: {error}",
-            hint="Bring this file back from a copy. Until then nothing that other snapshots have is deleted, "
-            "for this one may need it; the snapshot itself may be, if nothing keeps it.",
-            path=where,
-        ) from None
+        raise Corrupt(f"{where} is not a list of homes: {error}", hint=_HINT, path=where) from None
+
+
+def _is_marked(tree: Path) -> bool:
+    """Whether the mark of completeness says that there is a list."""
+    where = f"{os.fspath(tree)}/{READY}"
+    try:
+        said = strictjson.decode(read_whole(where), source=where)
+    except (OSError, Failure):
+        return False
+    return isinstance(said, dict) and said.get(HOMES) is True
 
 
 def _decoded(content: bytes) -> dict[bytes, Home]:

@@ -6,10 +6,11 @@ import errno
 import os
 from pathlib import Path
 
-from holdfast.fs import calls
+from holdfast.errors import Failure
+from holdfast.fs import calls, strictjson
 from holdfast.fs.trees.descent import unwritable
 from holdfast.fs.trees.homes import Stored, write_homes
-from holdfast.fs.trees.layout import MANIFEST, PAYLOAD, READY
+from holdfast.fs.trees.layout import HOMES, MANIFEST, PAYLOAD, READY
 from holdfast.fs.trees.manifest import (
     Manifest,
     directory_of,
@@ -29,10 +30,23 @@ def share_tree(tree: Path, new_tree: Path) -> None:
         with Stored(tree) as stored:
             entered = (path for path, body in manifest.records() if directory_of(path, body).kind != "m")
             write_homes(new_tree, ((path, stored.home(path)) for path in entered))
-        for name in (MANIFEST, READY):  # the mark last
-            link_or_copy_file(tree / name, new_tree / name)
+        link_or_copy_file(tree / MANIFEST, new_tree / MANIFEST)
+        _mark(tree, new_tree)  # last
     except OSError as error:
         raise unwritable(os.fspath(new_tree), error) from error
+
+
+def _mark(tree: Path, new_tree: Path) -> None:
+    """The mark of completeness, which says that there is a list of homes. A damaged one stays what it is."""
+    where = os.fspath(tree / READY)
+    try:
+        said = strictjson.decode(read_whole(where), source=where)
+    except Failure:
+        said = None
+    if isinstance(said, dict):
+        _write(new_tree / READY, strictjson.encode({**said, HOMES: True}) + b"\n")
+    else:
+        link_or_copy_file(tree / READY, new_tree / READY)
 
 
 def link_or_copy_file(source: Path, target: Path) -> None:
@@ -42,9 +56,12 @@ def link_or_copy_file(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno in _FULL or isinstance(error, FileNotFoundError | FileExistsError):
             raise
-        content = read_whole(os.fspath(source))
-        descriptor = calls.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
-        try:
-            write_all(descriptor, content)
-        finally:
-            calls.close(descriptor)
+        _write(target, read_whole(os.fspath(source)))
+
+
+def _write(target: Path, content: bytes) -> None:
+    descriptor = calls.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+    try:
+        write_all(descriptor, content)
+    finally:
+        calls.close(descriptor)

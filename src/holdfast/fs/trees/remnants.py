@@ -37,11 +37,11 @@ Need = dict[str, set[bytes]]
 """Which directories of which trees are needed, by the names of the trees."""
 
 
-def needed(trees: Iterable[Path]) -> Need:
+def needed(trees: Iterable[Path], *, complete: bool = True) -> Need:
     """Which directories of others these trees need. `Corrupt` if one cannot say: then all may be needed."""
     need: Need = {}
     for tree in trees:
-        for home in read_homes(tree).values():
+        for home in read_homes(tree, complete=complete).values():
             need.setdefault(home.tree, set()).add(home.path)
     return need
 
@@ -55,9 +55,9 @@ def needed_in_the_making(trees: Iterable[Path]) -> Need:
     need: Need = {}
     for tree in trees:
         try:
-            found = needed([tree])
+            found = needed([tree], complete=False)
         except Corrupt:
-            found = needed([tree]) if _is_there(tree / READY) else {}
+            found = needed([tree], complete=False) if _is_there(tree / READY) else {}
         for name, paths in found.items():
             need.setdefault(name, set()).update(paths)
     return need
