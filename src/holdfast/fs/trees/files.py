@@ -23,6 +23,7 @@ from holdfast.fs.trees.manifest import (
     encode_entry,
     encode_extras,
     encode_xattrs,
+    is_like,
     is_plain_file,
     size_of,
     with_first_link,
@@ -106,16 +107,17 @@ class Files:
         if self._links is None or not known.base_raw:
             return {}
         same: dict[str, bytes] = {}
-        size = 0
-        for name, status, mark in zip(listing.names, listing.statuses, marks, strict=True):
-            encoded = os.fsencode(name)
+        size, no_other_base = 0, known.base_raw is known.raw
+        maybe_recent = is_recent(listing.newest, self._now)
+        every = zip(listing.encoded_names(), listing.names, listing.statuses, marks, strict=True)
+        for encoded, name, status, mark in every:
+            if known.marks.get(encoded) != mark or status.st_nlink != 1:
+                continue
             raw = known.raw.get(encoded, b"")
             if (
-                known.marks.get(encoded) == mark
-                and raw == known.base_raw.get(encoded)
-                and status.st_nlink == 1
+                (no_other_base or raw == known.base_raw.get(encoded))
                 and is_plain_file(raw)
-                and not is_recent(status.st_ctime_ns, self._now)
+                and not (maybe_recent and is_recent(status.st_ctime_ns, self._now))
             ):
                 same[name] = raw
                 size += status.st_size
@@ -165,7 +167,7 @@ class Files:
         if raw[:1] == b"f":
             taken = self._known(place, name, Taken(without_first_link(raw), mark), first)
         else:
-            taken = self._unknown(place, name, first)
+            taken = self._unknown(place, name, status, first)
         entry = taken.entry
         if recent:
             self._tally.recent.append(Recent(place.path, name, digest_of(entry)))
@@ -196,12 +198,12 @@ class Files:
             self._tally.changed.append(joined(place.path, name))
         return taken
 
-    def _unknown(self, place: Place, name: str, first: str | None) -> Taken:
+    def _unknown(self, place: Place, name: str, status: os.stat_result, first: str | None) -> Taken:
         """A file that has to be read. If it turns out to be in the base, it is linked all the same."""
         if self._payload is None or (first is not None and self._link_first(place, first, name)):
             return self._read(place, name)
         in_base = self._in_base(place, name)
-        if in_base:
+        if in_base and is_like(in_base, status):
             taken = self._read(place, name, like=in_base)
             if taken.entry == in_base and self._link_base(place, name):
                 return taken

@@ -29,6 +29,7 @@ from holdfast.fs.trees.scan import (
     device_number,
     is_foreign,
     is_recent,
+    listing_of,
     look,
     marks_by_name,
     without_recent,
@@ -89,8 +90,10 @@ class Intake:
     def take(self, path: str) -> tuple[Taken | None, list[str]]:
         """Take in one directory without what is below it; return it and the directories in it."""
         report = None if self._scout is None else self._scout.find(path)
-        if report is not None and (taken := self._as_reported(path, report)) is not None:
-            return taken, report.directories
+        if report is not None and path not in self._mounts:
+            taken = self._as_reported(path, report) or self._read_as_reported(path, report)
+            if taken is not None:
+                return taken, report.directories
         try:
             here = self.source.enter(path)
             own = calls.fstat(here)
@@ -145,7 +148,7 @@ class Intake:
 
     def _as_reported(self, path: str, report: Report) -> Taken | None:
         """A directory that the scout has looked at, exactly as if we had done so at that moment."""
-        if path in self._mounts or (taken := self._as_known(path, report.known)) is None:
+        if report.known is None or (taken := self._as_known(path, report.known)) is None:
             return None
         if is_recent(report.newest, self._now):
             self.tally.any_recent = True
@@ -154,6 +157,22 @@ class Intake:
         self.tally.directories += 1
         self.tally.report()
         return taken._replace(watched=report.watched)
+
+    def _read_as_reported(self, path: str, report: Report) -> Taken | None:
+        """The same for one that did change: what the scout saw in it is read."""
+        listing = None if report.known is not None else listing_of(report.identity)
+        if listing is None:
+            return None
+        try:
+            here = self.source.enter(path)
+        except OSError:
+            return None
+        if is_recent(report.newest, self._now):
+            self.tally.any_recent = True
+        taken = self._read(path, here, listing)._replace(watched=report.watched)
+        self.tally.directories += 1
+        self.tally.report()
+        return taken
 
     def _as_known(self, path: str, known: KnownDirectory) -> Taken | None:
         """A directory that is as it was known, unless no other tree has it as a whole."""

@@ -19,6 +19,7 @@ import signal
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast.errors import Failure
@@ -37,8 +38,9 @@ _END = 0xFFFFFFFF
 _STDIN, _STDOUT = 0, 1
 _CHUNK = 1 << 16
 _PIPE = 1 << 20
+_AT_ONCE = 48
 _PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]);"
+    "import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]);"
     " from holdfast.fs.trees.linking_process import serve; serve(sys.argv[2:])"
 )
 
@@ -59,6 +61,7 @@ class LinkingProcess:
         self._process, self._pipe = process, process.stdin
         calls.enlarge_pipe(self._pipe.fileno(), _PIPE)
         self._given = 0
+        self._unsent: list[bytes] = []
 
     @classmethod
     def start(cls, payload: str) -> LinkingProcess | None:
@@ -83,19 +86,28 @@ class LinkingProcess:
         return cls(process)
 
     def try_give(self, order: Order) -> bool:
-        """Hand over an order, unless it has enough to do. Orders are numbered as they are given."""
-        if not select.select((), (self._pipe,), (), 0)[1]:
-            return False
+        """Hand over an order, unless it has enough to do. Orders are numbered as they are given.
+
+        They are sent some at a time: it is woken for each that it gets.
+        """
+        if len(self._unsent) >= _AT_ONCE:
+            if not select.select((), (self._pipe,), (), 0)[1]:
+                return False
+            self._send()
         parts = (os.fsencode(order.source), os.fsencode(order.path), os.fsencode("\0".join(order.names)))
-        try:
-            _write(self._pipe.fileno(), _ORDER.pack(*map(len, parts)) + b"".join(parts))
-        except OSError:  # it is gone: then there will be no answer to any order
-            return False
+        self._unsent.append(_ORDER.pack(*map(len, parts)) + b"".join(parts))
         self._given += 1
         return True
 
+    def _send(self) -> None:
+        content = b"".join(self._unsent)
+        self._unsent.clear()
+        with suppress(OSError):  # it is gone: then there will be no answer to any order
+            _write(self._pipe.fileno(), content)
+
     def failed(self) -> list[int]:
         """Wait until it is done; the numbers of the orders that are not carried out, or perhaps not."""
+        self._send()
         try:
             answer, _ = self._process.communicate()
             *numbers, (end,) = _NUMBER.iter_unpack(answer)

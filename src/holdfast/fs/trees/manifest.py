@@ -367,6 +367,12 @@ def is_plain_file(raw: bytes) -> bool:
     return raw[:1] == b"f" and raw[_EXTRAS_LENGTH_AT : ENTRY.size] == _NO_EXTRAS
 
 
+def is_like(raw: bytes, status: os.stat_result) -> bool:
+    """Whether something with this status may be the file that an entry is of."""
+    _, _, _, _, mtime, size, _, _ = ENTRY.unpack_from(raw)
+    return bool(size == status.st_size and mtime == status.st_mtime_ns)
+
+
 def plain_file(raw: bytes) -> tuple[bytes, Meta, int]:
     """The name of such a file, what it has, and its size."""
     kind, mode, uid, gid, mtime, size, length, _ = ENTRY.unpack_from(raw)

@@ -27,6 +27,7 @@ _TICK = 20_000_000  # the longest that file systems with fine timestamps keep th
 _COARSE_TICK = 2_000_000_000
 _SECOND = 1_000_000_000
 _BLOCK = 512
+_KIND, _FILE = 0o170000, 0o100000
 _EMPTY_SUBVOLUME = 2  # in a btrfs snapshot, the inode of what was a subvolume in its source
 _FIRST_TIME, _LAST_TIME = -(1 << 63), (1 << 63) - 1
 
@@ -41,6 +42,10 @@ class Listing(NamedTuple):
     identity: bytes
     newest: int
     linked: bool
+
+    def encoded_names(self) -> list[bytes]:
+        """The names as the file system has them."""
+        return names_in(self.identity)
 
     def marks(self) -> list[bytes]:
         """By what each of `names` can be told apart from what it may become."""
@@ -122,11 +127,14 @@ def held_time(nanoseconds: int) -> int:
 def marks_by_name(identity: bytes) -> dict[bytes, bytes]:
     """Take an identity apart: the mark of each name."""
     *_, count, length, directories = HEAD.unpack_from(identity)
-    start = HEAD.size + length + directories
-    names = identity[HEAD.size : HEAD.size + length].split(b"\0") if count else []
-    return {
-        name: identity[at : at + MARK.size] for name, at in zip(names, _offsets(start, count), strict=True)
-    }
+    offsets = _offsets(HEAD.size + length + directories, count)
+    return {name: identity[at : at + MARK.size] for name, at in zip(names_in(identity), offsets, strict=True)}
+
+
+def names_in(identity: bytes) -> list[bytes]:
+    """The names of what is no directory in the directory that an identity is of."""
+    *_, count, length, _ = HEAD.unpack_from(identity)
+    return identity[HEAD.size : HEAD.size + length].split(b"\0") if count else []
 
 
 def _offsets(start: int, count: int) -> range:
@@ -138,6 +146,35 @@ def directories_in(identity: bytes) -> list[str]:
     *_, names, directories = HEAD.unpack_from(identity)
     start = HEAD.size + names
     return os.fsdecode(identity[start : start + directories]).split("\0") if directories else []
+
+
+def listing_of(identity: bytes) -> Listing | None:
+    """What a look found that gave this identity; None if it was not files with one name alone.
+
+    Who owns the files is not known.
+    """
+    inode, mode, uid, gid, mtime, ctime, count, names, directories = HEAD.unpack_from(identity)
+    statuses = [
+        _status(each[1], each[0], each[2], each[3], each[4])
+        for each in MARK.iter_unpack(memoryview(identity)[HEAD.size + names + directories :])
+    ]
+    if any(each.st_mode & _KIND != _FILE for each in statuses):
+        return None
+    return Listing(
+        _status(mode, inode, 0, mtime, ctime, uid, gid),
+        directories_in(identity),
+        os.fsdecode(identity[HEAD.size : HEAD.size + names]).split("\0") if count else [],
+        statuses,
+        identity,
+        max([each.st_ctime_ns for each in statuses], default=0),
+        False,
+    )
+
+
+def _status(
+    mode: int, inode: int, size: int, mtime: int, ctime: int, uid: int = 0, gid: int = 0
+) -> os.stat_result:
+    return os.stat_result((mode, inode, 0, 1, uid, gid, size, 0, 0, 0, 0.0, 0.0, 0.0, 0, mtime, ctime))
 
 
 def count_in(identity: bytes) -> int:

@@ -29,12 +29,13 @@ _PATIENCE = 8  # directories that we look at before we ask again what the scout 
 
 
 class Report(NamedTuple):
-    """What the scout saw: a directory that is as it was known, with these directories in it.
+    """What the scout saw: a directory with these directories in it; `known` if it is as it was known.
 
     `newest` is the time of the newest change in it, `watched` whether we are told of changes since.
     """
 
-    known: Known
+    identity: bytes
+    known: Known | None
     directories: list[str]
     bytes: int
     newest: int
@@ -93,7 +94,7 @@ class Scout:
         self._cache = cache
 
     def find(self, path: str) -> Report | None:
-        """What it saw at `path`, if it has said so by now and that is as it was known.
+        """What it saw at `path`, if it has said so by now.
 
         It has looked at whatever comes later in the order of names before it looked at `path`, but for
         what is below: so with a directory that has none the scout is of no more use, and is stopped.
@@ -141,8 +142,9 @@ class Scout:
         if watched and self._watch is not None:
             self._watch.adopt(number, where)
         known = self._cache.known(inode_of(identity))
-        if known is not None and known.identity == identity:
-            self._reports[where] = Report(known, directories_in(identity), size, newest, watched)
+        if known is not None and known.identity != identity:
+            known = None
+        self._reports[where] = Report(identity, known, directories_in(identity), size, newest, watched)
 
     def stop(self) -> None:
         """Let it look no further. What it has reported remains."""

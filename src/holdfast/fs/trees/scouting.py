@@ -31,7 +31,7 @@ _STDOUT = 1
 _ENOUGH = 1 << 13  # bytes to send at once
 _KIND, _FILE, _LINK = 0o170000, 0o100000, 0o120000
 PROGRAM = (
-    "import sys; sys.path.insert(0, sys.argv[1]);"
+    "import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]);"
     " from holdfast.fs.trees.scouting import serve; serve(sys.argv[2:])"
 )
 
