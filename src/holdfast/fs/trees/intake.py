@@ -28,6 +28,7 @@ from holdfast.fs.trees.scan import (
     count_in,
     device_number,
     is_foreign,
+    is_of,
     is_recent,
     listing_of,
     look,
@@ -165,6 +166,8 @@ class Intake:
             return None
         try:
             here = self.source.enter(path)
+            if not is_of(report.identity, calls.fstat(here)):
+                return None
         except OSError:
             return None
         if is_recent(report.newest, self._now):

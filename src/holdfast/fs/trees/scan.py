@@ -148,6 +148,20 @@ def directories_in(identity: bytes) -> list[str]:
     return os.fsdecode(identity[start : start + directories]).split("\0") if directories else []
 
 
+def is_identity(content: bytes) -> bool:
+    """Whether it can be one."""
+    if len(content) < HEAD.size:
+        return False
+    *_, count, names, directories = HEAD.unpack_from(content)
+    return bool(len(content) == HEAD.size + names + directories + count * MARK.size)
+
+
+def is_of(identity: bytes, own: os.stat_result) -> bool:
+    """Whether an identity is of the directory with this status, and no name came or went there since."""
+    inode, _, _, _, mtime, ctime, *_ = HEAD.unpack_from(identity)
+    return bool((inode, mtime, ctime) == (own.st_ino, own.st_mtime_ns, own.st_ctime_ns))
+
+
 def listing_of(identity: bytes) -> Listing | None:
     """What a look found that gave this identity; None if it was not files with one name alone.
 

@@ -11,7 +11,7 @@ from holdfast.fs import calls
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.descent import Descent
 from holdfast.fs.trees.manifest import read_whole
-from holdfast.fs.trees.scan import directories_in, inode_of
+from holdfast.fs.trees.scan import directories_in, inode_of, is_identity
 from holdfast.fs.trees.scouting import NO_WATCH, PROGRAM, REPORT
 from holdfast.fs.trees.stat_cache import Known, StatCache
 from holdfast.fs.trees.watch import SourceWatch
@@ -141,6 +141,8 @@ class Scout:
         watched = number >= 0 and self._watch is not None
         if watched and self._watch is not None:
             self._watch.adopt(number, where)
+        if not is_identity(identity):
+            return
         known = self._cache.known(inode_of(identity))
         if known is not None and known.identity != identity:
             known = None
