@@ -44,7 +44,7 @@ class Size(NamedTuple):
     directories: int = 5_000
     packages: int = 2_000
     big: int = 2048 * MIB
-    big_rounds: int = 6
+    big_rounds: int = 8
     history: int = 50
     clones: Amount = Amount()
 
@@ -193,8 +193,9 @@ def _ours_to(peer: str, series: Mapping[str, list[Cost]], measure: Callable[[Cos
 def measure_big_file(size: int, rounds: int, report: Report) -> None:
     """One big file: changed, it is read once; unchanged, not at all.
 
-    Both write into memory that was used before, for a first copy that is not counted; each copy is removed
-    before the next one begins.
+    Each copy is removed before the next one begins. What a page of memory costs that the machine had not used
+    before, or had given back, is several times what is to be measured, and strikes whoever comes to it. So it
+    is the least of all rounds that is compared; the table has the medians, too.
     """
     where = f"one file of {size // MIB} MiB"
     first: dict[str, list[float]] = {OURS: [], "cp": []}
@@ -219,11 +220,12 @@ def measure_big_file(size: int, rounds: int, report: Report) -> None:
                 else:
                     first[name].append(timed(partial(call, "cp", "-a", source, place), top).wall)
                 remove_tree(place)
-    table = Table(f"{where}; medians, one sync included", [Column("seconds", written(".3f")), Column("/ cp")])
+    columns = [Column("least s", written(".3f")), Column("median s", written(".3f")), Column("/ cp")]
+    table = Table(f"{where}; one sync included", columns)
     for name, seconds in {**first, f"{OURS}, unchanged": again}.items():
-        table.rows[name] = [median(seconds), ratio(seconds, first["cp"])]
+        table.rows[name] = [min(seconds), median(seconds), ratio(seconds, first["cp"])]
     report.tables.append(table)
-    changed, unchanged = ratio(first[OURS], first["cp"]).median, ratio(again, first["cp"]).median
+    changed, unchanged = (min(each) / min(first["cp"]) for each in (first[OURS], again))
     report.targets.append(at_most(1.3, f"{where}, changed: at most 1.3 times cp", changed))
     report.targets.append(at_most(0.1, f"{where}, unchanged: not read (at most 0.1 times cp)", unchanged))
 

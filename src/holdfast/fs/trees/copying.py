@@ -19,8 +19,8 @@ from holdfast.fs.trees.manifest import write_all
 from holdfast.fs.trees.scan import allocated
 
 _SMALL = 1 << 20
-_CHUNK = 1 << 18
-_BUFFERS = 8
+_CHUNK = 1 << 17  # larger ones do not stay in the cache of a processor between reading, hashing and writing
+_BUFFERS = 32
 _WORTH_A_THREAD = _WORTH_STARTING = 16 << 20
 _ZEROS = memoryview(bytes(_CHUNK))
 
