@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from holdfast.fs import small
 from holdfast.locks.file_locker import FileLocker
-from holdfast.locks.kernel_locks import HeldFlock, held_flocks, inode_of
+from holdfast.locks.kernel_locks import HeldFlock, held_flocks, inode_of, is_holding
 from tests.locks.workers import Line, Workers
 
 if sys.platform != "linux":
@@ -101,3 +102,26 @@ def test_where_the_kernel_does_not_tell_nobody_is_known(lock: Path, monkeypatch:
     with FileLocker().lock_exclusive(lock):
         monkeypatch.setattr(small, "read", refuse)
         assert held_flocks({inode_of(lock)}) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
+def test_whether_a_process_group_holds_any_lock_is_known(tmp_path: Path) -> None:
+    program = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2);"
+        " print('held', flush=True); sys.stdin.read()"
+    )
+    path = str(tmp_path / "file")
+    command = [sys.executable, "-c", program, path]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        assert is_holding(holder.pid)
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        ) as waiter:
+            assert not is_holding(waiter.pid)
+            waiter.kill()
+        holder.kill()
+    assert not is_holding(holder.pid)

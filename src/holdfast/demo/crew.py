@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from holdfast.fs import calls, durable
+from holdfast.locks.kernel_locks import is_holding
 
 Command = Callable[[str], list[str]]
 """The command line of the agent with this name."""
@@ -67,6 +68,10 @@ class Agent:
 
     def resume(self) -> None:
         self._signal_all("SIGCONT")
+
+    def is_holding_others_up(self) -> bool:
+        """Whether it is in the middle of a commit: until it goes on, nobody else can write there."""
+        return is_holding(self._process.pid)
 
     def end(self) -> Ended:
         """What became of it; to be asked when it has ended."""

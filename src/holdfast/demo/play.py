@@ -183,9 +183,10 @@ class _Course:
         agent = self._crew.working[number]
         agent.pause()
         claim = self._tracker.claims.state(issue)
-        if claim is None or claim.claim is None or claim.claim.assignee != agent.name:
+        at_its_end = claim is None or claim.claim is None or claim.claim.assignee != agent.name
+        if claim is None or at_its_end or agent.is_holding_others_up():
             agent.paused = False
-            agent.resume()  # it had just come to its end: another one, then
+            agent.resume()  # in the middle of a commit nobody could take over: at another moment, then
             return
         self._paused, self.was_paused = (agent, issue, claim.token), True
         self._happened("paused", number, issue)

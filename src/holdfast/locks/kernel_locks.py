@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast.clock import format_instant
@@ -149,6 +150,21 @@ def find_locked_files(root: str, directories: Iterable[str] = ()) -> list[str]:
     for pid in {int(fields[3]) for fields in flocks if int(fields[3]) > 0}:
         candidates.update(path for path in _open_files(pid, inodes) if path.startswith(root + "/"))
     return sorted(each for each in candidates if find_holders(each))
+
+
+def is_holding(group: int) -> bool:
+    """Whether a process of a process group holds a lock on any file, as far as the kernel tells."""
+    if sys.platform == "win32":
+        return False
+    try:
+        holders = {int(fields[3]) for fields in _flocks() if fields[-1] != "waiting"}
+    except OSError:
+        return False
+    for pid in holders:
+        with suppress(OSError):  # gone, or not to be seen from here
+            if pid > 0 and os.getpgid(pid) == group:
+                return True
+    return False
 
 
 def _flocks() -> list[list[str]]:
