@@ -137,6 +137,16 @@ def on_a_full_disk(disk: Path) -> tuple[Path, str]:
     return root, older
 
 
+def test_what_a_snapshot_holds_can_be_saved_from_a_full_disk(small_disk: Path, scratch: Path) -> None:
+    root, older = on_a_full_disk(small_disk)
+    fill_to_the_last_byte(small_disk)
+    told("export", older, scratch / "saved", "--repo", root)
+    assert (scratch / "saved" / "file").read_text() == "x" * (5 << 20)
+    refused = holdfast("export", older, small_disk / "saved", "--repo", root, "--json")
+    assert error(refused)["errno"] == errno.ENOSPC
+    assert [each.name for each in small_disk.iterdir() if "saved" in each.name] == []
+
+
 @pytest.mark.parametrize(
     ("make", "listed"),
     [(("pin", "add", "--reason", "why"), "pins"), (("ref", "create", "kept"), "references")],

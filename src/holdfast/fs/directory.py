@@ -42,6 +42,17 @@ def io_failure(action: str, path: object, error: OSError) -> IoFailure:
     return IoFailure(action, path, error, hint=_FULL_HINT if error.errno in _FULL else None)
 
 
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Whether anything has this path, be it a link to nothing."""
+    try:
+        calls.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise io_failure("look at", path, error) from error
+    return True
+
+
 def close_quietly(fd: int) -> None:
     """Close a descriptor behind which nothing waits to be written: an error loses nothing then."""
     try:  # noqa: SIM105 - once or twice per file of a tree: a context manager would take longer than the call

@@ -24,7 +24,7 @@ from holdfast.audit.chain import AuditTrail
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure, make_directories
+from holdfast.fs.directory import Directory, io_failure, is_there, make_directories
 from holdfast.fs.moving import move
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.desk import Desk
@@ -43,7 +43,6 @@ from holdfast.workspace.stores import (
     open_store,
 )
 from holdfast.worktrees.control import Control, Places
-from holdfast.worktrees.payloads import is_there
 from holdfast.worktrees.records import (
     FORMAT,
     FORMAT_VERSION,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists
-from holdfast.fs.directory import make_directories
+from holdfast.fs.directory import is_there, make_directories
 from holdfast.fs.moving import move
 from holdfast.leases.records import Identity
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Stream, View
@@ -69,7 +69,7 @@ def create(control: Control, wanted: Wanted) -> WorktreeConfig:
 
 def finish(control: Control, operation: Operation) -> WorktreeConfig | None:
     """Bring a creation to its end: None if it had not come far enough and was undone."""
-    in_scratch = payloads.is_there(control.places.scratch / operation.operation_id / PAYLOAD)
+    in_scratch = is_there(control.places.scratch / operation.operation_id / PAYLOAD)
     if not in_scratch and payloads.status_of(control.places, operation.worktree_id) is not None:
         payloads.sync_names(control.places, operation.worktree_id)
         return _make_visible(control, operation)

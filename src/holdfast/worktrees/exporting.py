@@ -42,7 +42,10 @@ def export(
 
     _check(control, destination)
     draft = destination.with_name(f".{destination.name[:200]}-{secrets.token_hex(6)}.tmp")
-    with scratch(control, "export", uses=[snapshot_id]):  # 1
+    with contextlib.ExitStack() as stack:
+        control.places.reserve.relieve(  # 1. also from a full disk, to another one
+            lambda: stack.enter_context(scratch(control, "export", uses=[snapshot_id]))
+        )
         usable(visible(control, snapshot_id))
         tree = control.places.tree(snapshot_id)
         try:

@@ -23,7 +23,7 @@ from holdfast.errors import (
     Refused,
 )
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.directory import Directory
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.names import safe_name
 from holdfast.worktrees.control import Control, Places
@@ -119,17 +119,6 @@ def refuse_if_fixed(control: Control, worktree: str) -> None:
         if not calls.access(parent.shown, os.W_OK | os.X_OK):
             refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             raise NotWritable("move", control.places.payload(worktree), refused)
-
-
-def is_there(path: Path) -> bool:
-    """Whether anything has this path, be it a link to nothing."""
-    try:
-        calls.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
-    return True
 
 
 def inode_of(status: os.stat_result | None) -> str | None:

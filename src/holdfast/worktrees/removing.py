@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
-from holdfast.fs.directory import make_directories
+from holdfast.fs.directory import is_there, make_directories
 from holdfast.fs.moving import move
 from holdfast.leases.records import Identity, LeaseKeys
 from holdfast.store.records import Create, Decision, Delete, Key, Stream, View
@@ -120,9 +120,9 @@ def _move_away(control: Control, operation: Operation, into: Path) -> None:
     So that this can be told when it has been deleted, the mark that it was moved is set before.
     """
     name = operation.worktree_id
-    if payloads.is_there(into / MOVED):
+    if is_there(into / MOVED):
         return
-    if not payloads.is_there(into / REMOVED) and payloads.status_of(control.places, name) is not None:
+    if not is_there(into / REMOVED) and payloads.status_of(control.places, name) is not None:
         move(payloads.directory_of(control, name), into / REMOVED)
     make_directories(into / MOVED)
 
@@ -133,7 +133,7 @@ def _save_late(control: Control, operation: Operation, into: Path) -> str | None
     Without the mark, a directory that is half deleted would be taken for one that was written to.
     """
     removed = into / REMOVED
-    if not operation.keeps or payloads.is_there(into / SAVED) or not payloads.is_there(removed):
+    if not operation.keeps or is_there(into / SAVED) or not is_there(removed):
         return None
     name = operation.worktree_id
     config = control.config(name)

@@ -25,7 +25,7 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, Corrupt, Failure, IoFailure, NotFound
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, close_quietly, io_failure, make_directories
+from holdfast.fs.directory import Directory, close_quietly, io_failure, is_there, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.leases.records import Identity
 from holdfast.locks import system
@@ -147,7 +147,7 @@ def abandoned(places: Places) -> Iterator[Abandoned]:
 def is_left(places: Places, scratch_id: str) -> bool:
     """Whether there is still something of a scratch: who worked in it has not come to its end."""
     path = places.scratch / scratch_id
-    return _is_there(path) or _is_there(path.with_name(scratch_id + SWEPT))
+    return is_there(path) or is_there(path.with_name(scratch_id + SWEPT))
 
 
 def sweep(places: Places, scratch_id: str) -> bool:
@@ -155,7 +155,7 @@ def sweep(places: Places, scratch_id: str) -> bool:
     path = places.scratch / scratch_id
     if scratch_id.endswith(SWEPT):  # nobody begins there any more
         if not is_abandoned(path):
-            return not _is_there(path)
+            return not is_there(path)
         _remove(path)
         return True
     try:
@@ -176,7 +176,7 @@ def _discard(path: Path) -> None:
     anew; and who looks whether it is in use makes no lock file in what is being removed.
     """
     swept = path.with_name(path.name + SWEPT)
-    if _is_there(swept):
+    if is_there(swept):
         _remove(swept)  # left by an earlier one that was killed
     try:
         calls.rename(path, swept)
@@ -221,7 +221,7 @@ def is_abandoned(path: Path) -> bool:
     try:
         fd = calls.open(path / LOCK, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
     except FileNotFoundError:
-        return _is_there(path)  # its process died, or is about to lock it, or to remove it
+        return is_there(path)  # its process died, or is about to lock it, or to remove it
     except OSError as error:
         raise io_failure("look at", path / LOCK, error) from error
     try:
@@ -230,16 +230,6 @@ def is_abandoned(path: Path) -> bool:
         raise io_failure("look at", path / LOCK, error) from error
     finally:
         close_quietly(fd)
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        calls.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
-    return True
 
 
 def _intent_of(path: Path) -> ScratchIntent | None:

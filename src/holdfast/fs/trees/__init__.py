@@ -7,7 +7,7 @@
 | `best_engine` | `capture_best`: the same, by the best engine that can do it |
 | `restore` | `materialise`, `Materialised`: a snapshot's tree becomes a directory |
 | `homes` | `read_homes`, `Stored`: the directories of a tree, which may be in other trees |
-| `linking` | `share_tree`: a second tree with the same content |
+| `sharing` | `share_tree`: a second tree with the same content |
 | `comparing` | `changes`, `compare`, `Change`: what is different |
 | `verification` | `verify`, `verify_manifest`, `Problem`: whether a tree is still what it was |
 | `manifest` | `read_manifest`, `ManifestEntry`: what is in a tree |
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from holdfast.fs.trees.layout import MANIFEST as MANIFEST
     from holdfast.fs.trees.layout import PAYLOAD as PAYLOAD
     from holdfast.fs.trees.layout import READY as READY
-    from holdfast.fs.trees.linking import share_tree as share_tree
     from holdfast.fs.trees.manifest import ManifestEntry as ManifestEntry
     from holdfast.fs.trees.manifest import read_manifest as read_manifest
     from holdfast.fs.trees.removal import remove_tree as remove_tree
     from holdfast.fs.trees.removal import tree_bytes as tree_bytes
     from holdfast.fs.trees.restore import Materialised as Materialised
     from holdfast.fs.trees.restore import materialise as materialise
+    from holdfast.fs.trees.sharing import share_tree as share_tree
     from holdfast.fs.trees.swap import exchange as exchange
     from holdfast.fs.trees.verification import Problem as Problem
     from holdfast.fs.trees.verification import verify as verify
@@ -71,7 +71,7 @@ _HOMES = {
     "MANIFEST": "layout",
     "PAYLOAD": "layout",
     "READY": "layout",
-    "share_tree": "linking",
+    "share_tree": "sharing",
     "ManifestEntry": "manifest",
     "read_manifest": "manifest",
     "remove_tree": "removal",

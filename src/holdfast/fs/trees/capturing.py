@@ -22,11 +22,11 @@ from holdfast.fs.trees.files import Base
 from holdfast.fs.trees.homes import Stored, write_homes
 from holdfast.fs.trees.intake import Intake, Taken
 from holdfast.fs.trees.layout import HOMES, MANIFEST, PAYLOAD, READY
-from holdfast.fs.trees.linking import link_or_copy_file
 from holdfast.fs.trees.manifest import Manifest, write_all, write_manifest
 from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.scout import Scout
 from holdfast.fs.trees.second_look import second_look
+from holdfast.fs.trees.sharing import link_or_copy_file
 from holdfast.fs.trees.stat_cache import Known, StatCache, write_cache
 from holdfast.fs.trees.tally import Progress, Tally
 from holdfast.fs.trees.watch import SourceWatch

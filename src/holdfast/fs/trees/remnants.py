@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure, NotFound, Refused
 from holdfast.fs import calls, durable, strictjson
-from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.directory import Directory, io_failure, is_there
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.descent import Descent, joined, shown
 from holdfast.fs.trees.homes import read_homes
@@ -57,7 +57,7 @@ def needed_in_the_making(trees: Iterable[Path]) -> Need:
         try:
             found = needed([tree], complete=False)
         except Corrupt:
-            found = needed([tree], complete=False) if _is_there(tree / READY) else {}
+            found = needed([tree], complete=False) if is_there(tree / READY) else {}
         for name, paths in found.items():
             need.setdefault(name, set()).update(paths)
     return need
@@ -286,13 +286,3 @@ def _discard(remnant: Path, name: str, bin_: Bin) -> None:
             calls.rename(remnant / name, bin_.place())
         else:
             calls.unlink(remnant / name)
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        calls.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
-    return True
