@@ -60,7 +60,10 @@ def proven(
         seconds = None if wait == UNLIMITED else wait or 0.0
         lease = repository.lease(worktree, ttl=TTL, wait=seconds, purpose=purpose)
     except LockConflict as conflict:
-        hint = f"Wait for the holder. If that lock is yours, name it: --lock-id, or {LOCK_ID}."
+        hint = (
+            "Wait for it with --wait 1m: what a dead holder has left runs out by itself. "
+            f"If that lock is yours, name it: --lock-id, or {LOCK_ID}."
+        )
         raise LockConflict(conflict.message, hint=hint, **conflict.facts) from None
     with lease:
         yield Proof(lease.lock_id, lease.token)
