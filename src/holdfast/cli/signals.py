@@ -76,7 +76,7 @@ else:
 
         def prepare() -> None:
             if sys.platform == "linux":
-                die_with_parent(signal.SIGKILL)
+                die_with_parent()
                 if os.getppid() != parent:  # it died before we could ask for that
                     os.kill(os.getpid(), signal.SIGKILL)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

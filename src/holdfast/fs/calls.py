@@ -31,6 +31,7 @@ mkdir = os.mkdir
 rmdir = os.rmdir
 scandir = os.scandir
 listdir = os.listdir
+chdir = os.chdir
 readlink = os.readlink
 realpath = os.path.realpath
 symlink = os.symlink
@@ -229,6 +230,7 @@ READING = (
     "access",
     "scandir",
     "listdir",
+    "chdir",
     "readlink",
     "realpath",
     "listxattr",

@@ -18,6 +18,7 @@ from typing import Self
 
 from holdfast.errors import IoFailure, NotDurable, NotFound, NotWritable, PathEscape
 from holdfast.fs import calls
+from holdfast.fs.closing import close_quietly
 from holdfast.fs.names import split_relative
 
 TYPE_CHECKING = False  # what checkers take for true
@@ -51,14 +52,6 @@ def is_there(path: str | os.PathLike[str]) -> bool:
     except OSError as error:
         raise io_failure("look at", path, error) from error
     return True
-
-
-def close_quietly(fd: int) -> None:
-    """Close a descriptor behind which nothing waits to be written: an error loses nothing then."""
-    try:  # noqa: SIM105 - once or twice per file of a tree: a context manager would take longer than the call
-        calls.close(fd)
-    except OSError:
-        pass
 
 
 witness: Callable[[Directory], object] | None = None

@@ -30,7 +30,8 @@ from holdfast.errors import (
     TooLarge,
 )
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, close_quietly, io_failure
+from holdfast.fs.closing import close_quietly
+from holdfast.fs.directory import Directory, io_failure
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)

@@ -18,7 +18,8 @@ import weakref
 from collections.abc import Callable
 
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, close_quietly, io_failure
+from holdfast.fs.closing import close_quietly
+from holdfast.fs.directory import Directory, io_failure
 
 _FLAGS = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 KEPT_FROM = 2

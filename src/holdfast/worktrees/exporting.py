@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import AlreadyExists, Failure, NotFound, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, close_quietly, io_failure
+from holdfast.fs.closing import close_quietly
+from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.moving import move
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.naming import usable, visible
@@ -87,7 +88,8 @@ def _check(control: Control, destination: Path) -> None:
 
 def _is_inside(directory: Path, other: os.stat_result) -> bool:
     """Whether a directory is the other one, or somewhere below it, whatever links lead there."""
-    from holdfast.fs.trees.descent import DIRECTORY, open_directory
+    from holdfast.fs.trees.descent import open_directory
+    from holdfast.fs.trees.way import DIRECTORY
 
     here = open_directory(os.fspath(directory))
     try:

@@ -240,7 +240,11 @@ def racy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     class Frozen:
         """What packs marks, with the time standing still for one file."""
 
-        size, unpack_from = scanning.MARK.size, scanning.MARK.unpack_from
+        size, unpack_from, iter_unpack = (
+            scanning.MARK.size,
+            scanning.MARK.unpack_from,
+            scanning.MARK.iter_unpack,
+        )
 
         @staticmethod
         def pack(*fields: int) -> bytes:

@@ -13,6 +13,9 @@ import pytest
 from holdfast.errors import ConsistencyUnavailable, IoFailure
 from holdfast.fs import calls
 from holdfast.fs.trees import PAYLOAD, READY, Captured, Engine, capture, materialise, verify
+from holdfast.fs.trees.linking import Order
+from holdfast.fs.trees.linking_process import LinkingProcess
+from holdfast.fs.trees.payload import Payload
 from holdfast.testing.interpose import Attempt, interposed
 from tests.fs.trees.groves import seen
 
@@ -89,7 +92,7 @@ def test_the_links_are_made_by_a_second_process(trees: Trees) -> None:
 def test_without_that_process_there_are_links_all_the_same(
     trees: Trees, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", program)
+    monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", program)
     trees.require_linked(*trees.take(2))
 
 
@@ -98,14 +101,14 @@ def test_a_process_that_is_killed_in_the_middle_leaves_nothing_out(
 ) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); from holdfast.fs import calls; import os;"
-        " from holdfast.fs.trees import linking_process; link, made = calls.link, []\n"
+        " from holdfast.fs.trees import linking; link, made = calls.link, []\n"
         "def some(*a, **k):\n"
         "    made.append(a)\n"
         "    if len(made) > 20: os.kill(os.getpid(), 9)\n"
         "    link(*a, **k)\n"
-        "calls.link = some; linking_process.serve(sys.argv[2:])"
+        "calls.link = some; linking.serve(sys.argv[2:])"
     )
-    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", program)
+    monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", program)
     trees.require_linked(*trees.take(2))
 
 
@@ -113,7 +116,7 @@ def test_where_there_can_be_no_link_there_is_a_copy(trees: Trees, monkeypatch: p
     def refused(*_: Any, **__: Any) -> None:
         raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
 
-    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", "raise SystemExit(1)")
+    monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", "raise SystemExit(1)")
     monkeypatch.setattr(calls, "link", refused)
     tree, captured = trees.take(2)
 
@@ -156,7 +159,7 @@ def test_a_full_disk_fails_the_capture(trees: Trees, monkeypatch: pytest.MonkeyP
         made.append(arguments)
         link(*arguments, **options)
 
-    monkeypatch.setattr("holdfast.fs.trees.linking_process._PROGRAM", "raise SystemExit(1)")
+    monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", "raise SystemExit(1)")
     monkeypatch.setattr(calls, "link", full)
     with pytest.raises(IoFailure, match="No space left"):
         trees.take(2)
@@ -181,3 +184,86 @@ def test_a_capture_that_fails_leaves_no_process(trees: Trees, monkeypatch: pytes
     with pytest.raises(IoFailure):
         trees.take(2)
     assert [each.poll() is not None for each in started] == [True] * len(started)
+
+
+# --- The times of directories ------------------------------------------------------------------------
+
+
+class Nested:
+    """Directories in directories, in all of which something changes; the lower ones are made later."""
+
+    def __init__(self, top: Path) -> None:
+        self.top, self.source, self.count = top, top / "source", 0
+        for one in range(4):
+            for two in range(3):
+                (self.source / f"d{one}/e{two}").mkdir(parents=True)
+        self.directories = sorted(path for path in self.source.rglob("*") if path.is_dir())
+        for each in self.directories:
+            for name in range(FILES):
+                (each / f"f{name}").write_text(f"{each} {name}")
+        self.directories[1].chmod(0o700)  # what lacks more than its time
+        self.take()
+
+    def take(self) -> Path:
+        time.sleep(0.05)
+        base = self.top / str(self.count) if self.count else None
+        self.count += 1
+        tree = self.top / str(self.count)
+        options: dict[str, Any] = {"engine": Engine.LINKED, "base": base, "cache": self.top / "cache"}
+        capture(self.source, tree, quiesced=True, **options)
+        return tree
+
+    def wrong(self) -> list[str]:
+        """Directories of a tree in which everything has changed that have not the time of their source."""
+        for each in self.directories:
+            (each / "f0").write_text(f"changed {self.count}")
+            os.utime(each, ns=(0, 10**18 + self.count))
+        tree = self.take()
+        return [
+            str(path)
+            for path in (each.relative_to(self.source) for each in self.directories)
+            if (tree / PAYLOAD / path).stat().st_mtime_ns != (self.source / path).stat().st_mtime_ns
+        ]
+
+
+@pytest.fixture
+def nested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nested:
+    monkeypatch.setattr("holdfast.fs.trees.links._WORTH_A_PROCESS", 1)
+    return Nested(tmp_path)
+
+
+def test_directories_have_their_times_though_others_are_made_in_them_later(
+    nested: Nested, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert nested.wrong() == []
+    monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", "raise SystemExit(1)")
+    assert nested.wrong() == []
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is no second processor")
+@pytest.mark.parametrize("program", ["", "raise SystemExit(1)"], ids=["made in later", "never carried out"])
+def test_a_directory_that_is_taken_for_complete_too_long_is_found(
+    nested: Nested, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    """Planted: whatever happens, what was handed over counts as done."""
+
+    class Stubborn(set[str]):
+        def discard(self, _: str) -> None:
+            pass
+
+    def begin(self: Payload, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        self.complete = Stubborn()
+
+    def give_and_wait(self: LinkingProcess, order: Order) -> bool:
+        given = give(self, order)
+        self._send()
+        time.sleep(0.1)
+        return given
+
+    make, give = Payload.__init__, LinkingProcess.try_give
+    monkeypatch.setattr(Payload, "__init__", begin)
+    monkeypatch.setattr(LinkingProcess, "try_give", give_and_wait)
+    if program:
+        monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", program)
+    assert nested.wrong() != []

@@ -24,6 +24,7 @@ from holdfast.fs.trees import Captured, Engine, capture, changes, read_manifest,
 from holdfast.fs.trees import intake as intakes
 from holdfast.fs.trees import scout as scouts
 from holdfast.fs.trees.descent import Descent
+from holdfast.fs.trees.manifest import Manifest
 from holdfast.fs.trees.scan import look
 from holdfast.fs.trees.scouting import PROGRAM, REPORT
 from holdfast.fs.trees.watch import SourceWatch
@@ -215,6 +216,76 @@ def test_a_directory_of_very_many_files_is_reported_whole(
 
     assert looks_during(desk.take, monkeypatch) == 0
     assert alike(first, desk.take()[1])
+
+
+def gone_after_its_report(desk: Desk, sent: Sent) -> list[str]:
+    """Let a directory go after the scout reported it, and before we look at the one that it is in."""
+    desk.fill({"d2/linked": b"", "d2/e9/f0": b"old"})
+    os.link(desk.source / "d2/linked", desk.source / "d2/again")  # so that we look at d2 ourselves
+    desk.settle()
+    desk.take()
+    (desk.source / "d2/e9/f0").write_bytes(b"changed")
+    desk.settle()
+
+    def meet(scout: scouts.Scout, path: str) -> None:
+        if path == "d1":
+            wait_for_all(scout)
+        elif path == "d2":
+            (desk.source / "d2/e9/f0").unlink()
+            (desk.source / "d2/e9").rmdir()
+
+    sent.meet = meet
+    tree, captured = desk.take(quiesced=False)
+    assert b"d2/e9" not in {each.path for each in read_manifest(tree)}
+    return [str(each) for each in verify(tree, captured.payload_hash)] + [
+        str(each) for each in (tree / "payload").rglob("e9")
+    ]
+
+
+def test_a_directory_that_has_gone_since_its_report_leaves_nothing(desk: Desk, sent: Sent) -> None:
+    assert gone_after_its_report(desk, sent) == []
+
+
+def test_taking_in_what_we_may_never_come_to_is_found(
+    desk: Desk, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: whatever the scout reports is taken in at once."""
+
+    class Everything(set[str]):
+        def __contains__(self, _: object) -> bool:
+            return True
+
+    def begin(self: intakes.Intake, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        self._awaited = Everything()
+
+    make = intakes.Intake.__init__
+    monkeypatch.setattr(intakes.Intake, "__init__", begin)
+    assert gone_after_its_report(desk, sent) != []
+
+
+def test_what_changed_is_taken_in_when_it_is_reported(
+    desk: Desk, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scout has looked at all before we come to `d1`; `d3` is read before `d2` then."""
+    desk.take()
+    for number in range(4):
+        (desk.source / f"d{number}/e1/f0").write_bytes(b"changed")
+    desk.settle()
+    read: list[str] = []
+    take_in = intakes.Intake._read
+
+    def noted(self: intakes.Intake, path: str, *rest: Any) -> intakes.Taken:
+        read.append(path)
+        return take_in(self, path, *rest)
+
+    monkeypatch.setattr(intakes.Intake, "_read", noted)
+    sent.meet = sent.wait_at("d1")
+    tree, captured = desk.take()
+
+    assert read == ["d0/e1", "d3/e1", "d2/e1", "d1/e1"]
+    assert list(Manifest.read(tree).paths()) == sorted(Manifest.read(tree).paths())
+    assert list(verify(tree, captured.payload_hash)) == []
 
 
 # --- Without it -------------------------------------------------------------------------------------

@@ -56,14 +56,20 @@ class Attributes:
     def finish_directory(self, descriptor: int, meta: Meta, xattrs: Xattrs) -> list[str]:
         """Complete a directory into which nothing more will be put."""
         _, mode, uid, gid, mtime = meta
-        lost = [] if uid == self._uid and gid == self._gid else self._give(descriptor, uid, gid)
-        if xattrs:
+        lost: list[str] = []
+        if not self.lacks_only_time(meta, xattrs):
+            if uid != self._uid or gid != self._gid:
+                lost = self._give(descriptor, uid, gid)
             lost += write_xattrs(descriptor, xattrs)
-        wanted = self.directory_mode(mode)
-        if xattrs or wanted != _PERMISSIONS & ~self._denied:
-            calls.chmod(descriptor, wanted)
+            calls.chmod(descriptor, self.directory_mode(mode))
         calls.utime(descriptor, ns=(mtime, mtime))
         return lost
+
+    def lacks_only_time(self, meta: Meta, xattrs: Xattrs) -> bool:
+        """Whether a directory that was just made has all but its time."""
+        _, mode, uid, gid, _ = meta
+        is_ours = uid == self._uid and gid == self._gid
+        return is_ours and not xattrs and self.directory_mode(mode) == _PERMISSIONS & ~self._denied
 
     def finish_other(self, directory: int, name: str, meta: Meta, xattrs: Xattrs = ()) -> list[str]:
         """Complete a symbolic link or something special, without following or opening it."""

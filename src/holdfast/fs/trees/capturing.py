@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from holdfast.clock import SystemClock
 from holdfast.errors import ConsistencyUnavailable, Failure, NotFound
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import Directory, io_failure
-from holdfast.fs.trees.descent import NOFOLLOW, Descent, shown, unwritable
+from holdfast.fs.trees.descent import Descent, shown, unwritable
 from holdfast.fs.trees.engines import Engine, clone_whole, is_whole
 from holdfast.fs.trees.files import Base
 from holdfast.fs.trees.homes import Stored, write_homes
@@ -27,11 +27,13 @@ from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.scout import Scout
 from holdfast.fs.trees.second_look import second_look
 from holdfast.fs.trees.sharing import link_or_copy_file
-from holdfast.fs.trees.stat_cache import Known, StatCache, write_cache
+from holdfast.fs.trees.stat_cache import Known, StatCache, append_to_cache, write_cache
 from holdfast.fs.trees.tally import Progress, Tally
 from holdfast.fs.trees.watch import SourceWatch
+from holdfast.fs.trees.way import NOFOLLOW
 
 _STEP = 0.02
+_MANY_OBJECTS = 100_000
 _NAMED = 5
 
 
@@ -67,6 +69,7 @@ def capture(
     as it was at some moment. If it fails, what it has made so far is the caller's to remove.
     """
     with ExitStack() as stack:
+        stack.enter_context(_collecting_rarely())
         way = stack.enter_context(Descent(source))
         return _Capture(stack, way, tree, engine, quiesced=quiesced).run(base, cache, Tally(progress))
 
@@ -132,11 +135,12 @@ class _Capture:
         if watch is not None:
             self._require_no_change(watch, tally)  # 4. the source was all so at one moment
         payload_hash = self._write_manifest()  # 5. what there is
-        if cache is not None and not (len(known) == len(self.taken) and self._is_as_known()):
-            write_cache(cache, self.device, _known(self.taken))  # 6. what need not be read the next time
+        if cache is not None:
+            self._update_cache(cache, known)  # 6. what need not be read the next time
+        self._finish_payload(intake)  # 7. all that is in the payload, and its directories as they were
         captured = _captured(self.engine, payload_hash, tally)
         shares = any(each.home is not None for each in self.taken)
-        _write_ready(self.tree, captured, shares=shares)  # 7. complete
+        _write_ready(self.tree, captured, shares=shares)  # 8. complete
         return captured
 
     def _clone(self) -> Descent:
@@ -149,7 +153,7 @@ class _Capture:
         """What a clone that was made after the reading holds otherwise than it was read."""
         from holdfast.fs.trees.juicefs_clone import differing
 
-        return differing(clone, ((os.fsencode(each.path), each.body) for each in self.taken))
+        return differing(clone, ((each.encoded, each.body) for each in self.taken))
 
     def _send_scout(self, scanned: Descent, cache: Path | None, watch: SourceWatch | None) -> Scout | None:
         """Let somebody look at the source from its other end meanwhile, if it is large."""
@@ -170,18 +174,17 @@ class _Capture:
             return None
 
     def _take(self, intake: Intake) -> None:
-        waiting = [""]
-        while waiting:
-            path = waiting.pop()
-            taken, below = intake.take(path)
-            if taken is not None:
-                self.taken.append(taken)
-            elif path == "":
-                raise NotFound(f"there is no directory {self.source.root}", path=self.source.root)
-            waiting += [f"{path}/{name}" if path else name for name in reversed(below)]
+        self.taken += intake.take_all()
+        if not self.taken:
+            raise NotFound(f"there is no directory {self.source.root}", path=self.source.root)
+
+    def _finish_payload(self, intake: Intake) -> None:
+        """Wait for the links that are still being made; then nothing more is put into the directories."""
         intake.files.finish()
         if intake.payload is not None:
-            for each in self.taken:  # into which nothing more is put
+            for each in self.taken:
+                if each.path in intake.payload.complete:
+                    continue
                 if each.home is None:
                     intake.payload.finish_directory(each.path, each.body)
                 elif intake.payload.has(each.path):
@@ -207,7 +210,7 @@ class _Capture:
 
     def _write_manifest(self) -> str:
         """Write the manifest, or link that of the base if it is the same; and where directories are."""
-        write_homes(self.tree, ((os.fsencode(each.path), each.home) for each in self.taken if each.home))
+        write_homes(self.tree, ((each.encoded, each.home) for each in self.taken if each.home))
         base = self.base
         if base is not None and self._is_as_in(base):
             try:
@@ -215,22 +218,47 @@ class _Capture:
             except OSError as error:
                 raise unwritable(os.fspath(self.tree / MANIFEST), error) from error
             return base.manifest.payload_hash
-        records = ((os.fsencode(each.path), each.body) for each in self.taken)
+        records = ((each.encoded, each.body) for each in self.taken)
         return write_manifest(self.tree / MANIFEST, records)
 
     def _is_as_in(self, base: Base) -> bool:
         """Whether all directories are in the base, at the same paths."""
         return len(base.manifest) == len(self.taken) and all(
-            each.home is not None and each.home == base.stored.home(os.fsencode(each.path))
-            for each in self.taken
+            each.home is not None and each.home == base.stored.home(each.encoded) for each in self.taken
         )
 
-    def _is_as_known(self) -> bool:
-        return all(each.from_cache for each in self.taken)
+    def _update_cache(self, cache: Path, before: StatCache) -> None:
+        """Append what has changed, or write all of it anew if that is much, or much is gone."""
+        changed = [each for each in self.taken if each.kept and not each.from_cache]
+        is_current = bool(before.parts) and not changed
+        if len(before) > 2 * len(self.taken) or not (
+            is_current or append_to_cache(cache, before, _known(changed))
+        ):
+            write_cache(cache, self.device, _known(self.taken))
+
+
+@contextmanager
+def _collecting_rarely() -> Iterator[None]:
+    """Let the interpreter seldom look for circles of objects.
+
+    What is noted of each directory is kept to the end. To go through all of it again and again would find
+    nothing, and take time that grows faster than their number.
+    """
+    import gc
+
+    before = gc.get_threshold()
+    if not 0 < before[0] < _MANY_OBJECTS:  # another capture has seen to it
+        yield
+        return
+    gc.set_threshold(_MANY_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _known(taken: list[Taken]) -> Iterator[Known]:
-    return (Known(os.fsencode(each.path), each.kept, each.body) for each in taken if each.kept)
+    return (Known(each.encoded, each.kept, each.body) for each in taken if each.kept)
 
 
 def _clock_steps() -> float:
@@ -247,8 +275,8 @@ def _captured(engine: Engine, payload_hash: str, tally: Tally) -> Captured:
         tally.directories,
         tally.bytes,
         tally.stored_bytes,
-        tuple(tally.not_preserved),
-        tuple(tally.special),
+        tuple(sorted(tally.not_preserved)),
+        tuple(sorted(tally.special)),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -57,13 +56,8 @@ def _scan(way: Descent, cache: Path | None, scout: Scout | None) -> Records:
     if scout is not None:
         scout.use(known)
     intake = Intake(way, cache=known, tally=Tally(), scout=scout)
-    waiting = [""]
-    while waiting:
-        path = waiting.pop()
-        taken, below = intake.take(path)
-        if taken is not None:
-            yield os.fsencode(path), taken.body
-        waiting += [f"{path}/{name}" if path else name for name in reversed(below)]
+    for taken in intake.take_all():
+        yield taken.encoded, taken.body
 
 
 def _compare(old: Records, new: Records) -> Iterator[Change]:

@@ -7,9 +7,9 @@ import os
 import stat
 
 from holdfast.fs import calls
-from holdfast.fs.trees.descent import NOFOLLOW
 from holdfast.fs.trees.manifest import BODY, ENTRY, Meta, Xattrs
 from holdfast.fs.trees.scan import held_time
+from holdfast.fs.trees.way import NOFOLLOW
 
 READ: int = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0) | NOFOLLOW
 _WRITE: int = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | NOFOLLOW

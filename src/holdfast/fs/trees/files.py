@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from holdfast.errors import ConsistencyUnavailable
 from holdfast.fs import calls
-from holdfast.fs.directory import close_quietly
+from holdfast.fs.closing import close_quietly
 from holdfast.fs.trees.content import HEAD_OF_ENTRY, READ, clone_file, head_of_entry, meta_of, read_xattrs
 from holdfast.fs.trees.copying import Content, copy_file, hash_file
-from holdfast.fs.trees.descent import Descent, joined, shown, split, unreadable, unwritable
+from holdfast.fs.trees.descent import Descent, shown, split, unreadable, unwritable
 from holdfast.fs.trees.homes import Stored
 from holdfast.fs.trees.links import Links, Wanted, is_there
 from holdfast.fs.trees.manifest import (
@@ -32,6 +32,7 @@ from holdfast.fs.trees.manifest import (
 from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.scan import NO_MARK, Listing, is_recent, mark_of
 from holdfast.fs.trees.tally import Recent, Tally
+from holdfast.fs.trees.way import joined
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
 NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOENT)
@@ -98,39 +99,50 @@ class Files:
         self._links = None if base is None or payload is None else Links(base.stored, payload.way.root)
         self._first_links: dict[int, str] = {}
 
-    def link_unchanged(self, place: Place, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
-        """Link what most files of a directory are: such as did not change. Their entries, by name.
-
-        What cannot be linked is not among them.
-        """
+    def unchanged(self, place: Place, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
+        """What most files of a directory are: such as did not change, and can be linked. Entries, by name."""
         known = place.known
         if self._links is None or not known.base_raw:
             return {}
         same: dict[str, bytes] = {}
-        size, no_other_base = 0, known.base_raw is known.raw
-        maybe_recent = is_recent(listing.newest, self._now)
-        every = zip(listing.encoded_names(), listing.names, listing.statuses, marks, strict=True)
-        for encoded, name, status, mark in every:
-            if known.marks.get(encoded) != mark or status.st_nlink != 1:
+        size, before, raws, in_base = 0, known.marks, known.raw, known.base_raw
+        others = self._not_to_link(listing)
+        every = zip(listing.encoded_names(), listing.names, marks, listing.sizes_and_times(), strict=True)
+        for encoded, name, mark, (length, _) in every:
+            if before.get(encoded) != mark:
                 continue
-            raw = known.raw.get(encoded, b"")
-            if (
-                (no_other_base or raw == known.base_raw.get(encoded))
-                and is_plain_file(raw)
-                and not (maybe_recent and is_recent(status.st_ctime_ns, self._now))
-            ):
+            raw = raws.get(encoded, b"")
+            if is_plain_file(raw) and (raws is in_base or raw == in_base.get(encoded)) and name not in others:
                 same[name] = raw
-                size += status.st_size
-        self._links.make(Wanted(place.path, known.base_path, same), place.target)
+                size += length
         self._tally.files += len(same)
         self._tally.bytes += size
         return same
+
+    def link_unchanged(self, place: Place, same: dict[str, bytes], own: Meta, xattrs: Xattrs) -> None:
+        """Link these files, after all else is in the directory; `own` and `xattrs` are the directory's."""
+        if self._links is None or self._payload is None or not same:
+            return
+        time = own.mtime_ns if self._payload.attributes.lacks_only_time(own, xattrs) else None
+        if self._links.make(Wanted(place.path, place.known.base_path, same, time), place.target):
+            self._payload.complete.add(place.path)
+
+    def _not_to_link(self, listing: Listing) -> set[str]:
+        """Files that have other names, and such as could change again without a trace."""
+        found: set[str] = set()
+        if listing.linked:
+            found |= {listing.names[at] for at, each in enumerate(listing.statuses) if each.st_nlink != 1}
+        if is_recent(listing.newest, self._now):
+            times = zip(listing.names, listing.sizes_and_times(), strict=True)
+            found |= {name for name, (_, changed) in times if is_recent(changed, self._now)}
+        return found
 
     def finish(self) -> None:
         """Wait until all links are made. Where there can be none, there is a copy."""
         if self._links is None or self._payload is None:
             return
         for wanted in self._links.missing():
+            self._payload.complete.discard(wanted.path)
             with Descent(self._source.root) as way:
                 for name, raw in wanted.files.items():
                     target = self._payload.enter(wanted.path)

@@ -17,11 +17,12 @@ from pathlib import Path
 from holdfast.errors import Corrupt, NotFound
 from holdfast.fs import calls
 from holdfast.fs.directory import io_failure
-from holdfast.fs.trees.descent import Descent, joined, shown
+from holdfast.fs.trees.descent import Descent, shown
 from holdfast.fs.trees.homes import read_homes
 from holdfast.fs.trees.layout import PAYLOAD
 from holdfast.fs.trees.remnants import Need
 from holdfast.fs.trees.scan import allocated
+from holdfast.fs.trees.way import joined
 
 _NEVER = 1 << 62
 

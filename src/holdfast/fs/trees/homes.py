@@ -29,9 +29,10 @@ from typing import NamedTuple, Self
 from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
 from holdfast.fs.names import is_safe_name
-from holdfast.fs.trees.descent import NOFOLLOW, Descent, unreadable, unwritable
+from holdfast.fs.trees.descent import Descent, unreadable, unwritable
 from holdfast.fs.trees.layout import HOMES, PAYLOAD, READY, REMNANTS
 from holdfast.fs.trees.manifest import read_whole, write_all
+from holdfast.fs.trees.way import NOFOLLOW
 
 _MAGIC = b"holdfast homes 1\n"
 _NUMBER = struct.Struct("<I")

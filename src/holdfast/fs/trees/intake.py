@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from holdfast.fs import calls
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.content import KIND_WORDS, link_path, meta_of, read_xattrs
-from holdfast.fs.trees.descent import Descent, joined, shown, unreadable
+from holdfast.fs.trees.descent import Descent, shown, unreadable
 from holdfast.fs.trees.files import GONE, Base, Files, Known, Place
 from holdfast.fs.trees.homes import Home, Stored
 from holdfast.fs.trees.manifest import (
@@ -40,6 +41,7 @@ from holdfast.fs.trees.stat_cache import Known as KnownDirectory
 from holdfast.fs.trees.stat_cache import StatCache
 from holdfast.fs.trees.tally import Tally
 from holdfast.fs.trees.watch import SourceWatch
+from holdfast.fs.trees.way import joined
 
 _WORTH_WATCHING = 3000
 _FAR_FUTURE = 1 << 62  # to which nothing is recent
@@ -50,6 +52,7 @@ class Taken(NamedTuple):
     """A directory as it was taken in. With `home`, its files are there; else they are in our own payload."""
 
     path: str
+    encoded: bytes  # the path as the file system has it
     identity: bytes
     kept: bytes  # the identity for the cache
     body: bytes
@@ -84,15 +87,44 @@ class Intake:
         self._scout = scout
         self._watch = watch
         self._now = now
+        self._awaited: set[str] = set()  # directories that we shall come to
+        self._ahead: dict[str, Taken] = {}  # what of these is taken in already
         top = source.enter("")
         self._device = calls.fstat(top).st_dev
         self._mounts = mounts_beneath(top)
 
-    def take(self, path: str) -> tuple[Taken | None, list[str]]:
+    def take_all(self) -> Iterator[Taken]:
+        """Take in all directories; return them in the order of names, each before those below it."""
+        waiting = [""]
+        while waiting:
+            path = waiting.pop()
+            self._awaited.discard(path)
+            taken, below = self._take(path)
+            if taken is not None:
+                yield taken
+            waiting += [joined(path, name) for name in reversed(below)]
+            if self._scout is not None:
+                self._awaited.update([joined(path, name) for name in below])
+                self._take_ahead(self._scout)
+
+    def _take_ahead(self, scout: Scout) -> None:
+        """Take in what the scout has reported since: so it looks at the more of the source meanwhile.
+
+        Only what we shall surely come to: a directory that has gone since must leave nothing behind.
+        """
+        for path, report in scout.arrived():
+            if path in self._awaited:
+                taken = self._reported(path, report)
+                if taken is not None:
+                    self._awaited.discard(path)
+                    self._awaited.update([joined(path, name) for name in report.directories])
+                    self._ahead[path] = taken
+
+    def _take(self, path: str) -> tuple[Taken | None, list[str]]:
         """Take in one directory without what is below it; return it and the directories in it."""
         report = None if self._scout is None else self._scout.find(path)
-        if report is not None and path not in self._mounts:
-            taken = self._as_reported(path, report) or self._read_as_reported(path, report)
+        if report is not None:
+            taken = self._ahead.pop(path, None) or self._reported(path, report)
             if taken is not None:
                 return taken, report.directories
         try:
@@ -109,7 +141,7 @@ class Intake:
             return None, []
         if is_recent(max(listing.newest, listing.own.st_ctime_ns), self._now):
             self.tally.any_recent = True
-        taken = (self._unchanged(path, listing) or self._read(path, here, listing))._replace(watched=watched)
+        taken = self._unchanged(path, listing, watched) or self._read(path, here, listing, watched)
         self.tally.directories += 1
         self.tally.report()
         return taken, listing.directories
@@ -126,11 +158,11 @@ class Intake:
         self.tally.directories += 1
         if self.payload is not None:
             self.payload.make(path)
-        return Taken(path, b"", b"", encode_body(Meta(b"m", 0, 0, 0, 0), b"", []))
+        return Taken(path, os.fsencode(path), b"", b"", encode_body(Meta(b"m", 0, 0, 0, 0), b"", []))
 
     # --- What is as it was -----------------------------------------------------------------------------
 
-    def _unchanged(self, path: str, listing: Listing) -> Taken | None:
+    def _unchanged(self, path: str, listing: Listing, watched: bool) -> Taken | None:
         """A directory whose record is known from the last time, and which another tree has as a whole.
 
         Not one with a file that has several names: its record depends on where the others are.
@@ -138,7 +170,7 @@ class Intake:
         known = self._cache.known(listing.own.st_ino)
         if known is None or listing.linked or known.identity != listing.identity:
             return None
-        taken = self._as_known(path, known)
+        taken = self._as_known(path, known, watched)
         if taken is None:
             return None
         self.tally.files += len(listing.names)
@@ -147,9 +179,15 @@ class Intake:
             self._note_others(path, listing)
         return taken
 
+    def _reported(self, path: str, report: Report) -> Taken | None:
+        """A directory that the scout has looked at; None if we have to look at it ourselves."""
+        if path in self._mounts:
+            return None
+        return self._as_reported(path, report) or self._read_as_reported(path, report)
+
     def _as_reported(self, path: str, report: Report) -> Taken | None:
         """A directory that the scout has looked at, exactly as if we had done so at that moment."""
-        if report.known is None or (taken := self._as_known(path, report.known)) is None:
+        if report.known is None or (taken := self._as_known(path, report.known, report.watched)) is None:
             return None
         if is_recent(report.newest, self._now):
             self.tally.any_recent = True
@@ -157,7 +195,7 @@ class Intake:
         self.tally.bytes += report.bytes
         self.tally.directories += 1
         self.tally.report()
-        return taken._replace(watched=report.watched)
+        return taken
 
     def _read_as_reported(self, path: str, report: Report) -> Taken | None:
         """The same for one that did change: what the scout saw in it is read."""
@@ -172,20 +210,21 @@ class Intake:
             return None
         if is_recent(report.newest, self._now):
             self.tally.any_recent = True
-        taken = self._read(path, here, listing)._replace(watched=report.watched)
+        taken = self._read(path, here, listing, report.watched)
         self.tally.directories += 1
         self.tally.report()
         return taken
 
-    def _as_known(self, path: str, known: KnownDirectory) -> Taken | None:
+    def _as_known(self, path: str, known: KnownDirectory, watched: bool) -> Taken | None:
         """A directory that is as it was known, unless no other tree has it as a whole."""
         home: Home | None = None
+        encoded = os.fsencode(path)
         if self.payload is not None:
-            home = self._home(path, known)
+            home = self._home(encoded, known)
             if home is None:
                 return None
         identity, body = known.identity, known.body
-        return Taken(path, identity, identity, body, home, os.fsencode(path) == known.path)
+        return Taken(path, encoded, identity, identity, body, home, encoded == known.path, watched)
 
     def _note_others(self, path: str, listing: Listing) -> None:
         """Of what is no file: no bytes, and a word about what is special."""
@@ -195,10 +234,10 @@ class Intake:
                 if not stat.S_ISLNK(status.st_mode):
                     self._note_special(path, name, status)
 
-    def _home(self, path: str, known: KnownDirectory) -> Home | None:
+    def _home(self, path: bytes, known: KnownDirectory) -> Home | None:
         """Where the base has this very directory."""
         if self.base is not None:
-            for candidate in (os.fsencode(path), known.path):
+            for candidate in (path, known.path):
                 if self.base.manifest.body(candidate) == known.body and _is_whole(
                     self.base.stored, candidate, known.body
                 ):
@@ -207,27 +246,24 @@ class Intake:
 
     # --- What has to be read ---------------------------------------------------------------------------
 
-    def _read(self, path: str, here: int, listing: Listing) -> Taken:
+    def _read(self, path: str, here: int, listing: Listing, watched: bool) -> Taken:
         target = -1 if self.payload is None else self.payload.make(path)
         place = Place(path, here, target, self._known(path, listing))
-        entries: list[bytes] = []
-        kept: list[bytes] = []
-        marks = listing.marks()
-        linked = self.files.link_unchanged(place, listing, marks)
-        for name, status, mark in zip(listing.names, listing.statuses, marks, strict=True):
-            if name in linked:
-                entry, remembered = linked[name], mark
-            else:
-                entry, remembered = self._entry(place, name, status, mark)
-            if entry:
-                entries.append(entry)
-            kept.append(remembered)
+        kept = listing.marks()
+        linked = self.files.unchanged(place, listing, kept)
+        entries = [linked.get(name, b"") for name in listing.names]
+        for index, entry in enumerate(entries):
+            if not entry:
+                name, status = listing.names[index], listing.status(index)
+                entries[index], kept[index] = self._entry(place, name, status, kept[index])
         xattrs, lost = read_xattrs(here)
         self.tally.lose(path, lost)
-        body = encode_body(meta_of(listing.own), encode_extras(xattrs=encode_xattrs(xattrs)), entries)
+        own = meta_of(listing.own)
+        self.files.link_unchanged(place, linked, own, xattrs)
+        body = encode_body(own, encode_extras(xattrs=encode_xattrs(xattrs)), [*filter(None, entries)])
         head = listing.identity[: len(listing.identity) - len(NO_MARK) * len(kept)]
         blotted = without_recent(head + b"".join(kept), listing, self._now)
-        return Taken(path, listing.identity, blotted, body)
+        return Taken(path, os.fsencode(path), listing.identity, blotted, body, watched=watched)
 
     def _known(self, path: str, listing: Listing) -> Known:
         known = self._cache.known(listing.own.st_ino)

@@ -19,9 +19,10 @@ from pathlib import Path
 from holdfast.errors import EngineUnavailable
 from holdfast.fs import calls, juicefs
 from holdfast.fs.mounts import filesystem_kind
-from holdfast.fs.trees.descent import Descent, joined, shown, unreadable, unwritable
+from holdfast.fs.trees.descent import Descent, shown, unreadable, unwritable
 from holdfast.fs.trees.files import GONE
 from holdfast.fs.trees.manifest import ManifestEntry, decode_entry, directory_of, raw_entries
+from holdfast.fs.trees.way import joined
 
 _PROGRAM = "juicefs"
 

@@ -7,18 +7,23 @@ from typing import NamedTuple
 
 from holdfast.fs import calls
 from holdfast.fs.trees.homes import Stored
-from holdfast.fs.trees.linking_process import LinkingProcess, Order
+from holdfast.fs.trees.linking import Order
+from holdfast.fs.trees.linking_process import LinkingProcess
 
 _WORTH_A_PROCESS = 32  # directories that did change
 _FEW = 4
 
 
 class Wanted(NamedTuple):
-    """Files of one directory of the payload that shall be links to the base's; their entries, by name."""
+    """Files of one directory of the payload that shall be links to the base's; their entries, by name.
+
+    With `time`, nothing more is put into it then, and that is all that it lacks.
+    """
 
     path: str
     base_path: str
     files: dict[str, bytes]
+    time: int | None
 
 
 class Links:
@@ -31,16 +36,16 @@ class Links:
         self._given: list[Wanted] = []
         self._failed: list[Wanted] = []
 
-    def make(self, wanted: Wanted, target: int) -> None:
-        """Link files into the open directory `target` of the payload."""
+    def make(self, wanted: Wanted, target: int) -> bool:
+        """Link files into the open directory `target` of the payload; whether that will get its time, too."""
         self._count += 1
         if self._count == _WORTH_A_PROCESS:
             self._process = LinkingProcess.start(self._payload)
         if self._process is not None and len(wanted.files) >= _FEW:
             source = self._base.where(wanted.base_path)
-            if self._process.try_give(Order(source, wanted.path, [*wanted.files])):
+            if self._process.try_give(Order(source, wanted.path, [*wanted.files], wanted.time)):
                 self._given.append(wanted)
-                return
+                return wanted.time is not None
         link = calls.link
         try:
             here = self._base.enter(wanted.base_path)
@@ -48,6 +53,7 @@ class Links:
                 link(name, name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
         except OSError:
             self._failed.append(wanted)
+        return False
 
     def missing(self) -> Iterator[Wanted]:
         """Wait until all is done that can be; what is not linked, or only in part."""

@@ -27,15 +27,19 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt
 from holdfast.fs import calls
-from holdfast.fs.directory import close_quietly
-from holdfast.fs.trees.descent import NOFOLLOW, unreadable, unwritable
+from holdfast.fs.closing import close_quietly
+from holdfast.fs.trees.descent import unreadable, unwritable
 from holdfast.fs.trees.layout import MANIFEST
+from holdfast.fs.trees.way import NOFOLLOW
 
 MAGIC = b"holdfast manifest 1\n"
 _MAGIC_WORDS = b"holdfast manifest "
 RECORD = struct.Struct("<II")
 BODY = struct.Struct("<cxHIIqII")
 ENTRY = struct.Struct("<cxHIIqQHI")
+_LENGTHS = struct.Struct("<HI")  # with which the head of an entry ends
+_SIZE_AT, _NAME_LENGTH_AT, _EXTRAS_LENGTH_AT = 20, 28, 30
+_FILE = ord("f")
 _EXTRA = struct.Struct("<cI")
 _XATTR = struct.Struct("<HI")
 _DEVICE = struct.Struct("<Q")
@@ -300,12 +304,13 @@ def mtime_of_directory(body: bytes) -> int:
 def raw_entries(body: bytes) -> dict[bytes, bytes]:
     """The entries of a body, as bytes, by name, in order."""
     extras, count = BODY.unpack_from(body)[-2:]
-    at, found = BODY.size + extras, {}
+    at, found, lengths, head = BODY.size + extras, {}, _LENGTHS.unpack_from, ENTRY.size
     for _ in range(count):
-        kind, _, _, _, _, _, length, extras = ENTRY.unpack_from(body, at)
-        start = at + ENTRY.size
-        end = start + length + (DIGEST if kind == b"f" else 0) + extras
-        found[body[start : start + length]] = body[at:end]
+        length, extras = lengths(body, at + _NAME_LENGTH_AT)
+        start = at + head
+        after = start + length
+        end = after + extras + (DIGEST if body[at] == _FILE else 0)
+        found[body[start:after]] = body[at:end]
         at = end
     if at != len(body):
         raise ValueError("the body does not end where its entries do")
@@ -358,7 +363,6 @@ def decode_xattrs(value: bytes) -> Xattrs:
 
 # --- A file's entry, as bytes -----------------------------------------------------------------------
 
-_SIZE_AT, _NAME_LENGTH_AT, _EXTRAS_LENGTH_AT = 20, 28, 30
 _NO_EXTRAS = bytes(4)
 
 

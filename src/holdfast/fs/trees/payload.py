@@ -21,6 +21,8 @@ class Payload:
         self.way = way
         self.attributes = Attributes(made_as, kept=kept)
         self._made = {""}
+        self.complete: set[str] = set()
+        """Directories that somebody else gives all that they lack."""
 
     @classmethod
     def begin(cls, path: str | os.PathLike[str], *, kept: bool) -> Self:
@@ -47,8 +49,10 @@ class Payload:
             path = split(path)[0]
         here = self.enter(path)
         for each in reversed(missing):
+            above, name = split(each)
             with self.changing(each):
-                calls.mkdir(split(each)[1], dir_fd=here)
+                calls.mkdir(name, dir_fd=here)
+            self.complete.discard(above)
             self._made.add(each)
             here = self.enter(each)
         return here

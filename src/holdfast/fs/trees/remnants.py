@@ -24,11 +24,12 @@ from holdfast.errors import Corrupt, Failure, NotFound, Refused
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, io_failure, is_there
 from holdfast.fs.mounts import mounts_beneath
-from holdfast.fs.trees.descent import Descent, joined, shown
+from holdfast.fs.trees.descent import Descent, shown
 from holdfast.fs.trees.homes import read_homes
 from holdfast.fs.trees.layout import PAYLOAD, READY
 from holdfast.fs.trees.manifest import Manifest, raw_entries
 from holdfast.fs.trees.removal import remove_tree
+from holdfast.fs.trees.way import joined
 
 TIMES = "times"
 """In a remnant, while it is trimmed: the times of directories that are about to lose one."""

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from holdfast.errors import NotFound, Refused
 from holdfast.fs import calls
-from holdfast.fs.directory import close_quietly, io_failure
+from holdfast.fs.closing import close_quietly
+from holdfast.fs.directory import io_failure
 from holdfast.fs.mounts import mounts_beneath
-from holdfast.fs.trees.descent import DIRECTORY, Descent, joined, shown
+from holdfast.fs.trees.descent import Descent, shown
 from holdfast.fs.trees.scan import allocated
+from holdfast.fs.trees.way import DIRECTORY, joined
 
 _LEVELS = 256
 

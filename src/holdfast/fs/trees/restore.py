@@ -13,7 +13,7 @@ from holdfast.errors import AlreadyExists, Corrupt, NotFound, PartialSnapshot
 from holdfast.fs import calls
 from holdfast.fs.trees.attributes import Attributes, meta_of_entry
 from holdfast.fs.trees.content import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, head_of_body, head_of_entry
-from holdfast.fs.trees.descent import Descent, joined, shown, split, unreadable, unwritable
+from holdfast.fs.trees.descent import Descent, shown, split, unreadable, unwritable
 from holdfast.fs.trees.files import NO_LINK
 from holdfast.fs.trees.homes import Stored
 from holdfast.fs.trees.layout import PAYLOAD, READY
@@ -30,6 +30,7 @@ from holdfast.fs.trees.placing import NewFile, place_file
 from holdfast.fs.trees.scan import Listing, look, without_recent
 from holdfast.fs.trees.stat_cache import Known, write_cache
 from holdfast.fs.trees.tally import Progress
+from holdfast.fs.trees.way import joined
 
 _A_TICK = 0.03
 _KINDS = {"p": 0o010000, "s": 0o140000, "c": 0o020000, "b": 0o060000}

@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import NamedTuple
 
 from holdfast.fs import calls
+
+TYPE_CHECKING = False  # what checkers take for true
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HEAD = struct.Struct("<QIIIqqIII")
 MARK = struct.Struct("<QIQqq")
@@ -32,16 +34,27 @@ _EMPTY_SUBVOLUME = 2  # in a btrfs snapshot, the inode of what was a subvolume i
 _FIRST_TIME, _LAST_TIME = -(1 << 63), (1 << 63) - 1
 
 
-class Listing(NamedTuple):
-    """What one look at a directory found; `names` and `statuses` are of what is no directory, in order."""
+class Listing:
+    """What one look at a directory found; `names` and `statuses` are of what is no directory, in order.
 
-    own: os.stat_result
-    directories: list[str]
-    names: list[str]
-    statuses: list[os.stat_result]
-    identity: bytes
-    newest: int
-    linked: bool
+    There are no `statuses` if only the identity is left of the look. `newest` is when the status of one of
+    them changed last; `linked`, whether one of them has other names.
+    """
+
+    __slots__ = ("directories", "identity", "linked", "names", "newest", "own", "statuses")
+
+    def __init__(
+        self,
+        own: os.stat_result,
+        directories: list[str],
+        names: list[str],
+        statuses: list[os.stat_result],
+        identity: bytes,
+        newest: int,
+        linked: bool,
+    ) -> None:
+        self.own, self.directories, self.names, self.statuses = own, directories, names, statuses
+        self.identity, self.newest, self.linked = identity, newest, linked
 
     def encoded_names(self) -> list[bytes]:
         """The names as the file system has them."""
@@ -49,9 +62,23 @@ class Listing(NamedTuple):
 
     def marks(self) -> list[bytes]:
         """By what each of `names` can be told apart from what it may become."""
-        size = MARK.size
-        start = len(self.identity) - size * len(self.names)
-        return [self.identity[at : at + size] for at in range(start, len(self.identity), size)]
+        identity, size = self.identity, MARK.size
+        return [identity[at : at + size] for at in range(self._marks_at(), len(identity), size)]
+
+    def sizes_and_times(self) -> list[tuple[int, int]]:
+        """Of each of `names` its size, and when its status changed last."""
+        marks = MARK.iter_unpack(memoryview(self.identity)[self._marks_at() :])
+        return [(size, changed) for _, _, size, _, changed in marks]
+
+    def status(self, index: int) -> os.stat_result:
+        """The status of one of `names`; who owns it is not known if only the identity is left."""
+        if self.statuses:
+            return self.statuses[index]
+        inode, *rest = MARK.unpack_from(self.identity, self._marks_at() + index * MARK.size)
+        return _status(inode, *rest)
+
+    def _marks_at(self) -> int:
+        return len(self.identity) - MARK.size * len(self.names)
 
 
 def look(descriptor: int) -> Listing:
@@ -98,8 +125,11 @@ def look(descriptor: int) -> Listing:
 
 def _still_there(entries: list[os.DirEntry[str]]) -> Iterator[tuple[str, os.stat_result]]:
     for entry in entries:
-        with suppress(FileNotFoundError):
-            yield entry.name, entry.stat(follow_symlinks=False)
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        yield entry.name, status
 
 
 def _bytes_of_name(found: tuple[str, os.stat_result]) -> bytes:
@@ -127,18 +157,15 @@ def held_time(nanoseconds: int) -> int:
 def marks_by_name(identity: bytes) -> dict[bytes, bytes]:
     """Take an identity apart: the mark of each name."""
     *_, count, length, directories = HEAD.unpack_from(identity)
-    offsets = _offsets(HEAD.size + length + directories, count)
-    return {name: identity[at : at + MARK.size] for name, at in zip(names_in(identity), offsets, strict=True)}
+    start, size = HEAD.size + length + directories, MARK.size
+    marks = [identity[at : at + size] for at in range(start, start + count * size, size)]
+    return dict(zip(names_in(identity), marks, strict=True))
 
 
 def names_in(identity: bytes) -> list[bytes]:
     """The names of what is no directory in the directory that an identity is of."""
     *_, count, length, _ = HEAD.unpack_from(identity)
     return identity[HEAD.size : HEAD.size + length].split(b"\0") if count else []
-
-
-def _offsets(start: int, count: int) -> range:
-    return range(start, start + count * MARK.size, MARK.size)
 
 
 def directories_in(identity: bytes) -> list[str]:
@@ -163,30 +190,24 @@ def is_of(identity: bytes, own: os.stat_result) -> bool:
 
 
 def listing_of(identity: bytes) -> Listing | None:
-    """What a look found that gave this identity; None if it was not files with one name alone.
-
-    Who owns the files is not known.
-    """
+    """What a look found that gave this identity; None if it was not files with one name alone."""
     inode, mode, uid, gid, mtime, ctime, count, names, directories = HEAD.unpack_from(identity)
-    statuses = [
-        _status(each[1], each[0], each[2], each[3], each[4])
-        for each in MARK.iter_unpack(memoryview(identity)[HEAD.size + names + directories :])
-    ]
-    if any(each.st_mode & _KIND != _FILE for each in statuses):
+    marks = [*MARK.iter_unpack(memoryview(identity)[HEAD.size + names + directories :])]
+    if {each[1] & _KIND for each in marks} - {_FILE}:
         return None
     return Listing(
-        _status(mode, inode, 0, mtime, ctime, uid, gid),
+        _status(inode, mode, 0, mtime, ctime, uid, gid),
         directories_in(identity),
         os.fsdecode(identity[HEAD.size : HEAD.size + names]).split("\0") if count else [],
-        statuses,
+        [],
         identity,
-        max([each.st_ctime_ns for each in statuses], default=0),
+        max([each[4] for each in marks], default=0),
         False,
     )
 
 
 def _status(
-    mode: int, inode: int, size: int, mtime: int, ctime: int, uid: int = 0, gid: int = 0
+    inode: int, mode: int, size: int, mtime: int, ctime: int, uid: int = 0, gid: int = 0
 ) -> os.stat_result:
     return os.stat_result((mode, inode, 0, 1, uid, gid, size, 0, 0, 0, 0.0, 0.0, 0.0, 0, mtime, ctime))
 
@@ -224,10 +245,11 @@ def without_recent(identity: bytes, listing: Listing, now: int) -> bytes:
     kept = bytearray(identity)
     if own:
         _TIME.pack_into(kept, _TIME_OF_CHANGE, _FIRST_TIME)
-    start = len(identity) - MARK.size * len(listing.names)
-    for at, status in zip(_offsets(start, len(listing.names)), listing.statuses, strict=True):
-        if is_recent(status.st_ctime_ns, now):
+    at, earliest = len(identity) - MARK.size * len(listing.names), now - _COARSE_TICK
+    for _, changed in listing.sizes_and_times():
+        if changed >= earliest and is_recent(changed, now):
             kept[at : at + MARK.size] = NO_MARK
+        at += MARK.size
     return bytes(kept)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -52,6 +53,7 @@ class Scout:
         self._watch = watch
         self._cache = StatCache()
         self._reports: dict[str, Report] = {}
+        self._arrived: list[str] = []
         self._unread = bytearray()
         self._patience = _PATIENCE
         self._running = True
@@ -110,6 +112,14 @@ class Scout:
             self.stop()
         return report
 
+    def arrived(self) -> Iterator[tuple[str, Report]]:
+        """What it has reported since this was last asked, and nobody has asked for."""
+        arrived, self._arrived = self._arrived, []
+        for path in arrived:
+            report = self._reports.get(path)
+            if report is not None:
+                yield path, report
+
     def _listen(self) -> None:
         """Take what it has sent, without waiting for more."""
         more = True
@@ -147,6 +157,7 @@ class Scout:
         if known is not None and known.identity != identity:
             known = None
         self._reports[where] = Report(identity, known, directories_in(identity), size, newest, watched)
+        self._arrived.append(where)
 
     def stop(self) -> None:
         """Let it look no further. What it has reported remains."""

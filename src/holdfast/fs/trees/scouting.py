@@ -15,14 +15,12 @@ ordinary the scout leaves out, and what it never comes to, for whatever reason, 
 from __future__ import annotations
 
 import os
-import signal
 import struct
 import sys
 
-from holdfast.errors import Failure
 from holdfast.fs import calls
-from holdfast.fs.trees.descent import Descent, joined
 from holdfast.fs.trees.scan import Listing, held_time, is_foreign, look
+from holdfast.fs.trees.way import Way, joined
 
 REPORT = struct.Struct("<IIiqQ")
 NO_WATCH = -1
@@ -30,6 +28,7 @@ NO_WATCH = -1
 _STDOUT = 1
 _ENOUGH = 1 << 13  # bytes to send at once
 _KIND, _FILE, _LINK = 0o170000, 0o100000, 0o120000
+_ORDINARY = {_FILE, _LINK}
 PROGRAM = (
     "import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]);"
     " from holdfast.fs.trees.scouting import serve; serve(sys.argv[2:])"
@@ -44,16 +43,16 @@ def serve(arguments: list[str]) -> None:
     parent, device, inode, watch, root, *mounts = arguments
     _die_with_parent()
     try:
-        with Descent(root) as way:
+        with Way(root) as way:
             top = calls.fstat(way.enter(""))
             if (top.st_dev, top.st_ino) == (int(device), int(inode)) and os.getppid() == int(parent):
                 _Walk(way, top.st_dev, int(watch), frozenset(mounts)).run(int(parent))
-    except (OSError, Failure):
+    except OSError:
         return  # what there is no report of is looked at by who reads them
 
 
 class _Walk:
-    def __init__(self, way: Descent, device: int, watch: int, mounts: frozenset[str]) -> None:
+    def __init__(self, way: Way, device: int, watch: int, mounts: frozenset[str]) -> None:
         self._way, self._device, self._watch, self._mounts = way, device, watch, mounts
 
     def run(self, parent: int) -> None:
@@ -69,8 +68,9 @@ class _Walk:
             if listing is None:
                 continue
             waiting += [joined(path, name) for name in listing.directories]
-            if _is_ordinary(listing):
-                unsent += _report(path, number, listing)
+            report = _report(path, number, listing)
+            if report:
+                unsent += report
                 size += len(listing.identity)
             if size >= _ENOUGH or not waiting:
                 _send(b"".join(unsent))
@@ -89,20 +89,22 @@ class _Walk:
             return NO_WATCH
         from holdfast.fs import native
 
-        return native.inotify_watch_directory(self._watch, here)
+        calls.chdir(here)  # no other part of this process is in any directory
+        return native.inotify_watch_here(self._watch)
 
 
-def _is_ordinary(listing: Listing) -> bool:
-    """Whether there is nothing to say of it but its identity: files with one name, and symbolic links."""
-    kinds = {each.st_mode & _KIND for each in listing.statuses}
-    return not listing.linked and kinds <= {_FILE, _LINK}
-
-
-def _report(path: str, number: int, listing: Listing) -> tuple[bytes, bytes, bytes]:
+def _report(path: str, number: int, listing: Listing) -> list[bytes]:
+    """What to say of a directory; nothing unless all in it are files with one name, and symbolic links."""
+    statuses = listing.statuses
+    kinds = {each.st_mode & _KIND for each in statuses}
+    if listing.linked or kinds - _ORDINARY:
+        return []
+    size = sum([each.st_size for each in statuses])
+    if _LINK in kinds:
+        size -= sum([each.st_size for each in statuses if each.st_mode & _KIND == _LINK])
     where, identity, own = os.fsencode(path), listing.identity, listing.own
     newest = held_time(max(listing.newest, own.st_ctime_ns))
-    size = sum([each.st_size for each in listing.statuses if each.st_mode & _KIND == _FILE])
-    return REPORT.pack(len(where), len(identity), number, newest, size), where, identity
+    return [REPORT.pack(len(where), len(identity), number, newest, size), where, identity]
 
 
 def _send(content: bytes) -> None:
@@ -115,4 +117,4 @@ def _die_with_parent() -> None:
     if sys.platform == "linux":
         from holdfast.fs import native
 
-        native.die_with_parent(signal.SIGKILL)
+        native.die_with_parent()

@@ -10,14 +10,15 @@ import os
 from collections.abc import Iterable
 
 from holdfast.fs import calls
-from holdfast.fs.directory import close_quietly
+from holdfast.fs.closing import close_quietly
 from holdfast.fs.trees.content import READ
 from holdfast.fs.trees.copying import hash_file
-from holdfast.fs.trees.descent import Descent, joined, unreadable
+from holdfast.fs.trees.descent import Descent, unreadable
 from holdfast.fs.trees.files import GONE
 from holdfast.fs.trees.intake import Taken
 from holdfast.fs.trees.scan import look, marks_by_name
 from holdfast.fs.trees.tally import Recent, Tally
+from holdfast.fs.trees.way import joined
 
 _ENOUGH = 100
 

@@ -3,8 +3,12 @@
 The cache only saves time. A missing, damaged or foreign one is as good as none; one that is there is
 believed only where the identity of a directory, or the mark of a file, is still the same.
 
-    file   = "holdfast stat cache 1\\n", u64 device, record*, u32 0xffffffff, u32 CRC-32 of all before it
+    file   = "holdfast stat cache 2\\n", u64 device, part*
+    part   = record*, u32 0xffffffff, u32 CRC-32 of its records
     record = u32 length of path, u32 length of identity, u32 length of body, path, identity, body
+
+If little has changed, a part with that is appended; of several records of an inode the last one counts. A
+part that is torn, and whatever follows it, is not believed. Records of what is gone do no harm.
 """
 
 from __future__ import annotations
@@ -17,15 +21,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.trees.descent import NOFOLLOW
 from holdfast.fs.trees.manifest import read_whole, write_all
 from holdfast.fs.trees.scan import inode_of
+from holdfast.fs.trees.way import NOFOLLOW
 
-_MAGIC = b"holdfast stat cache 1\n"
+_MAGIC = b"holdfast stat cache 2\n"
 _DEVICE = struct.Struct("<Q")
 _RECORD = struct.Struct("<III")
 _TAIL = struct.Struct("<II")
 _END = 0xFFFFFFFF
+_END_MARK = b"\xff" * 4
 _CHUNK = 4 << 20
 
 
@@ -43,11 +48,12 @@ class StatCache:
     def __init__(self, content: bytes = b"", device: int = 0) -> None:
         self._content = content
         self._places: dict[int, tuple[int, int, int]] = {}
-        if _is_sound(content) and _DEVICE.unpack_from(content, len(_MAGIC))[0] == device:
-            try:
-                self._index()
-            except struct.error:
-                self._places.clear()
+        self.parts: list[int] = []
+        """Where each sound part of it ends."""
+        head = _MAGIC + _DEVICE.pack(device)
+        start = len(head) if content.startswith(head) else 0
+        while start:
+            start = self._index_part(start)
 
     @classmethod
     def read(cls, path: Path | None, device: int) -> StatCache:
@@ -74,21 +80,49 @@ class StatCache:
         start = at + path_length
         return Known(content[at:start], content[start:middle], content[middle : middle + length])
 
-    def _index(self) -> None:
-        content, at = self._content, len(_MAGIC) + _DEVICE.size
-        end = len(content) - _TAIL.size
-        while at < end:
-            path, identity, body = _RECORD.unpack_from(content, at)
-            at += _RECORD.size
-            self._places[inode_of(content[at + path : at + path + 8])] = (at, path + identity, body)
-            at += path + identity + body
+    def _index_part(self, start: int) -> int:
+        """Take in the part that begins there, if it is sound; where the next one begins, or 0."""
+        content, at, unpack = self._content, start, _RECORD.unpack_from
+        places: dict[int, tuple[int, int, int]] = {}
+        try:
+            while content[at : at + 4] != _END_MARK:
+                path, identity, body = unpack(content, at)
+                at += _RECORD.size
+                places[inode_of(content[at + path : at + path + 8])] = (at, path + identity, body)
+                at += path + identity + body
+            checksum = _TAIL.unpack_from(content, at)[1]
+        except struct.error:
+            return 0
+        if checksum != zlib.crc32(memoryview(content)[start:at]):
+            return 0
+        self._places.update(places)
+        self.parts.append(at + _TAIL.size)
+        return at + _TAIL.size
 
 
-def _is_sound(content: bytes) -> bool:
-    if len(content) < len(_MAGIC) + _DEVICE.size + _TAIL.size or not content.startswith(_MAGIC):
+def append_to_cache(path: Path, before: StatCache, changed: Iterable[Known]) -> bool:
+    """Append what has changed to the cache at `path`, which was `before` when it was read.
+
+    False if it is not that any more, or would become more than twice what it was when it was written anew, or
+    if it cannot be appended to: then it is to be written anew.
+    """
+    if not before.parts:
         return False
-    end, checksum = _TAIL.unpack_from(content, len(content) - _TAIL.size)
-    return bool(end == _END and checksum == zlib.crc32(memoryview(content)[: -_TAIL.size]))
+    part = b"".join(_records(changed))
+    part += _TAIL.pack(_END, zlib.crc32(part))
+    if before.parts[-1] + len(part) > 2 * before.parts[0]:
+        return False
+    try:
+        descriptor = calls.open(path, os.O_WRONLY | os.O_APPEND | NOFOLLOW)
+        try:
+            if calls.fstat(descriptor).st_size != before.parts[-1]:
+                return False
+            write_all(descriptor, part)
+        finally:
+            calls.close(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def write_cache(path: Path, device: int, known: Iterable[Known]) -> None:
@@ -112,22 +146,26 @@ def write_cache(path: Path, device: int, known: Iterable[Known]) -> None:
 
 
 def _write(descriptor: int, device: int, known: Iterable[Known]) -> None:
-    checksum = 0
-    for chunk in _chunks(device, known):
-        checksum = zlib.crc32(chunk, checksum)
-        write_all(descriptor, chunk)
-    write_all(descriptor, _TAIL.pack(_END, checksum))
-
-
-def _chunks(device: int, known: Iterable[Known]) -> Iterator[bytes]:
-    parts, size = [_MAGIC + _DEVICE.pack(device)], 0
-    for path, identity, body in known:
-        parts += (_RECORD.pack(len(path), len(identity), len(body)), path, identity, body)
-        size += len(path) + len(identity) + len(body)
+    write_all(descriptor, _MAGIC + _DEVICE.pack(device))
+    checksum, parts, size = 0, list[bytes](), 0
+    for each in _records(known):
+        parts.append(each)
+        size += len(each)
         if size > _CHUNK:
-            yield b"".join(parts)
+            chunk = b"".join(parts)
+            checksum = zlib.crc32(chunk, checksum)
+            write_all(descriptor, chunk)
             parts, size = [], 0
-    yield b"".join(parts)
+    chunk = b"".join(parts)
+    write_all(descriptor, chunk + _TAIL.pack(_END, zlib.crc32(chunk, checksum)))
+
+
+def _records(known: Iterable[Known]) -> Iterator[bytes]:
+    for path, identity, body in known:
+        yield _RECORD.pack(len(path), len(identity), len(body))
+        yield path
+        yield identity
+        yield body
 
 
 def _discard(draft: str) -> None:

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.fs import calls
-from holdfast.fs.directory import close_quietly
+from holdfast.fs.closing import close_quietly
 from holdfast.fs.mounts import filesystem_kind, is_network
-from holdfast.fs.trees.descent import joined
+from holdfast.fs.trees.way import joined
 
 _EVENT = struct.Struct("iIII")
 _OVERFLOW = 0x4000

@@ -1,0 +1,175 @@
+"""What is known of a source: appended to while little changes, and never believed where it is damaged."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.fs.trees import Captured, Engine, capture, verify
+from holdfast.fs.trees.stat_cache import Known, StatCache, append_to_cache, write_cache
+
+DEVICE = 7
+
+
+def known(inode: int, word: str, path: str = "") -> Known:
+    return Known(
+        os.fsencode(path or f"d{inode}"),
+        inode.to_bytes(8, "little") + word.encode(),
+        b"body " + word.encode(),
+    )
+
+
+def first_part(path: Path, count: int = 20) -> list[Known]:
+    every = [known(inode, f"first {inode}") for inode in range(1, count + 1)]
+    write_cache(path, DEVICE, every)
+    return every
+
+
+def test_what_was_written_is_known(tmp_path: Path) -> None:
+    every = first_part(tmp_path / "cache")
+    read = StatCache.read(tmp_path / "cache", DEVICE)
+    assert [read.known(inode) for inode in range(1, 21)] == every
+    assert read.known(99) is None
+    assert len(StatCache.read(tmp_path / "cache", DEVICE + 1)) == 0
+    assert len(StatCache.read(tmp_path / "nothing", DEVICE)) == 0
+
+
+def test_of_several_records_the_last_one_counts(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    every = first_part(cache)
+    for word in ("second", "third"):
+        assert append_to_cache(cache, StatCache.read(cache, DEVICE), [known(3, word), known(30, word)])
+    read = StatCache.read(cache, DEVICE)
+
+    assert read.known(3) == known(3, "third")
+    assert read.known(30) == known(30, "third")
+    assert read.known(4) == every[3]
+    assert (len(read), len(read.parts)) == (21, 3)
+
+
+def test_it_is_not_appended_to_what_somebody_else_has_changed(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first_part(cache)
+    before = StatCache.read(cache, DEVICE)
+    assert append_to_cache(cache, StatCache.read(cache, DEVICE), [known(1, "other")])
+    content = cache.read_bytes()
+    assert not append_to_cache(cache, before, [known(1, "mine")])
+    assert cache.read_bytes() == content
+    cache.unlink()
+    assert not append_to_cache(cache, before, [known(1, "mine")])
+    assert not cache.exists()
+
+
+def test_it_does_not_grow_to_more_than_twice_its_size(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first_part(cache)
+    size, rounds = cache.stat().st_size, 0
+    while append_to_cache(cache, StatCache.read(cache, DEVICE), [known(1, "again")]):
+        rounds += 1
+        assert rounds < 1000
+    assert rounds > 3
+    assert size < cache.stat().st_size <= 2 * size
+
+
+def test_a_part_that_is_torn_anywhere_is_not_believed_and_those_before_it_are(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    every = first_part(cache)
+    whole = cache.stat().st_size
+    assert append_to_cache(cache, StatCache.read(cache, DEVICE), [known(3, "second")])
+    content = cache.read_bytes()
+    for length in range(len(content)):
+        cache.write_bytes(content[:length])
+        read = StatCache.read(cache, DEVICE)
+        if length < whole:
+            assert len(read) == 0, length
+        else:
+            assert read.known(3) == every[2], length
+            assert read.parts == [whole], length
+            torn = length > whole
+            assert append_to_cache(cache, read, [known(5, "late")]) is not torn, length
+
+
+def test_a_part_in_which_a_byte_is_wrong_is_not_believed_nor_what_follows(tmp_path: Path) -> None:
+    cache, chance = tmp_path / "cache", random.Random(3)
+    first_part(cache)
+    sizes = [cache.stat().st_size]
+    for word in ("second", "third"):
+        assert append_to_cache(cache, StatCache.read(cache, DEVICE), [known(3, word)])
+        sizes.append(cache.stat().st_size)
+    content = cache.read_bytes()
+    for _ in range(200):
+        at = chance.randrange(len(content))
+        wrong = bytearray(content)
+        wrong[at] ^= 1 << chance.randrange(8)
+        read = StatCache(bytes(wrong), DEVICE)
+        assert read.parts == [size for size in sizes if size <= at], at
+
+
+# --- As captures use it -----------------------------------------------------------------------------
+
+
+class Source:
+    def __init__(self, top: Path, directories: int = 30) -> None:
+        self.top, self.source, self.cache, self.count = top, top / "source", top / "cache", 0
+        for number in range(directories):
+            (self.source / f"d{number}").mkdir(parents=True)
+            (self.source / f"d{number}/file").write_text(str(number))
+
+    def take(self) -> tuple[Path, Captured]:
+        time.sleep(0.03)
+        base = self.top / str(self.count) if self.count else None
+        self.count += 1
+        tree = self.top / str(self.count)
+        return tree, capture(
+            self.source, tree, engine=Engine.LINKED, base=base, cache=self.cache, quiesced=True
+        )
+
+    def require_right(self) -> None:
+        tree, captured = self.take()
+        copied = capture(self.source, self.top / f"copy-{self.count}", engine=Engine.COPY, quiesced=True)
+        assert captured.payload_hash == copied.payload_hash
+        assert list(verify(tree, captured.payload_hash)) == []
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return Source(tmp_path)
+
+
+def test_what_did_not_change_is_not_written_again_and_what_did_is_appended(source: Source) -> None:
+    source.take()
+    content = source.cache.read_bytes()
+    source.take()
+    assert source.cache.read_bytes() == content
+    (source.source / "d3/file").write_text("changed")
+    source.require_right()
+    grown = source.cache.read_bytes()
+    assert grown.startswith(content)
+    assert 0 < len(grown) - len(content) < len(content) // 4
+    source.require_right()
+    assert source.cache.read_bytes() == grown
+
+
+def test_a_cache_of_what_is_mostly_gone_is_written_anew(source: Source) -> None:
+    source.take()
+    size = source.cache.stat().st_size
+    for number in range(3, 30):
+        (source.source / f"d{number}/file").unlink()
+        (source.source / f"d{number}").rmdir()
+    source.require_right()
+    assert source.cache.stat().st_size < size // 4
+
+
+def test_whatever_is_cut_off_of_it_the_next_capture_is_right(source: Source) -> None:
+    source.take()
+    chance = random.Random(5)
+    for number in range(12):
+        (source.source / f"d{number}/file").write_text(f"changed {number}")
+        source.require_right()
+        content = source.cache.read_bytes()
+        source.cache.write_bytes(content[: chance.randrange(len(content) * 3 // 4, len(content))])
+        source.require_right()
