@@ -248,7 +248,7 @@ def test_a_directory_that_is_taken_for_complete_too_long_is_found(
     """Planted: whatever happens, what was handed over counts as done."""
 
     class Stubborn(set[str]):
-        def discard(self, _: str) -> None:
+        def discard(self, element: object, /) -> None:
             pass
 
     def begin(self: Payload, *arguments: Any, **options: Any) -> None:

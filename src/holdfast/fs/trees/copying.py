@@ -19,9 +19,11 @@ from holdfast.fs.trees.manifest import write_all
 from holdfast.fs.trees.scan import allocated
 
 _SMALL = 1 << 20
-_CHUNK = 1 << 17  # larger ones do not stay in the cache of a processor between reading, hashing and writing
-_BUFFERS = 32
-_WORTH_A_THREAD = _WORTH_STARTING = 16 << 20
+_CHUNK = 1 << 17  # larger ones do not stay in the cache of a processor between reading and writing
+_BLOCK = 1 << 19  # what is handed to another thread: to take turns costs as much as to hash some KiB
+_BLOCKS = 8
+_WORTH_A_THREAD = 16 << 20
+_WORTH_STARTING = 4 << 20
 _ZEROS = memoryview(bytes(_CHUNK))
 
 
@@ -38,10 +40,11 @@ def hash_file(source: int, size: int) -> Content:
     if size < _SMALL:
         content = _read_small(source, size)
         return Content(hashlib.sha256(content).digest(), len(content), 0)
-    hashing, total = _Hashing(), 0
-    while count := calls.read_into(source, buffer := hashing.buffer()):
-        hashing.update(buffer[:count])
-        total += count
+    total = 0
+    with _hashing(size) as hashing:
+        while count := calls.read_into(source, hashing.buffer()):
+            hashing.update(count)
+            total += count
     return Content(hashing.digest(), total, 0)
 
 
@@ -52,8 +55,7 @@ def copy_file(source: int, status: os.stat_result, target: int, *, hashed: bool 
         if content:
             write_all(target, content)
         return Content(hashlib.sha256(content).digest() if hashed else b"", len(content), len(content))
-    kind = _NoHashing if not hashed else _Hashing if status.st_size < _WORTH_A_THREAD else _HashingThread
-    with kind() as hashing:
+    with _hashing(status.st_size) if hashed else _NoHashing() as hashing:
         size, written = _copy_chunks(source, status, target, hashing)
     return Content(hashing.digest(), size, written)
 
@@ -73,7 +75,7 @@ def _copy_chunks(source: int, status: os.stat_result, target: int, hashing: _NoH
     sparse = allocated(status) < status.st_size
     for start, end in _extents(source, status.st_size) if sparse else [(0, -1)]:
         for gap in range(size, start, _CHUNK):
-            hashing.update(_ZEROS[: min(_CHUNK, start - gap)])
+            hashing.add_zeros(min(_CHUNK, start - gap))
         if sparse:
             calls.lseek(source, start, os.SEEK_SET)
             calls.lseek(target, start, os.SEEK_SET)
@@ -83,8 +85,8 @@ def _copy_chunks(source: int, status: os.stat_result, target: int, hashing: _NoH
             count = calls.read_into(source, buffer if end < 0 else buffer[: end - size])
             if not count:
                 break
-            hashing.update(buffer[:count])
             write_all(target, buffer[:count])
+            hashing.update(count)
             size += count
             written += count
             if size - begun >= _WORTH_STARTING:  # the disk need not wait for the sync at the end
@@ -123,8 +125,11 @@ class _NoHashing:
         """A place for the next piece; what was in it may be gone."""
         return self._buffer
 
-    def update(self, piece: memoryview) -> None:
-        """Take note of a piece, which lies in the buffer that was given last or does not change."""
+    def update(self, count: int) -> None:
+        """Take note of the first bytes of the buffer that was given last; nothing else looks at them then."""
+
+    def add_zeros(self, count: int) -> None:
+        """Take note of a part of a hole."""
 
     def digest(self) -> bytes:
         """The hash, when there are no more pieces."""
@@ -144,44 +149,63 @@ class _Hashing(_NoHashing):
         super().__init__()
         self._digest = hashlib.sha256()
 
-    def update(self, piece: memoryview) -> None:
-        self._digest.update(piece)
+    def update(self, count: int) -> None:
+        self._digest.update(self._buffer[:count])
+
+    def add_zeros(self, count: int) -> None:
+        self._digest.update(_ZEROS[:count])
 
     def digest(self) -> bytes:
         return self._digest.digest()
 
 
 class _HashingThread(_Hashing):
-    """Hashes in a thread of its own, while the next piece is read and written."""
+    """Hashes in a thread of its own, while the next pieces are read and written: some of them at a time."""
 
     def __init__(self) -> None:
         super().__init__()
         self._free: SimpleQueue[memoryview] = SimpleQueue()
         self._pieces: SimpleQueue[tuple[memoryview, memoryview | None] | None] = SimpleQueue()
-        self._given: memoryview | None = None
-        for _ in range(_BUFFERS):
-            self._free.put(memoryview(bytearray(_CHUNK)))
+        for _ in range(_BLOCKS):
+            self._free.put(memoryview(bytearray(_BLOCK)))
+        self._block, self._filled = self._free.get(), 0
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def buffer(self) -> memoryview:
-        self._given = self._free.get()
-        return self._given
+        return self._block[self._filled : self._filled + _CHUNK]
 
-    def update(self, piece: memoryview) -> None:
-        self._pieces.put((piece, self._given))
-        self._given = None
+    def update(self, count: int) -> None:
+        self._filled += count
+        if self._filled + _CHUNK > len(self._block):
+            self._hand_over()
+
+    def add_zeros(self, count: int) -> None:
+        self._hand_over()
+        self._pieces.put((_ZEROS[:count], None))
+
+    def _hand_over(self) -> None:
+        """Let the other thread hash what there is, and wait until there is another block to fill."""
+        if self._filled:
+            self._pieces.put((self._block[: self._filled], self._block))
+            self._block, self._filled = self._free.get(), 0
 
     def _run(self) -> None:
         while (order := self._pieces.get()) is not None:
-            piece, buffer = order
+            piece, block = order
             self._digest.update(piece)
-            if buffer is not None:
-                self._free.put(buffer)
+            if block is not None:
+                self._free.put(block)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._hand_over()
         self._pieces.put(None)
         self._thread.join()
+
+
+def _hashing(size: int) -> _Hashing:
+    """Who hashes a file of about this size."""
+    return _Hashing() if size < _WORTH_A_THREAD else _HashingThread()
