@@ -3,7 +3,8 @@
 | | |
 |---|---|
 | `engines` | `Engine`, `choose_engine`: the ways to capture, and which of them work at a place |
-| `capturing` | `capture`, `sync_tree`, `Captured`: a directory becomes a snapshot's tree |
+| `capturing` | `capture`, `Captured`: a directory becomes a snapshot's tree |
+| `syncing` | `sync_tree`: all that was written is on the disk |
 | `best_engine` | `capture_best`: the same, by the best engine that can do it |
 | `restore` | `materialise`, `Materialised`: a snapshot's tree becomes a directory |
 | `homes` | `read_homes`, `Stored`: the directories of a tree, which may be in other trees |
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from holdfast.fs.trees.best_engine import capture_best as capture_best
     from holdfast.fs.trees.capturing import Captured as Captured
     from holdfast.fs.trees.capturing import capture as capture
-    from holdfast.fs.trees.capturing import sync_tree as sync_tree
     from holdfast.fs.trees.comparing import Change as Change
     from holdfast.fs.trees.comparing import changes as changes
     from holdfast.fs.trees.comparing import compare as compare
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from holdfast.fs.trees.restore import materialise as materialise
     from holdfast.fs.trees.sharing import share_tree as share_tree
     from holdfast.fs.trees.swap import exchange as exchange
+    from holdfast.fs.trees.syncing import sync_tree as sync_tree
     from holdfast.fs.trees.verification import Problem as Problem
     from holdfast.fs.trees.verification import verify as verify
     from holdfast.fs.trees.verification import verify_manifest as verify_manifest
@@ -58,7 +59,7 @@ _HOMES = {
     "capture_best": "best_engine",
     "Captured": "capturing",
     "capture": "capturing",
-    "sync_tree": "capturing",
+    "sync_tree": "syncing",
     "Change": "comparing",
     "changes": "comparing",
     "compare": "comparing",

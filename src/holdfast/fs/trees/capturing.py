@@ -15,7 +15,6 @@ from typing import NamedTuple
 from holdfast.clock import SystemClock
 from holdfast.errors import ConsistencyUnavailable, Failure, NotFound
 from holdfast.fs import calls, strictjson
-from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.trees.descent import Descent, shown, unwritable
 from holdfast.fs.trees.engines import Engine, clone_whole, is_whole
 from holdfast.fs.trees.files import Base
@@ -28,6 +27,7 @@ from holdfast.fs.trees.scout import Scout
 from holdfast.fs.trees.second_look import second_look
 from holdfast.fs.trees.sharing import link_or_copy_file
 from holdfast.fs.trees.stat_cache import Known, StatCache, append_to_cache, write_cache
+from holdfast.fs.trees.syncing import EarlySync
 from holdfast.fs.trees.tally import Progress, Tally
 from holdfast.fs.trees.watch import SourceWatch
 from holdfast.fs.trees.way import NOFOLLOW
@@ -35,6 +35,7 @@ from holdfast.fs.trees.way import NOFOLLOW
 _STEP = 0.02
 _MANY_OBJECTS = 100_000
 _NAMED = 5
+_WORTH_SYNCING_EARLY = 256  # directories that were made
 
 
 class Captured(NamedTuple):
@@ -74,17 +75,6 @@ def capture(
         return _Capture(stack, way, tree, engine, quiesced=quiesced).run(base, cache, Tally(progress))
 
 
-def sync_tree(tree: Path) -> None:
-    """Bring a captured tree to the disk, with one call for all of its file system."""
-    with Directory.open(tree) as directory:
-        if directory.fd is None:
-            return
-        try:
-            calls.sync_filesystem(directory.fd)
-        except OSError as error:
-            raise io_failure("sync", tree, error) from error
-
-
 class _Capture:
     def __init__(
         self, stack: ExitStack, source: Descent, tree: Path, engine: Engine, *, quiesced: bool
@@ -93,6 +83,7 @@ class _Capture:
         self.device = calls.fstat(source.enter("")).st_dev
         self.taken: list[Taken] = []
         self.base: Base | None = None
+        self._syncing: EarlySync | None = None
         self._steps = _clock_steps()
 
     def run(self, base: Path | None, cache: Path | None, tally: Tally) -> Captured:
@@ -134,6 +125,7 @@ class _Capture:
             tally.changed += self._differing(self._clone())
         if watch is not None:
             self._require_no_change(watch, tally)  # 4. the source was all so at one moment
+        self._sync_early()
         payload_hash = self._write_manifest()  # 5. what there is
         if cache is not None:
             self._update_cache(cache, known)  # 6. what need not be read the next time
@@ -178,6 +170,13 @@ class _Capture:
         if not self.taken:
             raise NotFound(f"there is no directory {self.source.root}", path=self.source.root)
 
+    def _sync_early(self) -> None:
+        """Begin to bring to the disk what there is so far, if it is much."""
+        made = 0 if is_whole(self.engine) else sum(each.home is None for each in self.taken)
+        self._syncing = EarlySync.start(self.tree) if made >= _WORTH_SYNCING_EARLY else None
+        if self._syncing is not None:
+            self.stack.callback(self._syncing.close)
+
     def _finish_payload(self, intake: Intake) -> None:
         """Wait for the links that are still being made; then nothing more is put into the directories."""
         intake.files.finish()
@@ -189,6 +188,8 @@ class _Capture:
                     intake.payload.finish_directory(each.path, each.body)
                 elif intake.payload.has(each.path):
                     intake.payload.finish_way(each.path, each.body)
+        if self._syncing is not None:
+            self._syncing.finish()
 
     def _require_no_change(self, watch: SourceWatch, tally: Tally) -> None:
         """Refuse a source that changed since the capture began.

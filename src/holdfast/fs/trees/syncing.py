@@ -1,0 +1,60 @@
+"""Bringing a tree to the disk: all of it at its end, and much of it sooner, while the rest is written."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from holdfast.errors import Failure
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory, io_failure
+
+
+def sync_tree(tree: Path) -> None:
+    """Bring a captured tree to the disk, with one call for all of its file system."""
+    with Directory.open(tree) as directory:
+        if directory.fd is None:
+            return
+        try:
+            calls.sync_filesystem(directory.fd)
+        except OSError as error:
+            raise io_failure("sync", tree, error) from error
+
+
+class EarlySync:
+    """Syncs a tree in a thread of its own, so that less is left to do at the end.
+
+    The system tells an error of the disk once, to whoever syncs first. So it must not be lost here: who
+    marks the tree as complete asks for it before.
+    """
+
+    def __init__(self, tree: Path) -> None:
+        self._tree = tree
+        self._failure: Failure | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            sync_tree(self._tree)
+        except Failure as failure:
+            self._failure = failure
+
+    @classmethod
+    def start(cls, tree: Path) -> EarlySync | None:
+        """Begin; None where there can be no more threads."""
+        syncing = cls(tree)
+        try:
+            syncing._thread.start()
+        except RuntimeError:
+            return None
+        return syncing
+
+    def finish(self) -> None:
+        """Wait until it is done, and raise what went wrong."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        """Wait until it is done, whatever comes of it: something else has gone wrong."""
+        self._thread.join()

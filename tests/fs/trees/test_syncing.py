@@ -1,0 +1,99 @@
+"""A tree is brought to the disk early where that helps; what goes wrong there is not lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import IoFailure
+from holdfast.fs import calls
+from holdfast.fs.trees import READY, Engine, capture, verify
+from holdfast.fs.trees.syncing import EarlySync
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("holdfast.fs.trees.capturing._WORTH_SYNCING_EARLY", 3)
+    for number in range(4):
+        (tmp_path / f"source/d{number}").mkdir(parents=True)
+        (tmp_path / f"source/d{number}/f").write_text("content")
+    return tmp_path / "source"
+
+
+def test_many_directories_are_synced_before_the_tree_is_complete(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, seen = calls.sync_filesystem, list[tuple[bool, bool]]()
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        is_other = threading.current_thread() is not threading.main_thread()
+        seen.append((is_other, (tmp_path / "tree" / READY).exists()))
+
+    monkeypatch.setattr(calls, "sync_filesystem", noted)
+    captured = capture(source, tmp_path / "tree", engine=Engine.LINKED, quiesced=True)
+
+    assert seen == [(True, False)]
+    assert list(verify(tmp_path / "tree", captured.payload_hash)) == []
+
+
+def test_few_are_not(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.fs.trees.capturing._WORTH_SYNCING_EARLY", 6)
+    monkeypatch.setattr(calls, "sync_filesystem", lambda _: pytest.fail("it was synced"))
+    capture(source, tmp_path / "tree", engine=Engine.LINKED, quiesced=True)
+
+
+def test_an_error_of_the_disk_fails_the_capture(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system tells it once: a sync after this one would succeed."""
+    told: list[int] = []
+
+    def broken(_: int) -> None:
+        if not told:
+            told.append(errno.EIO)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(calls, "sync_filesystem", broken)
+    with pytest.raises(IoFailure, match="sync"):
+        capture(source, tmp_path / "tree", engine=Engine.LINKED, quiesced=True)
+    assert told
+    assert not (tmp_path / "tree" / READY).exists()
+
+
+def test_without_another_thread_it_is_left_to_the_end(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert EarlySync.start(tmp_path) is None
+        captured = capture(source, tmp_path / "tree", engine=Engine.LINKED, quiesced=True)
+    assert list(verify(tmp_path / "tree", captured.payload_hash)) == []
+
+
+def test_what_fails_meanwhile_does_not_leave_it_behind(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def slow(_: int) -> None:
+        begun.set()
+        threading.Event().wait(0.1)
+        ended.set()
+
+    def full(*_: object) -> str:
+        assert begun.wait(60)
+        raise IoFailure("write", "manifest", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    monkeypatch.setattr(calls, "sync_filesystem", slow)
+    monkeypatch.setattr("holdfast.fs.trees.capturing.write_manifest", full)
+    with pytest.raises(IoFailure, match="manifest"):
+        capture(source, tmp_path / "tree", engine=Engine.LINKED, quiesced=True)
+    assert ended.is_set()
