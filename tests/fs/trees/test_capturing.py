@@ -28,8 +28,10 @@ from holdfast.fs.trees import (
     remove_tree,
     verify,
 )
+from holdfast.fs.trees import intake as intakes
 from holdfast.fs.trees import scan as scanning
 from holdfast.fs.trees.intake import Taken
+from holdfast.fs.trees.stat_cache import StatCache
 from holdfast.fs.trees.watch import SourceWatch
 from holdfast.testing.interpose import Attempt, interposed
 from tests.fs.trees.groves import grow, seen, set_xattr
@@ -581,3 +583,65 @@ def test_a_linked_payload_is_found(desk: Desk) -> None:
 
     problem = next(verify(tree, captured.payload_hash))
     assert (problem.path, problem.what) == ("d0/f0", "content")
+
+
+# --- What changes between the look and the reading -----------------------------------------------------
+
+
+def change_after_the_look(
+    monkeypatch: pytest.MonkeyPatch, name: str, number: int, change: Callable[[], object]
+) -> None:
+    """Let something happen after the directory with this file was looked at for the `number`th time."""
+    look, seen = scanning.look, list[str]()
+
+    def looked(descriptor: int) -> scanning.Listing:
+        found = look(descriptor)
+        if name in found.names:
+            seen.append(name)
+            if len(seen) == number:
+                change()
+        return found
+
+    monkeypatch.setattr(intakes, "look", looked)
+
+
+@pytest.mark.parametrize("content", [b"longer than before", b"old"], ids=["other", "again"])
+def test_a_file_with_two_names_that_changes_between_them_is_two(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """The first name was copied before; the second one must not be a link to that, if it says otherwise."""
+    desk.fill({"x/twice": b"old"})
+    (desk.source / "y").mkdir()
+    os.link(desk.source / "x/twice", desk.source / "y/twice")
+    change_after_the_look(monkeypatch, "twice", 2, lambda: (desk.source / "x/twice").write_bytes(content))
+    tree, captured = desk.take(quiesced=False)
+
+    assert list(verify(tree, captured.payload_hash)) == []
+    assert [(tree / PAYLOAD / each / "twice").read_bytes() for each in "xy"] == [b"old", content]
+
+
+def test_a_second_name_that_goes_before_it_is_read_leaves_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.fill({"x/twice": b"old"})
+    (desk.source / "y").mkdir()
+    os.link(desk.source / "x/twice", desk.source / "y/twice")
+    change_after_the_look(monkeypatch, "twice", 2, (desk.source / "y/twice").unlink)
+    tree, captured = desk.take(quiesced=False)
+
+    assert list(verify(tree, captured.payload_hash)) == []
+    assert not (tree / PAYLOAD / "y/twice").exists()
+
+
+def test_what_changed_after_the_look_is_not_known_by_its_time(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It changed so shortly before it was read that another change may leave the same time."""
+    desk.fill({"x/late": b"one"})
+    desk.settle()
+    change_after_the_look(monkeypatch, "late", 1, lambda: (desk.source / "x/late").write_bytes(b"two"))
+    desk.take(quiesced=False)
+    known = StatCache.read(desk.cache, desk.source.stat().st_dev).known((desk.source / "x").stat().st_ino)
+
+    assert known is not None
+    assert scanning.marks_by_name(known.identity) == {b"late": scanning.NO_MARK}

@@ -129,3 +129,56 @@ def test_a_buffer_that_is_used_again_too_soon_is_found(
     monkeypatch.setattr(copying._HashingThread, "_hand_over", keep)
     with pytest.raises(AssertionError):
         copied(tmp_path / "source", tmp_path / "target")
+
+
+# --- What is not as it was said to be ------------------------------------------------------------------
+
+
+def copied_as(status: os.stat_result, source: Path, target: Path) -> bytes:
+    """Copy a file of which somebody else had this status; what was written has the hash that is told."""
+    reading = os.open(source, os.O_RDONLY)
+    writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        content = copy_file(reading, status, writing)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    written = target.read_bytes()
+    assert (content.size, content.digest) == (len(written), hashlib.sha256(written).digest())
+    return written
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 1 << 20])
+def test_a_file_with_holes_that_grows_has_the_hash_of_what_was_written(tmp_path: Path, beyond: int) -> None:
+    with (tmp_path / "source").open("wb") as file:
+        file.truncate(3 << 20)
+    before = (tmp_path / "source").stat()
+    with (tmp_path / "source").open("r+b") as file:
+        file.seek((3 << 20) + beyond)
+        file.write(b"more" * 5000)
+    written = copied_as(before, tmp_path / "source", tmp_path / "target")
+    assert written[: 3 << 20] == bytes(3 << 20)
+
+
+@pytest.mark.parametrize("size", [1, 2999, 3000, 3001])
+def test_a_small_file_is_read_to_its_end_however_little_comes_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    (tmp_path / "source").write_bytes(random.Random(3).randbytes(3000))
+    (tmp_path / "before").write_bytes(bytes(size))  # it was shorter, or longer
+    read = calls.read
+    monkeypatch.setattr(calls, "read", lambda descriptor, count: read(descriptor, min(count, 1000)))
+    written = copied_as((tmp_path / "before").stat(), tmp_path / "source", tmp_path / "target")
+    assert written == (tmp_path / "source").read_bytes()
+
+
+@pytest.mark.usefixtures("small")
+def test_without_another_thread_it_is_hashed_in_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(copying._HashingThread, "start", refuse)
+    (tmp_path / "source").write_bytes(bytes(range(200)))
+    assert copied(tmp_path / "source", tmp_path / "target") == bytes(range(200))

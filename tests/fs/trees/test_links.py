@@ -13,7 +13,7 @@ import pytest
 from holdfast.errors import ConsistencyUnavailable, IoFailure
 from holdfast.fs import calls
 from holdfast.fs.trees import PAYLOAD, READY, Captured, Engine, capture, materialise, verify
-from holdfast.fs.trees.linking import Order
+from holdfast.fs.trees.linking import Order, send
 from holdfast.fs.trees.linking_process import LinkingProcess
 from holdfast.fs.trees.payload import Payload
 from holdfast.testing.interpose import Attempt, interposed
@@ -184,6 +184,45 @@ def test_a_capture_that_fails_leaves_no_process(trees: Trees, monkeypatch: pytes
     with pytest.raises(IoFailure):
         trees.take(2)
     assert [each.poll() is not None for each in started] == [True] * len(started)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is no second processor")
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("failing", [1, 2])
+def test_orders_that_do_not_arrive_are_carried_out_all_the_same(
+    trees: Trees, monkeypatch: pytest.MonkeyPatch, failing: int, part: float
+) -> None:
+    """The process lives, but some of what was sent is lost, or torn."""
+    count = 0
+
+    def lossy(descriptor: int, content: bytes) -> None:
+        nonlocal count
+        count += 1
+        if count == failing:
+            send(descriptor, content[: int(len(content) * part)])
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        send(descriptor, content)
+
+    monkeypatch.setattr("holdfast.fs.trees.linking_process._AT_ONCE", 4)
+    monkeypatch.setattr("holdfast.fs.trees.linking_process.send", lossy)
+    tree, captured = trees.take(2)
+
+    assert count >= failing
+    trees.require_linked(tree, captured)
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is no second processor")
+def test_who_is_interrupted_leaves_no_process_behind(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: list[LinkingProcess] = []
+
+    def interrupted(self: LinkingProcess) -> list[int]:
+        processes.append(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LinkingProcess, "failed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trees.take(2)
+    assert [each._process.returncode is not None for each in processes] == [True]
 
 
 # --- The times of directories ------------------------------------------------------------------------

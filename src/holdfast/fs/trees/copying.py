@@ -62,9 +62,9 @@ def copy_file(source: int, status: os.stat_result, target: int, *, hashed: bool 
 
 def _read_small(source: int, size: int) -> bytes:
     content = calls.read(source, size + 1)
-    if len(content) <= size:
+    if len(content) == size:
         return content
-    parts = [content]  # it has grown
+    parts = [content]  # it has grown, or shrunk, or that was not all
     while chunk := calls.read(source, _CHUNK):
         parts.append(chunk)
     return b"".join(parts)
@@ -74,13 +74,12 @@ def _copy_chunks(source: int, status: os.stat_result, target: int, hashing: _NoH
     size = written = begun = 0
     sparse = allocated(status) < status.st_size
     for start, end in _extents(source, status.st_size) if sparse else [(0, -1)]:
-        for gap in range(size, start, _CHUNK):
-            hashing.add_zeros(min(_CHUNK, start - gap))
+        hashing.add_zeros(start - size)
         if sparse:
             calls.lseek(source, start, os.SEEK_SET)
             calls.lseek(target, start, os.SEEK_SET)
         size = start
-        while size != end:
+        while size < end or end < 0:
             buffer = hashing.buffer()
             count = calls.read_into(source, buffer if end < 0 else buffer[: end - size])
             if not count:
@@ -106,6 +105,8 @@ def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
     while end < size:
         try:
             start = calls.lseek(source, end, os.SEEK_DATA)
+            if start >= size:  # it has grown
+                break
             end = min(size, calls.lseek(source, start, os.SEEK_HOLE))
         except OSError as error:
             if error.errno == errno.ENXIO:  # nothing more
@@ -129,7 +130,7 @@ class _NoHashing:
         """Take note of the first bytes of the buffer that was given last; nothing else looks at them then."""
 
     def add_zeros(self, count: int) -> None:
-        """Take note of a part of a hole."""
+        """Take note of a hole."""
 
     def digest(self) -> bytes:
         """The hash, when there are no more pieces."""
@@ -153,7 +154,8 @@ class _Hashing(_NoHashing):
         self._digest.update(self._buffer[:count])
 
     def add_zeros(self, count: int) -> None:
-        self._digest.update(_ZEROS[:count])
+        for at in range(0, count, len(_ZEROS)):
+            self._digest.update(_ZEROS[: count - at])
 
     def digest(self) -> bytes:
         return self._digest.digest()
@@ -165,7 +167,7 @@ class _HashingThread(_Hashing):
     def __init__(self) -> None:
         super().__init__()
         self._free: SimpleQueue[memoryview] = SimpleQueue()
-        self._pieces: SimpleQueue[tuple[memoryview, memoryview | None] | None] = SimpleQueue()
+        self._pieces: SimpleQueue[tuple[memoryview, memoryview] | int | None] = SimpleQueue()
         for _ in range(_BLOCKS):
             self._free.put(memoryview(bytearray(_BLOCK)))
         self._block, self._filled = self._free.get(), 0
@@ -181,7 +183,7 @@ class _HashingThread(_Hashing):
 
     def add_zeros(self, count: int) -> None:
         self._hand_over()
-        self._pieces.put((_ZEROS[:count], None))
+        self._pieces.put(count)
 
     def _hand_over(self) -> None:
         """Let the other thread hash what there is, and wait until there is another block to fill."""
@@ -191,21 +193,32 @@ class _HashingThread(_Hashing):
 
     def _run(self) -> None:
         while (order := self._pieces.get()) is not None:
-            piece, block = order
-            self._digest.update(piece)
-            if block is not None:
+            if isinstance(order, int):
+                super().add_zeros(order)
+            else:
+                piece, block = order
+                self._digest.update(piece)
                 self._free.put(block)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Begin. Raises `RuntimeError` where there can be no more threads."""
         self._thread.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
-        self._hand_over()
-        self._pieces.put(None)
-        self._thread.join()
+        try:
+            self._hand_over()
+        finally:
+            self._pieces.put(None)
+            self._thread.join()
 
 
 def _hashing(size: int) -> _Hashing:
     """Who hashes a file of about this size."""
-    return _Hashing() if size < _WORTH_A_THREAD else _HashingThread()
+    if size < _WORTH_A_THREAD:
+        return _Hashing()
+    hashing = _HashingThread()
+    try:
+        hashing.start()
+    except RuntimeError:
+        return _Hashing()
+    return hashing

@@ -25,6 +25,7 @@ from holdfast.fs.trees.manifest import (
     encode_xattrs,
     is_like,
     is_plain_file,
+    is_same_file,
     size_of,
     with_first_link,
     without_first_link,
@@ -72,6 +73,13 @@ class Taken(NamedTuple):
     stored: int = 0
 
 
+class First(NamedTuple):
+    """A file with several names, under the one that was met first: where it is, and its entry."""
+
+    path: str
+    entry: bytes
+
+
 class Files:
     """Takes files, into a payload or (None) only to know them.
 
@@ -97,7 +105,7 @@ class Files:
         self._retry = retry
         self._tally = tally
         self._links = None if base is None or payload is None else Links(base.stored, payload.way.root)
-        self._first_links: dict[int, str] = {}
+        self._first_links: dict[int, First] = {}
 
     def unchanged(self, place: Place, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
         """What most files of a directory are: such as did not change, and can be linked. Entries, by name."""
@@ -183,10 +191,10 @@ class Files:
         entry = taken.entry
         if recent:
             self._tally.recent.append(Recent(place.path, name, digest_of(entry)))
-        if first is not None:
-            entry = with_first_link(entry, os.fsencode(first))
+        if first is not None and is_same_file(entry, first.entry):
+            entry = with_first_link(entry, os.fsencode(first.path))
         elif status.st_nlink > 1:
-            self._first_links[status.st_ino] = joined(place.path, name)
+            self._first_links[status.st_ino] = First(joined(place.path, name), entry)
         self._tally.files += 1
         self._tally.stored_bytes += taken.stored
         self._tally.bytes += size_of(entry)
@@ -199,9 +207,9 @@ class Files:
 
     # --- Known or not ----------------------------------------------------------------------------------
 
-    def _known(self, place: Place, name: str, known: Taken, first: str | None) -> Taken:
+    def _known(self, place: Place, name: str, known: Taken, first: First | None) -> Taken:
         """A file that is as it was the last time."""
-        if self._payload is None or (first is not None and self._link_first(place, first, name)):
+        if self._payload is None or self._link_first(place, first, name, known.entry):
             return known
         if self._in_base(place, name) == known.entry and self._link_base(place, name):
             return known
@@ -210,10 +218,14 @@ class Files:
             self._tally.changed.append(joined(place.path, name))
         return taken
 
-    def _unknown(self, place: Place, name: str, status: os.stat_result, first: str | None) -> Taken:
+    def _unknown(self, place: Place, name: str, status: os.stat_result, first: First | None) -> Taken:
         """A file that has to be read. If it turns out to be in the base, it is linked all the same."""
-        if self._payload is None or (first is not None and self._link_first(place, first, name)):
+        if self._payload is None:
             return self._read(place, name)
+        if first is not None:
+            taken = self._read(place, name)
+            if self._link_first(place, first, name, taken.entry):
+                return taken
         in_base = self._in_base(place, name)
         if in_base and is_like(in_base, status):
             taken = self._read(place, name, like=in_base)
@@ -321,10 +333,12 @@ class Files:
             raise unwritable(self._where(place, name), error) from error
         return True
 
-    def _link_first(self, place: Place, first: str, name: str) -> bool:
-        """Link the first name that the same inode has in the payload."""
+    def _link_first(self, place: Place, first: First | None, name: str, entry: bytes) -> bool:
+        """Link the first name that the same inode has in the payload, unless it has changed since then."""
         assert self._payload is not None
-        directory, first_name = split(first)
+        if first is None or not is_same_file(entry, first.entry):
+            return False
+        directory, first_name = split(first.path)
         try:
             with Descent(self._payload.way.root) as way:
                 here = way.enter(directory)

@@ -1,17 +1,18 @@
 """The second process that makes links: of files that did not change, in directories that did.
 
 It reads orders from its standard input until that ends, then writes the numbers of those that it could not
-carry out, and a mark that this is all. An order may say that nothing more will be put into the directory, and
-which time it shall have.
+carry out, how many it got, and a mark that this is all; if the last order is torn, nothing. An order may say
+that nothing more will be put into the directory, and which time it shall have.
 
     order  = u32 length of source, u32 length of path, u32 length of names, u8 whether there is a time,
              s64 time in ns, source, path, names; between names is a 0
-    answer = u32 number*, u32 0xffffffff
+    answer = u32 number*, u32 count of orders, u32 0xffffffff
 """
 
 from __future__ import annotations
 
 import os
+import select
 import struct
 
 from holdfast.fs import calls
@@ -29,6 +30,8 @@ END = 0xFFFFFFFF
 
 _STDIN, _STDOUT = 0, 1
 _CHUNK = 1 << 16
+_PATIENCE = 1.0
+_BETWEEN_LOOKS = 256
 PROGRAM = (
     "import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]);"
     " from holdfast.fs.trees.linking import serve; serve(sys.argv[2:])"
@@ -61,24 +64,39 @@ def send(descriptor: int, content: bytes) -> None:
 
 def serve(arguments: list[str]) -> None:
     """What the second process does; it ends early if its parent does."""
-    parent, payload = arguments
+    parent, payload = int(arguments[0]), arguments[1]
+    try:
+        with Way(payload) as target:
+            numbers = _carry_out_all(target, parent)
+    except _NobodyAsksError:
+        return
+    send(_STDOUT, b"".join(NUMBER.pack(number) for number in [*numbers, END]))
+
+
+class _NobodyAsksError(Exception):
+    """There is nobody who could use an answer."""
+
+
+def _carry_out_all(target: Way, parent: int) -> list[int]:
+    """The numbers of the orders that failed, and how many there were."""
     failed: list[int] = []
-    with Way(payload) as target:
-        for number, order in enumerate(_orders()):
-            if os.getppid() != int(parent):
-                return
-            try:
-                _carry_out(order, target)
-            except OSError:
-                failed.append(number)
-    send(_STDOUT, b"".join(NUMBER.pack(number) for number in [*failed, END]))
+    count = 0
+    for order in _orders(parent):
+        try:
+            _carry_out(order, target, parent)
+        except OSError:
+            failed.append(count)
+        count += 1
+    return [*failed, count]
 
 
-def _carry_out(order: Order, target: Way) -> None:
+def _carry_out(order: Order, target: Way, parent: int) -> None:
     link, into = calls.link, target.enter(order.path)
     here = calls.open(order.source, DIRECTORY)
     try:
-        for name in order.names:
+        for number, name in enumerate(order.names):
+            if number % _BETWEEN_LOOKS == 0:
+                _end_with(parent)
             link(name, name, src_dir_fd=here, dst_dir_fd=into, follow_symlinks=False)
     finally:
         close_quietly(here)
@@ -86,10 +104,21 @@ def _carry_out(order: Order, target: Way) -> None:
         calls.utime(into, ns=(order.time, order.time))
 
 
-def _orders() -> Iterator[Order]:
+def _end_with(parent: int) -> None:
+    """Go no further if there is nobody any more for whom."""
+    if os.getppid() != parent:
+        raise _NobodyAsksError
+
+
+def _orders(parent: int) -> Iterator[Order]:
     """The orders on the standard input, until it ends."""
     unread = b""
-    while chunk := calls.read(_STDIN, _CHUNK):
+    while True:
+        while not select.select((_STDIN,), (), (), _PATIENCE)[0]:  # a copy of our parent may keep it open
+            _end_with(parent)
+        chunk = calls.read(_STDIN, _CHUNK)
+        if not chunk:
+            break
         unread, at = unread + chunk, 0
         while len(unread) >= at + ORDER.size:
             *lengths, has_time, time = ORDER.unpack_from(unread, at)
@@ -104,3 +133,5 @@ def _orders() -> Iterator[Order]:
             yield Order(source, path, names.split("\0") if names else [], time if has_time else None)
             at = start
         unread = unread[at:]
+    if unread:  # who gave it does not know how far it came
+        raise _NobodyAsksError

@@ -12,7 +12,6 @@ import os
 import select
 import struct
 import sys
-from contextlib import suppress
 
 from holdfast.fs import calls
 from holdfast.fs.trees.linking import END, NUMBER, PROGRAM, Order, send
@@ -34,12 +33,13 @@ class LinkingProcess:
         self._process, self._pipe = process, process.stdin
         calls.enlarge_pipe(self._pipe.fileno(), _PIPE)
         self._given = 0
+        self._broken = False
         self._unsent: list[bytes] = []
 
     @classmethod
     def start(cls, payload: str) -> LinkingProcess | None:
         """Start it; None where that cannot be, or where there is no second processor for it."""
-        if not sys.executable or (os.cpu_count() or 1) < 2:
+        if sys.platform == "win32" or not sys.executable or (os.cpu_count() or 1) < 2:
             return None
         import subprocess
 
@@ -64,28 +64,37 @@ class LinkingProcess:
         They are sent some at a time: it is woken for each that it gets.
         """
         if len(self._unsent) >= _AT_ONCE:
-            if not select.select((), (self._pipe,), (), 0)[1]:
+            if not self._has_room():
                 return False
             self._send()
         self._unsent.append(order.encoded())
         self._given += 1
         return True
 
+    def _has_room(self) -> bool:
+        try:
+            return bool(select.select((), (self._pipe,), (), 0)[1])
+        except ValueError:  # there are more open files than this call knows
+            return False
+
     def _send(self) -> None:
         content = b"".join(self._unsent)
         self._unsent.clear()
-        with suppress(OSError):  # it is gone: then there will be no answer to any order
-            send(self._pipe.fileno(), content)
+        try:
+            if not self._broken:
+                send(self._pipe.fileno(), content)
+        except OSError:  # it is gone, or some orders are: nobody knows which
+            self._broken = True
 
     def failed(self) -> list[int]:
         """Wait until it is done; the numbers of the orders that are not carried out, or perhaps not."""
         self._send()
         try:
             answer, _ = self._process.communicate()
-            *numbers, (end,) = NUMBER.iter_unpack(answer)
+            *numbers, (count,), (end,) = NUMBER.iter_unpack(answer)
         except (OSError, ValueError, struct.error):
-            end = 0
-        if end != END:  # it did not come to its end
+            end = count = 0
+        if self._broken or end != END or count != self._given:  # it did not come to its end
             return list(range(self._given))
         return [number for (number,) in numbers]
 

@@ -57,9 +57,9 @@ class Links:
 
     def missing(self) -> Iterator[Wanted]:
         """Wait until all is done that can be; what is not linked, or only in part."""
-        process, self._process = self._process, None
-        if process is not None:
-            self._failed += [self._given[number] for number in process.failed()]
+        if self._process is not None:
+            self._failed += [self._given[number] for number in self._process.failed()]
+            self._process = None  # not before: who is interrupted meanwhile ends it
         yield from self._failed
 
     def close(self) -> None:

@@ -394,6 +394,15 @@ def digest_of(raw: bytes) -> bytes:
     return raw[end - DIGEST : end]
 
 
+def is_same_file(raw: bytes, other: bytes) -> bool:
+    """Whether two entries say the same but for their names."""
+    return raw[:_NAME_LENGTH_AT] == other[:_NAME_LENGTH_AT] and _after_name(raw) == _after_name(other)
+
+
+def _after_name(raw: bytes) -> bytes:
+    return raw[_extras_at(raw) - DIGEST :]
+
+
 def without_first_link(raw: bytes) -> bytes:
     """The entry as if the file had no other name."""
     at = _extras_at(raw)

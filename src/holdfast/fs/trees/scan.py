@@ -240,16 +240,17 @@ def without_recent(identity: bytes, listing: Listing, now: int) -> bytes:
     Of files their marks; of the directory itself its time, for its extended attributes may change again.
     """
     own = is_recent(listing.own.st_ctime_ns, now)
-    if listing.newest < now - _COARSE_TICK and not own:
+    start, earliest = len(identity) - MARK.size * len(listing.names), now - _COARSE_TICK
+    marks = MARK.iter_unpack(memoryview(identity)[start:])  # of what was read, which is after the look
+    recent = [at for at, each in enumerate(marks) if each[4] >= earliest and is_recent(each[4], now)]
+    if not (own or recent):
         return identity
     kept = bytearray(identity)
     if own:
         _TIME.pack_into(kept, _TIME_OF_CHANGE, _FIRST_TIME)
-    at, earliest = len(identity) - MARK.size * len(listing.names), now - _COARSE_TICK
-    for _, changed in listing.sizes_and_times():
-        if changed >= earliest and is_recent(changed, now):
-            kept[at : at + MARK.size] = NO_MARK
-        at += MARK.size
+    for index in recent:
+        at = start + index * MARK.size
+        kept[at : at + MARK.size] = NO_MARK
     return bytes(kept)
 
 

@@ -13,12 +13,16 @@ from holdfast.fs.directory import Directory, io_failure
 def sync_tree(tree: Path) -> None:
     """Bring a captured tree to the disk, with one call for all of its file system."""
     with Directory.open(tree) as directory:
-        if directory.fd is None:
-            return
-        try:
-            calls.sync_filesystem(directory.fd)
-        except OSError as error:
-            raise io_failure("sync", tree, error) from error
+        _sync(directory, tree)
+
+
+def _sync(directory: Directory, tree: Path) -> None:
+    if directory.fd is None:
+        return
+    try:
+        calls.sync_filesystem(directory.fd)
+    except OSError as error:
+        raise io_failure("sync", tree, error) from error
 
 
 class EarlySync:
@@ -30,22 +34,28 @@ class EarlySync:
 
     def __init__(self, tree: Path) -> None:
         self._tree = tree
-        self._failure: Failure | None = None
+        self._directory = Directory.open(tree)
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         try:
-            sync_tree(self._tree)
-        except Failure as failure:
+            with self._directory as directory:
+                _sync(directory, self._tree)
+        except Exception as failure:
             self._failure = failure
 
     @classmethod
     def start(cls, tree: Path) -> EarlySync | None:
-        """Begin; None where there can be no more threads."""
-        syncing = cls(tree)
+        """Begin; None where there can be no more threads, or no more open files."""
+        try:
+            syncing = cls(tree)
+        except Failure:
+            return None
         try:
             syncing._thread.start()
         except RuntimeError:
+            syncing._directory.close()
             return None
         return syncing
 
