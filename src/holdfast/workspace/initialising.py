@@ -340,13 +340,13 @@ def _is_inside(path: Path, above: os.stat_result) -> bool:
 
 def _import(control: Control, source: Path) -> int:
     """Copy a directory to `main/`, which appears complete or not at all; return how many files it has."""
-    from holdfast.fs.trees import PAYLOAD, capture_best, sync_tree
+    from holdfast.fs.trees import PAYLOAD, capture_best, synced
 
     main = control.places.payload(MAIN)
     _make_room(main)
     with scratch(control, "import") as room:
-        captured = capture_best(source, room.tree, beside=control.places.snapshots, quiesced=True)
-        sync_tree(room.tree)
+        with synced(room.path):
+            captured = capture_best(source, room.tree, beside=control.places.snapshots, quiesced=True)
         move(room.tree / PAYLOAD, main)
         return captured.files
 

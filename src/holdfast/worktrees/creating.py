@@ -94,15 +94,15 @@ def _check_path(control: Control, name: str) -> None:
 
 
 def _make_payload(control: Control, wanted: Wanted, payload: Path) -> None:
-    from holdfast.fs.trees import materialise, sync_tree
+    from holdfast.fs.trees import materialise, synced
 
     if wanted.snapshot_id is None:
         make_directories(payload)
         return
     tree = control.places.tree(wanted.snapshot_id)
     make_directories(control.places.caches)
-    materialise(tree, payload, cache=control.places.stat_cache(wanted.name))
-    sync_tree(payload)
+    with synced(payload.parent):
+        materialise(tree, payload, cache=control.places.stat_cache(wanted.name))
 
 
 def _decide(control: Control, wanted: Wanted, made_in: Scratch) -> Operation:

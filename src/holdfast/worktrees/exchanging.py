@@ -156,13 +156,13 @@ def _exchange(control: Control, operation: Operation, room: Path) -> None:
 
     Between the two the name is missing; the operation on record says how it goes on.
     """
-    from holdfast.fs.trees import exchange, materialise, sync_tree
+    from holdfast.fs.trees import exchange, materialise, synced
 
     new, target = room / NEW, _target(control, operation)
     if inode_at(new) is None:  # somebody has cleared our scratch away; the snapshot has it all
         make_directories(room)
-        materialise(control.places.tree(operation.operation_id), new)
-        sync_tree(room)
+        with synced(room):
+            materialise(control.places.tree(operation.operation_id), new)
     if inode_at(target) is None:
         move(new, target)
         return

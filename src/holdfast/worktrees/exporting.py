@@ -39,7 +39,7 @@ def export(
     progress: Progress | None = None,
 ) -> Materialised:
     """Make `destination`, where nothing is yet, hold what the snapshot holds, or the one `path` of it."""
-    from holdfast.fs.trees import materialise, remove_tree, sync_tree
+    from holdfast.fs.trees import materialise, remove_tree, synced
 
     _check(control, destination)
     draft = destination.with_name(f".{destination.name[:200]}-{secrets.token_hex(6)}.tmp")
@@ -50,8 +50,8 @@ def export(
         usable(visible(control, snapshot_id))
         tree = control.places.tree(snapshot_id)
         try:
-            made = materialise(tree, draft, only=path, progress=progress)  # 2
-            sync_tree(destination.parent)
+            with synced(destination.parent):
+                made = materialise(tree, draft, only=path, progress=progress)  # 2
             move(draft, destination)  # 3
         except BaseException:
             with contextlib.suppress(Failure):

@@ -100,12 +100,11 @@ def _is_directory(path: Path) -> bool:
 
 
 def _captured(control: Control, directory: Path, own: Scratch, kept: str | None) -> Captured:
-    from holdfast.fs.trees import capture_best, sync_tree
+    from holdfast.fs.trees import capture_best, synced
 
     base = control.places.tree(kept) if kept and can_be_base(control, kept) else None
-    captured = capture_best(directory, own.tree, beside=own.path, base=base, quiesced=False)
-    sync_tree(own.tree)
-    return captured
+    with synced(own.path):
+        return capture_best(directory, own.tree, beside=own.path, base=base, quiesced=False)
 
 
 def _descriptor(

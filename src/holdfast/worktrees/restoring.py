@@ -197,21 +197,21 @@ def differs_from_head(control: Control, config: WorktreeConfig) -> bool:
 
 
 def _prepare(control: Control, worktree: str, room: Scratch, source: Descriptor, how: InPlace) -> Operation:
-    from holdfast.fs.trees import materialise, sync_tree
+    from holdfast.fs.trees import materialise, synced
 
     tree = control.places.tree(source.snapshot_id)
     new, path = room.path / NEW, None
-    if how.path is None:
-        materialise(tree, new, cache=room.path / CACHE, progress=how.progress)
-    else:
-        path, rest = _placed(control, worktree, how.path)
-        for top in (control.places.payload(worktree), room.path / REPLACED):
-            inode_at(top / path)  # what the system cannot look at is refused before anything is decided
-        for each in rest:
-            make_directories(new)
-            new = new / each
-        materialise(tree, new, only=os.fsencode(how.path), progress=how.progress)
-    sync_tree(room.path)
+    with synced(room.path):
+        if how.path is None:
+            materialise(tree, new, cache=room.path / CACHE, progress=how.progress)
+        else:
+            path, rest = _placed(control, worktree, how.path)
+            for top in (control.places.payload(worktree), room.path / REPLACED):
+                inode_at(top / path)  # what the system cannot look at is refused before anything is decided
+            for each in rest:
+                make_directories(new)
+                new = new / each
+            materialise(tree, new, only=os.fsencode(how.path), progress=how.progress)
     if how.progress is not None and how.path is None:
         how.progress(source.files, source.bytes)  # the last moment to say no: nothing was changed yet
     operation = Operation(
@@ -243,10 +243,10 @@ def _placed(control: Control, worktree: str, path: str) -> tuple[str, tuple[str,
 
 
 def _link(control: Control, room: Scratch, source: Descriptor) -> None:
-    from holdfast.fs.trees import share_tree, sync_tree
+    from holdfast.fs.trees import share_tree, synced
 
-    share_tree(control.places.tree(source.snapshot_id), room.tree)
-    sync_tree(room.tree)
+    with synced(room.path):
+        share_tree(control.places.tree(source.snapshot_id), room.tree)
 
 
 # --- 3. The decision --------------------------------------------------------------------------------

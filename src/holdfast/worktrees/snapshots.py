@@ -163,21 +163,21 @@ class _Directory:
 def _capture(
     control: Control, payload: _Directory, room: Scratch, tip: str | None, level: Consistency, wanted: Wanted
 ) -> Captured:
-    from holdfast.fs.trees import capture_best, sync_tree
+    from holdfast.fs.trees import capture_best, synced
 
     make_directories(control.places.caches)
-    captured = capture_best(
-        payload.path,
-        room.tree,
-        beside=room.path,
-        wanted=wanted.engine,
-        base=control.places.tree(tip) if tip and can_be_base(control, tip) else None,
-        cache=control.places.stat_cache(payload.worktree),
-        quiesced=level is Consistency.QUIESCED,
-        progress=wanted.progress,
-    )
-    payload.require_same()
-    sync_tree(room.tree)
+    with synced(room.path):
+        captured = capture_best(
+            payload.path,
+            room.tree,
+            beside=room.path,
+            wanted=wanted.engine,
+            base=control.places.tree(tip) if tip and can_be_base(control, tip) else None,
+            cache=control.places.stat_cache(payload.worktree),
+            quiesced=level is Consistency.QUIESCED,
+            progress=wanted.progress,
+        )
+        payload.require_same()
     if wanted.progress is not None:
         wanted.progress(captured.files, captured.bytes)  # the last moment to say no: nobody sees it yet
     return captured

@@ -6,12 +6,13 @@ import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.errors import IoFailure
 from holdfast.fs import calls
-from holdfast.fs.trees import READY, Engine, capture, verify
+from holdfast.fs.trees import READY, Engine, capture, synced, verify
 from holdfast.fs.trees.syncing import EarlySync
 
 
@@ -97,3 +98,35 @@ def test_what_fails_meanwhile_does_not_leave_it_behind(
     with pytest.raises(IoFailure, match="manifest"):
         capture(source, tmp_path / "tree", engine=Engine.LINKED, quiesced=True)
     assert ended.is_set()
+
+
+def test_who_syncs_has_opened_something_before_anything_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error that another process was told of first is told to those who were there before."""
+    opened, synced_by = list[int](), list[int]()
+    open_, sync = calls.open, calls.sync_filesystem
+
+    def opening(*arguments: Any, **options: Any) -> int:
+        descriptor = open_(*arguments, **options)
+        opened.append(descriptor)
+        return descriptor
+
+    def syncing(descriptor: int) -> None:
+        synced_by.append(descriptor)
+        sync(descriptor)
+
+    monkeypatch.setattr(calls, "open", opening)
+    monkeypatch.setattr(calls, "sync_filesystem", syncing)
+    with synced(tmp_path):
+        before = list(opened)
+        (tmp_path / "written").write_text("content")
+        assert not synced_by
+    assert len(synced_by) == 1
+    assert synced_by[0] in before
+
+
+def test_what_fails_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "sync_filesystem", lambda _: pytest.fail("it was synced"))
+    with pytest.raises(ZeroDivisionError), synced(tmp_path):
+        raise ZeroDivisionError

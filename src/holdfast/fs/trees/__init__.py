@@ -4,7 +4,7 @@
 |---|---|
 | `engines` | `Engine`, `choose_engine`: the ways to capture, and which of them work at a place |
 | `capturing` | `capture`, `Captured`: a directory becomes a snapshot's tree |
-| `syncing` | `sync_tree`: all that was written is on the disk |
+| `syncing` | `synced`, `sync_tree`: all that was written is on the disk |
 | `best_engine` | `capture_best`: the same, by the best engine that can do it |
 | `restore` | `materialise`, `Materialised`: a snapshot's tree becomes a directory |
 | `homes` | `read_homes`, `Stored`: the directories of a tree, which may be in other trees |
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from holdfast.fs.trees.sharing import share_tree as share_tree
     from holdfast.fs.trees.swap import exchange as exchange
     from holdfast.fs.trees.syncing import sync_tree as sync_tree
+    from holdfast.fs.trees.syncing import synced as synced
     from holdfast.fs.trees.verification import Problem as Problem
     from holdfast.fs.trees.verification import verify as verify
     from holdfast.fs.trees.verification import verify_manifest as verify_manifest
@@ -60,6 +61,7 @@ _HOMES = {
     "Captured": "capturing",
     "capture": "capturing",
     "sync_tree": "syncing",
+    "synced": "syncing",
     "Change": "comparing",
     "changes": "comparing",
     "compare": "comparing",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.errors import Failure
@@ -10,10 +12,22 @@ from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure
 
 
+@contextmanager
+def synced(place: Path) -> Iterator[None]:
+    """What this block writes to the file system of `place` is on the disk after it; one call for all of it.
+
+    The call is made through what was opened before the block: the system tells an error of the disk to
+    everybody who had something open then, but to those who come later only if nobody was told yet.
+    """
+    with Directory.open(place) as directory:
+        yield
+        _sync(directory, place)
+
+
 def sync_tree(tree: Path) -> None:
-    """Bring a captured tree to the disk, with one call for all of its file system."""
-    with Directory.open(tree) as directory:
-        _sync(directory, tree)
+    """Bring to the disk what was written to the file system of a tree."""
+    with synced(tree):
+        pass
 
 
 def _sync(directory: Directory, tree: Path) -> None:
