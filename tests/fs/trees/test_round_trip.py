@@ -31,6 +31,7 @@ from holdfast.fs.trees import (
     sync_tree,
     verify,
 )
+from holdfast.fs.trees import engines as engines_module
 from tests.fs.trees.groves import grow, seen
 from tests.support.loop_mounts import LoopMount
 
@@ -217,6 +218,26 @@ def test_an_engine_that_cannot_work_here_is_refused_with_the_reason(scratch: Pat
     assert choose_engine(scratch, scratch, "copy") is Engine.COPY
     assert choose_engine(scratch, scratch) in (Engine.LINKED, Engine.REFLINK)
     assert list(scratch.iterdir()) == []
+
+
+def test_another_file_system_with_the_number_of_one_that_is_gone_is_probed_again(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers of devices are given again, once what had them is not mounted any more."""
+    kind, probed = "first", list[str]()
+
+    def probe(_source: Path, _beside: Path) -> str:
+        probed.append(kind)
+        return f"it is on {kind}"
+
+    monkeypatch.setattr(engines_module, "_found", {})
+    monkeypatch.setattr(engines_module, "filesystem_kind", lambda _: kind)
+    monkeypatch.setitem(engines_module._PROBES, Engine.REFLINK, probe)
+    for each in ("first", "second", "second"):
+        kind = each
+        with pytest.raises(EngineUnavailable, match=each):
+            choose_engine(scratch, scratch, Engine.REFLINK)
+    assert probed == ["first", "second"]
 
 
 STAND_IN = """#!/bin/sh

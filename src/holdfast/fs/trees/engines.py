@@ -67,7 +67,7 @@ def _require(wanted: Engine | str, source: Path, beside: Path) -> Engine:
     return engine
 
 
-_found: dict[tuple[Engine, int, int], str] = {}
+_found: dict[tuple[Engine, int, str, int, str], str] = {}
 
 
 def _why_not(engine: Engine, source: Path, beside: Path) -> str:
@@ -80,7 +80,8 @@ def _why_not(engine: Engine, source: Path, beside: Path) -> str:
         raise IoFailure("look at", source, error) from error
     if engine is Engine.BTRFS_SUBVOLUME and from_status.st_ino != _SUBVOLUME_ROOT:
         return "it is not a btrfs subvolume"
-    key = (engine, from_status.st_dev, to_status.st_dev)
+    kinds = filesystem_kind(source), filesystem_kind(beside)  # numbers of devices are given again
+    key = (engine, from_status.st_dev, kinds[0], to_status.st_dev, kinds[1])
     if key not in _found:
         _found[key] = _PROBES[engine](source, beside)
     return _found[key]
