@@ -52,7 +52,7 @@ class Modelled:
     def __init__(self, deps: set[str]) -> None:
         self.deps = deps
         self.moved: str | None = None  # None: nobody has begun, it waits or is ready
-        self.gates: dict[str, bool] = {}
+        self.gates: dict[str, bool | None] = {}  # None: nobody has judged it
         self.claimed = False
 
     def finished(self) -> bool:
@@ -151,7 +151,7 @@ class TrackerMachine(RuleBasedStateMachine):
         needed = {dep for dep in deps if not any(o != dep and self.model.reaches(o, dep) for o in deps)}
         assert set(issue.dependencies) == needed
         self.model.issues[issue.id] = Modelled(needed)
-        self.model.issues[issue.id].gates = dict.fromkeys(gates, False)
+        self.model.issues[issue.id].gates = dict.fromkeys(gates)
         return issue.id
 
     @rule(issue=ids, on=ids)

@@ -297,7 +297,7 @@ def test_a_directory_that_is_taken_for_complete_too_long_is_found(
     def give_and_wait(self: LinkingProcess, order: Order) -> bool:
         given = give(self, order)
         self._send()
-        time.sleep(0.1)
+        time.sleep(0.05)
         return given
 
     make, give = Payload.__init__, LinkingProcess.try_give
