@@ -13,12 +13,11 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self
 
 from holdfast.errors import IoFailure, NotDurable, NotFound, NotWritable, PathEscape
 from holdfast.fs import calls
-from holdfast.fs.closing import close_quietly
+from holdfast.fs.descriptors import Closing, close_quietly
 from holdfast.fs.names import split_relative
 
 TYPE_CHECKING = False  # what checkers take for true
@@ -58,7 +57,7 @@ witness: Callable[[Directory], object] | None = None
 """Is shown each directory that is opened: for tests, in which one dies and its process lives on."""
 
 
-class Directory:
+class Directory(Closing):
     """One directory, held open. `path` is for messages; lookups go through the descriptor.
 
     On Windows, which cannot look names up in an open directory, they go through the path.
@@ -217,14 +216,6 @@ class Directory:
                 os.close(fd)
             except OSError:
                 return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Directory({self.shown!r})"

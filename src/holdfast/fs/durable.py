@@ -30,7 +30,7 @@ from holdfast.errors import (
     TooLarge,
 )
 from holdfast.fs import calls
-from holdfast.fs.closing import close_quietly
+from holdfast.fs.descriptors import close_quietly, write_all
 from holdfast.fs.directory import Directory, io_failure
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -118,7 +118,7 @@ def append_in(
             if torn:
                 calls.ftruncate(fd, end)  # 3. cut off what a crash has torn
             calls.lseek(fd, end, os.SEEK_SET)
-            _write_all(fd, record + b"\n")  # 4. the line
+            write_all(fd, record + b"\n")  # 4. the line
             calls.fsync(fd)  # 5. commit point
         except BaseException as error:
             _cut_back(fd, end, directory.where(name))
@@ -249,7 +249,7 @@ def write_draft(
     fd = _open(directory, draft, flags, mode, action="write")
     try:
         try:
-            _write_all(fd, content)
+            write_all(fd, content)
             if durable:
                 calls.fsync(fd)
         finally:
@@ -275,7 +275,7 @@ def write_drafts(directory: Directory, contents: Iterable[tuple[str, bytes]], ma
             file = calls.open(at(draft), flags, 0o666, dir_fd=fd)
             drafts.append(draft)
             try:
-                _write_all(file, content)
+                write_all(file, content)
             finally:
                 calls.close(file)
     except BaseException as error:
@@ -420,12 +420,6 @@ def _open_to_read(directory: Directory, name: str) -> int:
         return _open(directory, name, flags | _NOATIME, 0, action="read")
     except NotWritable:  # only who owns a file may read it without a trace
         return _open(directory, name, flags, 0, action="read")
-
-
-def _write_all(fd: int, content: bytes) -> None:
-    written = calls.write(fd, content)
-    while written < len(content):
-        written += calls.write(fd, content[written:])
 
 
 def _read_all(fd: int, limit: int | None, where: str, *, expected: int = 0) -> bytes:

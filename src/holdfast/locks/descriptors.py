@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager
 
 from holdfast.errors import IoFailure, NotFound, PathEscape, Refused
 from holdfast.fs import calls
-from holdfast.fs.closing import close_quietly
+from holdfast.fs.descriptors import close_quietly
 from holdfast.fs.directory import io_failure
 from holdfast.locks import system
 

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 
 from holdfast.fs import calls, durable
-from holdfast.fs.closing import close_quietly
+from holdfast.fs.descriptors import close_quietly, write_all
 from holdfast.fs.directory import Directory, io_failure
 
 _FLAGS = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -42,9 +42,7 @@ class _File:
     def write(self, content: bytes) -> None:
         """Make it hold this and nothing else."""
         calls.lseek(self.fd, 0, os.SEEK_SET)
-        written = calls.write(self.fd, content)
-        while written < len(content):
-            written += calls.write(self.fd, content[written:])
+        write_all(self.fd, content)
         if self.size > len(content):
             calls.ftruncate(self.fd, len(content))
         self.size = len(content)

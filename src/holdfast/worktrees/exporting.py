@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import AlreadyExists, Failure, NotFound, Refused
 from holdfast.fs import calls
-from holdfast.fs.closing import close_quietly
+from holdfast.fs.descriptors import close_quietly
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.moving import move
 from holdfast.worktrees.control import Control

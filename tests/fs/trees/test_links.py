@@ -12,8 +12,9 @@ import pytest
 
 from holdfast.errors import ConsistencyUnavailable, IoFailure
 from holdfast.fs import calls
+from holdfast.fs.descriptors import write_all
 from holdfast.fs.trees import PAYLOAD, READY, Captured, Engine, capture, materialise, verify
-from holdfast.fs.trees.linking import Order, send
+from holdfast.fs.trees.linking import Order
 from holdfast.fs.trees.linking_process import LinkingProcess
 from holdfast.fs.trees.payload import Payload
 from holdfast.testing.interpose import Attempt, interposed
@@ -199,12 +200,12 @@ def test_orders_that_do_not_arrive_are_carried_out_all_the_same(
         nonlocal count
         count += 1
         if count == failing:
-            send(descriptor, content[: int(len(content) * part)])
+            write_all(descriptor, content[: int(len(content) * part)])
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        send(descriptor, content)
+        write_all(descriptor, content)
 
     monkeypatch.setattr("holdfast.fs.trees.linking_process._AT_ONCE", 4)
-    monkeypatch.setattr("holdfast.fs.trees.linking_process.send", lossy)
+    monkeypatch.setattr("holdfast.fs.trees.linking_process.write_all", lossy)
     tree, captured = trees.take(2)
 
     assert count >= failing

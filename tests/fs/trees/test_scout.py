@@ -26,7 +26,7 @@ from holdfast.fs.trees import scout as scouts
 from holdfast.fs.trees.descent import Descent
 from holdfast.fs.trees.manifest import Manifest
 from holdfast.fs.trees.scan import look
-from holdfast.fs.trees.scouting import PROGRAM, REPORT
+from holdfast.fs.trees.scouting import REPORT
 from holdfast.fs.trees.watch import SourceWatch
 from tests.fs.trees.groves import grow
 from tests.fs.trees.test_capturing import CHANGES, Desk
@@ -61,7 +61,7 @@ class Sent:
         monkeypatch.setattr(scouts.Scout, "find", found)
         monkeypatch.setattr(scouts, "_WORTH_A_SCOUT", 1)
         monkeypatch.setattr(scouts, "_PATIENCE", 1)
-        monkeypatch.setattr(scouts, "_processors", lambda: 2)
+        monkeypatch.setattr(scouts, "processors", lambda: 2)
         monkeypatch.setattr(scouts, "_is_busy", lambda: False)
 
     def wait_at(
@@ -334,7 +334,7 @@ def test_a_torn_report_is_none(desk: Desk, sent: Sent, monkeypatch: pytest.Monke
 
 
 REASONS: dict[str, tuple[object, str, object]] = {
-    "one processor": (scouts, "_processors", lambda: 1),
+    "one processor": (scouts, "processors", lambda: 1),
     "no processor free": (scouts, "_is_busy", lambda: True),
     "no interpreter": (sys, "executable", ""),
     "another interpreter": (sys, "executable", "/nowhere/python"),
@@ -409,7 +409,7 @@ def test_it_ends_with_the_process_that_sent_it(desk: Desk) -> None:
         "from holdfast.fs.trees import scout\n"
         "from holdfast.fs.trees.descent import Descent\n"
         "calls.enlarge_pipe = lambda *_: None\n"
-        "scout._WORTH_A_SCOUT, scout._processors, scout._is_busy = 1, lambda: 2, lambda: False\n"
+        "scout._WORTH_A_SCOUT, scout.processors, scout._is_busy = 1, lambda: 2, lambda: False\n"
         "sent = scout.Scout.start(Descent(sys.argv[1]), pathlib.Path(sys.argv[2]), None)\n"
         "print(sent._process.pid, flush=True)\n"
         "time.sleep(600)\n"
@@ -481,7 +481,7 @@ def moved_across(desk: Desk, sent: Sent, monkeypatch: pytest.MonkeyPatch) -> set
     desk.take()
     go = desk.place / "go"
     wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.001)\n"
-    monkeypatch.setattr(scouts, "PROGRAM", wait + PROGRAM)
+    monkeypatch.setattr(scouts, "PROGRAM", wait + scouts.PROGRAM)
 
     def move() -> None:
         (desk.source / "d3/e1").rename(desk.source / "d0/moved")

@@ -15,13 +15,14 @@ from typing import NamedTuple
 from holdfast.clock import SystemClock
 from holdfast.errors import ConsistencyUnavailable, Failure, NotFound
 from holdfast.fs import calls, strictjson
+from holdfast.fs.descriptors import write_all
 from holdfast.fs.trees.descent import Descent, shown, unwritable
 from holdfast.fs.trees.engines import Engine, clone_whole, is_whole
 from holdfast.fs.trees.files import Base
 from holdfast.fs.trees.homes import Stored, write_homes
 from holdfast.fs.trees.intake import Intake, Taken
 from holdfast.fs.trees.layout import HOMES, MANIFEST, PAYLOAD, READY
-from holdfast.fs.trees.manifest import Manifest, write_all, write_manifest
+from holdfast.fs.trees.manifest import Manifest, write_manifest
 from holdfast.fs.trees.payload import Payload
 from holdfast.fs.trees.scout import Scout
 from holdfast.fs.trees.second_look import second_look

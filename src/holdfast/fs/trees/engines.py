@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.errors import EngineUnavailable, IoFailure
 from holdfast.fs import calls
-from holdfast.fs.closing import close_quietly
+from holdfast.fs.descriptors import close_quietly
 from holdfast.fs.directory import Directory
 from holdfast.fs.mounts import filesystem_kind
 from holdfast.fs.trees.descent import open_directory, unwritable

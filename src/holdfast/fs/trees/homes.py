@@ -23,15 +23,15 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
+from holdfast.fs.descriptors import Closing, write_all
 from holdfast.fs.names import is_safe_name
 from holdfast.fs.trees.descent import Descent, unreadable, unwritable
 from holdfast.fs.trees.layout import HOMES, PAYLOAD, READY, REMNANTS
-from holdfast.fs.trees.manifest import read_whole, write_all
+from holdfast.fs.trees.manifest import read_whole
 from holdfast.fs.trees.way import NOFOLLOW
 
 _MAGIC = b"holdfast homes 1\n"
@@ -182,7 +182,7 @@ def located(tree: Path, homes: Mapping[bytes, Home], path: bytes) -> Path:
     return top / PAYLOAD / os.fsdecode(inside) / os.fsdecode(name)
 
 
-class Stored:
+class Stored(Closing):
     """The way to the directories of a tree, wherever their files are."""
 
     def __init__(self, tree: Path, homes: Mapping[bytes, Home] | None = None) -> None:
@@ -254,11 +254,3 @@ class Stored:
         for way in self._others.values():
             way.close()
         self._others.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

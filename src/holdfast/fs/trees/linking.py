@@ -16,7 +16,7 @@ import select
 import struct
 
 from holdfast.fs import calls
-from holdfast.fs.closing import close_quietly
+from holdfast.fs.descriptors import close_quietly, write_all
 from holdfast.fs.trees.way import DIRECTORY, Way
 
 TYPE_CHECKING = False  # what checkers take for true
@@ -32,10 +32,6 @@ _STDIN, _STDOUT = 0, 1
 _CHUNK = 1 << 16
 _PATIENCE = 1.0
 _BETWEEN_LOOKS = 256
-PROGRAM = (
-    "import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]);"
-    " from holdfast.fs.trees.linking import serve; serve(sys.argv[2:])"
-)
 
 
 class Order:
@@ -55,13 +51,6 @@ class Order:
         return ORDER.pack(*map(len, parts), self.time is not None, self.time or 0) + b"".join(parts)
 
 
-def send(descriptor: int, content: bytes) -> None:
-    """Write all of it to a pipe."""
-    written = calls.write(descriptor, content)
-    while written < len(content):
-        written += calls.write(descriptor, memoryview(content)[written:])
-
-
 def serve(arguments: list[str]) -> None:
     """What the second process does; it ends early if its parent does."""
     parent, payload = int(arguments[0]), arguments[1]
@@ -70,7 +59,7 @@ def serve(arguments: list[str]) -> None:
             numbers = _carry_out_all(target, parent)
     except _NobodyAsksError:
         return
-    send(_STDOUT, b"".join(NUMBER.pack(number) for number in [*numbers, END]))
+    write_all(_STDOUT, b"".join(NUMBER.pack(number) for number in [*numbers, END]))
 
 
 class _NobodyAsksError(Exception):

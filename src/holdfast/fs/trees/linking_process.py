@@ -8,20 +8,19 @@ depends on the process, and what the system refuses is met there. It ends with i
 
 from __future__ import annotations
 
-import os
 import select
 import struct
-import sys
 
-from holdfast.fs import calls
-from holdfast.fs.trees.linking import END, NUMBER, PROGRAM, Order, send
+from holdfast.fs.descriptors import write_all
+from holdfast.fs.trees.linking import END, NUMBER, Order
+from holdfast.fs.trees.second_process import program_of, start
 
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     import subprocess
 
-_PIPE = 1 << 20
+PROGRAM = program_of("holdfast.fs.trees.linking")
 _AT_ONCE = 48
 
 
@@ -31,7 +30,6 @@ class LinkingProcess:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         self._process, self._pipe = process, process.stdin
-        calls.enlarge_pipe(self._pipe.fileno(), _PIPE)
         self._given = 0
         self._broken = False
         self._unsent: list[bytes] = []
@@ -39,24 +37,8 @@ class LinkingProcess:
     @classmethod
     def start(cls, payload: str) -> LinkingProcess | None:
         """Start it; None where that cannot be, or where there is no second processor for it."""
-        if sys.platform == "win32" or not sys.executable or (os.cpu_count() or 1) < 2:
-            return None
-        import subprocess
-
-        packages = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
-        command = [sys.executable, "-I", "-S", "-c", PROGRAM, packages, str(os.getpid()), payload]
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                process_group=0,  # an interruption from the terminal is for the first process to deal with
-            )
-        except OSError:
-            return None
-        return cls(process)
+        process = start(PROGRAM, [payload], is_told=True)
+        return None if process is None else cls(process)
 
     def try_give(self, order: Order) -> bool:
         """Hand over an order, unless it has enough to do. Orders are numbered as they are given.
@@ -82,7 +64,7 @@ class LinkingProcess:
         self._unsent.clear()
         try:
             if not self._broken:
-                send(self._pipe.fileno(), content)
+                write_all(self._pipe.fileno(), content)
         except OSError:  # it is gone, or some orders are: nobody knows which
             self._broken = True
 

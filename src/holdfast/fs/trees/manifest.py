@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt
 from holdfast.fs import calls
-from holdfast.fs.closing import close_quietly
+from holdfast.fs.descriptors import close_quietly, write_all
 from holdfast.fs.trees.descent import unreadable, unwritable
 from holdfast.fs.trees.layout import MANIFEST
 from holdfast.fs.trees.way import NOFOLLOW
@@ -173,13 +173,6 @@ def _chunks(records: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
             parts, size = [], 0
     parts.append(RECORD.pack(_END, count))
     yield b"".join(parts)
-
-
-def write_all(descriptor: int, content: bytes | memoryview) -> None:
-    """Write all of it, however little the system takes at a time."""
-    written = calls.write(descriptor, content)
-    while written < len(content):
-        written += calls.write(descriptor, memoryview(content)[written:])
 
 
 # --- Reading ----------------------------------------------------------------------------------------

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from typing import Self
 
 from holdfast.fs import calls
+from holdfast.fs.descriptors import Closing
 from holdfast.fs.trees.attributes import Attributes
 from holdfast.fs.trees.descent import Descent, split, unwritable
 from holdfast.fs.trees.manifest import meta_of_directory, mtime_of_directory
 
 
-class Payload:
+class Payload(Closing):
     """A directory that is filled, with what its entries are given."""
 
     def __init__(self, way: Descent, made_as: os.stat_result, *, kept: bool) -> None:
@@ -93,9 +94,3 @@ class Payload:
     def close(self) -> None:
         """Let go of its directories."""
         self.way.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

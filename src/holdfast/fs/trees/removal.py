@@ -11,7 +11,7 @@ from pathlib import Path
 
 from holdfast.errors import NotFound, Refused
 from holdfast.fs import calls
-from holdfast.fs.closing import close_quietly
+from holdfast.fs.descriptors import close_quietly
 from holdfast.fs.directory import io_failure
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.descent import Descent, shown

@@ -6,14 +6,16 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from holdfast.fs import calls
+from holdfast.fs.descriptors import Closing
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.trees.descent import Descent
 from holdfast.fs.trees.manifest import read_whole
 from holdfast.fs.trees.scan import directories_in, inode_of, is_identity
-from holdfast.fs.trees.scouting import NO_WATCH, PROGRAM, REPORT
+from holdfast.fs.trees.scouting import NO_WATCH, REPORT
+from holdfast.fs.trees.second_process import processors, program_of, start
 from holdfast.fs.trees.stat_cache import Known, StatCache
 from holdfast.fs.trees.watch import SourceWatch
 
@@ -22,9 +24,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
 
+PROGRAM = program_of("holdfast.fs.trees.scouting")
 _WORTH_A_SCOUT = 1 << 20  # bytes of the cache: from some 8 000 files on
 _MANY_MOUNTS = 1000
-_PIPE = 1 << 20
 _CHUNK = 1 << 18
 _PATIENCE = 8  # directories that we look at before we ask again what the scout has sent
 
@@ -43,7 +45,7 @@ class Report(NamedTuple):
     watched: bool
 
 
-class Scout:
+class Scout(Closing):
     """The scout and what it has reported so far. Nothing depends on it."""
 
     def __init__(self, process: subprocess.Popen[bytes], watch: SourceWatch | None) -> None:
@@ -61,33 +63,21 @@ class Scout:
     @classmethod
     def start(cls, source: Descent, cache: Path | None, watch: SourceWatch | None) -> Scout | None:
         """Send one out; None where that cannot be, or is not worth it by the size of what is known."""
-        if sys.platform == "win32" or not sys.executable:
-            return None
-        if _size(cache) < _WORTH_A_SCOUT or _processors() < 2 or _is_busy():
+        if sys.platform == "win32" or _size(cache) < _WORTH_A_SCOUT or processors() < 2 or _is_busy():
             return None
         top = source.enter("")
         own, mounts = calls.fstat(top), mounts_beneath(top)
         if len(mounts) > _MANY_MOUNTS:
             return None
         listening = NO_WATCH if watch is None else watch.begin()
-        import subprocess
-
-        packages = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
-        numbers = map(str, (os.getpid(), own.st_dev, own.st_ino, listening))
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", PROGRAM, packages, *numbers, source.root, *sorted(mounts)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                pass_fds=() if listening == NO_WATCH else (listening,),
-                process_group=0,  # an interruption from the terminal is for the first process to deal with
-            )
-        except OSError:
+        process = start(
+            PROGRAM,
+            (own.st_dev, own.st_ino, listening, source.root, *sorted(mounts)),
+            inherits=() if listening == NO_WATCH else (listening,),
+        )
+        if process is None:
             return None
         scout = cls(process, watch)
-        calls.enlarge_pipe(scout.pipe, _PIPE)
         os.set_blocking(scout.pipe, False)
         return scout
 
@@ -172,12 +162,6 @@ class Scout:
         if self._process.stdout is not None:
             self._process.stdout.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _size(cache: Path | None) -> int:
     try:
@@ -198,10 +182,3 @@ def _is_busy() -> bool:
     except (OSError, ValueError, IndexError):
         return False
     return running > (os.cpu_count() or 1)
-
-
-def _processors() -> int:
-    """How many processors there are for us."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

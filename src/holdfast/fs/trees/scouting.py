@@ -19,6 +19,7 @@ import struct
 import sys
 
 from holdfast.fs import calls
+from holdfast.fs.descriptors import write_all
 from holdfast.fs.trees.scan import Listing, held_time, is_foreign, look
 from holdfast.fs.trees.way import Way, joined
 
@@ -29,10 +30,6 @@ _STDOUT = 1
 _ENOUGH = 1 << 13  # bytes to send at once
 _KIND, _FILE, _LINK = 0o170000, 0o100000, 0o120000
 _ORDINARY = {_FILE, _LINK}
-PROGRAM = (
-    "import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]);"
-    " from holdfast.fs.trees.scouting import serve; serve(sys.argv[2:])"
-)
 
 
 def serve(arguments: list[str]) -> None:
@@ -73,7 +70,7 @@ class _Walk:
                 unsent += report
                 size += len(listing.identity)
             if size >= _ENOUGH or not waiting:
-                _send(b"".join(unsent))
+                write_all(_STDOUT, b"".join(unsent))
                 unsent, size = [], 0
 
     def _look(self, path: str) -> tuple[int, Listing | None]:
@@ -105,12 +102,6 @@ def _report(path: str, number: int, listing: Listing) -> list[bytes]:
     where, identity, own = os.fsencode(path), listing.identity, listing.own
     newest = held_time(max(listing.newest, own.st_ctime_ns))
     return [REPORT.pack(len(where), len(identity), number, newest, size), where, identity]
-
-
-def _send(content: bytes) -> None:
-    sent = calls.write(_STDOUT, content) if content else 0
-    while sent < len(content):
-        sent += calls.write(_STDOUT, memoryview(content)[sent:])
 
 
 def _die_with_parent() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from holdfast.errors import Failure
 from holdfast.fs import calls, strictjson
+from holdfast.fs.descriptors import write_all
 from holdfast.fs.trees.descent import unwritable
 from holdfast.fs.trees.homes import Stored, write_homes
 from holdfast.fs.trees.layout import HOMES, MANIFEST, PAYLOAD, READY
@@ -15,7 +16,6 @@ from holdfast.fs.trees.manifest import (
     Manifest,
     directory_of,
     read_whole,
-    write_all,
 )
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)

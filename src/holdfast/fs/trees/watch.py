@@ -11,11 +11,9 @@ import os
 import struct
 import sys
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
 from holdfast.fs import calls
-from holdfast.fs.closing import close_quietly
+from holdfast.fs.descriptors import Closing, close_quietly
 from holdfast.fs.mounts import filesystem_kind, is_network
 from holdfast.fs.trees.way import joined
 
@@ -25,7 +23,7 @@ _ENOUGH = 1 << 16
 _CLOSED = -1
 
 
-class SourceWatch:
+class SourceWatch(Closing):
     """Listens to directories from the moment when each is added."""
 
     def __init__(self, root: str) -> None:
@@ -92,11 +90,3 @@ class SourceWatch:
                 threading.Thread(target=close_quietly, args=(descriptor,), daemon=True).start()
             except RuntimeError:  # no more threads
                 close_quietly(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

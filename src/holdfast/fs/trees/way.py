@@ -3,7 +3,7 @@
 Paths inside of a tree are relative, with `/` between their parts, and as text: what a name's bytes
 cannot say in the file system's encoding is kept by surrogates, as Python does everywhere.
 
-Processes that live for some hundredths of a second begin with this module: it needs no other than `calls`.
+Processes that live for some hundredths of a second begin with this module: it loads little.
 """
 
 from __future__ import annotations
@@ -11,13 +11,10 @@ from __future__ import annotations
 import os
 
 from holdfast.fs import calls
-from holdfast.fs.closing import close_quietly
+from holdfast.fs.descriptors import Closing, close_quietly
 
 TYPE_CHECKING = False  # what checkers take for true
 
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
 
 NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 DIRECTORY: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NOFOLLOW
@@ -26,7 +23,7 @@ _DEEP = 4096
 _CLOSED = -1
 
 
-class Way:
+class Way(Closing):
     """Opens directories below a root; each stays open while the way leads through it.
 
     Each step refuses a symbolic link, whatever happens to the tree meanwhile. Only some descriptors of
@@ -109,14 +106,6 @@ class Way:
         if self._open[0] != _CLOSED:
             close_quietly(self._open[0])
             self._open[0] = _CLOSED
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def open_top(path: str) -> int:
