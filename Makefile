@@ -29,7 +29,7 @@ BENCH := $(VENV)/.bench-$(IDENTITY)
 # One thing after the other, also under `make -j`: two pips in one environment disturb each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help test check format-check lint types layers unit format demo bench storm docs clean
+.PHONY: help test check format-check lint types layers unit format demo bench storm metrics docs clean
 .PHONY: $(PLATFORMS:%=types-%)
 
 help: ## list the targets (this is the default)
@@ -76,6 +76,9 @@ bench: $(BENCH) ## compare with other lock libraries; choose with ARGS
 storm: $(DEV) ## cut off, kill and restart the servers of the stores 600 times each; takes minutes, and root
 	@HOLDFAST_FAULTS=600 $(BIN)/python -m pytest tests/store/test_postgres_storm.py tests/store/test_etcd_storm.py \
 	    -rP --timeout 7200 $(ARGS)
+
+metrics: $(DEV) ## measure the source: lines, modules, importers, files and hops per command
+	@$(BIN)/python -m tools.metrics $(ARGS)
 
 docs: $(DEV) ## write the generated reference pages anew
 	@$(BIN)/python -m tools.generate_reference
