@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import NotWritable
-from holdfast.fs.moving import move
+from holdfast.fs.directory import move
 from holdfast.fs.trees import exchange
 from holdfast.testing.interpose import Attempt, interposed
 

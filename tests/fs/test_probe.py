@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import FilesystemUnsafe
-from holdfast.fs import calls, mounts
-from holdfast.fs.probe import probe, require_safe
+from holdfast.fs import calls, probe
+from holdfast.fs.probe import find_capabilities, require_safe
 from tests.support.loop_mounts import LoopMount
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux file systems")
 
 
 def test_a_local_directory_can_do_what_the_promises_rest_on(tmp_path: Path) -> None:
-    found = probe(tmp_path)
+    found = find_capabilities(tmp_path)
     assert found.troubles() == []
     assert found.flock
     assert found.link
@@ -29,13 +29,13 @@ def test_a_local_directory_can_do_what_the_promises_rest_on(tmp_path: Path) -> N
 
 
 def test_the_probe_leaves_nothing_behind(tmp_path: Path) -> None:
-    probe(tmp_path)
+    find_capabilities(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_that_keeps_nobody_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "flock", lambda fd, operation: None)
-    assert not probe(tmp_path).flock
+    assert not find_capabilities(tmp_path).flock
     with pytest.raises(FilesystemUnsafe, match="do not exclude other processes"):
         require_safe(tmp_path)
 
@@ -45,7 +45,7 @@ def test_a_rename_that_replaces_is_found(tmp_path: Path, monkeypatch: pytest.Mon
         os.replace(source, target, src_dir_fd=directory, dst_dir_fd=directory)
 
     monkeypatch.setattr(calls, "rename_noreplace", overwrite)
-    assert not probe(tmp_path).rename_noreplace
+    assert not find_capabilities(tmp_path).rename_noreplace
 
 
 def test_missing_links_and_missing_renames_together_are_refused(
@@ -54,29 +54,29 @@ def test_missing_links_and_missing_renames_together_are_refused(
     def refuse(*arguments: object, **options: object) -> None:
         raise PermissionError(1, "no links here")
 
-    found = probe(tmp_path)._replace(link=False, rename_noreplace=False)
+    found = find_capabilities(tmp_path)._replace(link=False, rename_noreplace=False)
     assert "overwriting" in found.troubles()[0]
     monkeypatch.setattr(calls, "link", refuse)
-    assert not probe(tmp_path).link
+    assert not find_capabilities(tmp_path).link
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p", "fuse.juicefs"])
 def test_network_file_systems_are_known(kind: str) -> None:
-    assert mounts.is_network(kind)
-    assert not mounts.is_network("ext4")
+    assert probe.is_network(kind)
+    assert not probe.is_network("ext4")
 
 
 def test_the_kind_of_a_tmpfs_is_seen() -> None:
     if not Path("/dev/shm").is_dir():
         pytest.skip("no /dev/shm here")
-    assert mounts.filesystem_kind("/dev/shm") == "tmpfs"
+    assert probe.filesystem_kind("/dev/shm") == "tmpfs"
 
 
 @pytest.mark.parametrize(("kind", "reflink"), [("ext4", False), ("xfs", True), ("btrfs", True)])
 def test_reflinks_are_seen_where_they_are(
     loop_mount: Callable[[str], LoopMount], kind: str, reflink: bool
 ) -> None:
-    found = probe(loop_mount(kind).path)
+    found = find_capabilities(loop_mount(kind).path)
     assert found.kind == kind
     assert found.reflink is reflink
     assert found.rename_exchange

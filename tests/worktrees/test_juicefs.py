@@ -21,8 +21,7 @@ from holdfast.errors import (
     LockConflict,
     LockTimeout,
 )
-from holdfast.fs.juicefs import SAFE_OPTIONS, settings_of
-from holdfast.fs.probe import probe, require_safe
+from holdfast.fs.probe import SAFE_OPTIONS, find_capabilities, require_safe, settings_of
 from holdfast.fs.trees import Engine, capture, capture_best, choose_engine, materialise, verify
 from holdfast.fs.trees import juicefs_clone as cloning
 from holdfast.locks.file_locker import FileLocker
@@ -90,14 +89,14 @@ def test_a_mount_that_remembers_nothing_is_safe_and_one_that_does_is_refused(
     with pytest.raises(FilesystemUnsafe, match="remembers names") as caught:
         require_safe(remembering)
     assert SAFE_OPTIONS in caught.value.message
-    assert probe(remembering).troubles(records_elsewhere=True) == []
+    assert find_capabilities(remembering).troubles(records_elsewhere=True) == []
     refused = holdfast("init", remembering / "refused", "--json")
     assert error(refused)["code"] == "E_FILESYSTEM_UNSAFE"
     assert not (remembering / "refused" / ".jvs").exists()
 
 
 def test_settings_that_cannot_be_read_count_as_unsafe(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.fs.juicefs._CONFIGS", ("not-there",))
+    monkeypatch.setattr("holdfast.fs.probe._CONFIGS", ("not-there",))
     with pytest.raises(FilesystemUnsafe, match="only root may"):
         require_safe(here)
     initialise(here / "unknown", probe=unprobed)

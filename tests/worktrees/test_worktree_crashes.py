@@ -237,7 +237,7 @@ def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new(
 def test_a_power_cut_finds_a_directory_whose_new_name_was_not_made_durable(
     case: type[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.fs.moving.sync_parents", lambda *paths: None)
+    monkeypatch.setattr("holdfast.fs.directory.sync_parents", lambda *paths: None)
     assert power_cuts(case(), limit=2).violations
 
 

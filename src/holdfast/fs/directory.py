@@ -8,22 +8,57 @@ and refuses symbolic links at each step, so there is no moment between the check
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Self
 
-from holdfast.errors import IoFailure, NotDurable, NotFound, NotWritable, PathEscape
+from holdfast.errors import AlreadyExists, IoFailure, NotDurable, NotFound, NotWritable, PathEscape
 from holdfast.fs import calls
-from holdfast.fs.descriptors import Closing, close_quietly
 from holdfast.fs.names import split_relative
 
-TYPE_CHECKING = False  # what checkers take for true
+TYPE_CHECKING = False  # what checkers take for true; importing `typing` costs time
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from types import TracebackType
+
+
+def write_all(fd: int, content: bytes | memoryview) -> None:
+    """Write all of it, however little the system takes at a time."""
+    written = calls.write(fd, content)
+    while written < len(content):
+        written += calls.write(fd, memoryview(content)[written:])
+
+
+def close_quietly(fd: int) -> None:
+    """Close a descriptor behind which nothing waits to be written: an error loses nothing then."""
+    try:  # noqa: SIM105 - once or twice per file of a tree: a context manager would take longer than the call
+        calls.close(fd)
+    except OSError:
+        pass
+
+
+class Closing:
+    """Something that is closed at the end of a `with` block."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Let go of what it has open."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
 
 _DIRECTORY = 0
 if sys.platform != "win32":
@@ -250,3 +285,110 @@ def _require_directory(path: str) -> None:
         found = False
     if not found:
         raise NotFound(f"there is no directory {path}", path=path)
+
+
+_NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+
+
+def move(source: Path, target: Path) -> None:
+    """Give what is at `source` the name `target`, on the same filesystem, if nothing has that name.
+
+    Commit point: the rename. Durable when this returns. `NotDurable` means that it was made.
+    """
+    try:
+        although_read_only(lambda: _rename(source, target), {source: target})
+    except FileExistsError:
+        raise AlreadyExists(f"{target} is there already", path=str(target)) from None
+    except FileNotFoundError:
+        raise NotFound(
+            f"there is no {source} to move, or no directory {target.parent}", path=str(source)
+        ) from None
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise AlreadyExists(f"{target} is there already", path=str(target)) from None
+        raise io_failure("move to", target, error) from error
+    sync_parents(source, target)
+
+
+def although_read_only(rename: Callable[[], object], going: Mapping[Path, Path]) -> None:
+    """Rename directories; one that changes its parent is itself written to, so it must be writable meanwhile.
+
+    `going` says where each of them goes. A crash may leave one of them writable, which is all it does.
+    """
+    try:
+        rename()
+    except PermissionError:
+        modes = {source: mode for source in going if (mode := _read_only_mode(source)) is not None}
+        if not modes:
+            raise
+        gone = False
+        try:
+            for source, mode in modes.items():
+                calls.chmod(source, mode | stat.S_IWUSR)
+            rename()
+            gone = True
+        finally:
+            for source, mode in modes.items():
+                calls.chmod(going[source] if gone else source, mode)
+
+
+def _read_only_mode(path: Path) -> int | None:
+    """The mode of a directory whose owner may not write to it; None for everything else."""
+    try:
+        mode = calls.stat(path, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
+    return stat.S_IMODE(mode) if stat.S_ISDIR(mode) and not mode & stat.S_IWUSR else None
+
+
+def sync_parents(*paths: Path) -> None:
+    """Make the names of these paths survive a power cut."""
+    for parent in dict.fromkeys(path.parent for path in paths):
+        with contextlib.suppress(NotFound), Directory.open(parent) as directory:
+            try:
+                directory.sync()
+            except OSError as error:
+                raise NotDurable("sync the directory", parent, error) from error
+
+
+def _rename(source: Path, target: Path) -> None:
+    try:
+        calls.rename_noreplace(os.fspath(source), os.fspath(target))
+    except OSError as error:
+        if error.errno not in _NOT_OFFERED:
+            raise
+        if _is_there(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from None
+        calls.rename(source, target)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        calls.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def read_small(path: str, limit: int) -> bytes:
+    """The content of a file, of a longer one the first `limit` bytes; raises `OSError` as it is."""
+    descriptor = calls.open(path, _FLAGS)
+    try:
+        content = b""
+        while len(content) < limit and (more := calls.read(descriptor, limit - len(content))):
+            content += more
+        return content
+    finally:
+        calls.close(descriptor)
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether something is at a path, as far as it can be seen: what we may not look at is not there."""
+    try:
+        calls.stat(path)
+    except OSError:
+        return False
+    return True

@@ -30,8 +30,7 @@ from holdfast.errors import (
     TooLarge,
 )
 from holdfast.fs import calls
-from holdfast.fs.descriptors import close_quietly, write_all
-from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.directory import Directory, close_quietly, io_failure, write_all
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)

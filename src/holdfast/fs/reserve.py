@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from holdfast.errors import Failure, IoFailure, NotDurable
 from holdfast.fs import calls
-from holdfast.fs.descriptors import close_quietly
+from holdfast.fs.directory import close_quietly
 
 FILES = 64
 """So many inodes, for a disk that has no more of them: twice what a collection needs at once."""

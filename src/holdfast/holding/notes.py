@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 from holdfast.clock import parse_instant
 from holdfast.errors import Failure, JsonInvalid
-from holdfast.fs import calls, small, strictjson
+from holdfast.fs import calls, strictjson
+from holdfast.fs import directory as fs_directory
 from holdfast.fs.directory import make_directories
 from holdfast.holding.circles import Party, Thing, Wait, process_id
 from holdfast.locks import system
@@ -187,7 +188,7 @@ class Board:
 
 
 def _make(directory: Path) -> None:
-    if not small.is_there(directory) and small.is_there(directory.parent):
+    if not fs_directory.exists(directory) and fs_directory.exists(directory.parent):
         make_directories(directory)
 
 

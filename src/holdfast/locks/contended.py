@@ -13,7 +13,7 @@ import signal as _signal  # noqa: F401 - what `waiting` needs, loaded here and n
 from holdfast.clock import format_duration
 from holdfast.errors import LockTimeout
 from holdfast.fs import native as _native  # noqa: F401 - likewise
-from holdfast.fs.mounts import filesystem_kind, is_network
+from holdfast.fs.probe import filesystem_kind, is_network
 from holdfast.locks.descriptors import Description
 from holdfast.locks.kernel_locks import find_holders
 

@@ -22,8 +22,7 @@ from contextlib import AbstractContextManager
 
 from holdfast.errors import IoFailure, NotFound, PathEscape, Refused
 from holdfast.fs import calls
-from holdfast.fs.descriptors import close_quietly
-from holdfast.fs.directory import io_failure
+from holdfast.fs.directory import close_quietly, io_failure
 from holdfast.locks import system
 
 MOST_IDLE = 64

@@ -18,8 +18,7 @@ import weakref
 from collections.abc import Callable
 
 from holdfast.fs import calls, durable
-from holdfast.fs.descriptors import close_quietly, write_all
-from holdfast.fs.directory import Directory, io_failure
+from holdfast.fs.directory import Directory, close_quietly, io_failure, write_all
 
 _FLAGS = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 KEPT_FROM = 2

@@ -14,8 +14,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from holdfast.clock import format_instant
-from holdfast.fs import calls, small
-from holdfast.fs.mounts import device_number
+from holdfast.fs import calls
+from holdfast.fs import directory as fs_directory
+from holdfast.fs.probe import device_number
 from holdfast.locks import processes
 
 MOST_BYTES = 16 << 20
@@ -113,7 +114,9 @@ def _has_lock(pid: int, inode: str) -> bool:
     for name in names:
         try:
             if calls.stat(f"/proc/{pid}/fd/{name}").st_ino == number:
-                told = small.read(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
+                told = fs_directory.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode(
+                    "ascii", "replace"
+                )
                 if any(_is_lock_on(line.split(), inode) for line in told.splitlines()):
                     return True
         except OSError:
@@ -173,7 +176,7 @@ def _flocks() -> list[list[str]]:
     `1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind for one who waits.
     """
     found = []
-    for line in small.read("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
+    for line in fs_directory.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
         fields = line.split()[1:]
         waiting = fields[:1] == ["->"]
         fields = fields[1:] if waiting else fields

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from holdfast.fs import calls, small
+from holdfast.fs import calls, directory
 
 _LONGEST_COMMAND = 1 << 16
 
@@ -35,7 +35,7 @@ if sys.platform == "linux":
         else:
             name = str(pid)
         try:
-            text = small.read(f"/proc/{name}/stat", 1 << 16).decode("utf-8", "replace")
+            text = directory.read_small(f"/proc/{name}/stat", 1 << 16).decode("utf-8", "replace")
         except OSError:
             return None
         # The command's name is in parentheses and may itself contain blanks and parentheses.
@@ -61,7 +61,7 @@ if sys.platform == "linux":
     def words_of(pid: int) -> list[str]:
         """The words of a process's command line, of a very long one the first; none if it cannot be read."""
         try:
-            words = small.read(f"/proc/{pid}/cmdline", _LONGEST_COMMAND).split(b"\0")
+            words = directory.read_small(f"/proc/{pid}/cmdline", _LONGEST_COMMAND).split(b"\0")
         except OSError:
             return []
         return [word.decode("utf-8", "replace") for word in words]
@@ -137,6 +137,6 @@ def is_there(pid: int) -> bool:
 def read_small(path: str) -> str:
     """The stripped text of a small system file, or "" if there is none."""
     try:
-        return small.read(path, 4096).decode("ascii", "replace").strip()
+        return directory.read_small(path, 4096).decode("ascii", "replace").strip()
     except OSError:
         return ""

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Failure, NotFound
-from holdfast.fs import juicefs
+from holdfast.fs import probe
 from holdfast.fs.directory import Directory
-from holdfast.fs.mounts import filesystem_kind, is_network
-from holdfast.fs.probe import network_troubles
+from holdfast.fs.probe import filesystem_kind, is_network, network_troubles
 from holdfast.store.files import FileStore
 from holdfast.workspace.repository import Repository
 from holdfast.workspace.stores import address_of
@@ -117,7 +116,7 @@ def _directories(repository: Repository) -> Iterator[str]:
 
 def _network_troubles(repository: Repository, kind: str) -> tuple[str, ...]:
     """For records on a server, only that files may be seen late; else what stands against records here."""
-    if isinstance(repository.control.store, FileStore) or kind == juicefs.KIND:
+    if isinstance(repository.control.store, FileStore) or kind == probe.KIND:
         return tuple(network_troubles(repository.root, kind))
     return ()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 
-from holdfast.fs import calls, small
+from holdfast.fs import calls, directory
 
 TYPE_CHECKING = False  # what checkers take for true; importing `typing` would double the time of an answer
 
@@ -67,7 +67,9 @@ def glance(
     try:
         if not _is_settled(place.root):
             return None
-        content = small.read(os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json"), MOST_BYTES)
+        content = directory.read_small(
+            os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json"), MOST_BYTES
+        )
     except FileNotFoundError:
         return True
     except (OSError, ValueError):
@@ -159,7 +161,7 @@ def _may_be_ours(path: str, lock_id: str | None, actor: str | None) -> bool:
     from holdfast.locks.callers import acts_under
 
     try:
-        lease = json.loads(small.read(path, MOST_BYTES))
+        lease = json.loads(directory.read_small(path, MOST_BYTES))
         return bool(lock_id and lease["lock_id"] == lock_id) or acts_under(
             _holders(lease, "holder_id"), lease.get("actor"), actor
         )

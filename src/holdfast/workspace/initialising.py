@@ -24,8 +24,7 @@ from holdfast.audit.chain import AuditTrail
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure, is_there, make_directories
-from holdfast.fs.moving import move
+from holdfast.fs.directory import Directory, io_failure, is_there, make_directories, move
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.desk import Desk
 from holdfast.locks.file_locker import FileLocker

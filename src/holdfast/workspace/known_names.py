@@ -12,7 +12,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.fs import calls, small
+from holdfast.fs import calls
+from holdfast.fs import directory as fs_directory
 
 MAIN = "main"
 MOST_TOLD = 100
@@ -110,7 +111,9 @@ def _records(root: str, directory: str) -> list[str]:
 
 def _record(root: str, directory: str, name: str) -> dict[str, Any]:
     try:
-        record = json.loads(small.read(os.path.join(root, directory, f"{name}.json"), _MOST_BYTES))
+        record = json.loads(
+            fs_directory.read_small(os.path.join(root, directory, f"{name}.json"), _MOST_BYTES)
+        )
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

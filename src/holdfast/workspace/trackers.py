@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from holdfast.errors import NotInitialised
-from holdfast.fs.small import is_there
+from holdfast.fs.directory import exists
 from holdfast.issues.tracker import Tracker
 from holdfast.leases.moments import SKEW
 from holdfast.locks.file_locker import DEFAULT_TIMEOUT
@@ -21,7 +21,7 @@ def find_root(start: Path) -> Path:
     """The directory with a tracker in it, this one or the nearest above it; else `NotInitialised`."""
     for mark in MARKS:
         for directory in (start, *start.parents):
-            if is_there(directory / mark):
+            if exists(directory / mark):
                 return directory
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
 

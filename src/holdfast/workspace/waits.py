@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from holdfast.audit.chain import AuditTrail
-from holdfast.fs.small import is_there
+from holdfast.fs.directory import exists
 from holdfast.holding.circles import Look, Picture
 from holdfast.store.base import Store
 from holdfast.store.files import FileStore
@@ -80,8 +80,8 @@ class ClaimsElsewhere(Elsewhere):
         if self._address is not None:
             return True
         if self._store is None:
-            return address_of(self._root) != FILES or is_there(self._root / "ledger")
-        return not isinstance(self._store, FileStore) or is_there(self._store.path / "ledger")
+            return address_of(self._root) != FILES or exists(self._root / "ledger")
+        return not isinstance(self._store, FileStore) or exists(self._store.path / "ledger")
 
     def _open(self, store: Store) -> Look:
         from holdfast.ledger.checkpoints import FileShelf
@@ -95,7 +95,7 @@ class LeasesElsewhere(Elsewhere):
     """The leases of the repository of a directory, for those who wait for a claim in the ledger there."""
 
     def _is_in_use(self) -> bool:
-        return is_there(self._root / ".jvs")
+        return exists(self._root / ".jvs")
 
     def _open(self, store: Store) -> Look:
         from holdfast.leases.desk import Desk
@@ -118,4 +118,4 @@ class LocksElsewhere:
         from holdfast.workspace.lock_waits import look_at, waits_of_repository
 
         place = waits_of_repository(self._root)
-        return look_at(Board([place])) if is_there(place) else Picture()
+        return look_at(Board([place])) if exists(place) else Picture()

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists
-from holdfast.fs.directory import is_there, make_directories
-from holdfast.fs.moving import move
+from holdfast.fs.directory import is_there, make_directories, move
 from holdfast.leases.records import Identity
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Stream, View
 from holdfast.worktrees import naming, payloads

@@ -18,8 +18,7 @@ import msgspec
 
 from holdfast.errors import ExchangeUnavailable, IoFailure, NotFound, PathEscape
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure, make_directories
-from holdfast.fs.moving import move, sync_parents
+from holdfast.fs.directory import Directory, io_failure, make_directories, move, sync_parents
 from holdfast.fs.names import split_relative
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace, Stream, View
 from holdfast.worktrees.control import Control

@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import AlreadyExists, Failure, NotFound, Refused
 from holdfast.fs import calls
-from holdfast.fs.descriptors import close_quietly
-from holdfast.fs.directory import Directory, io_failure
-from holdfast.fs.moving import move
+from holdfast.fs.directory import Directory, close_quietly, io_failure, move
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.naming import usable, visible
 from holdfast.worktrees.scratch import scratch

@@ -24,8 +24,8 @@ from holdfast.errors import (
 )
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
-from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.names import safe_name
+from holdfast.fs.probe import mounts_beneath
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import MAIN
 

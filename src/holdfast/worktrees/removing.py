@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
-from holdfast.fs.directory import is_there, make_directories
-from holdfast.fs.moving import move
+from holdfast.fs.directory import is_there, make_directories, move
 from holdfast.leases.records import Identity, LeaseKeys
 from holdfast.store.records import Create, Decision, Delete, Key, Stream, View
 from holdfast.worktrees import payloads

@@ -25,7 +25,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused
-from holdfast.fs.moving import move
+from holdfast.fs.directory import move
 from holdfast.leases.records import Identity, LeaseKeys, TokenCounter
 from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace, Stream, View
 from holdfast.worktrees import payloads

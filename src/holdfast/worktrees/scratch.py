@@ -25,8 +25,7 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, Corrupt, Failure, IoFailure, NotFound
 from holdfast.fs import calls, durable
-from holdfast.fs.descriptors import close_quietly
-from holdfast.fs.directory import Directory, io_failure, is_there, make_directories
+from holdfast.fs.directory import Directory, close_quietly, io_failure, is_there, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.leases.records import Identity
 from holdfast.locks import system

@@ -33,8 +33,7 @@ from holdfast.errors import (
     OutcomeUnknown,
 )
 from holdfast.fs import calls
-from holdfast.fs.directory import io_failure, make_directories
-from holdfast.fs.moving import move
+from holdfast.fs.directory import io_failure, make_directories, move
 from holdfast.store.records import Change, Create, Decision, Key, Replace, Stream, View
 from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready, reference_name

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.errors import ConsistencyUnavailable, IoFailure
 from holdfast.fs import calls
-from holdfast.fs.descriptors import write_all
+from holdfast.fs.directory import write_all
 from holdfast.fs.trees import PAYLOAD, READY, Captured, Engine, capture, materialise, verify
 from holdfast.fs.trees.linking import Order
 from holdfast.fs.trees.linking_process import LinkingProcess

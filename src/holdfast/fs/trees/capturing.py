@@ -15,7 +15,7 @@ from typing import NamedTuple
 from holdfast.clock import SystemClock
 from holdfast.errors import ConsistencyUnavailable, Failure, NotFound
 from holdfast.fs import calls, strictjson
-from holdfast.fs.descriptors import write_all
+from holdfast.fs.directory import write_all
 from holdfast.fs.trees.descent import Descent, shown, unwritable
 from holdfast.fs.trees.engines import Engine, clone_whole, is_whole
 from holdfast.fs.trees.files import Base

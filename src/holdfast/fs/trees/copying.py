@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, Self
 
 from holdfast.fs import calls
-from holdfast.fs.descriptors import write_all
+from holdfast.fs.directory import write_all
 from holdfast.fs.trees.scan import allocated
 
 _SMALL = 1 << 20

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from holdfast.errors import EngineUnavailable, IoFailure
 from holdfast.fs import calls
-from holdfast.fs.descriptors import close_quietly
-from holdfast.fs.directory import Directory
-from holdfast.fs.mounts import filesystem_kind
+from holdfast.fs.directory import Directory, close_quietly
+from holdfast.fs.probe import filesystem_kind
 from holdfast.fs.trees.descent import open_directory, unwritable
 
 _SUBVOLUME_ROOT = 256  # the inode of every btrfs subvolume's root

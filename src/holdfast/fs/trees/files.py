@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from holdfast.errors import ConsistencyUnavailable
 from holdfast.fs import calls
-from holdfast.fs.descriptors import close_quietly
+from holdfast.fs.directory import close_quietly
 from holdfast.fs.trees.content import HEAD_OF_ENTRY, READ, clone_file, head_of_entry, meta_of, read_xattrs
 from holdfast.fs.trees.copying import Content, copy_file, hash_file
 from holdfast.fs.trees.descent import Descent, shown, split, unreadable, unwritable

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
-from holdfast.fs.descriptors import Closing, write_all
+from holdfast.fs.directory import Closing, write_all
 from holdfast.fs.names import is_safe_name
 from holdfast.fs.trees.descent import Descent, unreadable, unwritable
 from holdfast.fs.trees.layout import HOMES, PAYLOAD, READY, REMNANTS

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.mounts import mounts_beneath
+from holdfast.fs.probe import mounts_beneath
 from holdfast.fs.trees.content import KIND_WORDS, link_path, meta_of, read_xattrs
 from holdfast.fs.trees.descent import Descent, shown, unreadable
 from holdfast.fs.trees.files import GONE, Base, Files, Known, Place

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from holdfast.errors import EngineUnavailable
-from holdfast.fs import calls, juicefs
-from holdfast.fs.mounts import filesystem_kind
+from holdfast.fs import calls, probe
+from holdfast.fs.probe import filesystem_kind
 from holdfast.fs.trees.descent import Descent, shown, unreadable, unwritable
 from holdfast.fs.trees.files import GONE
 from holdfast.fs.trees.manifest import ManifestEntry, decode_entry, directory_of, raw_entries
@@ -29,7 +29,7 @@ _PROGRAM = "juicefs"
 
 def why_not(source: Path, beside: Path) -> str:
     """Why a directory cannot be cloned to a place; "" if it can."""
-    if any(filesystem_kind(each) != juicefs.KIND for each in (source, beside)):
+    if any(filesystem_kind(each) != probe.KIND for each in (source, beside)):
         return "it is not on JuiceFS"
     if calls.stat(source).st_dev != calls.stat(beside).st_dev:
         return "the snapshots are on another JuiceFS"

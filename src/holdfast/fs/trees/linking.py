@@ -16,7 +16,7 @@ import select
 import struct
 
 from holdfast.fs import calls
-from holdfast.fs.descriptors import close_quietly, write_all
+from holdfast.fs.directory import close_quietly, write_all
 from holdfast.fs.trees.way import DIRECTORY, Way
 
 TYPE_CHECKING = False  # what checkers take for true

@@ -11,7 +11,7 @@ from __future__ import annotations
 import select
 import struct
 
-from holdfast.fs.descriptors import write_all
+from holdfast.fs.directory import write_all
 from holdfast.fs.trees.linking import END, NUMBER, Order
 from holdfast.fs.trees.second_process import program_of, start
 

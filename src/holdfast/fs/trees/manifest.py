@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt
 from holdfast.fs import calls
-from holdfast.fs.descriptors import close_quietly, write_all
+from holdfast.fs.directory import close_quietly, write_all
 from holdfast.fs.trees.descent import unreadable, unwritable
 from holdfast.fs.trees.layout import MANIFEST
 from holdfast.fs.trees.way import NOFOLLOW

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from holdfast.fs import calls
-from holdfast.fs.descriptors import Closing
+from holdfast.fs.directory import Closing
 from holdfast.fs.trees.attributes import Attributes
 from holdfast.fs.trees.descent import Descent, split, unwritable
 from holdfast.fs.trees.manifest import meta_of_directory, mtime_of_directory

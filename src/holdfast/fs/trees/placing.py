@@ -6,7 +6,7 @@ import stat
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.descriptors import close_quietly
+from holdfast.fs.directory import close_quietly
 from holdfast.fs.trees.attributes import Attributes
 from holdfast.fs.trees.content import READ, clone_file
 from holdfast.fs.trees.copying import copy_file

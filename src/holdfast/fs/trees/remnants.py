@@ -23,7 +23,7 @@ from typing import NamedTuple
 from holdfast.errors import Corrupt, Failure, NotFound, Refused
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, io_failure, is_there
-from holdfast.fs.mounts import mounts_beneath
+from holdfast.fs.probe import mounts_beneath
 from holdfast.fs.trees.descent import Descent, shown
 from holdfast.fs.trees.homes import read_homes
 from holdfast.fs.trees.layout import PAYLOAD, READY

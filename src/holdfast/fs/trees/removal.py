@@ -11,9 +11,8 @@ from pathlib import Path
 
 from holdfast.errors import NotFound, Refused
 from holdfast.fs import calls
-from holdfast.fs.descriptors import close_quietly
-from holdfast.fs.directory import io_failure
-from holdfast.fs.mounts import mounts_beneath
+from holdfast.fs.directory import close_quietly, io_failure
+from holdfast.fs.probe import mounts_beneath
 from holdfast.fs.trees.descent import Descent, shown
 from holdfast.fs.trees.scan import allocated
 from holdfast.fs.trees.way import DIRECTORY, joined

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.descriptors import Closing
-from holdfast.fs.mounts import mounts_beneath
+from holdfast.fs.directory import Closing
+from holdfast.fs.probe import mounts_beneath
 from holdfast.fs.trees.descent import Descent
 from holdfast.fs.trees.manifest import read_whole
 from holdfast.fs.trees.scan import directories_in, inode_of, is_identity

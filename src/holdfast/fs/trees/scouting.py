@@ -19,7 +19,7 @@ import struct
 import sys
 
 from holdfast.fs import calls
-from holdfast.fs.descriptors import write_all
+from holdfast.fs.directory import write_all
 from holdfast.fs.trees.scan import Listing, held_time, is_foreign, look
 from holdfast.fs.trees.way import Way, joined
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 
 from holdfast.fs import calls
-from holdfast.fs.descriptors import close_quietly
+from holdfast.fs.directory import close_quietly
 from holdfast.fs.trees.content import READ
 from holdfast.fs.trees.copying import hash_file
 from holdfast.fs.trees.descent import Descent, unreadable

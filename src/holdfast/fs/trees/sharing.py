@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.errors import Failure
 from holdfast.fs import calls, strictjson
-from holdfast.fs.descriptors import write_all
+from holdfast.fs.directory import write_all
 from holdfast.fs.trees.descent import unwritable
 from holdfast.fs.trees.homes import Stored, write_homes
 from holdfast.fs.trees.layout import HOMES, MANIFEST, PAYLOAD, READY

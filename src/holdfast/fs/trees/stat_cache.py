@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.descriptors import write_all
+from holdfast.fs.directory import write_all
 from holdfast.fs.trees.manifest import read_whole
 from holdfast.fs.trees.scan import inode_of
 from holdfast.fs.trees.way import NOFOLLOW

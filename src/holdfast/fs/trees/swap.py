@@ -8,8 +8,7 @@ from pathlib import Path
 
 from holdfast.errors import ExchangeUnavailable
 from holdfast.fs import calls
-from holdfast.fs.directory import io_failure
-from holdfast.fs.moving import although_read_only
+from holdfast.fs.directory import although_read_only, io_failure
 
 _UNAVAILABLE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
 

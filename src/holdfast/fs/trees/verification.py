@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
-from holdfast.fs.descriptors import close_quietly
+from holdfast.fs.directory import close_quietly
 from holdfast.fs.trees.content import READ
 from holdfast.fs.trees.copying import hash_file
 from holdfast.fs.trees.descent import shown

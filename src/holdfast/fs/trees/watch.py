@@ -13,8 +13,8 @@ import sys
 from contextlib import suppress
 
 from holdfast.fs import calls
-from holdfast.fs.descriptors import Closing, close_quietly
-from holdfast.fs.mounts import filesystem_kind, is_network
+from holdfast.fs.directory import Closing, close_quietly
+from holdfast.fs.probe import filesystem_kind, is_network
 from holdfast.fs.trees.way import joined
 
 _EVENT = struct.Struct("iIII")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from holdfast.fs import calls
-from holdfast.fs.descriptors import Closing, close_quietly
+from holdfast.fs.directory import Closing, close_quietly
 
 TYPE_CHECKING = False  # what checkers take for true
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from holdfast.audit.reading import check_chain
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, NotFound
-from holdfast.fs import calls, juicefs
+from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory, io_failure
-from holdfast.fs.probe import network_troubles, probe
+from holdfast.fs.probe import find_capabilities, network_troubles
 from holdfast.fs.reserve import LARGE, LARGE_BYTES
 from holdfast.store.files import FileStore
 from holdfast.worktrees.checks.leases import LEASES
@@ -172,13 +172,13 @@ def filesystem(examination: Examination) -> Iterator[Finding]:
     root = examination.control.places.root
     served = not isinstance(examination.control.store, FileStore)
     if examination.strict:
-        troubles = probe(root / ".jvs").troubles(records_elsewhere=served)
+        troubles = find_capabilities(root / ".jvs").troubles(records_elsewhere=served)
     else:
         troubles = [] if served else network_troubles(root)
     if troubles:
         yield Finding(
             "filesystem-unsafe",
-            Severity.WARNING if troubles == [juicefs.UNKNOWN] else Severity.ERROR,
+            Severity.WARNING if troubles == [probe.UNKNOWN] else Severity.ERROR,
             str(root),
             f"the repository is on a filesystem that cannot be trusted with it: {'; '.join(troubles)}",
             "Two processes may hold one lock, or what was acknowledged may be lost in a power cut.",

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from holdfast.audit.reading import Reader
 from holdfast.errors import Corrupt, LockConflict, NotFound, Refused
-from holdfast.fs.directory import Directory, make_directories
-from holdfast.fs.moving import move
+from holdfast.fs.directory import Directory, make_directories, move
 from holdfast.fs.names import is_safe_name
 from holdfast.fs.trees.remnants import Need
 from holdfast.store.records import Decision, View
