@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from holdfast.ledger.asynchronous import AsyncLedger as AsyncLedger
     from holdfast.ledger.claiming import Claims as Claims
     from holdfast.ledger.log import Ledger as Ledger
-    from holdfast.locks.file_locker import FileLocker as FileLocker
-    from holdfast.locks.file_locker import LockGuard as LockGuard
+    from holdfast.locks.file_lock import FileLocker as FileLocker
+    from holdfast.locks.file_lock import LockGuard as LockGuard
     from holdfast.locks.ledger_lock import LedgerLock as LedgerLock
     from holdfast.locks.repo_lock import RepoLock as RepoLock
     from holdfast.locks.retry import RetryConfig as RetryConfig
@@ -84,8 +84,8 @@ _HOMES = {
     "AsyncClaims": "holdfast.ledger.asynchronous",
     "look_around": "holdfast.workspace.overview",
     "Overview": "holdfast.workspace.overview",
-    "FileLocker": "holdfast.locks.file_locker",
-    "LockGuard": "holdfast.locks.file_locker",
+    "FileLocker": "holdfast.locks.file_lock",
+    "LockGuard": "holdfast.locks.file_lock",
     "RepoLock": "holdfast.locks.repo_lock",
     "LedgerLock": "holdfast.locks.ledger_lock",
     "RetryConfig": "holdfast.locks.retry",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.locks.holders import Liveness
+from holdfast.locks.identity import Liveness
 from holdfast.workspace.repository import Repository
 from tests.cli.commands import HOLDFAST, Running, data, environment, error, holdfast
 from tests.worktrees.stages import expire, json_at, make_repository

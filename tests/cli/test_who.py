@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import pytest
 
 from holdfast.errors import StoreUnavailable
-from holdfast.locks.holders import current_holder
+from holdfast.locks.identity import current_holder
 from holdfast.workspace import overview
 from tests.cli.commands import (
     HOLDFAST,

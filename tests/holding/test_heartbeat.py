@@ -26,7 +26,7 @@ from holdfast.leases.desk import Desk
 from holdfast.leases.held import HeldLease, acquire
 from holdfast.ledger.claiming import Claims
 from holdfast.ledger.log import Ledger
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until

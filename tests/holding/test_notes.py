@@ -14,7 +14,7 @@ from holdfast.fs import calls
 from holdfast.holding import notes
 from holdfast.holding.circles import Thing
 from holdfast.holding.notes import Board, Note, new_ticket
-from holdfast.locks.holders import current_holder
+from holdfast.locks.identity import current_holder
 from tests.locks.workers import Line, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a locked file cannot be read there")

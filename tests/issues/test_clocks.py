@@ -14,7 +14,7 @@ from holdfast.issues.keys import CLAIMS
 from holdfast.issues.records import State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.leases.moments import SKEW, Reading
-from holdfast.locks.holders import boot_clock_id
+from holdfast.locks.identity import boot_clock_id
 from holdfast.store.base import Store
 from holdfast.store.records import Decision, Replace, View
 from tests.cli.commands import data, error, holdfast

@@ -16,7 +16,7 @@ from holdfast.issues.creating import NewIssue
 from holdfast.issues.gating import Definition
 from holdfast.issues.records import GateStatus, State
 from holdfast.issues.tracker import Tracker, Update
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.store.files import FileStore
 from tests.issues.trackers import events_of, made, problems, tracker_at
 from tests.locks.workers import Line, Workers, wait_until

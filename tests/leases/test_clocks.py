@@ -16,7 +16,7 @@ from holdfast.leases.desk import Desk
 from holdfast.leases.moments import SKEW, Reading
 from holdfast.leases.protocol import SHOW_EVERY, Granted, Waiting
 from holdfast.leases.records import LeaseKeys
-from holdfast.locks.holders import boot_clock_id
+from holdfast.locks.identity import boot_clock_id
 from holdfast.store.memory import MemoryStore
 from holdfast.store.records import Decision, View
 from tests.cli.commands import data, error, holdfast

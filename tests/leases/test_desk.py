@@ -23,7 +23,7 @@ from holdfast.leases import protocol
 from holdfast.leases.desk import Desk
 from holdfast.leases.held import HeldLease, acquire
 from holdfast.leases.records import LeaseKeys
-from holdfast.locks.holders import Holder, Liveness
+from holdfast.locks.identity import Holder, Liveness
 from holdfast.store.base import Store
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore

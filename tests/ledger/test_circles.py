@@ -12,7 +12,7 @@ from holdfast.holding.circles import Picture, circle_of
 from holdfast.leases.desk import Desk
 from holdfast.ledger.claiming import Claims
 from holdfast.ledger.log import Ledger
-from holdfast.locks.holders import current_holder, holder_with_pid
+from holdfast.locks.identity import current_holder, holder_with_pid
 from holdfast.store.memory import MemoryStore
 from tests.ledger.ledgers import acquired
 

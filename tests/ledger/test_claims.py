@@ -23,7 +23,7 @@ from holdfast.ledger.claiming import Claims
 from holdfast.ledger.events import EVENTS
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.nodes import is_under, node_id, order
-from holdfast.locks.holders import current_holder, described
+from holdfast.locks.identity import current_holder, described
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 from holdfast.store.records import Create, Decision

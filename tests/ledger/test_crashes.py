@@ -22,7 +22,7 @@ from holdfast.fs.directory import Directory
 from holdfast.ledger.claims import ACQUIRED, REAPED
 from holdfast.ledger.events import EVENTS
 from holdfast.ledger.log import Ledger
-from holdfast.locks import kept_draft
+from holdfast.locks import lock_file
 from holdfast.store import intents
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import Attempt, Outcome, error_points, interposed, kill_points
@@ -91,7 +91,7 @@ class AppendingOften(Appending):
 
     def _append(self, ledger: Ledger) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kept_draft, "KEPT_FROM", 0)
+            patch.setattr(lock_file, "KEPT_FROM", 0)
             assert isinstance(ledger.store, FileStore)
             ledger.store._numbers.remember_durable(ledger.store._place(EVENTS), WARM)
             super()._append(ledger)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.errors import LockTimeout
-from holdfast.locks.file_locker import FileLocker, LockGuard
+from holdfast.locks.file_lock import FileLocker, LockGuard
 from holdfast.locks.kernel_locks import find_holders
 from tests.locks.workers import PATIENCE, Line, Task, Worker, Workers, wait_until
 
@@ -24,8 +24,8 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux show
 IMPORTED_LATE = (
     "ctypes",
     "holdfast.fs.native",
-    "holdfast.locks.async_acquisition",
-    "holdfast.locks.contended",
+    "holdfast.locks.async_file_lock",
+    "holdfast.locks.kernel_locks",
 )
 
 

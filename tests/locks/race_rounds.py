@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Protocol
 from holdfast.clock import ManualClock, format_instant
 from holdfast.errors import RepoLocked
 from holdfast.fs import calls
-from holdfast.locks import processes
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks import identity
+from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.repo_lock import RepoLock
 from tests.locks.workers import Line, Worker, Workers, wait_until
 
@@ -80,7 +80,7 @@ def stale_locks(data_dir: Path, workers: Workers) -> list[StaleLock]:
     dead, by_dead = _killed_holder(data_dir, workers)
     zombie, by_zombie = _killed_holder(data_dir, workers)
     dead.wait()
-    wait_until(lambda: (seen := processes.find_process(zombie.pid)) is not None and seen.is_zombie)
+    wait_until(lambda: (seen := identity.find_process(zombie.pid)) is not None and seen.is_zombie)
     with RepoLock(data_dir).lock(REPO):
         mine = json.loads(lock_path(data_dir).read_bytes())
     host, user, pid, start_time = mine["holder_id"].split(":")

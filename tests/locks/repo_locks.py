@@ -14,7 +14,7 @@ from holdfast.clock import ManualClock, format_instant
 from holdfast.errors import (
     RepoLocked,
 )
-from holdfast.locks.holders import Liveness
+from holdfast.locks.identity import Liveness
 from holdfast.locks.repo_lock import RepoLock
 from tests.locks.workers import Line, Worker, Workers
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.locks.callers import calling_agent, is_ours
-from holdfast.locks.holders import current_holder, holder_with_pid
+from holdfast.locks.identity import calling_agent, current_holder, holder_with_pid, is_ours
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shells of POSIX")
 
-SHOW = "from holdfast.locks.callers import calling_agent; print(calling_agent().pid)"
+SHOW = "from holdfast.locks.identity import calling_agent; print(calling_agent().pid)"
 
 
 def run(command: list[str]) -> int:

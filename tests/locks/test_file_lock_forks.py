@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from tests.locks.lock_watch import (
     is_free,
     linux_only,
@@ -153,7 +153,7 @@ def test_an_executed_program_inherits_no_descriptor(path: Path) -> None:
 FORKS_AMID_THREADS = """
 import os, sys, threading, traceback
 from holdfast.errors import LockTimeout
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 
 root, forks = sys.argv[1], int(sys.argv[2])
 done = threading.Event()

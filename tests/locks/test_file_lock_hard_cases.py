@@ -16,9 +16,9 @@ from holdfast.errors import (
     LockReentry,
     LockTimeout,
 )
-from holdfast.locks.descriptors import MOST_IDLE
-from holdfast.locks.file_locker import FileLocker, LockGuard
-from holdfast.locks.waiting import Wait
+from holdfast.locks.file_lock import FileLocker, LockGuard
+from holdfast.locks.flock import MOST_IDLE
+from holdfast.locks.flock_wait import LockWait
 from tests.locks.lock_watch import (
     Caller,
     descriptors_of,
@@ -156,7 +156,7 @@ def test_two_lockers_in_one_thread_exclude_each_other(path: Path) -> None:
 @pytest.fixture
 def nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if anything waits for a lock."""
-    monkeypatch.setattr(Wait, "acquire", lambda *_, **__: pytest.fail("it waits"))
+    monkeypatch.setattr(LockWait, "acquire", lambda *_, **__: pytest.fail("it waits"))
 
 
 @pytest.mark.parametrize(("held", "wanted"), [(False, False), (False, True), (True, False)])
@@ -408,7 +408,7 @@ def test_setting_the_wall_clock_neither_shortens_nor_prolongs_a_wait(
 def test_a_wait_ends_by_the_clock_that_never_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
     real, ahead = time.monotonic, 0.0
     monkeypatch.setattr(time, "monotonic", lambda: real() + ahead)
-    waiter = Wait(3600.0)
+    waiter = LockWait(3600.0)
     assert not waiter.is_over()
 
     ahead = 3601.0

@@ -22,7 +22,7 @@ from holdfast.errors import (
     PathEscape,
     Refused,
 )
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.repo_lock import RepoLock
 from tests.locks.lock_watch import (
     Caller,

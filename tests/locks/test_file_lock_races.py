@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.locks.descriptors import Description
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
+from holdfast.locks.flock import OpenFileDescription
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 
 if sys.platform == "win32":
@@ -71,7 +71,9 @@ def given_back_too_early() -> Lock:
 
 
 def without_a_look_at_which_file_was_locked() -> Lock:
-    pytest.MonkeyPatch().setattr(Description, "is_current", lambda _: True)  # in a worker, which ends with it
+    pytest.MonkeyPatch().setattr(
+        OpenFileDescription, "is_current", lambda _: True
+    )  # in a worker, which ends with it
     return ours()
 
 

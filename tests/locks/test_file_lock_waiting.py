@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import LockTimeout
-from holdfast.locks import contended, waiting
-from holdfast.locks.file_locker import FileLocker
-from holdfast.locks.waiting import Wait
+from holdfast.locks import flock_wait, kernel_locks
+from holdfast.locks.file_lock import FileLocker
+from holdfast.locks.flock_wait import LockWait
 from tests.locks.lock_watch import (
     Caller,
     descriptors_of,
@@ -348,7 +348,7 @@ def test_one_thread_watches_all_deadlines_and_ends_after_the_last(scratch: Path)
             each.result()
 
     wait_until_no_thread_is_left()
-    assert waiting._watcher._waits == set()
+    assert flock_wait._watcher._waits == set()
 
 
 def test_a_short_wait_ends_before_a_long_one_that_began_earlier(path: Path) -> None:
@@ -363,7 +363,7 @@ def test_a_short_wait_ends_before_a_long_one_that_began_earlier(path: Path) -> N
 
 @linux_only
 def test_a_wait_without_a_limit_can_be_cancelled_by_another_thread(path: Path) -> None:
-    wait = Wait(None, cancellable=True)
+    wait = LockWait(None, cancellable=True)
     locker = FileLocker(None)
     with flocked(path):
         waiter = Caller(lambda: locker.acquire(path, shared=False, wait=wait))
@@ -379,7 +379,7 @@ def test_a_wait_without_a_limit_can_be_cancelled_by_another_thread(path: Path) -
 
 @linux_only
 def test_a_wait_that_is_cancelled_before_it_begins_does_not_begin(path: Path) -> None:
-    wait = Wait(None, cancellable=True)
+    wait = LockWait(None, cancellable=True)
     wait.cancel()
 
     with flocked(path), pytest.raises(LockTimeout):
@@ -390,7 +390,7 @@ def test_a_wait_that_is_cancelled_before_it_begins_does_not_begin(path: Path) ->
 def test_cancelling_at_any_moment_ends_the_wait(path: Path) -> None:
     with flocked(path):
         for turn in range(200):
-            wait = Wait(None, cancellable=True)
+            wait = LockWait(None, cancellable=True)
             waiter = Caller(partial(FileLocker(None).acquire, path, shared=False, wait=wait))
             for _ in range(turn * 20):
                 pass
@@ -401,8 +401,8 @@ def test_cancelling_at_any_moment_ends_the_wait(path: Path) -> None:
 
 
 def test_on_a_network_file_system_the_lock_is_polled(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contended, "filesystem_kind", lambda _: "nfs4")
-    monkeypatch.setattr(Wait, "_acquire_in_kernel", lambda *_: pytest.fail("it trusts the kernel"))
+    monkeypatch.setattr(kernel_locks, "filesystem_kind", lambda _: "nfs4")
+    monkeypatch.setattr(LockWait, "_acquire_in_kernel", lambda *_: pytest.fail("it trusts the kernel"))
 
     with flocked(path):
         assert 0.05 <= time_out(path, 0.05) < LATE
@@ -422,7 +422,7 @@ def test_abandoned_waits_leave_no_thread_no_descriptor_and_no_surprise_grant(
     for turn in range(200):
         assert holder.ask(("try", False)) is True
         time_out(path, 0.0002 * (turn % 5))
-        wait = Wait(None, cancellable=True)
+        wait = LockWait(None, cancellable=True)
         abandoned = Caller(partial(FileLocker(None).acquire, path, shared=False, wait=wait))
         wait.cancel()
         with pytest.raises(LockTimeout):

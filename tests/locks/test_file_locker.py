@@ -18,10 +18,10 @@ import pytest
 
 from holdfast.errors import ExitStatus, IoFailure, LockTimeout, NotFound, TooManyRetries
 from holdfast.fs import calls
-from holdfast.locks import contended
-from holdfast.locks.file_locker import FileLocker, LockGuard
+from holdfast.locks import kernel_locks
+from holdfast.locks.file_lock import FileLocker, LockGuard
+from holdfast.locks.flock_wait import LockWait
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
-from holdfast.locks.waiting import Wait
 from tests.locks.lock_watch import (
     Caller,
     Pair,
@@ -96,7 +96,7 @@ def test_trying_says_none_at_once_if_the_file_is_held(
     take: Take, shared: bool, path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start_holding(workers, path)
-    monkeypatch.setattr(Wait, "acquire", lambda *_, **__: pytest.fail("it waits"))
+    monkeypatch.setattr(LockWait, "acquire", lambda *_, **__: pytest.fail("it waits"))
 
     assert take(FileLocker(None), path) is None
 
@@ -271,7 +271,7 @@ def test_the_lock_of_a_stopped_process_stays_its_own(path: Path, workers: Worker
 def test_a_program_that_ends_with_guards_alive_says_nothing_about_it(path: Path) -> None:
     program = (
         "import sys\n"
-        "from holdfast.locks.file_locker import FileLocker\n"
+        "from holdfast.locks.file_lock import FileLocker\n"
         "class Circle: pass\n"
         "circle = Circle(); circle.itself = circle\n"
         f"circle.guard = FileLocker(0).lock_shared({str(path)!r})\n"
@@ -454,7 +454,7 @@ def test_a_timeout_names_a_holder_that_is_another_program(path: Path) -> None:
 def test_a_timeout_of_an_unknown_holder_still_names_the_path_and_the_time(
     timeout: float, shown: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contended, "find_holders", lambda _: None)
+    monkeypatch.setattr(kernel_locks, "find_holders", lambda _: None)
 
     with flocked(path), pytest.raises(LockTimeout) as caught:
         FileLocker(timeout).lock_exclusive(path)

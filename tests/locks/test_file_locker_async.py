@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import LockReentry, LockTimeout
-from holdfast.locks.file_locker import FileLocker, LockGuard
+from holdfast.locks.file_lock import FileLocker, LockGuard
 from tests.locks.lock_watch import (
     flocked,
     holding,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from tests.locks.lock_watch import (
     Pair,
     hold,

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.locks import processes
-from holdfast.locks.holders import Holder, Liveness, current_holder, liveness, process_liveness
+from holdfast.locks import identity
+from holdfast.locks.identity import Holder, Liveness, current_holder, liveness, process_liveness
 from tests.locks.lock_watch import become_nobody, linux_only
 from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 
@@ -190,9 +190,9 @@ def test_a_zombie_is_dead(workers: Workers) -> None:
 
     worker.kill()
 
-    wait_until(lambda: (seen := processes.find_process(worker.pid)) is not None and seen.is_zombie)
+    wait_until(lambda: (seen := identity.find_process(worker.pid)) is not None and seen.is_zombie)
     assert liveness(holder) is DEAD
-    assert processes.is_there(worker.pid), "its number is not free yet"
+    assert identity.is_there(worker.pid), "its number is not free yet"
     worker.wait()
     assert liveness(holder) is DEAD
 
@@ -235,7 +235,7 @@ def test_the_name_of_a_process_cannot_disguise_it(name: str, workers: Workers) -
     worker = workers.start(rename_and_wait)
     holder = worker.hear()
 
-    found = processes.find_process(worker.pid)
+    found = identity.find_process(worker.pid)
 
     assert found is not None
     assert (found.start_time, found.is_zombie) == (holder.start_time, False)
@@ -263,9 +263,9 @@ def test_a_process_of_another_user_is_alive_though_it_cannot_be_signalled(worker
         try:
             os.kill(1, 0)
         except PermissionError:
-            line.say(("EPERM", process_liveness(1), processes.is_there(1)))
+            line.say(("EPERM", process_liveness(1), identity.is_there(1)))
         else:
-            line.say(("permitted", process_liveness(1), processes.is_there(1)))
+            line.say(("permitted", process_liveness(1), identity.is_there(1)))
 
     permission, alive, is_there = workers.start(look_at_the_first_process).hear()
 
@@ -307,7 +307,7 @@ HERE = Holder("host", "user", 100, "5000", "boot-1", "machine-1", "namespace-1")
 def test_only_the_same_machine_started_anew_makes_a_holder_dead_from_afar(
     holder: Holder, expected: Liveness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "find_process", lambda _: pytest.fail("numbers mean nothing there"))
+    monkeypatch.setattr(identity, "find_process", lambda _: pytest.fail("numbers mean nothing there"))
 
     assert liveness(holder, here=HERE) is expected
 
@@ -331,7 +331,7 @@ def test_a_real_restart_is_a_boot_id_that_has_changed() -> None:
 
 SAY_WHO = """
 import json, os, sys
-from holdfast.locks.holders import Holder, current_holder, liveness
+from holdfast.locks.identity import Holder, current_holder, liveness
 me = current_holder()
 child = os.fork()
 if child == 0:
@@ -404,7 +404,7 @@ def test_a_host_whose_name_has_a_colon_still_makes_four_fields() -> None:
     program = """
 import socket
 socket.sethostname("a:b")
-from holdfast.locks.holders import Holder, current_holder, liveness
+from holdfast.locks.identity import Holder, current_holder, liveness
 me = current_holder()
 print(me.holder_id.count(":"), Holder.from_record(me.as_record()) == me, liveness(me).value, flush=True)
 """
@@ -417,7 +417,7 @@ def test_without_a_proc_file_system_nobody_is_taken_for_dead() -> None:
     program = """
 import os, subprocess
 subprocess.run(["umount", "-l", "/proc"], check=True)
-from holdfast.locks.holders import current_holder, liveness
+from holdfast.locks.identity import current_holder, liveness
 me = current_holder()
 print(liveness(me).value, liveness(me._replace(pid=(1 << 22) - 1)).value, flush=True)
 """
@@ -430,7 +430,7 @@ def test_a_process_that_the_system_hides_from_this_user_is_alive() -> None:
     program = """
 import os, subprocess, sys
 from holdfast.locks import processes
-from holdfast.locks.holders import process_liveness
+from holdfast.locks.identity import process_liveness
 import holdfast.fs.durable
 subprocess.run(["mount", "-t", "proc", "-o", "hidepid=2", "proc", "/proc"], check=True)
 gone = subprocess.Popen(["true"])
@@ -445,7 +445,7 @@ print(hidden, process_liveness(1).value, process_liveness(gone.pid).value, flush
 
 GIVE_OUT = """
 import json, os, time
-from holdfast.locks.holders import Holder, current_holder, liveness
+from holdfast.locks.identity import Holder, current_holder, liveness
 
 def give_out(number):
     "Let the next process have this number."

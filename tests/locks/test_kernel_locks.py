@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.fs import directory
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.kernel_locks import HeldFlock, held_flocks, inode_of, is_holding
 from tests.locks.workers import Line, Workers
 

@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.clock import ManualClock, format_instant, parse_instant
 from holdfast.errors import JsonInvalid, LockChanged, LockReentry, LockTimeout, NotFound, TooLarge
-from holdfast.locks.holders import Holder, Liveness, current_holder
+from holdfast.locks.identity import Holder, Liveness, current_holder
 from holdfast.locks.ledger_lock import (
     DEFAULT_TIMEOUT,
     POLL_INTERVAL,

@@ -14,8 +14,8 @@ import pytest
 
 from holdfast.errors import AlreadyExists, LockTimeout
 from holdfast.fs import durable
-from holdfast.locks.file_locker import FileLocker
-from holdfast.locks.holders import Liveness
+from holdfast.locks.file_lock import FileLocker
+from holdfast.locks.identity import Liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.lock_file import Coded
 from tests.locks.ledger_locks import (

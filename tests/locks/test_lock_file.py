@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.errors import IoFailure, LockTimeout, RepoLocked
 from holdfast.fs import calls
-from holdfast.locks.holders import current_holder
+from holdfast.locks.identity import current_holder
 from holdfast.locks.ledger_lock import HeldLedgerLock, LedgerLock
 from holdfast.locks.lock_file import LockFile, Sighting
 from holdfast.locks.repo_lock import HeldRepoLock, RepoLock

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import LockReentry, LockTimeout
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from tests.locks.lock_watch import Caller, flocked, start_holding, wait_until_waiting
 from tests.locks.workers import PATIENCE, Workers, wait_until
 
@@ -53,7 +53,7 @@ def test_a_try_that_is_refused_counts_as_nothing(path: Path) -> None:
 
 def test_time_held_is_from_the_grant_to_the_release(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("holdfast.locks.file_locker.monotonic", lambda: now)
+    monkeypatch.setattr("holdfast.locks.file_lock.monotonic", lambda: now)
     locker = FileLocker(0)
 
     for seconds in (2.0, 3.5):

@@ -28,7 +28,7 @@ from holdfast.errors import (
     TooLarge,
 )
 from holdfast.fs import calls
-from holdfast.locks.holders import Holder, Liveness, current_holder
+from holdfast.locks.identity import Holder, Liveness, current_holder
 from holdfast.locks.repo_lock import DEFAULT_STALE_AFTER, RepoLock, RepoLockInfo
 from tests.locks.repo_locks import (
     ALIVE,

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.errors import RepoLocked
 from holdfast.fs import durable
-from holdfast.locks.holders import Liveness, process_liveness
+from holdfast.locks.identity import Liveness, process_liveness
 from holdfast.locks.lock_file import LockFile
 from holdfast.locks.repo_lock import HeldRepoLock, RepoLock, RepoLockInfo
 from tests.locks.race_rounds import LATE, REPO, MakeLock, delayed, lock_path, pause, race, storm

@@ -14,8 +14,8 @@ from holdfast.clock import ManualClock, format_instant
 from holdfast.errors import (
     RepoLocked,
 )
-from holdfast.locks.file_locker import FileLocker
-from holdfast.locks.holders import Liveness, current_holder
+from holdfast.locks.file_lock import FileLocker
+from holdfast.locks.identity import Liveness, current_holder
 from holdfast.locks.repo_lock import DEFAULT_STALE_AFTER, RepoLock, RepoLockInfo
 from tests.locks.repo_locks import (
     ALIVE,
@@ -309,7 +309,7 @@ def test_nobody_waits_for_one_who_was_stopped_while_taking_over(tmp_path: Path, 
     stopped = start_with(workers, lambda: FileLocker().lock_exclusive(guard))
     stopped.stop()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.locks.waiting.Wait.acquire", lambda *_, **__: pytest.fail("it waits"))
+        patch.setattr("holdfast.locks.flock_wait.LockWait.acquire", lambda *_, **__: pytest.fail("it waits"))
         assert is_held(RepoLock(tmp_path))
     stopped.kill()
     stopped.wait()

@@ -20,14 +20,15 @@ from holdfast.errors import (
     SettingInvalid,
     TooManyRetries,
 )
-from holdfast.locks.retry import RetryConfig, retry_with_backoff
-from holdfast.locks.settings import (
+from holdfast.locks.retry import (
     DEFAULT_LOCK_TIMEOUT,
     INITIAL_DELAY_MS,
     LOCK_TIMEOUT,
     MAX_ATTEMPTS,
+    RetryConfig,
     lock_timeout,
     retry_config,
+    retry_with_backoff,
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.locks import ledger_lock
-from holdfast.locks.holders import current_holder
+from holdfast.locks.identity import current_holder
 from holdfast.store.files import FileStore
 from holdfast.store.records import Append, Change, Create, Decision, Delete, Key, Replace, Stream, View
 from tests.store.worlds import INDEX, Listed, Named, Text, World

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.fs import calls
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.testing.crash import (
     SHORT_WRITE,
     Attempt,

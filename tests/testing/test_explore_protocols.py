@@ -16,8 +16,8 @@ import pytest
 from holdfast.errors import LockTimeout, RepoLocked
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
-from holdfast.locks.file_locker import FileLocker
-from holdfast.locks.holders import Liveness
+from holdfast.locks.file_lock import FileLocker
+from holdfast.locks.identity import Liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.lock_file import LockFile
 from holdfast.locks.repo_lock import RepoLock, RepoLockInfo
@@ -343,7 +343,7 @@ def test_the_explorer_finds_a_store_that_locks_nothing(monkeypatch: pytest.Monke
     def check(directory: Path, results: Sequence[Result]) -> None:
         assert read_one_after_the_other(directory)[0] == 12, "a deposit is lost"
 
-    monkeypatch.setattr("holdfast.locks.system.try_lock", lambda fd, shared: True)
+    monkeypatch.setattr("holdfast.locks.flock.try_lock", lambda fd, shared: True)
     explored = explore([deposit] * 2, prepare=accounts, check=check)
 
     assert "a deposit is lost" in str(explored)

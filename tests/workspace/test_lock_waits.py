@@ -28,7 +28,7 @@ from holdfast.errors import Deadlock, Failure, LockTimeout
 from holdfast.fs import calls
 from holdfast.holding import circles, notes
 from holdfast.holding.notes import Board, Note
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.kernel_locks import inode_of
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.workspace.ledgers import OpenLedger

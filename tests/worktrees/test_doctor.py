@@ -16,7 +16,7 @@ from holdfast.clock import format_instant
 from holdfast.errors import LockConflict
 from holdfast.fs import probe as probing
 from holdfast.fs.directory import make_directories
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.workspace import checks
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import doctor, scratch

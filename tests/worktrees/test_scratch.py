@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Failure
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import scratch as scratches

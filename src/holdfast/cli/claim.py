@@ -80,7 +80,7 @@ def take(
       holdfast claim take 1.2.3 --owner agent-7 --wait 1m --json
     """
     from holdfast.cli.claim_view import claim_record, taken_lines
-    from holdfast.locks.callers import calling_agent
+    from holdfast.locks.identity import calling_agent
 
     claims = open_at(directory).claims
     limit = 0.0 if wait is None else None if wait == UNLIMITED else wait

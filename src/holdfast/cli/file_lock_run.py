@@ -12,7 +12,7 @@ from holdfast.cli.observing import observe_file_lock
 from holdfast.cli.options import UNLIMITED
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.errors import LockConflict, LockTimeout
-from holdfast.locks.file_locker import FileLocker, LockGuard
+from holdfast.locks.file_lock import FileLocker, LockGuard
 
 
 class Request(NamedTuple):
@@ -54,7 +54,7 @@ class Request(NamedTuple):
 
     def _limit(self) -> float | None:
         if self.timeout is None:
-            from holdfast.locks.settings import lock_timeout
+            from holdfast.locks.retry import lock_timeout
 
             return lock_timeout(os.environ)
         return None if self.timeout == UNLIMITED else self.timeout

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.kernel_locks import FileLockHolder, find_holders, with_queue
 
 FREE, SHARED, EXCLUSIVE = "free", "shared", "exclusive"

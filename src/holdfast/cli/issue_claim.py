@@ -54,7 +54,7 @@ def claim(
       holdfast issue claim 4f1c --ttl 30m
     """
     from holdfast.cli.issue_view import claimed_lines, claimed_record
-    from holdfast.locks.callers import calling_agent
+    from holdfast.locks.identity import calling_agent
 
     with tracking(repo, actor) as tracker:
         request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
@@ -100,7 +100,7 @@ def claim_next(
     """
     from holdfast.cli.issue_view import broken_records, claimed_lines, claimed_record, warn_of_broken
     from holdfast.issues.search import Query
-    from holdfast.locks.callers import calling_agent
+    from holdfast.locks.identity import calling_agent
 
     query = Query(labels=labels)
     with tracking(repo, actor) as tracker:

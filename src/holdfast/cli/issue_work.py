@@ -65,7 +65,7 @@ def work(
     from holdfast.holding.heartbeat import BEATS
     from holdfast.issues.claim_records import ClaimId
     from holdfast.issues.claiming import HeldClaim
-    from holdfast.locks.callers import calling_agent
+    from holdfast.locks.identity import calling_agent
     from holdfast.workspace.plain.issues import broken_records
 
     if take_next is (issue_id is not None):

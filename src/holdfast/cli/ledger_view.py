@@ -10,7 +10,7 @@ from holdfast.clock import format_duration
 from holdfast.errors import Corrupt, NotFound
 from holdfast.ledger.events import Recorded
 from holdfast.ledger.verify import Verdict
-from holdfast.locks.holders import Liveness
+from holdfast.locks.identity import Liveness
 from holdfast.locks.ledger_lock import LedgerLock, LedgerLockState
 from holdfast.workspace.ledgers import OpenLedger
 

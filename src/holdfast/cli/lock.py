@@ -29,7 +29,7 @@ from holdfast.errors import UsageFailure
 
 if TYPE_CHECKING:
     from holdfast.leases.records import Lease
-    from holdfast.locks.holders import Holder
+    from holdfast.locks.identity import Holder
 
 group = Group(
     "lock",
@@ -286,8 +286,7 @@ def _print_granted(output: Output, lease: Lease, *, field: str | None, export: b
 
 def _holder(pid: int | None) -> Holder:
     """Who holds what this command acquires: the process that runs it, which lives longer than we do."""
-    from holdfast.locks.callers import calling_agent
-    from holdfast.locks.holders import holder_with_pid
+    from holdfast.locks.identity import calling_agent, holder_with_pid
 
     if pid is not None:
         named = holder_with_pid(pid)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from holdfast.clock import format_duration
-from holdfast.locks.holders import Liveness
+from holdfast.locks.identity import Liveness
 from holdfast.workspace.plain.leases import lease_record as lease_record
 from holdfast.workspace.plain.leases import state_record as state_record
 from holdfast.workspace.plain.leases import state_word

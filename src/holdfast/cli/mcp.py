@@ -53,8 +53,8 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
       holdfast mcp --repo .
     """
     from holdfast.fs.names import checked_actor
-    from holdfast.locks.callers import calling_agent
-    from holdfast.locks.settings import lock_timeout, retry_config
+    from holdfast.locks.identity import calling_agent
+    from holdfast.locks.retry import lock_timeout, retry_config
 
     output.leave_stdout_to_the_command()
     try:

@@ -17,12 +17,12 @@ from holdfast.errors import Failure
 from holdfast.holding.lookout import Lookout
 
 if TYPE_CHECKING:
+    from holdfast.locks.flock_wait import LockWait
     from holdfast.locks.repo_lock import RepoLock
-    from holdfast.locks.waiting import Wait
     from holdfast.workspace.lock_waits import LockWaits, NotedWait
 
 
-def observe_file_lock(path: str, wait: Wait, *, shared: bool, fair: bool) -> Lookout:
+def observe_file_lock(path: str, wait: LockWait, *, shared: bool, fair: bool) -> Lookout:
     """Look on while this command waits for the lock on a file: for `FileLocker(observer=...)`."""
     since = time.time()
 
@@ -46,7 +46,7 @@ def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
     """What is around this command: its repository, if it is in one or the lock is, and the data directory."""
     from holdfast.cli.places import data_directory, store_address
     from holdfast.cli.repository import ACTOR, LOCK_ID
-    from holdfast.locks.callers import calling_agent
+    from holdfast.locks.identity import calling_agent
     from holdfast.workspace.lock_waits import LockWaits, surroundings
 
     if data_dir is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from holdfast.clock import format_duration, format_instant
-from holdfast.locks.holders import Liveness
+from holdfast.locks.identity import Liveness
 from holdfast.locks.repo_lock import RepoLockState
 
 

@@ -63,7 +63,7 @@ def writing_options(command: Command) -> Command:
 def tracking(repo: str | None, actor: str | None = None, *, init: bool = False) -> Iterator[Tracker]:
     """The tracker, opened as the options and the environment say; with advice if a lock cannot be had."""
     from holdfast.fs.names import checked_actor
-    from holdfast.locks.settings import lock_timeout, retry_config
+    from holdfast.locks.retry import lock_timeout, retry_config
     from holdfast.workspace.trackers import find_root, open_tracker
 
     named = repo or os.environ.get(REPO_VARIABLE)
@@ -106,6 +106,6 @@ def claim_for(issue_id: str, flag: str | None) -> ClaimId | None:
 
 
 def _person() -> str:
-    from holdfast.locks.holders import current_holder
+    from holdfast.locks.identity import current_holder
 
     return f"human:{current_holder().user.replace(' ', '_') or 'unknown'}"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from holdfast.errors import Deadlock, Failure
-from holdfast.locks import descriptors as _descriptors  # noqa: F401 - its hooks are registered by now
+from holdfast.locks import flock as _descriptors  # noqa: F401 - its hooks are registered by now
 
 LOOK_UP = 0.1
 """How often one who may be cancelled looks whether it is to give up."""

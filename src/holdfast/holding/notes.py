@@ -29,10 +29,10 @@ from holdfast.fs import calls, strictjson
 from holdfast.fs import directory as fs_directory
 from holdfast.fs.directory import make_directories
 from holdfast.holding.circles import Party, Thing, Wait, process_id
-from holdfast.locks import system
-from holdfast.locks.descriptors import without_forks
-from holdfast.locks.file_locker import FileLocker, LockGuard
-from holdfast.locks.holders import Holder, Liveness, current_vantage, liveness
+from holdfast.locks import flock
+from holdfast.locks.file_lock import FileLocker, LockGuard
+from holdfast.locks.flock import without_forks
+from holdfast.locks.identity import Holder, Liveness, current_vantage, liveness
 
 SUFFIX = ".json"
 MOST_BYTES = 64 << 10
@@ -220,7 +220,7 @@ def _look_at(path: str, *, sweep: bool) -> Note | None:
         except OSError:
             return None  # taken down meanwhile
         try:
-            over = system.try_lock(descriptor, True)
+            over = flock.try_lock(descriptor, True)
             note = _parsed(calls.read(descriptor, MOST_BYTES))
             if over and sweep and _may_be_swept(note):
                 calls.unlink(path)

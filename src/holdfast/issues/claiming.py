@@ -29,7 +29,7 @@ from holdfast.issues.keys import CLAIMS, EVENTS
 from holdfast.issues.reading import Broken, Snapshot
 from holdfast.issues.records import Issue, State
 from holdfast.issues.transactions import Transactions
-from holdfast.locks.holders import Holder, current_holder, described
+from holdfast.locks.identity import Holder, current_holder, described
 from holdfast.store.records import Decision, Replace, View
 
 LOOK_AGAIN = 2.0

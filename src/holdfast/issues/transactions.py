@@ -29,7 +29,7 @@ from holdfast.issues.keys import DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES
 from holdfast.issues.reading import TOLERANT_ISSUES, Broken, Snapshot, look_at, read_issue, take_snapshot
 from holdfast.issues.records import Issue
 from holdfast.leases.moments import SKEW, Moment, Reading
-from holdfast.locks.holders import boot_clock_id
+from holdfast.locks.identity import boot_clock_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.base import Store
 from holdfast.store.records import Decision, Key, Stream, Unreadable, View

@@ -17,14 +17,7 @@ from holdfast.leases import protocol
 from holdfast.leases.moments import SKEW, Moment, Reading
 from holdfast.leases.protocol import Granted, Request, Ruling, Told, Waiting
 from holdfast.leases.records import LEASES, LINES, Identity, Lease, LeaseKeys, Waiter
-from holdfast.locks.holders import (
-    Holder,
-    Liveness,
-    boot_clock_id,
-    current_holder,
-    liveness,
-    liveness_behind,
-)
+from holdfast.locks.identity import Holder, Liveness, boot_clock_id, current_holder, liveness, liveness_behind
 from holdfast.store.base import Store
 from holdfast.store.records import Decision, Key, Stream, View
 

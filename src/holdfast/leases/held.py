@@ -12,7 +12,7 @@ from holdfast.holding.line import NotYet, Wish, wait_in_line
 from holdfast.leases.desk import Desk
 from holdfast.leases.protocol import SHOW_EVERY, Granted, Request, Waiting
 from holdfast.leases.records import Lease, LeaseKeys
-from holdfast.locks.callers import processes_above
+from holdfast.locks.identity import processes_above
 
 
 class HeldLease(Held[Lease]):

@@ -21,7 +21,7 @@ from holdfast.clock import format_duration, format_instant, parse_instant
 from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotHeld
 from holdfast.leases.moments import Moment
 from holdfast.leases.records import Identity, Lease, LeaseKeys, TokenCounter, Waiter, WaitingLine
-from holdfast.locks.holders import Holder
+from holdfast.locks.identity import Holder
 from holdfast.store.records import Change, Create, Delete, Replace, View
 
 WAITER_TTL = 30.0

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.clock import parse_instant
 from holdfast.leases.moments import BootMark, Moment
-from holdfast.locks.holders import Holder
+from holdfast.locks.identity import Holder
 from holdfast.store.records import Family, Key, Stream, StructCodec
 
 

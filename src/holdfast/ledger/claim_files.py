@@ -17,7 +17,7 @@ from holdfast.fs import durable, strictjson
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.ledger.claims import Claim
 from holdfast.ledger.nodes import is_node_id
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 
 DIRECTORY = "locks"
 ENDING = ".lock"

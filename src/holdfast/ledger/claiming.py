@@ -13,8 +13,7 @@ from holdfast.ledger.desk import ClaimDesk
 from holdfast.ledger.events import EVENTS
 from holdfast.ledger.held import HeldClaim
 from holdfast.ledger.protocol import Request, Waiting
-from holdfast.locks.callers import processes_above
-from holdfast.locks.holders import Holder
+from holdfast.locks.identity import Holder, processes_above
 
 HIGHEST_PRIORITY = 1_000_000
 _LOOK_AGAIN = 1.0

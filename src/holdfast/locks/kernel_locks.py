@@ -6,18 +6,23 @@ locked it, other programs included. Only Linux tells (/proc/locks); elsewhere th
 
 from __future__ import annotations
 
+import functools
 import os
+import signal as _signal  # noqa: F401 - what `waiting` needs, loaded here and now
 import sys
 import time
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from holdfast.clock import format_instant
+from holdfast.clock import format_duration, format_instant
+from holdfast.errors import LockTimeout
 from holdfast.fs import calls
 from holdfast.fs import directory as fs_directory
-from holdfast.fs.probe import device_number
-from holdfast.locks import processes
+from holdfast.fs import native as _native  # noqa: F401 - likewise
+from holdfast.fs.probe import device_number, filesystem_kind, is_network
+from holdfast.locks import identity
+from holdfast.locks.flock import OpenFileDescription
 
 MOST_BYTES = 16 << 20
 
@@ -212,8 +217,24 @@ def _open_files(pid: int, inodes: Container[int]) -> Iterator[str]:
 def _describe(fields: list[str]) -> FileLockHolder:
     shared, waiting = fields[2] == "READ", fields[-1] == "waiting"
     pid = int(fields[3])
-    process = processes.find_process(pid) if pid > 0 else None
+    process = identity.find_process(pid) if pid > 0 else None
     if process is None:
         return FileLockHolder(pid if pid > 0 else None, None, None, shared, waiting)
-    started = format_instant(round(time.time() - processes.started_ago(process)))  # it is not known better
-    return FileLockHolder(pid, processes.command_of(pid), started, shared, waiting)
+    started = format_instant(round(time.time() - identity.started_ago(process)))  # it is not known better
+    return FileLockHolder(pid, identity.command_of(pid), started, shared, waiting)
+
+
+def must_poll(description: OpenFileDescription) -> bool:
+    """Whether a blocking wait is not to be trusted here: a network file system may not wake us."""
+    return _is_on_network(description.device, description.key)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_on_network(device: int, key: str) -> bool:
+    return is_network(filesystem_kind(key))
+
+
+def timeout(key: str, seconds: float) -> LockTimeout:
+    """The failure of a wait that took too long, naming those who hold the lock as far as one can tell."""
+    holders = [each.as_record() for each in find_holders(key) or () if not each.waiting]
+    return LockTimeout(key, seconds, format_duration(seconds), holders=holders)

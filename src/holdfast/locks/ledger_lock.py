@@ -24,8 +24,8 @@ from typing import NamedTuple, Self
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_duration, format_instant, parse_instant
 from holdfast.errors import LockChanged, LockReentry, LockTimeout
 from holdfast.fs import calls
-from holdfast.locks.file_locker import FileLocker, LockGuard
-from holdfast.locks.holders import Holder, Liveness, current_holder, liveness
+from holdfast.locks.file_lock import FileLocker, LockGuard
+from holdfast.locks.identity import Holder, Liveness, current_holder, liveness
 from holdfast.locks.lock_file import Coded, LockFile, Sighting, content_of
 
 LOCK_NAME = "ledger.lock"

@@ -20,7 +20,7 @@ from holdfast.errors import LockChanged, LockNotHeld, NotFound, RepoLocked
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name, safe_name
-from holdfast.locks.holders import Holder, Liveness, current_holder, liveness, process_liveness
+from holdfast.locks.identity import Holder, Liveness, current_holder, liveness, process_liveness
 from holdfast.locks.lock_file import LockFile, Sighting
 
 DEFAULT_STALE_AFTER = 2 * 3600.0

@@ -12,7 +12,7 @@ from holdfast.errors import NotFound
 from holdfast.fs.names import checked_actor
 from holdfast.issues.tracker import Tracker
 from holdfast.ledger.log import Ledger
-from holdfast.locks.holders import Holder
+from holdfast.locks.identity import Holder
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.locks.retry import RetryConfig
 from holdfast.workspace.ledgers import open_ledger

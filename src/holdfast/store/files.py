@@ -37,7 +37,7 @@ from holdfast.errors import (
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
-from holdfast.locks.file_locker import DEFAULT_TIMEOUT, LockStatistics
+from holdfast.locks.file_lock import DEFAULT_TIMEOUT, LockStatistics
 from holdfast.store.base import (
     Decide,
     Deciding,

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from holdfast.errors import NotFound
 from holdfast.fs.directory import Directory
-from holdfast.locks.file_locker import FileLocker, LockStatistics
+from holdfast.locks.file_lock import FileLocker, LockStatistics
 from holdfast.locks.ledger_lock import DEFAULT_TIMEOUT, LOCK_NAME, LedgerLock
 from holdfast.store.layout import Place
 

@@ -32,7 +32,7 @@ from typing import NoReturn, Protocol
 from holdfast.fs import calls
 from holdfast.fs import directory as directories_opened
 from holdfast.fs.directory import Directory
-from holdfast.locks.descriptors import _all as _descriptions
+from holdfast.locks.flock import _all as _descriptions
 from holdfast.testing.interpose import (
     SHORT_WRITE,
     Attempt,

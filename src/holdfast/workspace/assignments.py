@@ -36,7 +36,7 @@ from holdfast.issues.records import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.leases.held import HeldLease
 from holdfast.ledger.log import Ledger
-from holdfast.locks.holders import Holder
+from holdfast.locks.identity import Holder
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.proof import Proof
 from holdfast.worktrees.records import MAIN, WORKTREES, Pin

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from holdfast.fs import calls
 from holdfast.holding.notes import Note
-from holdfast.locks import processes
-from holdfast.locks.holders import Liveness
+from holdfast.locks import identity
+from holdfast.locks.identity import Liveness
 from holdfast.locks.kernel_locks import (
     FileLockHolder,
     find_holders,
@@ -114,7 +114,7 @@ def _waiting(who: str, place: int | None, note: Note | None, command: str | None
     """One who waits. `since` is known of those who wait long enough to have left a note."""
     if note is None:
         return Waiting(who, place, None, command or "", Liveness.ALIVE)
-    purpose = command or processes.command_of(note.holder.pid) or ""
+    purpose = command or identity.command_of(note.holder.pid) or ""
     return Waiting(note.actor or who, place, note.since, purpose, Liveness.ALIVE)
 
 

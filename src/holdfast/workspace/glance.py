@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from holdfast.errors import LockConflict
-    from holdfast.locks.holders import Holder, Liveness
+    from holdfast.locks.identity import Holder, Liveness
 
 MOST_BYTES = 1 << 16
 
@@ -141,8 +141,7 @@ def conflict(place: Place, lease: Mapping[str, Any], time_left: float, liveness:
 def _judged(place: Place, lease: Mapping[str, Any], actor: str | None) -> LockConflict | Literal[True]:
     from holdfast.clock import SYSTEM_CLOCK
     from holdfast.leases.moments import BootMark, Reading
-    from holdfast.locks.callers import acts_under
-    from holdfast.locks.holders import boot_clock_id, liveness_behind
+    from holdfast.locks.identity import acts_under, boot_clock_id, liveness_behind
 
     mark = BootMark(*lease["boot_expires_at"]) if lease.get("boot_expires_at") else None
     moment = Reading(boot_clock_id(), SYSTEM_CLOCK.boot()).at(SYSTEM_CLOCK.wall())
@@ -158,7 +157,7 @@ def _judged(place: Place, lease: Mapping[str, Any], actor: str | None) -> LockCo
 def _may_be_ours(path: str, lock_id: str | None, actor: str | None) -> bool:
     import json
 
-    from holdfast.locks.callers import acts_under
+    from holdfast.locks.identity import acts_under
 
     try:
         lease = json.loads(directory.read_small(path, MOST_BYTES))
@@ -172,7 +171,7 @@ def _may_be_ours(path: str, lock_id: str | None, actor: str | None) -> bool:
 
 
 def _holders(lease: Mapping[str, Any], *fields: str) -> list[Holder | None]:
-    from holdfast.locks.holders import Holder
+    from holdfast.locks.identity import Holder
 
     return [Holder.from_record({"holder_id": lease.get(each), **lease["identity"]}) for each in fields]
 

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.errors import NotFound
 from holdfast.leases.desk import LeaseState
-from holdfast.locks.callers import acts_under
+from holdfast.locks.identity import acts_under
 from holdfast.workspace.glance import Place, conflict
 from holdfast.workspace.repository import Repository
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from holdfast.locks.holders import Liveness
+from holdfast.locks.identity import Liveness
 
 
 class Reclaim(NamedTuple):

@@ -27,7 +27,7 @@ from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure, is_there, make_directories, move
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.desk import Desk
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.store.addresses import remember_secrets
 from holdfast.store.base import Store
 from holdfast.store.records import Create, Decision, View

@@ -22,11 +22,10 @@ from holdfast.fs.directory import make_directories
 from holdfast.holding.circles import Hold, Look, Party, Picture, Thing, process_id, proof_of, refuse_circle
 from holdfast.holding.lookout import Lookout
 from holdfast.holding.notes import Board, Note, Posted, new_ticket
-from holdfast.locks.callers import processes_above
-from holdfast.locks.holders import Holder, current_holder, holder_with_pid
+from holdfast.locks.flock_wait import LockWait
+from holdfast.locks.identity import Holder, current_holder, holder_with_pid, processes_above
 from holdfast.locks.kernel_locks import HeldFlock, held_flocks, inode_of
 from holdfast.locks.repo_lock import RepoLock, RepoLockState
-from holdfast.locks.waiting import Wait
 from holdfast.workspace.waits import ClaimsElsewhere, Elsewhere, LeasesElsewhere
 
 FILE_LOCK, REPO_LOCK = "file lock", "repo lock"
@@ -91,7 +90,7 @@ class LockWaits:
         self._agent = "" if agent is None else agent.holder_id
         self._actor = actor
 
-    def observe_file_lock(self, path: str, wait: Wait, *, shared: bool, fair: bool) -> Lookout:
+    def observe_file_lock(self, path: str, wait: LockWait, *, shared: bool, fair: bool) -> Lookout:
         """Look on while somebody waits for the lock on a file: for `FileLocker(observer=...)`."""
         since = time.time()
 

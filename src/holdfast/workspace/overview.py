@@ -23,7 +23,7 @@ from holdfast.issues.records import Issue, State
 from holdfast.leases.desk import Desk, LeaseState
 from holdfast.leases.moments import SKEW, Moment, Reading
 from holdfast.leases.records import Waiter
-from holdfast.locks.holders import Holder, Liveness, boot_clock_id, described_liveness, liveness
+from holdfast.locks.identity import Holder, Liveness, boot_clock_id, described_liveness, liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.store.base import Store

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Failure
 from holdfast.leases.records import Lease
-from holdfast.locks.callers import acts_under, calling_agent
+from holdfast.locks.identity import acts_under, calling_agent
 from holdfast.workspace.repository import Repository
 
 Act = Callable[[str, str], Lease]

@@ -17,8 +17,8 @@ from holdfast.leases.desk import DEFAULT_TTL, Desk
 from holdfast.leases.held import HeldLease, acquire
 from holdfast.leases.moments import SKEW
 from holdfast.leases.protocol import Granted
-from holdfast.locks.file_locker import DEFAULT_TIMEOUT, FileLocker
-from holdfast.locks.holders import Holder
+from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
+from holdfast.locks.identity import Holder
 from holdfast.store.addresses import without_secrets
 from holdfast.store.base import Store
 from holdfast.store.failing_fast import FailingFast

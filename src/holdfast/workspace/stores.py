@@ -19,7 +19,7 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import ExtraMissing, NotFound, SettingInvalid, UsageFailure
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
-from holdfast.locks.file_locker import DEFAULT_TIMEOUT
+from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.store.addresses import parts_of, remember_secrets, with_secrets, without_secrets
 from holdfast.store.base import Store
 from holdfast.store.files import FileStore

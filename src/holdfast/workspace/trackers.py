@@ -9,7 +9,7 @@ from holdfast.errors import NotInitialised
 from holdfast.fs.directory import exists
 from holdfast.issues.tracker import Tracker
 from holdfast.leases.moments import SKEW
-from holdfast.locks.file_locker import DEFAULT_TIMEOUT
+from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
 from holdfast.workspace.stores import open_store, skew_of
 

@@ -28,7 +28,7 @@ import msgspec
 
 from holdfast.errors import Failure, LockConflict, PlanMismatch, Refused
 from holdfast.fs.directory import make_directories
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.store.records import Change, Decision, Delete, Key, Replace, View
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.planning import plan_of, policy_of

@@ -12,7 +12,7 @@ from holdfast.audit.chain import AuditTrail
 from holdfast.errors import Failure, LockConflict, NotFound, UsageFailure
 from holdfast.fs.reserve import Reserve
 from holdfast.leases.desk import Desk
-from holdfast.locks.holders import Holder
+from holdfast.locks.identity import Holder
 from holdfast.store.base import Store
 from holdfast.store.records import Append, Family, View
 from holdfast.worktrees.records import (

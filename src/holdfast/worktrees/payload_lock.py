@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from holdfast.errors import LockConflict
 from holdfast.fs.directory import make_directories
-from holdfast.locks.file_locker import FileLocker
+from holdfast.locks.file_lock import FileLocker
 from holdfast.worktrees.control import Control, being_changed
 from holdfast.worktrees.records import OPERATIONS
 

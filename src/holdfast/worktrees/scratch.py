@@ -28,8 +28,8 @@ from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, close_quietly, io_failure, is_there, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.leases.records import Identity
-from holdfast.locks import system
-from holdfast.locks.file_locker import FileLocker, LockGuard
+from holdfast.locks import flock
+from holdfast.locks.file_lock import FileLocker, LockGuard
 from holdfast.store.records import StructCodec
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import OPERATIONS
@@ -225,7 +225,7 @@ def is_abandoned(path: Path) -> bool:
     except OSError as error:
         raise io_failure("look at", path / LOCK, error) from error
     try:
-        return system.try_lock(fd, shared=True)
+        return flock.try_lock(fd, shared=True)
     except OSError as error:
         raise io_failure("look at", path / LOCK, error) from error
     finally:

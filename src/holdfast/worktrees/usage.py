@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Failure, InUse
 from holdfast.fs import calls, durable
-from holdfast.locks import processes
+from holdfast.locks import identity
 
 MOST_SHOWN = 5
 _DEEPEST = 64
@@ -63,7 +63,7 @@ def usage_of(directory: Path, *, besides: Iterable[int] = ()) -> Usage:
             continue
         if found is not None:
             how, path = found
-            users.append(User(pid, processes.command_of(pid) or "?", how, path))
+            users.append(User(pid, identity.command_of(pid) or "?", how, path))
     return Usage(tuple(users), hidden)
 
 
@@ -82,7 +82,7 @@ def refuse_if_written(directory: Path, worktree: str, doing: str) -> None:
         with contextlib.suppress(_Hidden):
             found = None if pid == os.getpid() else next(_writes(pid, directory), None)
             if found is not None:
-                users.append(User(pid, processes.command_of(pid) or "?", *found))
+                users.append(User(pid, identity.command_of(pid) or "?", *found))
     _refuse(users, directory, worktree, doing)
 
 

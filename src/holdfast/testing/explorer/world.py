@@ -23,7 +23,7 @@ import holdfast.fs
 import holdfast.locks
 import holdfast.store
 from holdfast.fs import calls
-from holdfast.locks import descriptors as lock_descriptors
+from holdfast.locks import flock as lock_descriptors
 from holdfast.testing.explorer.files import is_descriptor
 from holdfast.testing.interpose import Attempt, interposed
 

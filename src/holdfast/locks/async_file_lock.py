@@ -9,10 +9,10 @@ from collections.abc import Generator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from holdfast.locks.waiting import Wait
+from holdfast.locks.flock_wait import LockWait
 
 if TYPE_CHECKING:
-    from holdfast.locks.file_locker import FileLocker, LockGuard, StrPath
+    from holdfast.locks.file_lock import FileLocker, LockGuard, StrPath
 
 
 class AsyncAcquisition:
@@ -47,7 +47,7 @@ class AsyncAcquisition:
         at_once = self._locker.try_acquire(self._path, shared=self._shared, owner=owner)
         if at_once is not None:
             return at_once
-        wait = Wait(self._locker.timeout, cancellable=True)
+        wait = LockWait(self._locker.timeout, cancellable=True)
         handover = _Handover(asyncio.get_running_loop())
 
         def work() -> None:

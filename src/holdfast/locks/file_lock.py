@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from holdfast.errors import LockReentry
 from holdfast.fs.directory import io_failure
-from holdfast.locks import system
-from holdfast.locks.descriptors import Description, Pool, held_by, without_forks
-from holdfast.locks.waiting import Observer, Wait
+from holdfast.locks import flock
+from holdfast.locks.flock import DescriptionPool, OpenFileDescription, held_by, without_forks
+from holdfast.locks.flock_wait import LockWait, Observer
 
 if TYPE_CHECKING:
-    from holdfast.locks.async_acquisition import AsyncAcquisition
+    from holdfast.locks.async_file_lock import AsyncAcquisition
 
 DEFAULT_TIMEOUT = 5.0
 
@@ -61,7 +61,11 @@ class LockGuard:
     __slots__ = ("_held", "_release", "path", "shared")
 
     def __init__(
-        self, release: Callable[[Description], None], description: Description, path: str, shared: bool
+        self,
+        release: Callable[[OpenFileDescription], None],
+        description: OpenFileDescription,
+        path: str,
+        shared: bool,
     ) -> None:
         self._release = release
         self._held = [description]  # a list, because `pop` has one winner among threads
@@ -119,7 +123,7 @@ class FileLocker:
         self.timeout = timeout
         self.fair = fair
         self._observer = observer
-        self._pool = Pool()
+        self._pool = DescriptionPool()
 
     def lock_exclusive(self, path: StrPath) -> LockGuard:
         """Wait for the file at `path` and lock out everybody else; `LockTimeout` if that takes too long."""
@@ -146,7 +150,7 @@ class FileLocker:
         return self._asynchronously(path, shared=True)
 
     def acquire(
-        self, path: StrPath, *, shared: bool, wait: Wait | None = None, owner: object = None
+        self, path: StrPath, *, shared: bool, wait: LockWait | None = None, owner: object = None
     ) -> LockGuard:
         """What the other methods come down to. `wait` can be cancelled by another thread; `owner` is
         whose second lock on the same file is refused, by default the calling thread."""
@@ -155,7 +159,7 @@ class FileLocker:
             owner = _this_thread.itself
         description = self._try_key(key, shared)
         if description is None:
-            wait = wait or Wait(self.timeout, cancellable=self._observer is not None)
+            wait = wait or LockWait(self.timeout, cancellable=self._observer is not None)
             description = self._wait(key, shared, wait, owner)
         return self._guard(description, key, shared, owner)
 
@@ -186,10 +190,10 @@ class FileLocker:
 
     def _asynchronously(self, path: StrPath, *, shared: bool) -> AsyncAcquisition:
         with without_forks():
-            from holdfast.locks.async_acquisition import AsyncAcquisition
+            from holdfast.locks.async_file_lock import AsyncAcquisition
         return AsyncAcquisition(self, path, shared=shared)
 
-    def _try_key(self, key: str, shared: bool) -> Description | None:
+    def _try_key(self, key: str, shared: bool) -> OpenFileDescription | None:
         if not self.fair:
             return self._try_description(key, shared)
         turn = self._try_description(_queue(key), shared=False)
@@ -200,17 +204,17 @@ class FileLocker:
         finally:
             self._free(turn)
 
-    def _guard(self, description: Description, key: str, shared: bool, owner: object) -> LockGuard:
+    def _guard(self, description: OpenFileDescription, key: str, shared: bool, owner: object) -> LockGuard:
         description.owner = owner
         description.uses += 1
         description.since = monotonic()
         return LockGuard(self._release, description, key, shared)
 
-    def _try_description(self, key: str, shared: bool) -> Description | None:
+    def _try_description(self, key: str, shared: bool) -> OpenFileDescription | None:
         while True:
             description = self._pool.take(key)
             try:
-                granted = system.try_lock(description.fd, shared)
+                granted = flock.try_lock(description.fd, shared)
             except OSError as error:
                 raise io_failure("lock", key, error) from error
             if not granted:
@@ -220,10 +224,10 @@ class FileLocker:
                 return description
             description.close()  # the path leads to another file by now: that is the one to lock
 
-    def _wait(self, key: str, shared: bool, wait: Wait, owner: object) -> Description:
+    def _wait(self, key: str, shared: bool, wait: LockWait, owner: object) -> OpenFileDescription:
         """Wait for the lock until `wait` is over; count what it took."""
         with without_forks():
-            from holdfast.locks import contended
+            from holdfast.locks import kernel_locks
         started = monotonic()
         timed_out = False
         observation = None
@@ -243,9 +247,11 @@ class FileLocker:
             return description
         if observation is not None and observation.found is not None:
             raise observation.found
-        raise contended.timeout(key, wait.timeout or 0.0)
+        raise kernel_locks.timeout(key, wait.timeout or 0.0)
 
-    def _wait_in_turn(self, key: str, shared: bool, wait: Wait, owner: object) -> Description | None:
+    def _wait_in_turn(
+        self, key: str, shared: bool, wait: LockWait, owner: object
+    ) -> OpenFileDescription | None:
         """First for the turn, then for the lock. Who has the lock already would wait there for itself."""
         if self._is_held_by(owner, key):
             again = self._try_description(key, shared)
@@ -267,13 +273,15 @@ class FileLocker:
         finally:
             self._pool.give_back(description)
 
-    def _wait_for_description(self, key: str, shared: bool, wait: Wait, owner: object) -> Description | None:
-        from holdfast.locks.contended import must_poll  # `_wait` has loaded it
+    def _wait_for_description(
+        self, key: str, shared: bool, wait: LockWait, owner: object
+    ) -> OpenFileDescription | None:
+        from holdfast.locks.kernel_locks import must_poll  # `_wait` has loaded it
 
         while True:
             description = self._pool.take(key)
             try:
-                granted = system.try_lock(description.fd, shared)
+                granted = flock.try_lock(description.fd, shared)
                 if not granted:
                     if held_by(owner, description):
                         raise _reentry(key)
@@ -290,15 +298,15 @@ class FileLocker:
             if not granted:
                 return None
 
-    def _release(self, description: Description) -> None:
+    def _release(self, description: OpenFileDescription) -> None:
         description.owner = None
         if description.fd >= 0:  # not in a forked child
             description.held_seconds += monotonic() - description.since
             self._free(description)
 
-    def _free(self, description: Description) -> None:
+    def _free(self, description: OpenFileDescription) -> None:
         try:
-            system.unlock(description.fd)
+            flock.unlock(description.fd)
         except OSError:
             description.close()
         else:

@@ -20,7 +20,7 @@ import threading
 import time
 from typing import Protocol
 
-from holdfast.locks import system
+from holdfast.locks import flock
 
 _TICK = 0.1
 """How long the watcher sleeps at most, and so how long it outlives the last wait."""
@@ -29,7 +29,7 @@ _REPEAT = 0.001
 _POLL_FIRST, _POLL_MOST = 0.001, 0.02
 
 
-class Wait:
+class LockWait:
     """One wait, which ends at its deadline or, if it is `cancellable`, when another thread says so."""
 
     __slots__ = ("_cancellable", "cancelled", "deadline", "due", "thread", "timeout")
@@ -59,7 +59,7 @@ class Wait:
         """Wait for the lock on `fd`; False if the wait was over first. The lock is then not held."""
         if sys.platform != "win32" and not poll:
             if self.deadline is None and not self._cancellable:
-                system.lock(fd, shared)
+                flock.lock(fd, shared)
                 return True
             number = _interrupting_signal()
             if number is not None:
@@ -79,7 +79,7 @@ class Wait:
                 if not _watcher.watch(self):
                     return self._acquire_by_polling(fd, shared)
                 while not self.is_over():
-                    code = system.lock_until_signal(fd, shared)
+                    code = flock.lock_until_signal(fd, shared)
                     if code == 0:
                         return True
                     if code != errno.EINTR:
@@ -93,7 +93,7 @@ class Wait:
 
     def _acquire_by_polling(self, fd: int, shared: bool) -> bool:
         pause = _POLL_FIRST
-        while not system.try_lock(fd, shared):
+        while not flock.try_lock(fd, shared):
             if self.is_over():
                 return False
             left = self.remaining()
@@ -116,7 +116,7 @@ class Observation(Protocol):
 class Observer(Protocol):
     """Is told of a wait before it begins: for the lock on the file at `path`; `fair` is whether in turn."""
 
-    def __call__(self, path: str, wait: Wait, *, shared: bool, fair: bool) -> Observation: ...
+    def __call__(self, path: str, wait: LockWait, *, shared: bool, fair: bool) -> Observation: ...
 
 
 class _Watcher:
@@ -125,11 +125,11 @@ class _Watcher:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # taken itself, not by way of `_changed`: Ctrl-C cannot leave it locked
         self._changed = threading.Condition(self._lock)
-        self._waits: set[Wait] = set()
+        self._waits: set[LockWait] = set()
         self._runner: threading.Thread | None = None
         self._wakes_at = 0.0
 
-    def watch(self, wait: Wait) -> bool:
+    def watch(self, wait: LockWait) -> bool:
         """Interrupt `wait` when it is due; False if there is no thread to be had for that."""
         with self._lock:
             self._waits.add(wait)
@@ -151,12 +151,12 @@ class _Watcher:
             raise
         return True
 
-    def hurry(self, wait: Wait) -> None:
+    def hurry(self, wait: LockWait) -> None:
         with self._lock:
             wait.due = 0.0
             self._changed.notify()
 
-    def forget(self, wait: Wait) -> None:
+    def forget(self, wait: LockWait) -> None:
         """After this, no signal is sent for `wait`."""
         with self._lock:
             self._waits.discard(wait)

@@ -23,7 +23,78 @@ from contextlib import AbstractContextManager
 from holdfast.errors import IoFailure, NotFound, PathEscape, Refused
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly, io_failure
-from holdfast.locks import system
+
+if sys.platform == "win32":
+    import ctypes
+    import errno
+    import msvcrt
+    from ctypes import wintypes
+
+    _FAIL_IMMEDIATELY = 1
+    _EXCLUSIVE = 2
+    _LOCK_VIOLATION = 33
+    _EVERYTHING = 0xFFFFFFFF
+    _kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+
+    class _Overlapped(ctypes.Structure):
+        _fields_ = (
+            ("internal", ctypes.c_void_p),
+            ("internal_high", ctypes.c_void_p),
+            ("offset", wintypes.DWORD),
+            ("offset_high", wintypes.DWORD),
+            ("event", wintypes.HANDLE),
+        )
+
+    def _lock(fd: int, flags: int) -> bool:
+        handle = msvcrt.get_osfhandle(fd)
+        where = ctypes.byref(_Overlapped())
+        if _kernel.LockFileEx(wintypes.HANDLE(handle), flags, 0, _EVERYTHING, _EVERYTHING, where):
+            return True
+        code = ctypes.get_last_error()
+        if code == _LOCK_VIOLATION:
+            return False
+        raise OSError(errno.EIO, ctypes.FormatError(code))
+
+    def try_lock(fd: int, shared: bool) -> bool:
+        """Take the lock if that is possible at once."""
+        return _lock(fd, _FAIL_IMMEDIATELY | (0 if shared else _EXCLUSIVE))
+
+    def lock(fd: int, shared: bool) -> None:
+        """Take the lock, however long it takes."""
+        _lock(fd, 0 if shared else _EXCLUSIVE)
+
+    def unlock(fd: int) -> None:
+        """Give the lock back."""
+        handle = msvcrt.get_osfhandle(fd)
+        where = ctypes.byref(_Overlapped())
+        _kernel.UnlockFileEx(wintypes.HANDLE(handle), 0, _EVERYTHING, _EVERYTHING, where)
+
+else:
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN
+
+    _TRY_SHARED = LOCK_SH | LOCK_NB
+    _TRY_EXCLUSIVE = LOCK_EX | LOCK_NB
+
+    def try_lock(fd: int, shared: bool) -> bool:
+        """Take the lock if that is possible at once."""
+        try:
+            calls.flock(fd, _TRY_SHARED if shared else _TRY_EXCLUSIVE)
+        except BlockingIOError:
+            return False
+        return True
+
+    def lock(fd: int, shared: bool) -> None:
+        """Take the lock, however long it takes; signal handlers run meanwhile and may raise."""
+        calls.flock(fd, LOCK_SH if shared else LOCK_EX)
+
+    def lock_until_signal(fd: int, shared: bool) -> int:
+        """Wait for the lock until a signal arrives; return 0 when it was granted, else the error number."""
+        return calls.flock_interruptible(fd, LOCK_SH if shared else LOCK_EX)
+
+    def unlock(fd: int) -> None:
+        """Give the lock back."""
+        calls.flock(fd, LOCK_UN)
+
 
 MOST_IDLE = 64
 """How many free descriptions a pool keeps; beyond that the one kept longest is closed."""
@@ -40,7 +111,7 @@ def without_forks() -> AbstractContextManager[object]:
     return _forking
 
 
-class Tally:
+class PoolStatistics:
     """How often the descriptions of a pool were used and how long locks were held on them."""
 
     __slots__ = ("held_seconds", "uses")
@@ -70,7 +141,7 @@ class Waits:
             self.longest = max(self.longest, waited)
 
 
-class Description(Tally):
+class OpenFileDescription(PoolStatistics):
     """One open file description of a lock file; closed when nobody refers to it any more.
 
     `owner` is the thread or task that holds a lock on it. It counts its own uses, which needs no
@@ -79,7 +150,7 @@ class Description(Tally):
 
     __slots__ = ("__weakref__", "_retired", "device", "fd", "inode", "key", "owner", "since")
 
-    def __init__(self, key: str, fd: int, retired: Tally) -> None:
+    def __init__(self, key: str, fd: int, retired: PoolStatistics) -> None:
         super().__init__()
         self.fd = fd  # first, so that it is closed whatever comes
         self.key = key
@@ -109,7 +180,7 @@ class Description(Tally):
             if self.fd < 0:
                 return
             with contextlib.suppress(OSError):
-                system.unlock(self.fd)  # closing is not enough while a child between fork and exec has a copy
+                unlock(self.fd)  # closing is not enough while a child between fork and exec has a copy
             self.owner = None
             self._retired.uses += self.uses
             self._retired.held_seconds += self.held_seconds
@@ -129,30 +200,30 @@ class Description(Tally):
             self.close()
 
 
-_all: weakref.WeakSet[Description] = weakref.WeakSet()
+_all: weakref.WeakSet[OpenFileDescription] = weakref.WeakSet()
 
 
-class Pool:
+class DescriptionPool:
     """The descriptions of one locker: those in use, and those that wait for the next use."""
 
     def __init__(self) -> None:
-        self._idle: dict[str, Description] = {}
-        self._open: weakref.WeakSet[Description] = weakref.WeakSet()
-        self._retired = Tally()
+        self._idle: dict[str, OpenFileDescription] = {}
+        self._open: weakref.WeakSet[OpenFileDescription] = weakref.WeakSet()
+        self._retired = PoolStatistics()
         self.waits = Waits()
 
-    def take(self, key: str) -> Description:
+    def take(self, key: str) -> OpenFileDescription:
         """A description of the file at `key` for the caller alone: one that is free, or a new one."""
         description = self._idle.pop(key, None)
         if description is not None and description.fd >= 0:
             return description
         with _forking:
-            description = Description(key, _open(key), self._retired)
+            description = OpenFileDescription(key, _open(key), self._retired)
             _all.add(description)
             self._open.add(description)
         return description
 
-    def give_back(self, description: Description) -> None:
+    def give_back(self, description: OpenFileDescription) -> None:
         """Keep an unlocked description for the next use of its path."""
         if self._idle.setdefault(description.key, description) is not description:
             description.close()
@@ -166,9 +237,9 @@ class Pool:
             with contextlib.suppress(KeyError):
                 self._idle.popitem()[1].close()
 
-    def tally(self) -> Tally:
+    def tally(self) -> PoolStatistics:
         """All uses so far."""
-        total = Tally()
+        total = PoolStatistics()
         with _forking:
             for each in (self._retired, *(each for each in self._open if each.fd >= 0)):
                 total.uses += each.uses
@@ -181,7 +252,7 @@ class Pool:
             return sum(1 for each in self._open if each.owner is not None)
 
 
-def held_by(owner: object, description: Description) -> bool:
+def held_by(owner: object, description: OpenFileDescription) -> bool:
     """Whether `owner` (a thread or task of this process) holds a lock on the same file already."""
     with _forking:  # while others may open some
         every = list(_all)
