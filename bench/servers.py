@@ -31,7 +31,7 @@ from bench.measure import enough_times, interleave, percentile, ratio, seconds_e
 from bench.report import Column, Report, Table, at_most, number
 from bench.store import COUNTERS, Counter
 from holdfast.store.etcd import EtcdStore
-from holdfast.store.records import Create, Decision, Replace, View
+from holdfast.store.model import Create, Decision, Replace, View
 from holdfast.store.served import ServedStore
 
 MILLI = 1e3

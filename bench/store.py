@@ -25,7 +25,7 @@ from bench.crew import Crew
 from bench.measure import enough_times, interleave, ratio, seconds_each
 from bench.report import Column, Report, Table, at_most, number
 from holdfast.store.files import FileStore
-from holdfast.store.records import Create, Decision, Family, Key, Replace, StructCodec, View
+from holdfast.store.model import Create, Decision, Family, Key, Replace, StructCodec, View
 
 MICRO = 1e6
 PROCESSES = (1, 4, 16)

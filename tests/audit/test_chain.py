@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.audit.chain import START, AuditTrail, verify
 from holdfast.errors import AuditChainBroken, Corrupt
+from holdfast.store.audit import START, AuditTrail, verify
 from holdfast.store.files import FileStore
-from holdfast.store.records import Decision, View
+from holdfast.store.model import Decision, View
 
 TRAIL = AuditTrail()
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.audit.chain import START, AuditTrail
-from holdfast.audit.reading import Reader, check_chain
 from holdfast.errors import AuditChainBroken
+from holdfast.store.audit import START, AuditReader, AuditTrail, check_chain
 from holdfast.store.files import FileStore
-from holdfast.store.records import Decision, View
+from holdfast.store.model import Decision, View
 
 TRAIL = AuditTrail()
 Lines = list[str]
@@ -79,14 +78,14 @@ def test_a_torn_last_line_was_never_acknowledged_and_is_cut_off_by_the_next_entr
 
 
 def test_the_end_of_the_chain_is_its_last_hash(store: FileStore, tmp_path: Path) -> None:
-    entries = list(Reader(store, TRAIL).read())
+    entries = list(AuditReader(store, TRAIL).read())
     assert check_chain(store, TRAIL) == (5, entries[-1].hash)
     assert check_chain(FileStore(tmp_path / "new"), TRAIL) == (0, START)
 
 
 @pytest.mark.parametrize("verified", [False, True])
 def test_a_reader_goes_on_where_it_was(store: FileStore, verified: bool) -> None:
-    reader = Reader(store, TRAIL, verified=verified)
+    reader = AuditReader(store, TRAIL, verified=verified)
     assert [entry.number for entry in reader.read()] == [1, 2, 3, 4, 5]
     assert list(reader.read()) == []
     record(store, 6)
@@ -95,7 +94,7 @@ def test_a_reader_goes_on_where_it_was(store: FileStore, verified: bool) -> None
 
 
 def test_a_reader_that_was_left_halfway_goes_on_with_the_next(store: FileStore) -> None:
-    reader = Reader(store, TRAIL, verified=True)
+    reader = AuditReader(store, TRAIL, verified=True)
     for entry in reader.read():
         if entry.number == 2:
             break
@@ -103,7 +102,7 @@ def test_a_reader_that_was_left_halfway_goes_on_with_the_next(store: FileStore) 
 
 
 def test_what_is_forged_while_it_is_followed_shows(store: FileStore) -> None:
-    reader = Reader(store, TRAIL, verified=True)
+    reader = AuditReader(store, TRAIL, verified=True)
     list(reader.read())
     record(store, 6)
     path = trail_of(store)

@@ -15,7 +15,7 @@ from holdfast.issues.keys import CLAIMS
 from holdfast.issues.tracker import Tracker
 from holdfast.locks.file_lock import FileLocker
 from holdfast.store.files import FileStore
-from holdfast.store.records import Decision, Replace, View
+from holdfast.store.model import Decision, Replace, View
 from tests.cli.commands import HOLDFAST, Result, Running, data, environment, error, holdfast, wait_until
 
 Do = Callable[..., Result]

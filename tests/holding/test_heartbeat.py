@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.clock import Clock, ManualClock
 from holdfast.errors import Failure, LockExpired, LockNotHeld, LockTimeout
 from holdfast.holding import heartbeat
@@ -27,6 +26,7 @@ from holdfast.leases.held import HeldLease, acquire
 from holdfast.ledger.claiming import Claims
 from holdfast.ledger.log import Ledger
 from holdfast.locks.file_lock import FileLocker
+from holdfast.store.audit import AuditTrail
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until

@@ -8,9 +8,9 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.issues.tracker import Tracker
-from holdfast.store.base import Store
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
+from holdfast.store.model import Store
 from tests.issues.trackers import tracker_on
 
 

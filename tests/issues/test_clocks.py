@@ -15,8 +15,7 @@ from holdfast.issues.records import State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.leases.moments import SKEW, Reading
 from holdfast.locks.identity import boot_clock_id
-from holdfast.store.base import Store
-from holdfast.store.records import Decision, Replace, View
+from holdfast.store.model import Decision, Replace, Store, View
 from tests.cli.commands import data, error, holdfast
 from tests.issues.trackers import made, proof, tracker_on
 from tests.support.wall_clock import WallClock, settable_wall_clock

@@ -32,9 +32,9 @@ from holdfast.issues.creating import NewIssue
 from holdfast.issues.gating import Definition
 from holdfast.issues.records import GateStatus, State
 from holdfast.issues.tracker import Tracker, Update
-from holdfast.store.base import Store
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
+from holdfast.store.model import Store
 from tests.issues.trackers import circles, problems, tracker_at, tracker_on
 from tests.locks.workers import Line, Worker, Workers
 

@@ -22,7 +22,7 @@ from holdfast.issues.creating import NewIssue
 from holdfast.issues.gating import Definition
 from holdfast.issues.records import GateStatus, Issue, Priority, State
 from holdfast.issues.tracker import Tracker, Update
-from holdfast.store.base import Store
+from holdfast.store.model import Store
 from tests.issues.trackers import events_of, made, problems, tracker_on
 
 DONE = Update(state=State.DONE)

@@ -14,8 +14,8 @@ from holdfast.issues.records import Issue
 from holdfast.issues.tracker import Tracker
 from holdfast.issues.validate import examine
 from holdfast.locks.retry import RetryConfig
-from holdfast.store.base import Store
 from holdfast.store.files import FileStore
+from holdfast.store.model import Store
 
 PATIENT = RetryConfig(max_attempts=30, initial_delay=0.001, max_delay=0.05)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.clock import ManualClock
 from holdfast.errors import LockConflict, LockExpired
 from holdfast.leases.desk import Desk
@@ -17,8 +16,9 @@ from holdfast.leases.moments import SKEW, Reading
 from holdfast.leases.protocol import SHOW_EVERY, Granted, Waiting
 from holdfast.leases.records import LeaseKeys
 from holdfast.locks.identity import boot_clock_id
+from holdfast.store.audit import AuditTrail
 from holdfast.store.memory import MemoryStore
-from holdfast.store.records import Decision, View
+from holdfast.store.model import Decision, View
 from tests.cli.commands import data, error, holdfast
 from tests.support.wall_clock import WallClock, settable_wall_clock
 

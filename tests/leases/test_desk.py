@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.audit.chain import AuditTrail, verify
 from holdfast.clock import ManualClock
 from holdfast.errors import (
     FencingMismatch,
@@ -24,10 +23,10 @@ from holdfast.leases.desk import Desk
 from holdfast.leases.held import HeldLease, acquire
 from holdfast.leases.records import LeaseKeys
 from holdfast.locks.identity import Holder, Liveness
-from holdfast.store.base import Store
+from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
-from holdfast.store.records import Decision, View
+from holdfast.store.model import Decision, Store, View
 
 TTL = 30.0
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.errors import LockTimeout
 from holdfast.leases.desk import Desk
 from holdfast.leases.held import acquire
+from holdfast.store.audit import AuditTrail
 from holdfast.store.files import FileStore
 from tests.locks.workers import wait_until
 

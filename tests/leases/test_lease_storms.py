@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.audit.chain import AuditTrail, verify
 from holdfast.clock import format_instant
 from holdfast.errors import Failure
 from holdfast.leases.desk import Desk
 from holdfast.leases.records import Lease, LeaseKeys
+from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
-from holdfast.store.records import Decision, Replace, View
+from holdfast.store.model import Decision, Replace, View
 from tests.locks.workers import Line, Worker, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")

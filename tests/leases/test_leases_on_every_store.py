@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.audit.chain import AuditTrail, verify
 from holdfast.errors import Failure, FencingMismatch
 from holdfast.leases.desk import Desk
 from holdfast.leases.held import acquire
 from holdfast.leases.records import LeaseKeys
-from holdfast.store.records import Append, Decision, View
+from holdfast.store.audit import AuditTrail, verify
+from holdfast.store.model import Append, Decision, View
+from holdfast.store.open import open_address
 from holdfast.testing.contract_clients import LEDGER, Event
-from holdfast.workspace.stores import open_address
 from tests.locks.workers import PATIENCE, Line, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")

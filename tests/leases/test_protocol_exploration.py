@@ -21,7 +21,7 @@ from holdfast.leases.moments import Moment
 from holdfast.leases.protocol import Granted, Request
 from holdfast.leases.records import Lease, LeaseKeys, TokenCounter
 from holdfast.locks.identity import Holder
-from holdfast.store.records import Change, Create, Delete, Document, Replace, View
+from holdfast.store.model import Change, Create, Delete, Document, Replace, View
 
 KEYS = LeaseKeys.of("main")
 HOLDERS = 3

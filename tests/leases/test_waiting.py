@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.errors import Deadlock, LockTimeout
 from holdfast.leases import held
 from holdfast.leases.desk import Desk
+from holdfast.store.audit import AuditTrail
 from holdfast.store.memory import MemoryStore
 from tests.locks.workers import PATIENCE, wait_until
 

@@ -10,9 +10,9 @@ import pytest
 from holdfast.clock import ManualClock
 from holdfast.ledger.checkpoints import FileShelf
 from holdfast.ledger.log import Ledger
-from holdfast.store.base import Store
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
+from holdfast.store.model import Store
 from tests.ledger.ledgers import PATIENCE, close_all
 from tests.locks.workers import Workers
 

@@ -15,8 +15,8 @@ from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.claiming import Claims
 from holdfast.ledger.claims import ACQUIRED
 from holdfast.ledger.log import Ledger
-from holdfast.store.base import Store
 from holdfast.store.files import FileStore
+from holdfast.store.model import Store
 
 PATIENCE = 60.0
 _opened: list[FileStore] = []

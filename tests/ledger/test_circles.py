@@ -6,13 +6,13 @@ import os
 
 import pytest
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.errors import NameInvalid, UsageFailure
 from holdfast.holding.circles import Picture, circle_of
 from holdfast.leases.desk import Desk
 from holdfast.ledger.claiming import Claims
 from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import current_holder, holder_with_pid
+from holdfast.store.audit import AuditTrail
 from holdfast.store.memory import MemoryStore
 from tests.ledger.ledgers import acquired
 

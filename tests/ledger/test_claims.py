@@ -24,9 +24,8 @@ from holdfast.ledger.events import EVENTS
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.nodes import is_under, node_id, order
 from holdfast.locks.identity import current_holder, described
-from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
-from holdfast.store.records import Create, Decision
+from holdfast.store.model import Create, Decision, Store
 from tests.ledger.ledgers import acquired, claims_on
 from tests.locks.workers import wait_until
 

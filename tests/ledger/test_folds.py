@@ -23,7 +23,7 @@ from holdfast.ledger.events import EVENTS, Recorded
 from holdfast.ledger.keeper import NAME, BookKeeper
 from holdfast.ledger.log import CHECKPOINT_EVERY, Ledger
 from holdfast.store.memory import MemoryStore
-from holdfast.store.records import Append, Decision
+from holdfast.store.model import Append, Decision
 from tests.ledger.ledgers import acquired, fill, open_claims, open_ledger
 
 START = 1_700_000_000.0

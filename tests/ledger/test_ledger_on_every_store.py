@@ -22,9 +22,9 @@ ROUNDS = 8
 
 
 def claims_at(root: Path, url: str) -> Claims:
-    from holdfast.workspace import stores
+    from holdfast.store import open
 
-    return Claims(Ledger(stores.open_address(root, url)))  # type: ignore[attr-defined, unused-ignore]
+    return Claims(Ledger(open.open_address(root, url)))  # type: ignore[attr-defined, unused-ignore]
 
 
 def test_events_are_appended_compared_read_and_found(tmp_path: Path, store_url: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from holdfast.store.records import Append, Change, Create, Delete, Replace, View
+from holdfast.store.model import Append, Change, Create, Delete, Replace, View
 from tests.store.commit_operations import Operation, making
 from tests.store.commit_scenarios import CommitCase
 from tests.store.worlds import (

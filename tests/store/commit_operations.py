@@ -14,7 +14,7 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.locks import ledger_lock
 from holdfast.locks.identity import current_holder
 from holdfast.store.files import FileStore
-from holdfast.store.records import Append, Change, Create, Decision, Delete, Key, Replace, Stream, View
+from holdfast.store.model import Append, Change, Create, Decision, Delete, Key, Replace, Stream, View
 from tests.store.worlds import INDEX, Listed, Named, Text, World
 
 TIMEOUT = 1.0

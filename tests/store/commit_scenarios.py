@@ -5,7 +5,7 @@ somebody died. `AfterADeath` and `AfterAFault` are two in a row on one disk: the
 fails at one of its calls, the second one is done to its end; then the power is cut.
 
 Every check opens the store anew, as another process would, and holds it to the promises of
-`holdfast.store.base`: see `examine`.
+`holdfast.store.model`: see `examine`.
 """
 
 from __future__ import annotations

@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from holdfast.audit.chain import AuditTrail, verify
 from holdfast.errors import Failure, FencingMismatch, OutcomeUnknown, StoreUnavailable
 from holdfast.leases.desk import Desk
 from holdfast.leases.records import LeaseKeys
-from holdfast.store.base import Store
+from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.etcd import EtcdStore
-from holdfast.store.records import Append, Create, Decision, Key, Replace, Stream, View
+from holdfast.store.model import Append, Create, Decision, Key, Replace, Store, Stream, View
 from holdfast.store.served import ServedStore
 from holdfast.testing.contract_clients import EVENTS, INDEX, LEDGER, Event, Item, number_of
 from tests.locks.workers import Line, Worker, Workers

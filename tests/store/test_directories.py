@@ -15,9 +15,9 @@ import pytest
 from holdfast.errors import NotFound, PathEscape
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory
-from holdfast.store.directories import MOST_IDLE, Directories, Opened
 from holdfast.store.files import FileStore
-from holdfast.store.records import Create, Replace
+from holdfast.store.layout import MOST_IDLE, Directories, OpenDirectories
+from holdfast.store.model import Create, Replace
 from holdfast.testing.contract_clients import ISSUES, Item, apply
 
 pytestmark = pytest.mark.skipif(
@@ -41,7 +41,7 @@ def directories(root: Directory) -> Iterator[Directories]:
 
 
 def used(directories: Directories, relative: str) -> int | None:
-    with Opened(directories) as opened:
+    with OpenDirectories(directories) as opened:
         return opened.get(relative).fd
 
 
@@ -63,7 +63,7 @@ def test_a_directory_is_opened_once_for_many_uses(
 
 def test_who_uses_one_has_it_alone(directories: Directories) -> None:
     used(directories, "a/b")
-    with Opened(directories) as mine, Opened(directories) as yours:
+    with OpenDirectories(directories) as mine, OpenDirectories(directories) as yours:
         assert mine.get("a/b").fd != yours.get("a/b").fd
         assert mine.get("a/b") is mine.get("a/b")
 
@@ -73,7 +73,7 @@ def test_one_that_was_replaced_is_opened_anew(directories: Directories, root: Di
     (root.path / "a").rename(root.path / "moved")
     (root.path / "a/b").mkdir(parents=True)
 
-    with Opened(directories) as opened:
+    with OpenDirectories(directories) as opened:
         assert opened.get("a/b").status("x") is None
         (root.path / "a/b/x").touch()
         assert opened.get("a/b").status("x") is not None
@@ -85,7 +85,7 @@ def test_one_that_is_gone_is_not_found_and_can_be_made_again(
     used(directories, "a/b")
     shutil.rmtree(root.path / "a")
 
-    with Opened(directories) as opened:
+    with OpenDirectories(directories) as opened:
         with pytest.raises(NotFound):
             opened.get("a/b")
         assert opened.get("a/b", create=True).names() == []
@@ -127,7 +127,7 @@ def test_threads_never_use_what_another_one_has_closed(directories: Directories,
     def work(start: int) -> None:
         for number in range(600):
             name = names[(start + number) % len(names)]
-            with Opened(directories) as opened:
+            with OpenDirectories(directories) as opened:
                 if opened.get(name).status(name) is None:
                     wrong.append(name)
 

@@ -8,7 +8,7 @@ from email.utils import formatdate
 import pytest
 
 from holdfast.clock import ManualClock
-from holdfast.store.etcd_clock import MARGIN, ServerTime
+from holdfast.store.etcd_gateway import MARGIN, ServerTime
 
 START = 1_800_000_000.0
 

@@ -13,10 +13,9 @@ from unittest import mock
 
 import pytest
 
-from holdfast.store.base import Store
 from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.etcd_gateway import Gateway, NotSent, coded, plain
-from holdfast.store.records import Key
+from holdfast.store.model import Key, Store
 from holdfast.store.served import AnswerLost
 from holdfast.testing.contract import Backend, Recipe, StoreContract, When
 from holdfast.testing.model import Subject, run_state_machine

@@ -19,10 +19,9 @@ from unittest import mock
 import pytest
 
 from holdfast.fs import calls
-from holdfast.store.base import Store
 from holdfast.store.files import FileStore
 from holdfast.store.layout import Layout
-from holdfast.store.records import Create, Decision, Key, Replace, View
+from holdfast.store.model import Create, Decision, Key, Replace, Store, View
 from holdfast.testing.contract import Backend, Recipe, StoreContract, When
 from holdfast.testing.contract_clients import PATIENCE, Item, accounts, apply, number_of, swap, transfer
 from holdfast.testing.linearizability import Accounts, Check, History, Operation, Register, Verdict, check

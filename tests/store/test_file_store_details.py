@@ -18,20 +18,10 @@ import pytest
 
 from holdfast.errors import Corrupt, LockTimeout, UsageFailure
 from holdfast.fs import calls, durable
-from holdfast.fs.notify import DirectoryEvents
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intents
-from holdfast.store.records import (
-    Append,
-    Change,
-    Create,
-    Decision,
-    Delete,
-    Replace,
-    Stream,
-    StructCodec,
-    View,
-)
+from holdfast.store.model import Append, Change, Create, Decision, Delete, Replace, Stream, StructCodec, View
+from holdfast.store.watch import DirectoryEvents
 from holdfast.testing.contract_clients import (
     AUDIT,
     DESCRIPTORS,

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.store.files import FileStore
-from holdfast.store.records import (
+from holdfast.store.model import (
     Append,
     Change,
     Create,

@@ -15,9 +15,8 @@ import pytest
 
 from holdfast.errors import LockTimeout, NameInvalid, UsageFailure
 from holdfast.store.files import FileStore
-from holdfast.store.guards import Guards
-from holdfast.store.layout import TABLE, Kind, Layout, Place
-from holdfast.store.records import Append, Change, Create, Decision, Key, Replace, Stream, View
+from holdfast.store.layout import TABLE, DocumentLocks, Kind, Layout, Location
+from holdfast.store.model import Append, Change, Create, Decision, Key, Replace, Stream, View
 from holdfast.testing.contract_clients import (
     EVENTS,
     GATES,
@@ -134,15 +133,15 @@ def test_locks_are_taken_in_one_order_however_they_are_named(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
-    take = Guards._take
+    take = DocumentLocks._take
 
-    def note(guards: Guards, guard: str, *, shared: bool) -> Any:
+    def note(guards: DocumentLocks, guard: str, *, shared: bool) -> Any:
         taken.append(guard)
         return take(guards, guard, shared=shared)
 
     with FileStore(scratch) as store:
         store.transact(NAMED, _nothing)
-        monkeypatch.setattr(Guards, "_take", note)
+        monkeypatch.setattr(DocumentLocks, "_take", note)
         for _ in range(20):
             taken.clear()
             named = random.sample(NAMED, len(NAMED))
@@ -208,12 +207,14 @@ def test_locks_in_the_order_of_naming_would_be_found_out(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextlib.contextmanager
-    def as_named(guards: Guards, places: Iterable[Place], *, shared: bool = False) -> Iterator[None]:
+    def as_named(
+        guards: DocumentLocks, places: Iterable[Location], *, shared: bool = False
+    ) -> Iterator[None]:
         with contextlib.ExitStack() as held:
             for place in places:
                 held.enter_context(guards._lock(place.guard, shared=shared))
             yield
 
-    monkeypatch.setattr(Guards, "locked", as_named)
+    monkeypatch.setattr(DocumentLocks, "locked", as_named)
     with pytest.raises(AssertionError, match=LockTimeout.__name__):
         compete(scratch, timeout=0.3, rounds=ROUNDS)

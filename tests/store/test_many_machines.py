@@ -19,7 +19,7 @@ from holdfast.errors import FencingMismatch, LockConflict, OutcomeUnknown
 from holdfast.leases.desk import Desk
 from holdfast.leases.held import acquire
 from holdfast.store.memory import MemoryStore
-from holdfast.store.records import Append, Create
+from holdfast.store.model import Append, Create
 from holdfast.store.served import ServedStore
 from holdfast.testing.contract_clients import EVENTS, INDEX, LEDGER, Event, Item, apply
 from tests.locks.workers import Line, Workers, wait_until

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.etcd import EtcdStore
-from holdfast.store.records import Create
+from holdfast.store.model import Create
+from holdfast.store.open import open_address
 from holdfast.testing.contract_clients import INDEX, ISSUES, Item, apply, increment, number_of
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.repository import Repository
-from holdfast.workspace.stores import open_address
 from tests.store.test_plain_sql import do_everything
 from tests.support.guarded import EncryptedEtcd
 from tests.support.servers import Postgres, free_port

@@ -8,9 +8,8 @@ from typing import Any
 from unittest import mock
 
 from holdfast.errors import OutcomeUnknown
-from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
-from holdfast.store.records import Commit, Key
+from holdfast.store.model import Commit, Key, Store
 from holdfast.testing.contract import Backend, StoreContract, When
 from holdfast.testing.model import Subject, run_state_machine
 

@@ -17,12 +17,12 @@ from unittest import mock
 
 import pytest
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.leases.desk import Desk
 from holdfast.leases.held import acquire
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
-from holdfast.store.records import Append, Create, Delete, Replace
+from holdfast.store.audit import AuditTrail
+from holdfast.store.model import Append, Create, Delete, Replace
 from holdfast.testing.contract_clients import (
     EVENTS,
     INDEX,

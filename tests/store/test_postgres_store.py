@@ -13,8 +13,7 @@ from unittest import mock
 
 import pytest
 
-from holdfast.store.base import Store
-from holdfast.store.records import Key
+from holdfast.store.model import Key, Store
 from holdfast.testing.contract import Backend, Recipe, StoreContract, When
 from holdfast.testing.model import Subject, run_state_machine
 from tests.support.servers import Postgres

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Corrupt, Failure, NameInvalid, TooLarge, UsageFailure
-from holdfast.store.records import Document, Family, Key, Stream, StructCodec, View
+from holdfast.store.model import Document, Family, Key, Stream, StructCodec, View
 
 
 class Measured(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from holdfast.errors import NotFound, TooManyRetries, UsageFailure
 from holdfast.locks.retry import CHANCE
 from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.etcd_gateway import coded
-from holdfast.store.records import Create, Decision, Key, Stream, View
+from holdfast.store.model import Create, Decision, Key, Stream, View
 from holdfast.store.served import ServedStore
 from holdfast.testing.contract_clients import (
     EVENTS,

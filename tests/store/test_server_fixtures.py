@@ -63,9 +63,9 @@ def test_a_server_ends_with_the_process_that_started_it(server_scratch: Path, ki
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_that_was_killed_starts_again_with_its_data(server_scratch: Path, kind: str) -> None:
-    from holdfast.store.records import Create
+    from holdfast.store.model import Create
+    from holdfast.store.open import close_store, open_address
     from holdfast.testing.contract_clients import INDEX, Item, apply, number_of
-    from holdfast.workspace.stores import close_store, open_address
 
     directory = server_scratch / "server"
     directory.mkdir()

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.store import postgres_sql as statements
 from holdfast.store.etcd import EtcdEngine, EtcdStore
-from holdfast.store.served import Engine, Plan, ServedStore
+from holdfast.store.served import CommitPlan, ServedStore, ServerEngine
 from holdfast.testing.linearizability import Check, Operation, Verdict
 from tests.store.test_file_store import (
     RICH,
@@ -61,7 +61,7 @@ class ForgetfulPostgres(PostgresEngine):
         "CASE WHEN d.version = ANY(%(versions)s::text[]) THEN excluded.version END", "excluded.version"
     )
 
-    def commit(self, connection: object, plan: Plan) -> bool:
+    def commit(self, connection: object, plan: CommitPlan) -> bool:
         with mock.patch.object(statements, "COMMIT_AND_NOTIFY", self.BROKEN):
             return super().commit(connection, plan)
 
@@ -69,7 +69,7 @@ class ForgetfulPostgres(PostgresEngine):
 class ForgetfulEtcd(EtcdEngine):
     """Compares the first document only."""
 
-    def commit(self, plan: Plan) -> bool:
+    def commit(self, plan: CommitPlan) -> bool:
         return super().commit(plan._replace(named=plan.named[:1]))
 
 
@@ -87,7 +87,7 @@ class OldReads(EtcdEngine):
 
 @pytest.mark.parametrize("broken", [ForgetfulPostgres, ForgetfulEtcd, OldReads])
 def test_a_broken_engine_is_found_out(
-    scratch: Path, broken: Callable[[str], Engine], postgres_url: str, etcd_url: str
+    scratch: Path, broken: Callable[[str], ServerEngine], postgres_url: str, etcd_url: str
 ) -> None:
     found = []
     for attempt in range(10):

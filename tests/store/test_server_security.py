@@ -15,7 +15,7 @@ from holdfast.errors import (
     StoreUntrusted,
 )
 from holdfast.store.etcd import EtcdEngine, EtcdStore
-from holdfast.store.records import Create, Delete
+from holdfast.store.model import Create, Delete
 from holdfast.testing.contract_clients import INDEX, Item, apply, number_of
 from tests.support.guarded import PASSWORD, QUOTED, EncryptedEtcd, GuardedPostgres, TlsDoor
 from tests.support.servers import Etcd

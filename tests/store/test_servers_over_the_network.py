@@ -13,13 +13,13 @@ from unittest import mock
 
 import pytest
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.errors import LockExpired, OutcomeUnknown, StoreUnavailable, UsageFailure
 from holdfast.leases.desk import Desk
 from holdfast.leases.held import acquire
+from holdfast.store.audit import AuditTrail
 from holdfast.store.etcd import EtcdEngine, EtcdStore
-from holdfast.store.records import Append, Create, Decision, Replace, View
-from holdfast.store.served import AnswerLost, Plan, ServedStore
+from holdfast.store.model import Append, Create, Decision, Replace, View
+from holdfast.store.served import AnswerLost, CommitPlan, ServedStore
 from holdfast.testing.contract_clients import (
     EVENTS,
     INDEX,
@@ -168,7 +168,7 @@ def test_an_outcome_is_found_out_also_if_an_earlier_attempt_was_ruled_out(line: 
         with original(*arguments, **options) as made:
             commit, number = made.commit, next(attempts)
 
-            def lose(plan: Plan) -> bool:
+            def lose(plan: CommitPlan) -> bool:
                 if number == 2:
                     unreachable.start()
                 if number == 2 and sent:

@@ -12,14 +12,11 @@ import pytest
 
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
-from holdfast.store import batches, files, intents
-from holdfast.store.batches import Batch
-from holdfast.store.directories import Opened
+from holdfast.store import files, intents, streams
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Intents
-from holdfast.store.layout import INTENTS, Kind, Place
-from holdfast.store.plans import Planned, in_order
-from holdfast.store.streams import LastNumbers
+from holdfast.store.layout import INTENTS, Kind, Location, OpenDirectories
+from holdfast.store.streams import Batch, LastNumbers, Planned, in_order
 from holdfast.testing.crash import Fault, Report, error_points, kill_points
 from holdfast.testing.powercut import power_cuts
 from tests.store.commit_cases import ALL
@@ -147,7 +144,7 @@ def readers_that_ignore_intents(plant: pytest.MonkeyPatch) -> None:
 
 def several_without_an_intent(plant: pytest.MonkeyPatch) -> None:
     def commit(
-        self: FileStore, commit_id: str, planned: list[Planned], opened: Opened, progress: object
+        self: FileStore, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: object
     ) -> tuple[int, ...]:
         return tuple(each for step in in_order(planned) for each in self._commit_one(step, opened))
 
@@ -182,7 +179,7 @@ def intent_finished_before_it_is_durable(plant: pytest.MonkeyPatch) -> None:
 
 
 def settled_only_once(plant: pytest.MonkeyPatch) -> None:
-    def settle(self: FileStore, places: Collection[Place], changed: list[Place]) -> None:
+    def settle(self: FileStore, places: Collection[Location], changed: list[Location]) -> None:
         written = {place.directory for place in changed} | ({INTENTS} if len(changed) > 1 else set())
         for directory in written - self._settled:
             self._sync_way_to(directory)
@@ -235,7 +232,7 @@ def batch_published_before_it_is_decided_for_good(plant: pytest.MonkeyPatch) -> 
 
 def batch_decided_before_it_is_written_for_good(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(intents, "MOST_SINGLE_SYNCS", 1)
-    plant.setattr(batches, "_sync_file_system", lambda directory: None)
+    plant.setattr(streams, "_sync_file_system", lambda directory: None)
 
 
 def batch_dropped_before_its_names_are_durable(plant: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.store.files import FileStore
 from holdfast.store.layout import INTENTS, Kind, Layout
-from holdfast.store.records import (
+from holdfast.store.model import (
     Append,
     Change,
     Delete,

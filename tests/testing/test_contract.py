@@ -10,16 +10,14 @@ from typing import Any, NamedTuple, Self
 import pytest
 
 from holdfast.errors import Corrupt, Failure, LockConflict, OutcomeUnknown
-from holdfast.store.base import Decide, Store, Watched
-from holdfast.store.directories import Opened
 from holdfast.store.files import FileStore
-from holdfast.store.layout import Place
+from holdfast.store.layout import Location, OpenDirectories
 from holdfast.store.memory import MemoryStore, MemoryWatch
-from holdfast.store.plans import Planned
-from holdfast.store.records import (
+from holdfast.store.model import (
     Append,
     Commit,
     Create,
+    Decide,
     Decision,
     Document,
     Entry,
@@ -28,9 +26,12 @@ from holdfast.store.records import (
     Record,
     Replace,
     Result,
+    Store,
     Stream,
     View,
+    Watched,
 )
+from holdfast.store.streams import Planned
 from holdfast.testing.contract import Backend, StoreContract
 from holdfast.testing.contract_clients import EVENTS, INDEX
 from holdfast.testing.contract_parts import watching
@@ -45,7 +46,7 @@ class ByHalves(FileStore):
     """Makes the changes of a commit one after the other."""
 
     def _commit(
-        self, commit_id: str, planned: list[Planned], opened: Opened, progress: object
+        self, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: object
     ) -> tuple[int, ...]:
         return tuple(each for step in planned for each in self._commit_one(step, opened))
 
@@ -100,7 +101,7 @@ class SaysYes(FileStore):
 class StartsOverWhenDamaged(FileStore):
     """Takes a document that cannot be read for one that is not there."""
 
-    def _document(self, key: Key[Record], place: Place, content: bytes | None) -> Document[Record] | None:
+    def _document(self, key: Key[Record], place: Location, content: bytes | None) -> Document[Record] | None:
         try:
             return super()._document(key, place, content)
         except Corrupt:

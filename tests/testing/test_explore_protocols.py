@@ -22,7 +22,7 @@ from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.lock_file import LockFile
 from holdfast.locks.repo_lock import RepoLock, RepoLockInfo
 from holdfast.store.files import FileStore
-from holdfast.store.records import Append, Create, Decision, Key, Replace, Stream, StructCodec, View
+from holdfast.store.model import Append, Create, Decision, Key, Replace, Stream, StructCodec, View
 from holdfast.testing.crash import Ending
 from holdfast.testing.explore import Exploration, Result, explore
 

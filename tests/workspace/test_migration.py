@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.audit.chain import AuditTrail, verify
 from holdfast.errors import Corrupt, Refused
 from holdfast.leases.desk import Desk
-from holdfast.store.base import Store
+from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
 from holdfast.store.layout import TABLE, Kind
 from holdfast.store.memory import MemoryStore
-from holdfast.store.records import Append, Create, Delete, Family, Key, Replace, Stream
+from holdfast.store.model import Append, Create, Delete, Family, Key, Replace, Store, Stream
+from holdfast.store.open import close_store, open_address, open_store, open_to_look
 from holdfast.testing.contract_clients import EVENTS, INDEX, ISSUES, Event, Item, apply, number_of
 from holdfast.workspace.migration import RawCodec, migrate
-from holdfast.workspace.stores import close_store, open_address, open_store, open_to_look
 from tests.cli.commands import data, error, holdfast
 
 MANY = 130

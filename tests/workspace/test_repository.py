@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.errors import LockConflict, LockNotHeld, LockTimeout, NotFound
 from holdfast.leases.records import LeaseKeys
-from holdfast.store.records import Create, Decision
+from holdfast.store.model import Create, Decision
 from holdfast.workspace.overview import look_around
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.payload_lock import payload_locked

@@ -18,10 +18,10 @@ from holdfast.cli.entry import run
 from holdfast.errors import AlreadyExists, Failure, NotFound, StoreUnavailable
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.etcd_gateway import coded
+from holdfast.store.open import CONFIG, configure_store
 from holdfast.workspace.describing import describe
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.repository import Repository
-from holdfast.workspace.stores import CONFIG, configure_store
 from holdfast.worktrees.doctor import Finding, Severity
 from tests.cli.commands import Result, data, envelope, error, holdfast
 from tests.support.guarded import PASSWORD, QUOTED, GuardedPostgres
@@ -217,7 +217,7 @@ def test_nothing_is_made_on_a_server_that_has_nothing_of_the_repository(
 
 def test_a_store_that_goes_away_meanwhile_is_told_once(tmp_path: Path, etcd_url: str) -> None:
     """The server answers when the examination begins, and then no more."""
-    from holdfast.store.failing_fast import FailingFast
+    from holdfast.store.open import FailingFast
 
     root = tmp_path / "repository"
     initialise(root, store=etcd_url)

@@ -18,11 +18,9 @@ from holdfast.errors import (
     StoreUnavailable,
 )
 from holdfast.store.addresses import has_secrets, without_secrets
-from holdfast.store.base import Store
 from holdfast.store.files import FileStore
-from holdfast.store.records import Create
-from holdfast.testing.contract_clients import INDEX, Item, apply, number_of
-from holdfast.workspace.stores import (
+from holdfast.store.model import Create, Store
+from holdfast.store.open import (
     CONFIG,
     FILES,
     address_of,
@@ -33,6 +31,7 @@ from holdfast.workspace.stores import (
     open_store,
     same_store,
 )
+from holdfast.testing.contract_clients import INDEX, Item, apply, number_of
 from tests.support.servers import free_port
 
 
@@ -193,7 +192,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
 import sys
 sys.modules["psycopg"] = None
 from holdfast.errors import ExtraMissing
-from holdfast.workspace.stores import open_address
+from holdfast.store.open import open_address
 try:
     open_address({str(tmp_path)!r}, "postgresql://db/work")
 except ExtraMissing as failure:
@@ -207,7 +206,7 @@ except ExtraMissing as failure:
 
 def test_plain_files_load_no_server_code(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom holdfast.workspace.stores import open_store\n"
+        "import sys\nfrom holdfast.store.open import open_store\n"
         f"open_store({str(tmp_path)!r})\n"
         "print([name for name in sys.modules if 'psycopg' in name or 'etcd' in name])"
     )

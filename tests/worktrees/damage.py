@@ -15,7 +15,7 @@ from holdfast.leases.records import Identity, LeaseKeys, Waiter, WaitingLine
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Intents, Step
 from holdfast.store.layout import Layout
-from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace
+from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace
 from holdfast.worktrees import planning
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.records import (

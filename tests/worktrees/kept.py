@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.fs.trees import Engine, capture, read_homes, verify
-from holdfast.store.records import Change, Create, Decision, Replace, View
+from holdfast.store.model import Change, Create, Decision, Replace, View
 from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, WORKTREES, Consistency, Descriptor

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holdfast.clock import format_instant
 from holdfast.store.files import FileStore
-from holdfast.store.records import Change, Create, Decision, Replace
+from holdfast.store.model import Change, Create, Decision, Replace
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.records import (

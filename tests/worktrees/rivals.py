@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.audit.chain import AuditTrail, verify
 from holdfast.clock import ManualClock
 from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.leases.desk import Desk
+from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.worktrees import snapshots

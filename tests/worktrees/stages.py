@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from holdfast.audit.chain import AuditEntry, verify
 from holdfast.clock import format_instant
 from holdfast.fs import calls
 from holdfast.fs.probe import Capabilities
 from holdfast.fs.trees import capture, choose_engine, read_homes, read_manifest
 from holdfast.fs.trees.homes import located
 from holdfast.leases.records import Lease, LeaseKeys
-from holdfast.store.records import Create, Decision, Replace, View
+from holdfast.store.audit import AuditEntry, verify
+from holdfast.store.model import Create, Decision, Replace, View
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, Consistency, Descriptor

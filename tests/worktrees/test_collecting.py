@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.audit.reading import check_chain
 from holdfast.clock import format_instant
 from holdfast.errors import (
     AlreadyExists,
@@ -19,7 +18,8 @@ from holdfast.errors import (
     SettingInvalid,
     UsageFailure,
 )
-from holdfast.store.records import Create, Decision, Replace, View
+from holdfast.store.audit import check_chain
+from holdfast.store.model import Create, Decision, Replace, View
 from holdfast.worktrees import collecting, planning, removing, scratch
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, Operation, OperationKind

@@ -12,7 +12,7 @@ import pytest
 from holdfast.errors import NotFound
 from holdfast.fs import calls
 from holdfast.store.files import FileStore
-from holdfast.store.records import Decision, Delete, Replace
+from holdfast.store.model import Decision, Delete, Replace
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import history

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.store.records import Append, Decision
+from holdfast.store.model import Append, Decision
 from holdfast.testing.crash import Fault, Report
 from holdfast.testing.powercut import power_cuts
 from holdfast.worktrees import snapshots

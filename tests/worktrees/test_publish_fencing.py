@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.store.records import Decision, View
+from holdfast.store.model import Decision, View
 from holdfast.testing.interpose import interposed
 from holdfast.worktrees import proof as proofs
 from holdfast.worktrees import restoring, snapshots

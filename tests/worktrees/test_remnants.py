@@ -19,7 +19,7 @@ from holdfast.errors import Corrupt, Failure, LockConflict, PlanMismatch, Refuse
 from holdfast.fs.trees import Home, materialise, read_homes
 from holdfast.fs.trees import homes as homes_module
 from holdfast.fs.trees.homes import write_homes
-from holdfast.store.base import Store
+from holdfast.store.model import Store
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import collecting, comparing, planning, removing, restoring, snapshots, sweeping

@@ -28,7 +28,7 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.fs.trees import verify
-from holdfast.store.records import Decision, Replace
+from holdfast.store.model import Decision, Replace
 from holdfast.testing.crash import Kill, cut_short, fresh
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.testing.interpose import Attempt, interposed

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.audit.reading import check_chain
 from holdfast.fs.trees import read_homes
+from holdfast.store.audit import check_chain
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import Fault, Kill, Outcome, Report, fresh, judge, run_killed
 from holdfast.testing.crash import scratch as swept_directory

@@ -25,7 +25,7 @@ from holdfast.errors import (
 )
 from holdfast.fs.trees import Engine, read_homes, verify
 from holdfast.fs.trees.homes import located
-from holdfast.store.records import Create, Decision, Replace
+from holdfast.store.model import Create, Decision, Replace
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import snapshots

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.errors import LockConflict
 from holdfast.store.files import FileStore
-from holdfast.store.records import Create, Decision, Delete, Replace, View
+from holdfast.store.model import Create, Decision, Delete, Replace, View
 from holdfast.worktrees import surveying
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.records import DESCRIPTORS, WORKTREES

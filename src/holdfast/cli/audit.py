@@ -14,7 +14,7 @@ from holdfast.cli.repository import open_repository, repo_option
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from holdfast.audit.chain import AuditEntry
+    from holdfast.store.audit import AuditEntry
     from holdfast.workspace.repository import Repository
 
 FOLLOW_PAUSE = 5.0
@@ -71,11 +71,11 @@ def audit(
       holdfast audit --verify --json
       holdfast audit --follow --since 1h
     """
-    from holdfast.audit.reading import Reader
+    from holdfast.store.audit import AuditReader
 
     repository = open_repository(repo)
     control = repository.control
-    reader = Reader(control.store, control.trail, verified=verify)
+    reader = AuditReader(control.store, control.trail, verified=verify)
     entries = list(deque(_wanted(reader.read(), _start(since, control.store.now())), maxlen=limit))
     if follow:
         _follow(output, repository, reader, entries)

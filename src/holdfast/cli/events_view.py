@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.issues.records import Event
-from holdfast.store.records import Entry
+from holdfast.store.model import Entry
 
 SHORT = 8
 

@@ -44,8 +44,8 @@ def init(output: Output, *, directory: str, source: str | None, store: str | Non
       holdfast init /shared/my-repo --store postgresql://db.example.org/holdfast
     """
     from holdfast.store.addresses import advice_about_secrets
+    from holdfast.store.open import address_of
     from holdfast.workspace.initialising import initialise
-    from holdfast.workspace.stores import address_of
 
     made = initialise(directory, source=source, store=store, nested=nested)
     main = made.root / "main"

@@ -38,8 +38,7 @@ def migrate(
       holdfast migrate --to files --overwrite
     """
     from holdfast.store.addresses import advice_about_secrets
-    from holdfast.workspace.migration import migrate as copy
-    from holdfast.workspace.stores import (
+    from holdfast.store.open import (
         address_of,
         close_store,
         configure_store,
@@ -48,6 +47,7 @@ def migrate(
         open_to_look,
         require_other_store,
     )
+    from holdfast.workspace.migration import migrate as copy
 
     source = source or store_address(os.environ)
     old = address_of(directory, source)

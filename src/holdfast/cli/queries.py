@@ -12,7 +12,7 @@ from holdfast.cli.tracking import reading_options, tracking
 
 if TYPE_CHECKING:
     from holdfast.issues.records import Event
-    from holdfast.store.records import Entry
+    from holdfast.store.model import Entry
 
 
 @click.command()

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.audit.chain import AuditTrail, verify
 from holdfast.demo.crew import Ended
 from holdfast.demo.stage import Stage
 from holdfast.errors import AuditChainBroken, NotFound, Refused
 from holdfast.fs import durable
 from holdfast.fs.trees.homes import located, read_homes
 from holdfast.issues.records import State
+from holdfast.store.audit import AuditTrail, verify
 from holdfast.workspace.checks import all_checks
 from holdfast.workspace.overview import look_around
 from holdfast.workspace.repository import Repository

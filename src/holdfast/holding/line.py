@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from holdfast.clock import Clock, format_duration
 from holdfast.errors import LockTimeout
 from holdfast.holding.lookout import FIRST_LOOK, LAST_LOOK, LOOK_UP
-from holdfast.store.base import Watch
+from holdfast.store.model import Watch
 
 Got = TypeVar("Got")
 

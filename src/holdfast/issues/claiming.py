@@ -30,7 +30,7 @@ from holdfast.issues.reading import Broken, Snapshot
 from holdfast.issues.records import Issue, State
 from holdfast.issues.transactions import Transactions
 from holdfast.locks.identity import Holder, current_holder, described
-from holdfast.store.records import Decision, Replace, View
+from holdfast.store.model import Decision, Replace, View
 
 LOOK_AGAIN = 2.0
 """How often one who waits for work looks whether somebody's claim has run out: no event tells that."""

@@ -27,7 +27,7 @@ from holdfast.issues.records import (
     without_repeats,
 )
 from holdfast.issues.transactions import Transactions
-from holdfast.store.records import Key
+from holdfast.store.model import Key
 
 MOST_TOGETHER = 250
 """How many issues are created in one transaction; more are created in several."""

@@ -20,7 +20,7 @@ from holdfast.issues.keys import CLAIMS, DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUE
 from holdfast.issues.reading import misnamed
 from holdfast.issues.records import Dependents, Event, Graph, Index, Issue, State
 from holdfast.leases.moments import Moment
-from holdfast.store.records import Append, Change, Create, Delete, Key, Replace, View
+from holdfast.store.model import Append, Change, Create, Delete, Key, Replace, View
 
 MOST_RECENT = 256
 """How many of the last additions of dependencies are remembered."""

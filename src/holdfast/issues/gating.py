@@ -17,7 +17,7 @@ from holdfast.issues.draft import Draft
 from holdfast.issues.keys import CLAIMS, DEPENDENTS, GATE_RUNS, GATES
 from holdfast.issues.records import Gate, GateRun, GateStatus, Issue, Registry, checked_context, gate_of
 from holdfast.issues.transactions import Transactions, check_dependents
-from holdfast.store.records import Key
+from holdfast.store.model import Key
 
 AUTO, MANUAL = "auto", "manual"
 

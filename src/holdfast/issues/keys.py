@@ -13,7 +13,7 @@ from holdfast.issues.records import (
     OpenCodec,
     Registry,
 )
-from holdfast.store.records import Family, Key, Stream, StructCodec
+from holdfast.store.model import Family, Key, Stream, StructCodec
 
 INDEX = Key("jit/index", OpenCodec(Index))
 GRAPH = Key("jit/graph", OpenCodec(Graph))

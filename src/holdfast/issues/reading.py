@@ -21,8 +21,7 @@ from holdfast.issues.claim_records import ClaimRecord
 from holdfast.issues.keys import CLAIMS, INDEX, ISSUES
 from holdfast.issues.records import Issue, State
 from holdfast.leases.moments import Moment, Reading
-from holdfast.store.base import Store
-from holdfast.store.records import Key, Record
+from holdfast.store.model import Key, Record, Store
 
 TOLERANT_ISSUES = ISSUES.tolerant()
 

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.errors import Corrupt, JsonInvalid, SettingInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text
-from holdfast.store.records import MOST_BYTES
+from holdfast.store.model import MOST_BYTES
 
 SCHEMA_VERSION = 2
 _UNKNOWN = "(unknown)"

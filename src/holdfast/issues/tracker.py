@@ -42,8 +42,7 @@ from holdfast.issues.records import (
 from holdfast.issues.transactions import Transactions, check_dependents
 from holdfast.leases.moments import SKEW
 from holdfast.locks.retry import RetryConfig
-from holdfast.store.base import Store
-from holdfast.store.records import Document, Entry, Key
+from holdfast.store.model import Document, Entry, Key, Store
 
 
 class Keep(Enum):

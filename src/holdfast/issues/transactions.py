@@ -31,8 +31,7 @@ from holdfast.issues.records import Issue
 from holdfast.leases.moments import SKEW, Moment, Reading
 from holdfast.locks.identity import boot_clock_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
-from holdfast.store.base import Store
-from holdfast.store.records import Decision, Key, Stream, Unreadable, View
+from holdfast.store.model import Decision, Key, Store, Stream, Unreadable, View
 
 MOST_NAMED = 100
 """How many neighbours a transaction names at most."""

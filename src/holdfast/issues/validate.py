@@ -21,9 +21,8 @@ from holdfast.issues.reading import TOLERANT_ISSUES, Broken, tried
 from holdfast.issues.records import EventCodec, Graph, Issue, State
 from holdfast.issues.tracker import Tracker
 from holdfast.issues.transactions import Seen
-from holdfast.store.base import Store
-from holdfast.store.files import Abandoned, FileStore
-from holdfast.store.records import Key, Record, Unreadable
+from holdfast.store.files import FileStore, UnfinishedCommit
+from holdfast.store.model import Key, Record, Store, Unreadable
 
 REPAIR_TOGETHER = 200
 FAMILY = "jit/"
@@ -180,7 +179,7 @@ def _examine_commits(store: Store) -> Iterator[Finding]:
             yield Finding("commit blocked", "", message, False, obstacle.hint)
 
 
-def _abandoned(store: Store) -> list[Abandoned]:
+def _abandoned(store: Store) -> list[UnfinishedCommit]:
     if not isinstance(store, FileStore):
         return []
     return [

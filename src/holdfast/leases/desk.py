@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import LockConflict, SettingInvalid
 from holdfast.fs.names import checked_actor, checked_text
@@ -18,8 +17,8 @@ from holdfast.leases.moments import SKEW, Moment, Reading
 from holdfast.leases.protocol import Granted, Request, Ruling, Told, Waiting
 from holdfast.leases.records import LEASES, LINES, Identity, Lease, LeaseKeys, Waiter
 from holdfast.locks.identity import Holder, Liveness, boot_clock_id, current_holder, liveness, liveness_behind
-from holdfast.store.base import Store
-from holdfast.store.records import Decision, Key, Stream, View
+from holdfast.store.audit import AuditTrail
+from holdfast.store.model import Decision, Key, Store, Stream, View
 
 SHORTEST_TTL, LONGEST_TTL = 0.1, 24 * 3600.0
 DEFAULT_TTL = 30.0

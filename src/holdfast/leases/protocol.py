@@ -22,7 +22,7 @@ from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotH
 from holdfast.leases.moments import Moment
 from holdfast.leases.records import Identity, Lease, LeaseKeys, TokenCounter, Waiter, WaitingLine
 from holdfast.locks.identity import Holder
-from holdfast.store.records import Change, Create, Delete, Replace, View
+from holdfast.store.model import Change, Create, Delete, Replace, View
 
 WAITER_TTL = 30.0
 """A waiter that has not shown itself for this long has left the line."""

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.clock import parse_instant
 from holdfast.leases.moments import BootMark, Moment
 from holdfast.locks.identity import Holder
-from holdfast.store.records import Family, Key, Stream, StructCodec
+from holdfast.store.model import Family, Key, Stream, StructCodec
 
 
 class Identity(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from holdfast.ledger.log import Ledger, commit_id_of, tell_id
 from holdfast.ledger.nodes import is_under, node_id, order
 from holdfast.ledger.protocol import Cleared, Granted, Request, Ruling, Waiting
 from holdfast.locks.identity import Holder, Liveness, current_holder, described, liveness
-from holdfast.store.records import Append, Decision, View
+from holdfast.store.model import Append, Decision, View
 
 PATIENCE = 15.0
 """How long a waiter counts without showing itself; it shows itself in half of that."""

@@ -15,7 +15,7 @@ from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import Corrupt, JsonInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import unique_id
-from holdfast.store.records import Stream
+from holdfast.store.model import Stream
 
 Event: TypeAlias = dict[str, Any]
 

@@ -26,8 +26,7 @@ from holdfast.ledger import checkpoints
 from holdfast.ledger.checkpoints import Checkpoint, NoShelf, Shelf
 from holdfast.ledger.events import EVENTS, Checked, Event, Recorded, checked, stamped
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
-from holdfast.store.base import Store
-from holdfast.store.records import Append, Decision, View
+from holdfast.store.model import Append, Decision, Store, View
 
 State = TypeVar("State")
 Reducer = Callable[[State, Recorded], State]

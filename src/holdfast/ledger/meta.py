@@ -6,8 +6,7 @@ from typing import Any
 
 from holdfast.clock import format_duration, parse_duration
 from holdfast.errors import SettingInvalid
-from holdfast.store.base import Store
-from holdfast.store.records import Create, Decision, Key, StructCodec, View
+from holdfast.store.model import Create, Decision, Key, Store, StructCodec, View
 
 DEFAULT_LOCK_TIMEOUT = 300.0
 SHORTEST, LONGEST = 1.0, 3600.0

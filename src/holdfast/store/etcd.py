@@ -18,37 +18,144 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from http.client import HTTPException
-from typing import Any
+from typing import Any, Protocol, Self
 
 import msgspec
 
 from holdfast.errors import Failure, NotFound, StoreIncompatible, StoreUnavailable
 from holdfast.locks.retry import CHANCE
-from holdfast.store.base import Watched
 from holdfast.store.etcd_gateway import (
     TIMEOUT,
-    Address,
+    EtcdAddress,
     Gateway,
     GatewayError,
+    Messages,
     NotSent,
     coded,
     end_of,
     plain,
 )
-from holdfast.store.etcd_watch import EtcdWatch
 from holdfast.store.layout import Layout
-from holdfast.store.records import Stream
+from holdfast.store.model import Family, Stream, Watched
 from holdfast.store.served import (
     PATIENCE,
     AnswerLost,
+    CommitPlan,
     Fate,
     Fetched,
-    Found,
     IdTaken,
     Named,
-    Plan,
     ServedStore,
+    StoredValue,
 )
+
+ASK_AGAIN = 20.0
+"""If etcd has said nothing for this long, the watch is made anew: the line may be dead."""
+
+
+class _Keys(Protocol):
+    clock: bytes
+
+    def document(self, name: str) -> bytes: ...
+
+    def records(self, stream: str) -> bytes: ...
+
+    def name_of(self, key: bytes) -> str: ...
+
+
+class EtcdWatch:
+    """A watch of one document, family or stream, on a connection of its own."""
+
+    def __init__(self, gateway: Gateway, keys: _Keys, what: Watched) -> None:
+        self._gateway = gateway
+        self._keys = keys
+        self._name = what.name
+        if isinstance(what, Stream):
+            start = keys.records(what.name)
+        else:
+            start = keys.document(f"{what.name}/" if isinstance(what, Family) else what.name)
+        self._request: dict[str, Any] = {"key": coded(start)}
+        if isinstance(what, Family | Stream):
+            self._request["range_end"] = coded(end_of(start))
+        self._next = 1 + self._revision()
+        self._messages: Messages | None = None
+        self._heard_at = 0.0
+
+    def wait(self, timeout: float | None = None) -> frozenset[str]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        trouble = 0.0
+        while True:
+            left = ASK_AGAIN if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                changed = self._hear(min(left, ASK_AGAIN))
+                trouble = 0.0
+            except (OSError, HTTPException, NotSent) as error:
+                self.close()
+                trouble = trouble or time.monotonic()
+                if time.monotonic() - trouble > self._gateway.timeout:
+                    raise StoreUnavailable(self._gateway.address.place, error) from error
+                time.sleep(min(left, 0.02 + CHANCE.random() * 0.08))
+                changed = set()
+            if changed or (deadline is not None and time.monotonic() >= deadline):
+                return frozenset(changed)
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._messages is not None:
+            self._messages.close()
+            self._messages = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def _hear(self, left: float) -> set[str]:
+        if self._messages is None:
+            create = {**self._request, "start_revision": str(self._next), "progress_notify": True}
+            self._messages = Messages(self._gateway, "/v3/watch", {"create_request": create})
+            self._heard_at = time.monotonic()
+        changed: set[str] = set()
+        for message in self._messages.wait(left):
+            self._heard_at = time.monotonic()
+            changed |= self._told(message)
+        if time.monotonic() - self._heard_at >= ASK_AGAIN:
+            self.close()
+        return changed
+
+    def _told(self, message: Any) -> set[str]:
+        result = message.get("result")
+        if result is None:
+            raise ConnectionError(f"etcd has ended the watch: {message.get('error')}")
+        if result.get("canceled"):
+            return self._start_over(result)
+        changed: set[str] = set()
+        for event in result.get("events", []):
+            self._next = max(self._next, int(event["kv"]["mod_revision"]) + 1)
+            changed.add(self._keys.name_of(plain(event["kv"]["key"])))
+        return changed
+
+    def _start_over(self, result: Any) -> set[str]:
+        """The revisions since we last heard are forgotten: whatever is there may have changed."""
+        if not int(result.get("compact_revision", 0)):
+            raise ConnectionError(f"etcd has ended the watch: {result.get('cancel_reason')}")
+        self.close()
+        self._next = 1 + self._revision()
+        rows = self._gateway.ask("/v3/kv/range", {**self._request, "keys_only": True}).get("kvs", [])
+        return {self._name} & {self._name_if_single()} | {
+            self._keys.name_of(plain(row["key"])) for row in rows
+        }
+
+    def _name_if_single(self) -> str:
+        """A document that was watched alone may have been removed: it is named all the same."""
+        return "" if "range_end" in self._request else self._name
+
+    def _revision(self) -> int:
+        """The revision of now; what is committed later is reported."""
+        answer = self._gateway.ask("/v3/kv/range", {"key": coded(self._keys.clock), "count_only": True})
+        return int(answer["header"]["revision"])
+
 
 SCHEMA_VERSION = 1
 _FORGET_EVERY = 1000
@@ -80,7 +187,7 @@ class EtcdAttempt:
         self.fetched = fetched
         self._engine = engine
 
-    def commit(self, plan: Plan) -> bool:
+    def commit(self, plan: CommitPlan) -> bool:
         return self._engine.commit(plan)
 
 
@@ -90,7 +197,7 @@ class EtcdEngine:
     skew = 1.5
 
     def __init__(self, url: str, *, timeout: float = TIMEOUT, create: bool = True) -> None:
-        address = Address.parse(url)
+        address = EtcdAddress.parse(url)
         self._create = create
         self.place = address.place
         self.gateway = Gateway(address, timeout=timeout)
@@ -128,7 +235,7 @@ class EtcdEngine:
     def attempt(self, named: Sequence[Named], *, in_turn: bool) -> Iterator[EtcdAttempt]:
         yield EtcdAttempt(self, self.fetch(named))
 
-    def commit(self, plan: Plan) -> bool:
+    def commit(self, plan: CommitPlan) -> bool:
         """Send the commit; whether what it rests on was still so."""
         note = {"outcome": _MADE, "at": plan.fetched.now}
         request = {
@@ -170,7 +277,7 @@ class EtcdEngine:
         except (OSError, HTTPException) as error:
             raise AnswerLost(str(error) or type(error).__name__) from error
 
-    def _conditions(self, plan: Plan) -> Iterator[dict[str, Any]]:
+    def _conditions(self, plan: CommitPlan) -> Iterator[dict[str, Any]]:
         """What was fetched is still so. Records are never removed: a stream ends where it did if the next
         number is free."""
         for each in plan.named:
@@ -182,7 +289,7 @@ class EtcdEngine:
             else:
                 yield _has_revision(self.keys.document(each.name), found.version)
 
-    def _writes(self, plan: Plan) -> Iterator[dict[str, Any]]:
+    def _writes(self, plan: CommitPlan) -> Iterator[dict[str, Any]]:
         for name, content in plan.puts.items():
             key = self.keys.document(name)
             yield _remove(key) if content is None else _put(key, content)
@@ -204,13 +311,13 @@ class EtcdEngine:
         made = msgspec.json.decode(plain(row["value"]))["outcome"] == _MADE
         return Fate.MADE if made else Fate.RULED_OUT
 
-    def page(self, family: str, after: str, limit: int) -> list[tuple[str, Found]]:
+    def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         start = self.keys.document(f"{family}/")
         rows = self._range(start + after.encode() + (b"\0" if after else b""), end_of(start), limit)
         return [
             (
                 plain(row["key"])[len(start) :].decode(),
-                Found(row["mod_revision"], plain(row.get("value", ""))),
+                StoredValue(row["mod_revision"], plain(row.get("value", ""))),
             )
             for row in rows
         ]
@@ -299,11 +406,11 @@ class Keys:
         return (rest if kind == b"d" else rest.rpartition(b"/")[0]).decode()
 
 
-def _found(what: Named, row: Any) -> Found:
+def _found(what: Named, row: Any) -> StoredValue:
     content = plain(row.get("value", ""))
     if isinstance(what, Stream):
-        return Found(content=content, position=_number(plain(row["key"])))
-    return Found(row["mod_revision"], content)
+        return StoredValue(content=content, position=_number(plain(row["key"])))
+    return StoredValue(row["mod_revision"], content)
 
 
 def _number(key: bytes) -> int:

@@ -7,6 +7,7 @@ Whichever member answers first is kept; if it stops answering, the next one is a
 from __future__ import annotations
 
 import base64
+import calendar
 import contextlib
 import os
 import socket
@@ -15,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping
+from email.utils import parsedate
 from http.client import HTTPConnection, HTTPException, HTTPSConnection, RemoteDisconnected
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote
@@ -32,7 +34,50 @@ from holdfast.errors import (
 )
 from holdfast.locks.retry import CHANCE
 from holdfast.store.addresses import parts_of, without_secrets
-from holdfast.store.etcd_clock import ServerTime
+
+MARGIN = 5.0
+_WINDOW = 60.0
+"""Bounds are kept for one to two of these: the clocks of two machines drift apart."""
+
+
+class ServerTime:
+    """What is known of the time of the servers."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._bounds: list[float | None] = [None, None]  # of this window, and of the one before
+        self._window_ends = 0.0
+        self._last = 0.0
+
+    def heard(self, date: str | None) -> None:
+        """An answer has arrived that was sent at this time."""
+        fields = parsedate(date) if date else None
+        if fields is None:
+            return
+        here = self._clock.boot()
+        bound = calendar.timegm(fields) - here
+        with self._lock:
+            if here >= self._window_ends:
+                self._bounds = [None, self._bounds[0] if here < self._window_ends + _WINDOW else None]
+                self._window_ends = here + _WINDOW
+            self._bounds[0] = bound if self._bounds[0] is None else max(self._bounds[0], bound)
+
+    def is_known(self) -> bool:
+        """Whether an answer has arrived not long ago."""
+        return self._clock.boot() < self._window_ends + _WINDOW
+
+    def now(self, left_by_a_commit: float = 0.0) -> float:
+        """The time; not before that of a commit which has been seen, nor before what was said last."""
+        with self._lock:
+            known = [each for each in self._bounds if each is not None]
+            found = self._clock.boot() + max(known, default=0.0)
+            for earlier in (left_by_a_commit, self._last):
+                if found < earlier <= found + MARGIN:
+                    found = earlier
+            self._last = found
+            return found
+
 
 TIMEOUT = 10.0
 """How long etcd may take to answer, and how long a member that does is looked for."""
@@ -44,7 +89,7 @@ _INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 
 """Codes of gRPC after which nothing has happened."""
 
 
-class Address(NamedTuple):
+class EtcdAddress(NamedTuple):
     """Where a store is: the members, the prefix of its keys, who asks, and how it is shown."""
 
     members: tuple[tuple[str, int], ...]
@@ -55,7 +100,7 @@ class Address(NamedTuple):
     place: str
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> EtcdAddress:
         """Read `etcd://[user@]host:port,host:port/prefix[?tls=true&cacert=…&cert=…&key=…]`."""
         parts = parts_of(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -108,7 +153,9 @@ class NotSent(Exception):
 class Gateway:
     """The members of one cluster, as one process talks to them."""
 
-    def __init__(self, address: Address, *, timeout: float = TIMEOUT, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, address: EtcdAddress, *, timeout: float = TIMEOUT, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self.address = address
         self.timeout = timeout
         self.time = ServerTime(clock)

@@ -38,22 +38,21 @@ from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, LockStatistics
-from holdfast.store.base import (
+from holdfast.store.intents import Intent, Intents, Step, digest
+from holdfast.store.layout import (
+    INTENTS,
+    Directories,
+    DocumentLocks,
+    Kind,
+    Layout,
+    Location,
+    OpenDirectories,
+    open_directory,
+)
+from holdfast.store.model import (
+    Commit,
     Decide,
     Deciding,
-    Watched,
-    check_changes,
-    check_commit_id,
-    new_commit_id,
-)
-from holdfast.store.batches import Batch, is_batch
-from holdfast.store.directories import Directories, Opened, open_directory
-from holdfast.store.guards import Guards
-from holdfast.store.intents import Intent, Intents, Step, digest
-from holdfast.store.layout import INTENTS, Kind, Layout, Place
-from holdfast.store.plans import Planned, in_order, plan
-from holdfast.store.records import (
-    Commit,
     Document,
     Entry,
     Family,
@@ -65,9 +64,23 @@ from holdfast.store.records import (
     TolerantCodec,
     Unreadable,
     View,
+    Watched,
+    check_changes,
+    check_commit_id,
+    new_commit_id,
 )
-from holdfast.store.streams import LastNumbers, last_line, lines, numbered_files
-from holdfast.store.watching import FileWatch
+from holdfast.store.streams import (
+    Batch,
+    LastNumbers,
+    Planned,
+    in_order,
+    is_batch,
+    last_line,
+    lines,
+    numbered_files,
+    plan,
+)
+from holdfast.store.watch import FileWatch
 
 Named = Key[Any] | Stream[Any]
 
@@ -83,7 +96,7 @@ class _Progress:
     overtaken = False
 
 
-class Abandoned(NamedTuple):
+class UnfinishedCommit(NamedTuple):
     """A commit that somebody did not live to carry out. `obstacle`: why nobody else can, if that is so."""
 
     intent: Intent
@@ -107,7 +120,7 @@ class FileStore:
         self._root = Directory.open(self.path)
         self._layout = layout or Layout()
         self._clock = clock
-        self._guards = Guards(self._root, timeout, agent_id)
+        self._guards = DocumentLocks(self._root, timeout, agent_id)
         self._intents = Intents(self._root, self._layout)
         self._directories = Directories(self._root)
         self._numbers = LastNumbers()
@@ -120,17 +133,17 @@ class FileStore:
         place = self._place(key)
         decided, content = self._decided(key.name)
         if not decided:
-            with Opened(self._directories) as opened:
+            with OpenDirectories(self._directories) as opened:
                 content = self._load(place, opened)
         return self._document(key, place, content)
 
     def read_together(self, keys: Sequence[Key[Any]]) -> View:
-        places: dict[Named, Place] = {key: self._place(key) for key in keys}
+        places: dict[Named, Location] = {key: self._place(key) for key in keys}
         while True:
             with self._guards.locked(places.values(), shared=True):
                 unfinished = self._intents.unfinished(key.name for key in keys)
                 if not unfinished:
-                    with Opened(self._directories) as opened:
+                    with OpenDirectories(self._directories) as opened:
                         return self._view(places, opened)
             self._finish(unfinished)
 
@@ -144,7 +157,7 @@ class FileStore:
                 content = decided[name]
             else:
                 try:
-                    with Opened(self._directories) as opened:
+                    with OpenDirectories(self._directories) as opened:
                         if nested:
                             content = self._load(self._layout.place(f"{family.name}/{name}"), opened)
                         else:
@@ -198,7 +211,7 @@ class FileStore:
                 with self._guards.locked(places.values()):  # 1. all guards, in order
                     unfinished = self._intents.unfinished(each.name for each in places)
                     if not unfinished:
-                        with Opened(self._directories) as opened:
+                        with OpenDirectories(self._directories) as opened:
                             commit = self._transact_locked(opened, places, decide, commit_id, progress)
             except Failure as failure:
                 if progress.perhaps_made:
@@ -241,8 +254,8 @@ class FileStore:
 
     def _transact_locked(
         self,
-        opened: Opened,
-        places: dict[Named, Place],
+        opened: OpenDirectories,
+        places: dict[Named, Location],
         decide: Decide[Result],
         commit_id: str,
         progress: _Progress,
@@ -267,7 +280,7 @@ class FileStore:
         progress.perhaps_made = True
         return Commit(commit_id, now, positions, decision.result)
 
-    def _view(self, places: dict[Named, Place], opened: Opened) -> View:
+    def _view(self, places: dict[Named, Location], opened: OpenDirectories) -> View:
         documents: dict[Key[Any], Document[Any] | None] = {}
         tails: dict[Stream[Any], Tail] = {}
         for each, place in places.items():
@@ -277,7 +290,7 @@ class FileStore:
                 documents[each] = self._document(each, place, self._load(place, opened))
         return View(documents, tails)
 
-    def _settle(self, places: Collection[Place], changed: list[Place]) -> None:
+    def _settle(self, places: Collection[Location], changed: list[Location]) -> None:
         """Make durable what this commit rests on: a killed writer may have left it seen but not synced.
 
         That is the way to the directories that it writes into (once), and what it has read: names, and
@@ -314,7 +327,7 @@ class FileStore:
                 durable.sync_names(above)
 
     def _commit(
-        self, commit_id: str, planned: list[Planned], opened: Opened, progress: _Progress
+        self, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: _Progress
     ) -> tuple[int, ...]:
         """Make the changes; where the records of streams are now."""
         if len(planned) == 1:
@@ -332,7 +345,7 @@ class FileStore:
         return tuple(self._position(each, numbers) for each in planned if each.operation == "append")
 
     def _commit_batch(
-        self, commit_id: str, planned: list[Planned], opened: Opened, progress: _Progress
+        self, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: _Progress
     ) -> tuple[int, ...]:
         place = planned[0].place
         records, intents = opened.get(place.directory, create=True), opened.get(INTENTS, create=True)
@@ -356,7 +369,7 @@ class FileStore:
         self._numbers.remember_durable(planned.place, number)
         return number
 
-    def _commit_one(self, planned: Planned, opened: Opened) -> tuple[int, ...]:
+    def _commit_one(self, planned: Planned, opened: OpenDirectories) -> tuple[int, ...]:
         place, content = planned.place, planned.content
         directory = opened.get(place.directory, create=True)
         if place.kind is Kind.LINES:
@@ -385,20 +398,20 @@ class FileStore:
 
     # --- After a death ------------------------------------------------------------------------------
 
-    def abandoned_commits(self) -> list[Abandoned]:
+    def abandoned_commits(self) -> list[UnfinishedCommit]:
         """Commits that are decided but not carried out, and whose authors are gone. Changes nothing.
 
         An author holds the guards of all that it changes; so who gets them at once and finds the intent
         still there has found one that nobody is at.
         """
         guards = self._guards.without_waiting()
-        found: list[Abandoned] = []
+        found: list[UnfinishedCommit] = []
         try:
             for intent in self._intents.left():
                 places = [self._layout.place(step.name) for step in intent.steps]
                 with contextlib.suppress(LockTimeout), guards.locked(places):
                     if intent in self._intents.left():
-                        found.append(Abandoned(intent, self._intents.obstacle(intent)))
+                        found.append(UnfinishedCommit(intent, self._intents.obstacle(intent)))
         finally:
             guards.close()
         return found
@@ -409,27 +422,27 @@ class FileStore:
 
     # --- Where things are --------------------------------------------------------------------------
 
-    def _place(self, what: Named) -> Place:
+    def _place(self, what: Named) -> Location:
         place = self._layout.place(what.name)
         if isinstance(what, Stream) is (place.kind is Kind.DOCUMENT):
             raise UsageFailure(f"{what.name} is a {place.kind.value} in the layout", key=what.name)
         return place
 
-    def _load(self, place: Place, opened: Opened) -> bytes | None:
+    def _load(self, place: Location, opened: OpenDirectories) -> bytes | None:
         return self._load_at(place.directory, place.file, opened)
 
-    def _load_at(self, directory: str, file: str, opened: Opened) -> bytes | None:
+    def _load_at(self, directory: str, file: str, opened: OpenDirectories) -> bytes | None:
         try:
             return durable.read_in(opened.get(directory), file)
         except NotFound:
             return None  # perhaps not even its directory is there yet
 
-    def _document(self, key: Key[Record], place: Place, content: bytes | None) -> Document[Record] | None:
+    def _document(self, key: Key[Record], place: Location, content: bytes | None) -> Document[Record] | None:
         if content is None:
             return None
         return Document(key.codec.decode(content, self._root.where(place.path)), digest(content))
 
-    def _tail(self, place: Place, opened: Opened) -> Tail:
+    def _tail(self, place: Location, opened: OpenDirectories) -> Tail:
         """The last record of a stream; all that was decided has been carried out when this is asked."""
         content: bytes | Callable[[], bytes]
         try:

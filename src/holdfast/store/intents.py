@@ -30,9 +30,8 @@ import msgspec
 from holdfast.errors import AlreadyExists, Corrupt, NotDurable, NotFound
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
-from holdfast.store.directories import open_directory
-from holdfast.store.layout import INTENTS, Kind, Layout, Place
-from holdfast.store.records import StructCodec
+from holdfast.store.layout import INTENTS, Kind, Layout, Location, open_directory
+from holdfast.store.model import StructCodec
 
 MOST_SINGLE_SYNCS = 8
 """With more steps than this, the drafts are brought to the disk by one sync of the file system."""
@@ -296,7 +295,7 @@ def _publish(prepared: Iterable[_Prepared]) -> list[object]:
 
 
 def _prepare(
-    directory: Directory, place: Place, step: Step, intent: Intent, progress: _Progress, *, synced: bool
+    directory: Directory, place: Location, step: Step, intent: Intent, progress: _Progress, *, synced: bool
 ) -> _Prepared:
     """Write what a step needs under a private name; return what publishes it, if it is not there already.
 
@@ -309,7 +308,7 @@ def _prepare(
     return _prepare_document(directory, place, step, intent, progress.was_published, synced=synced)
 
 
-def _is_published(directory: Directory, place: Place, step: Step) -> bool:
+def _is_published(directory: Directory, place: Location, step: Step) -> bool:
     """Whether a step has been carried out, and that shows."""
     content = step.content.encode()
     if place.kind is Kind.NUMBERED:
@@ -323,7 +322,7 @@ def _is_published(directory: Directory, place: Place, step: Step) -> bool:
 
 def _prepare_document(
     directory: Directory,
-    place: Place,
+    place: Location,
     step: Step,
     intent: Intent,
     was_published: Callable[[], bool],
@@ -346,7 +345,7 @@ def _prepare_document(
 
 def _is_to_be_changed(
     directory: Directory,
-    place: Place,
+    place: Location,
     step: Step,
     intent: Intent,
     now: bytes | None,
@@ -362,7 +361,7 @@ def _is_to_be_changed(
     raise _foreign_change(directory, place, intent)
 
 
-def _prepare_line(directory: Directory, place: Place, step: Step, intent: Intent) -> _Prepared:
+def _prepare_line(directory: Directory, place: Location, step: Step, intent: Intent) -> _Prepared:
     there = _line_there(directory, place, step, intent)
     if there:
         return _Prepared(None, lambda: _write_again(directory, place, there, step.at))
@@ -370,7 +369,7 @@ def _prepare_line(directory: Directory, place: Place, step: Step, intent: Intent
     return _Prepared(None, lambda: durable.append_in(directory, place.file, line, at=step.at))
 
 
-def _line_there(directory: Directory, place: Place, step: Step, intent: Intent) -> bytes:
+def _line_there(directory: Directory, place: Location, step: Step, intent: Intent) -> bytes:
     """The line of a step if it has been written, b"" if it is to be; `Corrupt` if another is in its place."""
     line = step.content.encode() + b"\n"
     there = durable.read_lines_in(directory, place.file, after=step.at, limit=len(line))
@@ -379,7 +378,7 @@ def _line_there(directory: Directory, place: Place, step: Step, intent: Intent) 
     return there
 
 
-def _write_again(directory: Directory, place: Place, lines: bytes, at: int) -> None:
+def _write_again(directory: Directory, place: Location, lines: bytes, at: int) -> None:
     """Bring to the disk what is there: one who was killed may have written it but not synced it."""
     flags = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -395,7 +394,7 @@ def _write_again(directory: Directory, place: Place, lines: bytes, at: int) -> N
 
 
 def _prepare_number(
-    directory: Directory, place: Place, step: Step, numbers: _Numbers, *, synced: bool
+    directory: Directory, place: Location, step: Step, numbers: _Numbers, *, synced: bool
 ) -> _Prepared:
     """The intended number, or the next free one if the ledger's lock was broken wrongly meanwhile."""
     content = step.content.encode()
@@ -411,7 +410,7 @@ def _prepare_number(
     )
 
 
-def _find_number(directory: Directory, place: Place, number: int, content: bytes) -> tuple[int, bool]:
+def _find_number(directory: Directory, place: Location, number: int, content: bytes) -> tuple[int, bool]:
     """The first number from `number` on that has this content or none; and whether it has it."""
     while directory.status(place.numbered(number)) is not None:
         if read_if_there(directory, place.numbered(number)) == content:
@@ -420,7 +419,7 @@ def _find_number(directory: Directory, place: Place, number: int, content: bytes
     return number, False
 
 
-def publish_number(directory: Directory, place: Place, draft: str, number: int, content: bytes) -> int:
+def publish_number(directory: Directory, place: Location, draft: str, number: int, content: bytes) -> int:
     """Give a draft the number, or the first one behind it that is free; return which it was.
 
     One that has this very content was published by another who carries out the same intent.
@@ -438,7 +437,7 @@ def publish_number(directory: Directory, place: Place, draft: str, number: int, 
             return number
 
 
-def _foreign_change(directory: Directory, place: Place, intent: Intent) -> Corrupt:
+def _foreign_change(directory: Directory, place: Location, intent: Intent) -> Corrupt:
     where = directory.where(place.file)
     return Corrupt(
         f"{where} was changed by another program while the commit {intent.id} was being carried out",

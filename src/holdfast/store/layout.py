@@ -11,13 +11,20 @@ guard is never deleted, and one for each of a hundred thousand documents would b
 
 from __future__ import annotations
 
+import contextlib
+import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from holdfast.errors import UsageFailure
+from holdfast.errors import NotFound, UsageFailure
+from holdfast.fs import calls
+from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.names import safe_name
+from holdfast.locks.file_lock import FileLocker, LockStatistics
+from holdfast.locks.ledger_lock import DEFAULT_TIMEOUT, LOCK_NAME, LedgerLock
 
 INTENTS = ".holdfast/intents"
 """Where the intents of commits to several documents are kept."""
@@ -82,7 +89,7 @@ TABLE: tuple[Row, ...] = (
 # fmt: on
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where one document or stream is. `rank` sorts guards into the order in which they are locked:
     by the rows of the table, members of one row by name (not by path: `a-b.lock` sorts before `a.lock`)."""
 
@@ -112,9 +119,9 @@ class Layout:
         for row in rows:
             ranks.setdefault(row.guard, len(ranks))
         self._ranks = ranks
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, Location] = {}
 
-    def place(self, key: str) -> Place:
+    def place(self, key: str) -> Location:
         """The place of a key; one that no row has, or whose member is not a safe name, is refused."""
         known = self._places.get(key)
         if known is None:
@@ -123,7 +130,7 @@ class Layout:
                 self._places[key] = known
         return known
 
-    def _find(self, key: str) -> Place:
+    def _find(self, key: str) -> Location:
         row = self._rows.get(key)
         if row is not None and "{name}" not in row.key:
             return self._filled(row, key, "")
@@ -147,9 +154,159 @@ class Layout:
         row = self._rows.get(key.rpartition("/")[0])
         return row is not None and "{name}/" in row.path
 
-    def _filled(self, row: Row, key: str, member: str) -> Place:
+    def _filled(self, row: Row, key: str, member: str) -> Location:
         stripe = f"{zlib.crc32(member.encode()) % STRIPES:02d}"
         guard = row.guard.replace("{name}", member).replace("{stripe}", stripe)
         directory, _, file = row.path.replace("{name}", member).rpartition("/")
         among = member if "{name}" in row.guard else stripe if "{stripe}" in row.guard else ""
-        return Place(key, row.kind, directory, file, guard, (self._ranks[row.guard], among))
+        return Location(key, row.kind, directory, file, guard, (self._ranks[row.guard], among))
+
+
+class DocumentLocks:
+    """The guards of one store. Most are file locks; that of the ledger is its own protocol."""
+
+    def __init__(self, root: Directory, timeout: float | None, agent_id: str) -> None:
+        self._root = root
+        self._timeout = timeout
+        self._agent_id = agent_id
+        self._locker = FileLocker(timeout)
+        self._ledger_locks: dict[str, LedgerLock] = {}
+
+    def locked(self, places: Collection[Location], *, shared: bool = False) -> AbstractContextManager[object]:
+        """Hold the guards of all places; `LockTimeout` if one cannot be had, and then none is held."""
+        if len(places) == 1:
+            return self._lock(next(iter(places)).guard, shared=shared)
+        guards = [guard for _, guard in sorted({(place.rank, place.guard) for place in places})]
+        return self._all(guards, shared=shared)
+
+    @contextlib.contextmanager
+    def _all(self, guards: list[str], *, shared: bool) -> Iterator[None]:
+        with contextlib.ExitStack() as held:
+            for guard in guards:
+                held.enter_context(self._lock(guard, shared=shared))
+            yield
+
+    def statistics(self) -> LockStatistics:
+        """What was locked and waited for so far."""
+        return self._locker.statistics()
+
+    def without_waiting(self) -> DocumentLocks:
+        """The same guards, but `LockTimeout` at once if one is held."""
+        return DocumentLocks(self._root, 0.0, self._agent_id)
+
+    def close(self) -> None:
+        """Close the lock files that are kept open for speed, and remove those that are kept for it."""
+        self._locker.close()
+        for lock in self._ledger_locks.values():
+            lock.close()
+
+    def _lock(self, guard: str, *, shared: bool) -> AbstractContextManager[object]:
+        try:
+            return self._take(guard, shared=shared)
+        except NotFound:  # the first use: its directory is not there yet
+            self._root.beneath(guard.rpartition("/")[0], create=True).close()
+            return self._take(guard, shared=shared)
+
+    def _take(self, guard: str, *, shared: bool) -> AbstractContextManager[object]:
+        directory, _, name = guard.rpartition("/")
+        if name == LOCK_NAME:
+            return self._ledger_lock(directory).acquire()
+        path = self._root.where(guard)
+        return self._locker.lock_shared(path) if shared else self._locker.lock_exclusive(path)
+
+    def _ledger_lock(self, directory: str) -> LedgerLock:
+        lock = self._ledger_locks.get(directory)
+        if lock is None:
+            timeout = DEFAULT_TIMEOUT if self._timeout is None else self._timeout
+            lock = LedgerLock(self._root.path / directory, self._agent_id, timeout=timeout)
+            self._ledger_locks[directory] = lock
+        return lock
+
+
+MOST_IDLE = 32
+"""How many free directories are kept; beyond that the one kept longest is closed."""
+
+
+def open_directory(root: Directory, relative: str, *, create: bool = False) -> Directory:
+    """A directory of the store; "" is the root itself."""
+    return root.beneath(relative, create=create) if relative else Directory.open(root.path)
+
+
+class _Kept(Directory):
+    """A directory that knows which one it is."""
+
+    __slots__ = ("identity",)
+
+    def __init__(self, directory: Directory) -> None:
+        super().__init__(directory.shown, directory.hand_over())
+        try:
+            self.identity = None if self.fd is None else _identity(calls.fstat(self.fd))
+        except OSError as error:
+            self.close()
+            raise io_failure("look at", self.shown, error) from error
+
+
+class Directories:
+    """The directories below one root."""
+
+    def __init__(self, root: Directory) -> None:
+        self._root = root
+        self._idle: dict[str, _Kept] = {}
+
+    def take(self, relative: str, *, create: bool = False) -> _Kept:
+        """The directory `relative` as of now, for the caller alone; `NotFound` unless it may be created."""
+        kept = self._idle.pop(relative, None)
+        if kept is not None:
+            if self._is_current(relative, kept):
+                return kept
+            kept.close()
+        return _Kept(open_directory(self._root, relative, create=create))
+
+    def give_back(self, relative: str, directory: _Kept) -> None:
+        """Keep a directory for the next use."""
+        if self._idle.setdefault(relative, directory) is not directory:
+            directory.close()
+        elif len(self._idle) > MOST_IDLE:
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread was faster
+                self._idle.pop(next(iter(self._idle))).close()
+
+    def close(self) -> None:
+        """Close all that nobody uses."""
+        while self._idle:
+            with contextlib.suppress(KeyError):
+                self._idle.popitem()[1].close()
+
+    def _is_current(self, relative: str, kept: _Kept) -> bool:
+        if kept.identity is None:
+            return False
+        try:
+            status = calls.stat(relative or self._root.shown, dir_fd=self._root.fd, follow_symlinks=False)
+        except OSError:
+            return False
+        return _identity(status) == kept.identity
+
+
+class OpenDirectories:
+    """The directories that one transaction works in, each taken once, given back together."""
+
+    def __init__(self, directories: Directories) -> None:
+        self._directories = directories
+        self._taken: dict[str, _Kept] = {}
+
+    def get(self, relative: str, *, create: bool = False) -> Directory:
+        """A directory; `NotFound` unless it may be created."""
+        found = self._taken.get(relative)
+        if found is None:
+            found = self._taken[relative] = self._directories.take(relative, create=create)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for relative, directory in self._taken.items():
+            self._directories.give_back(relative, directory)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -9,17 +9,11 @@ from typing import Any, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import UsageFailure
-from holdfast.store.base import (
-    Decide,
-    Deciding,
-    Watched,
-    check_changes,
-    check_commit_id,
-    new_commit_id,
-)
-from holdfast.store.records import (
+from holdfast.store.model import (
     Append,
     Commit,
+    Decide,
+    Deciding,
     Delete,
     Document,
     Entry,
@@ -30,6 +24,10 @@ from holdfast.store.records import (
     Stream,
     Tail,
     View,
+    Watched,
+    check_changes,
+    check_commit_id,
+    new_commit_id,
 )
 
 

@@ -17,28 +17,27 @@ import psycopg
 from holdfast.errors import StoreUnavailable
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
-from holdfast.store.base import Watched
 from holdfast.store.layout import Layout
+from holdfast.store.model import Key, Watched
 from holdfast.store.postgres_connections import (
     TIMEOUT,
-    Address,
     Connections,
+    PostgresAddress,
     is_conflict,
     one_line,
     was_rejected,
 )
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
-from holdfast.store.records import Key
 from holdfast.store.served import (
     PATIENCE,
     AnswerLost,
+    CommitPlan,
     Fate,
     Fetched,
-    Found,
     IdTaken,
     Named,
-    Plan,
     ServedStore,
+    StoredValue,
 )
 
 _FORGET_EVERY = 1000
@@ -71,7 +70,7 @@ class PostgresAttempt:
         self._engine = engine
         self._connection = connection
 
-    def commit(self, plan: Plan) -> bool:
+    def commit(self, plan: CommitPlan) -> bool:
         try:
             return self._engine.commit(self._connection, plan)
         except psycopg.errors.UniqueViolation as error:
@@ -93,7 +92,7 @@ class PostgresEngine:
     """How a PostgreSQL server is asked."""
 
     def __init__(self, url: str, *, timeout: float = TIMEOUT, create: bool = True) -> None:
-        address = Address.parse(url)
+        address = PostgresAddress.parse(url)
         self.place = address.place
         self.connections = Connections(address, timeout=timeout, create=create)
         self._channel = channel_of(address.schema)
@@ -129,7 +128,7 @@ class PostgresEngine:
             stack.push(inner.pop_all())
         return connection, fetched
 
-    def commit(self, connection: Any, plan: Plan) -> bool:
+    def commit(self, connection: Any, plan: CommitPlan) -> bool:
         """Send the commit; whether what it rests on was still so. If not, there is nothing to take back."""
         single = _is_single(plan)
         parameters = _single(plan) if single else _parameters(plan)
@@ -161,11 +160,13 @@ class PostgresEngine:
 
         return self.connections.run(ask, patience=3 * self.connections.timeout)
 
-    def page(self, family: str, after: str, limit: int) -> list[tuple[str, Found]]:
+    def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         start, end = f"{family}/".encode(), f"{family}0".encode()  # '0' follows '/'
         bounds = [start + after.encode(), end, limit]
         rows = self._rows(statements.PAGE, bounds)
-        return [(name[len(start) :].decode(), Found(version, content)) for name, version, content in rows]
+        return [
+            (name[len(start) :].decode(), StoredValue(version, content)) for name, version, content in rows
+        ]
 
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         if limit <= 0:
@@ -199,10 +200,10 @@ def _ask_for(connection: Any, named: Sequence[Named]) -> Any:
 def _fetched(named: Sequence[Named], answer: Any) -> Fetched:
     if len(named) == 1 and isinstance(named[0], Key):
         now, version, content = answer.fetchone()
-        return Fetched({} if version is None else {named[0].name: Found(version, content)}, now)
+        return Fetched({} if version is None else {named[0].name: StoredValue(version, content)}, now)
     rows = answer.fetchall()
     found = {
-        name.decode(): Found(version, content, position or 0)
+        name.decode(): StoredValue(version, content, position or 0)
         for _, name, version, content, position in rows
         if name is not None
     }
@@ -217,19 +218,19 @@ def _roll_back(connection: Any) -> None:
         connection.execute("ROLLBACK")
 
 
-def _is_single(plan: Plan) -> bool:
+def _is_single(plan: CommitPlan) -> bool:
     """Whether a plan changes the one document that it names, and that has a row."""
     (first, *more) = plan.named
     return plan.puts.get(first.name) is not None and not more and first.name in plan.fetched.found
 
 
-def _single(plan: Plan) -> dict[str, Any]:
+def _single(plan: CommitPlan) -> dict[str, Any]:
     ((name, content),) = plan.puts.items()
     version = plan.fetched.of(name).version
     return {"id": plan.id, "name": name.encode(), "version": version, "content": content}
 
 
-def _parameters(plan: Plan) -> dict[str, Any]:
+def _parameters(plan: CommitPlan) -> dict[str, Any]:
     """The plan as arrays, written as text: a statement stays prepared only if its parameters are always of
     the same types, and an empty list has none.
 

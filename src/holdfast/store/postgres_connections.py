@@ -53,7 +53,7 @@ _DISTRIBUTED = ("CockroachDB", "-YB-")
 """How the relatives call themselves that have many nodes, with a clock each, and seldom notifications."""
 
 
-class Address(NamedTuple):
+class PostgresAddress(NamedTuple):
     """Where a store is: what to connect to, the schema in it, and how it is shown, without secrets."""
 
     parameters: dict[str, Any]
@@ -61,7 +61,7 @@ class Address(NamedTuple):
     place: str
 
     @classmethod
-    def parse(cls, url: str) -> Address:
+    def parse(cls, url: str) -> PostgresAddress:
         """Read `postgresql://…`, with libpq's parameters and `schema`; whatever is not said libpq looks up
         as usual (a service file, `.pgpass`, `PG…` in the environment)."""
         parts = parts_of(url)
@@ -120,7 +120,7 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types are the
 class Connections:
     """The connections of one process to one store."""
 
-    def __init__(self, address: Address, *, timeout: float = TIMEOUT, create: bool = True) -> None:
+    def __init__(self, address: PostgresAddress, *, timeout: float = TIMEOUT, create: bool = True) -> None:
         self.address = address
         self.create = create
         self.timeout = timeout

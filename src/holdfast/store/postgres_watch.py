@@ -21,9 +21,8 @@ from psycopg import sql
 
 from holdfast.errors import UsageFailure
 from holdfast.store import postgres_sql as statements
-from holdfast.store.base import Watched
+from holdfast.store.model import Family, Watched
 from holdfast.store.postgres_connections import Connections, is_away, was_rejected
-from holdfast.store.records import Family
 
 LOOK_EVERY = 0.5
 """How often to look where there are no notifications."""

@@ -29,20 +29,13 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.locks.retry import CHANCE
-from holdfast.store.base import (
-    Decide,
-    Deciding,
-    Watch,
-    Watched,
-    check_changes,
-    check_commit_id,
-    new_commit_id,
-)
 from holdfast.store.layout import Kind, Layout
-from holdfast.store.records import (
+from holdfast.store.model import (
     Append,
     Change,
     Commit,
+    Decide,
+    Deciding,
     Delete,
     Document,
     Entry,
@@ -53,6 +46,11 @@ from holdfast.store.records import (
     Stream,
     Tail,
     View,
+    Watch,
+    Watched,
+    check_changes,
+    check_commit_id,
+    new_commit_id,
 )
 
 Named = Key[Any] | Stream[Any]
@@ -67,7 +65,7 @@ _MOMENT = 1.0
 _MOST_REMEMBERED = 1000
 
 
-class Found(NamedTuple):
+class StoredValue(NamedTuple):
     """What a server has under one name. Without content there is no document, but perhaps a version of
     its absence. Of a stream: the last record and its position, 0 if there is none."""
 
@@ -79,11 +77,11 @@ class Found(NamedTuple):
 class Fetched(NamedTuple):
     """What was named, as of one moment, and the server's time. Names that it does not know are missing."""
 
-    found: Mapping[str, Found]
+    found: Mapping[str, StoredValue]
     now: float
 
-    def of(self, name: str) -> Found:
-        return self.found.get(name, Found())
+    def of(self, name: str) -> StoredValue:
+        return self.found.get(name, StoredValue())
 
 
 class Addition(NamedTuple):
@@ -94,7 +92,7 @@ class Addition(NamedTuple):
     content: bytes
 
 
-class Plan(NamedTuple):
+class CommitPlan(NamedTuple):
     """All of a commit: its id, what it rests on, what it puts (None: removes), what it adds."""
 
     id: str
@@ -131,12 +129,12 @@ class Attempt(Protocol):
 
     fetched: Fetched
 
-    def commit(self, plan: Plan) -> bool:
+    def commit(self, plan: CommitPlan) -> bool:
         """Commit; False if something that was fetched is not as it was. `AnswerLost` or `IdTaken`."""
         ...
 
 
-class Engine(Protocol):
+class ServerEngine(Protocol):
     """One kind of server. Every method raises `StoreUnavailable` if the server does not answer in time."""
 
     place: str
@@ -158,7 +156,7 @@ class Engine(Protocol):
         """What has become of a commit. If it was not made, it never will be: its id is taken."""
         ...
 
-    def page(self, family: str, after: str, limit: int) -> list[tuple[str, Found]]:
+    def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         """The next members of a family, by name in order."""
         ...
 
@@ -176,7 +174,9 @@ class Engine(Protocol):
 class ServedStore:
     """Documents and streams on a server, behind an engine."""
 
-    def __init__(self, engine: Engine, *, layout: Layout | None = None, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, engine: ServerEngine, *, layout: Layout | None = None, patience: float = PATIENCE
+    ) -> None:
         self.engine = engine
         self.patience = patience
         self._layout = layout or Layout()
@@ -344,7 +344,7 @@ class ServedStore:
                 documents[each] = self._document(each, found)
         return View(documents, tails)
 
-    def _document(self, key: Key[Record], found: Found) -> Document[Record] | None:
+    def _document(self, key: Key[Record], found: StoredValue) -> Document[Record] | None:
         if found.content is None:
             return None
         return Document(key.codec.decode(found.content, self._where(key.name)), found.version)
@@ -388,7 +388,7 @@ def attempt_id(commit_id: str, number: int) -> str:
 
 def _plan(
     commit_id: str, fetched: Fetched, named: Sequence[Named], view: View, changes: Sequence[Change]
-) -> tuple[Plan, tuple[int, ...]]:
+) -> tuple[CommitPlan, tuple[int, ...]]:
     """The changes with every record encoded and every append at its place; and these places."""
     puts: dict[str, bytes | None] = {}
     additions: list[Addition] = []
@@ -402,7 +402,7 @@ def _plan(
             name = change.key.name
             puts[name] = None if isinstance(change, Delete) else change.key.codec.encode(change.record)
     positions = tuple(each.position for each in additions)
-    return Plan(commit_id, fetched, named, puts, additions), positions
+    return CommitPlan(commit_id, fetched, named, puts, additions), positions
 
 
 def _pages(

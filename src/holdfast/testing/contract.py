@@ -16,7 +16,7 @@
 
 `losing_answers`, `damage` and `stored` reach behind the store's back, `disturbed` slows it down at bad
 moments; what each has to do is told at `Backend`. Everything that is tested is promised in
-`holdfast.store.base`; for comparing a store with the model see `holdfast.testing.model`.
+`holdfast.store.model`; for comparing a store with the model see `holdfast.testing.model`.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.store.base import Store
-from holdfast.store.records import (
+from holdfast.store.model import (
     Append,
     Change,
     Commit,
@@ -24,6 +23,7 @@ from holdfast.store.records import (
     Family,
     Key,
     Replace,
+    Store,
     Stream,
     StructCodec,
     View,

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from holdfast.errors import Failure, LockConflict
-from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
-from holdfast.store.records import (
+from holdfast.store.model import (
     MOST_BYTES,
     Append,
     Change,
@@ -32,6 +31,7 @@ from holdfast.store.records import (
     Delete,
     Key,
     Replace,
+    Store,
     Stream,
     View,
 )

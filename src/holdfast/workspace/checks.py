@@ -17,8 +17,8 @@ from holdfast.errors import (
 from holdfast.issues import validate
 from holdfast.issues.tracker import Tracker
 from holdfast.leases.moments import SKEW
+from holdfast.store.open import CONFIG, FILES, address_of, check_store
 from holdfast.workspace.ledgers import open_ledger
-from holdfast.workspace.stores import CONFIG, FILES, address_of, check_store
 from holdfast.workspace.trackers import open_tracker
 from holdfast.worktrees.checks import CHECKS
 from holdfast.worktrees.doctor import Check, Examination, Finding, Severity

@@ -11,8 +11,8 @@ from holdfast.fs import probe
 from holdfast.fs.directory import Directory
 from holdfast.fs.probe import filesystem_kind, is_network, network_troubles
 from holdfast.store.files import FileStore
+from holdfast.store.open import address_of
 from holdfast.workspace.repository import Repository
-from holdfast.workspace.stores import address_of
 from holdfast.worktrees.lifecycle import WorktreeState
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, Consistency, Descriptor, RepositoryFormat
 

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
@@ -29,10 +28,9 @@ from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.desk import Desk
 from holdfast.locks.file_lock import FileLocker
 from holdfast.store.addresses import remember_secrets
-from holdfast.store.base import Store
-from holdfast.store.records import Create, Decision, View
-from holdfast.workspace.repository import checked_format
-from holdfast.workspace.stores import (
+from holdfast.store.audit import AuditTrail
+from holdfast.store.model import Create, Decision, Store, View
+from holdfast.store.open import (
     CONFIG,
     address_of,
     close_store,
@@ -41,6 +39,7 @@ from holdfast.workspace.stores import (
     open_address,
     open_store,
 )
+from holdfast.workspace.repository import checked_format
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import (
     FORMAT,

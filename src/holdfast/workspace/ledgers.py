@@ -17,9 +17,9 @@ from holdfast.ledger.claiming import Claims
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.verify import DIRECTORY, Verdict, verify
 from holdfast.locks.ledger_lock import LedgerLock
-from holdfast.store.base import Store
 from holdfast.store.files import FileStore
-from holdfast.workspace.stores import FILES, address_of, close_store, open_store, read_config
+from holdfast.store.model import Store
+from holdfast.store.open import FILES, address_of, close_store, open_store, read_config
 from holdfast.workspace.waits import LeasesElsewhere, LocksElsewhere
 
 AGENT = "holdfast"

@@ -14,13 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.errors import Refused, TooManyRetries
 from holdfast.fs import strictjson
 from holdfast.leases.desk import Desk
-from holdfast.store.base import Store
+from holdfast.store.audit import AuditTrail
 from holdfast.store.layout import TABLE, Kind, Row
-from holdfast.store.records import (
+from holdfast.store.model import (
     MOST_BYTES,
     Append,
     Change,
@@ -31,6 +30,7 @@ from holdfast.store.records import (
     Family,
     Key,
     Replace,
+    Store,
     Stream,
     View,
 )

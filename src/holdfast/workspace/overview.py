@@ -26,14 +26,13 @@ from holdfast.leases.records import Waiter
 from holdfast.locks.identity import Holder, Liveness, boot_clock_id, described_liveness, liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
-from holdfast.store.base import Store
-from holdfast.store.records import Unreadable
+from holdfast.store.model import Store, Unreadable
+from holdfast.store.open import close_store, open_store, skew_of
 from holdfast.workspace.file_locks import TURNSTILE, file_locks, waiting_at
 from holdfast.workspace.holdings import Holding, Reclaim, Waiting
 from holdfast.workspace.ledgers import open_ledger
 from holdfast.workspace.lock_waits import is_repo_lock_of, waits_of_data, waits_of_repository
 from holdfast.workspace.repository import Repository
-from holdfast.workspace.stores import close_store, open_store, skew_of
 from holdfast.worktrees.records import OPERATIONS
 
 LEDGER, META_FILE = "ledger", "meta.json"

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, Refused
 from holdfast.fs import calls
 from holdfast.leases.desk import DEFAULT_TTL, Desk
@@ -20,9 +19,9 @@ from holdfast.leases.protocol import Granted
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
 from holdfast.locks.identity import Holder
 from holdfast.store.addresses import without_secrets
-from holdfast.store.base import Store
-from holdfast.store.failing_fast import FailingFast
-from holdfast.workspace.stores import CONFIG, FILES, close_store, open_address, read_config, skew_of
+from holdfast.store.audit import AuditTrail
+from holdfast.store.model import Store
+from holdfast.store.open import CONFIG, FILES, FailingFast, close_store, open_address, read_config, skew_of
 from holdfast.workspace.waits import ClaimsElsewhere, LocksElsewhere
 from holdfast.worktrees.control import Control, Places, may_be_leased
 from holdfast.worktrees.finishing import settle

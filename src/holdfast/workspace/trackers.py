@@ -11,7 +11,7 @@ from holdfast.issues.tracker import Tracker
 from holdfast.leases.moments import SKEW
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
-from holdfast.workspace.stores import open_store, skew_of
+from holdfast.store.open import open_store, skew_of
 
 MARKS = (".jit", ".holdfast")
 """What a directory has in it that is the root of a tracker: its files, or else those of a store elsewhere."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.fs.directory import exists
 from holdfast.holding.circles import Look, Picture
-from holdfast.store.base import Store
+from holdfast.store.audit import AuditTrail
 from holdfast.store.files import FileStore
+from holdfast.store.model import Store
 
 
 class Elsewhere:
@@ -44,7 +44,7 @@ class Elsewhere:
 
     def close(self) -> None:
         """Let go of what was opened here. What is being opened at this moment goes when nobody needs it."""
-        from holdfast.workspace.stores import close_store
+        from holdfast.store.open import close_store
 
         if not self._opening.acquire(blocking=False):
             return  # perhaps by asking a server that is away: not to be waited for
@@ -63,7 +63,7 @@ class Elsewhere:
         raise NotImplementedError
 
     def _other_store(self) -> Store:
-        from holdfast.workspace.stores import open_store
+        from holdfast.store.open import open_store
 
         if self._address is None and self._store is not None:
             return self._store
@@ -75,7 +75,7 @@ class ClaimsElsewhere(Elsewhere):
     """The claims of the ledger of a directory, for those who wait for a lease of the repository there."""
 
     def _is_in_use(self) -> bool:
-        from holdfast.workspace.stores import FILES, address_of
+        from holdfast.store.open import FILES, address_of
 
         if self._address is not None:
             return True
@@ -100,7 +100,7 @@ class LeasesElsewhere(Elsewhere):
     def _open(self, store: Store) -> Look:
         from holdfast.leases.desk import Desk
         from holdfast.leases.moments import SKEW
-        from holdfast.workspace.stores import skew_of
+        from holdfast.store.open import skew_of
 
         skew = skew_of(store)
         return Desk(store, AuditTrail(), skew=SKEW if skew is None else skew).look

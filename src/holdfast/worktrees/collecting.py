@@ -29,7 +29,7 @@ import msgspec
 from holdfast.errors import Failure, LockConflict, PlanMismatch, Refused
 from holdfast.fs.directory import make_directories
 from holdfast.locks.file_lock import FileLocker
-from holdfast.store.records import Change, Decision, Delete, Key, Replace, View
+from holdfast.store.model import Change, Decision, Delete, Key, Replace, View
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.planning import plan_of, policy_of
 from holdfast.worktrees.records import DESCRIPTORS, Descriptor

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.audit.chain import AuditTrail
 from holdfast.errors import Failure, LockConflict, NotFound, UsageFailure
 from holdfast.fs.reserve import Reserve
 from holdfast.leases.desk import Desk
 from holdfast.locks.identity import Holder
-from holdfast.store.base import Store
-from holdfast.store.records import Append, Family, View
+from holdfast.store.audit import AuditTrail
+from holdfast.store.model import Append, Family, Store, View
 from holdfast.worktrees.records import (
     MAIN,
     OPERATIONS,

@@ -20,7 +20,7 @@ from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists
 from holdfast.fs.directory import is_there, make_directories, move
 from holdfast.leases.records import Identity
-from holdfast.store.records import Change, Create, Decision, Delete, Key, Stream, View
+from holdfast.store.model import Change, Create, Decision, Delete, Key, Stream, View
 from holdfast.worktrees import naming, payloads
 from holdfast.worktrees.control import Control, being_changed
 from holdfast.worktrees.payload_lock import payload_locked

@@ -20,7 +20,7 @@ from holdfast.errors import ExchangeUnavailable, IoFailure, NotFound, PathEscape
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure, make_directories, move, sync_parents
 from holdfast.fs.names import split_relative
-from holdfast.store.records import Change, Create, Decision, Delete, Key, Replace, Stream, View
+from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, Stream, View
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.late import late_part, late_whole
 from holdfast.worktrees.records import DESCRIPTORS, OPERATIONS, WORKTREES, Descriptor, Operation

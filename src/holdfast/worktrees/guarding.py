@@ -12,7 +12,7 @@ from typing import NamedTuple
 from holdfast.errors import LockNotHeld
 from holdfast.leases.held import HeldLease, acquire
 from holdfast.leases.records import Lease
-from holdfast.store.records import View
+from holdfast.store.model import View
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.records import Isolation, WorktreeConfig
 

@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import NotFound, SettingInvalid
-from holdfast.store.records import Change, Create, Decision, Delete, Replace, View
+from holdfast.store.model import Change, Create, Decision, Delete, Replace, View
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.retention import (
     PLANS,

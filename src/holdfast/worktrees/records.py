@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.leases.records import Identity
-from holdfast.store.records import Family, Key, StructCodec
+from holdfast.store.model import Family, Key, StructCodec
 
 MAIN = "main"
 """The worktree that every repository has. It is neither renamed nor removed."""

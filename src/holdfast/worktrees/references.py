@@ -13,7 +13,7 @@ from typing import TypeVar
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NotFound
 from holdfast.fs.names import checked_text
-from holdfast.store.records import Create, Decision, Delete, Key, View
+from holdfast.store.model import Create, Decision, Delete, Key, View
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.naming import no_snapshot, reference_name, usable
 from holdfast.worktrees.records import DESCRIPTORS, PINS, REFERENCES, Descriptor, Pin, Reference

@@ -29,7 +29,7 @@ from holdfast.errors import ConsistencyUnavailable, Refused, UsageFailure
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import checked_text, split_relative
 from holdfast.leases.records import Identity
-from holdfast.store.records import Change, Create, Decision, Key, Stream, View
+from holdfast.store.model import Change, Create, Decision, Key, Stream, View
 from holdfast.worktrees.comparing import differs
 from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.exchanging import CACHE, NEW, REPLACED, carry_out, inode_at

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.clock import format_duration, parse_instant
-from holdfast.store.records import Family, Key, StructCodec
+from holdfast.store.model import Family, Key, StructCodec
 from holdfast.worktrees.records import Descriptor, Operation, Pin, Reference
 
 

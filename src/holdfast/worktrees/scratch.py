@@ -30,7 +30,7 @@ from holdfast.fs.names import is_safe_name
 from holdfast.leases.records import Identity
 from holdfast.locks import flock
 from holdfast.locks.file_lock import FileLocker, LockGuard
-from holdfast.store.records import StructCodec
+from holdfast.store.model import StructCodec
 from holdfast.worktrees.control import Control, Places
 from holdfast.worktrees.records import OPERATIONS
 

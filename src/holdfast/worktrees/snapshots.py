@@ -34,7 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.fs import calls
 from holdfast.fs.directory import io_failure, make_directories, move
-from holdfast.store.records import Change, Create, Decision, Key, Replace, Stream, View
+from holdfast.store.model import Change, Create, Decision, Key, Replace, Stream, View
 from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready, reference_name
 from holdfast.worktrees.payloads import refuse_replaced

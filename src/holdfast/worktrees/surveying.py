@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from holdfast.errors import LockConflict
-from holdfast.store.records import Decision
+from holdfast.store.model import Decision
 from holdfast.worktrees import scratch
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.records import (

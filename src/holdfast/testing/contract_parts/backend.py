@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from holdfast.store.base import Store
-from holdfast.store.records import Key
+from holdfast.store.model import Key, Store
 from holdfast.testing.contract_clients import Recipe, Task, run_processes, run_threads
 
 When = Literal["before", "after"]

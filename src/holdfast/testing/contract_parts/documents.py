@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.errors import AlreadyExists, Failure, LockConflict, NotFound, UsageFailure
-from holdfast.store.base import Store
-from holdfast.store.records import Append, Change, Create, Decision, Delete, Document, Key, Replace, View
+from holdfast.store.model import Append, Change, Create, Decision, Delete, Document, Key, Replace, Store, View
 from holdfast.testing.contract_clients import (
     AUDIT,
     DESCRIPTORS,

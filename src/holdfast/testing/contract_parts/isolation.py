@@ -9,8 +9,7 @@ from itertools import chain
 import pytest
 
 from holdfast.errors import AlreadyExists
-from holdfast.store.base import Store
-from holdfast.store.records import Create, Decision, Key, Replace, View
+from holdfast.store.model import Create, Decision, Key, Replace, Store, View
 from holdfast.testing.contract_clients import (
     EVENTS,
     GATES,

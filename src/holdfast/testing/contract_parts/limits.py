@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Corrupt, NameInvalid, TooLarge, UsageFailure
-from holdfast.store.base import Store
-from holdfast.store.records import MOST_BYTES, Append, Create, Decision, Key, Replace, Unreadable
+from holdfast.store.model import MOST_BYTES, Append, Create, Decision, Key, Replace, Store, Unreadable
 from holdfast.testing.contract_clients import (
     DESCRIPTORS,
     EVENTS,

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Failure, OutcomeUnknown
-from holdfast.store.base import Store
-from holdfast.store.records import Append, Change, Create, Decision, Key, Replace, Stream, View
+from holdfast.store.model import Append, Change, Create, Decision, Key, Replace, Store, Stream, View
 from holdfast.testing.contract_clients import EVENTS, INDEX, ISSUES, LEDGER, Event, Item, number_of
 from holdfast.testing.contract_parts.backend import Backend, When
 

@@ -7,8 +7,7 @@ from functools import partial
 import pytest
 
 from holdfast.errors import AlreadyExists, UsageFailure
-from holdfast.store.base import Store
-from holdfast.store.records import Append, Create, Decision, Entry, Replace, Stream, View
+from holdfast.store.model import Append, Create, Decision, Entry, Replace, Store, Stream, View
 from holdfast.testing.contract_clients import (
     AUDIT,
     EVENTS,

@@ -8,8 +8,7 @@ from functools import partial
 
 import pytest
 
-from holdfast.store.base import Store, Watch, Watched
-from holdfast.store.records import Append, Change, Create, Delete, Replace, Stream
+from holdfast.store.model import Append, Change, Create, Delete, Replace, Store, Stream, Watch, Watched
 from holdfast.testing.contract_clients import (
     AUDIT,
     EVENTS,

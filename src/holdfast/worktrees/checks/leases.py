@@ -12,7 +12,7 @@ from holdfast.leases.moments import Moment
 from holdfast.leases.protocol import WAITER_TTL
 from holdfast.leases.records import Lease, LeaseKeys, Waiter, WaitingLine
 from holdfast.locks.identity import Liveness, liveness
-from holdfast.store.records import Decision, Delete, Family, StructCodec, View
+from holdfast.store.model import Decision, Delete, Family, StructCodec, View
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.doctor import Examination, Finding, Severity
 from holdfast.worktrees.records import OPERATIONS, WORKTREES, worktree_keys

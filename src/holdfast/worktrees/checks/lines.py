@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.errors import LockConflict
-from holdfast.store.records import Decision, Delete, Key, Replace, View
+from holdfast.store.model import Decision, Delete, Key, Replace, View
 from holdfast.worktrees import references as referring
 from holdfast.worktrees.control import Control, settled_config
 from holdfast.worktrees.doctor import Examination, Finding, Severity

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from holdfast.audit.reading import check_chain
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, NotFound
 from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory, io_failure
 from holdfast.fs.probe import find_capabilities, network_troubles
 from holdfast.fs.reserve import LARGE, LARGE_BYTES
+from holdfast.store.audit import check_chain
 from holdfast.store.files import FileStore
 from holdfast.worktrees.checks.leases import LEASES
 from holdfast.worktrees.doctor import Examination, Finding, Severity

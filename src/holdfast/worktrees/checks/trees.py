@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from holdfast.audit.reading import Reader
 from holdfast.errors import Corrupt, LockConflict, NotFound, Refused
 from holdfast.fs.directory import Directory, make_directories, move
 from holdfast.fs.names import is_safe_name
 from holdfast.fs.trees.remnants import Need
-from holdfast.store.records import Decision, View
+from holdfast.store.audit import AuditReader
+from holdfast.store.model import Decision, View
 from holdfast.worktrees import scratch
 from holdfast.worktrees.collecting import collector_locked
 from holdfast.worktrees.control import Control
@@ -140,7 +140,9 @@ def _history_of(examination: Examination, snapshot_ids: Sequence[str]) -> dict[s
     """The last event in the audit trail that mentions each of these snapshots, if one does."""
     wanted, last = set(snapshot_ids), dict[str, str]()
     control = examination.control
-    for entry in Reader(control.store, control.trail, verified=True).read():  # a forged one proves nothing
+    for entry in AuditReader(
+        control.store, control.trail, verified=True
+    ).read():  # a forged one proves nothing
         for each in wanted.intersection(_texts(entry.facts)):
             last[each] = entry.event
     return last

@@ -9,21 +9,44 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import ExtraMissing, NotFound, SettingInvalid, UsageFailure
+from holdfast.errors import (
+    ExtraMissing,
+    Failure,
+    NotFound,
+    SettingInvalid,
+    StoreIncompatible,
+    StoreUnavailable,
+    UsageFailure,
+)
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.store.addresses import parts_of, remember_secrets, with_secrets, without_secrets
-from holdfast.store.base import Store
 from holdfast.store.files import FileStore
-from holdfast.store.records import StructCodec
+from holdfast.store.model import (
+    Commit,
+    Decide,
+    Document,
+    Entry,
+    Family,
+    Key,
+    Record,
+    Result,
+    Store,
+    Stream,
+    StructCodec,
+    View,
+    Watch,
+    Watched,
+)
 
 CONFIG = ".holdfast/config.json"
 FILES = "files"
@@ -212,3 +235,75 @@ def require_other_store(root: str | os.PathLike[str], one: str, other: str) -> N
     """Refuse to do with one store what takes two."""
     if same_store(root, one, other):
         raise UsageFailure(f"{without_secrets(other)} is the store that is used already")
+
+
+Answer = TypeVar("Answer")
+
+
+class FailingFast:
+    """A store that `open_it` opens when it is first asked. `trouble` is why it cannot be used, or None."""
+
+    def __init__(self, open_it: Callable[[], Store]) -> None:
+        self._open_it = open_it
+        self._store: Store | None = None
+        self.trouble: Failure | None = None
+
+    def read(self, key: Key[Record]) -> Document[Record] | None:
+        return self._ask(lambda store: store.read(key))
+
+    def read_together(self, keys: Sequence[Key[Any]]) -> View:
+        return self._ask(lambda store: store.read_together(keys))
+
+    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
+        return self._each(lambda store: store.scan(family))
+
+    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
+        return self._each(lambda store: store.entries(stream, after=after))
+
+    def transact(
+        self,
+        keys: Iterable[Key[Any] | Stream[Any]],
+        decide: Decide[Result],
+        *,
+        commit_id: str | None = None,
+    ) -> Commit[Result]:
+        return self._ask(lambda store: store.transact(keys, decide, commit_id=commit_id))
+
+    def watch(self, what: Watched) -> Watch:
+        return self._ask(lambda store: store.watch(what))
+
+    def now(self) -> float:
+        return self._ask(lambda store: store.now())
+
+    def close(self) -> None:
+        """Let go of the store, if it was ever opened."""
+        close = getattr(self._store, "close", None)
+        if close is not None:
+            close()
+
+    def _ask(self, question: Callable[[Store], Answer]) -> Answer:
+        store = self._opened()
+        try:
+            return question(store)
+        except (StoreUnavailable, StoreIncompatible) as failure:
+            self.trouble = failure
+            raise
+
+    def _each(self, question: Callable[[Store], Iterator[Answer]]) -> Iterator[Answer]:
+        store = self._opened()
+        try:
+            yield from question(store)
+        except (StoreUnavailable, StoreIncompatible) as failure:
+            self.trouble = failure
+            raise
+
+    def _opened(self) -> Store:
+        if self.trouble is not None:
+            raise self.trouble.with_traceback(None)
+        if self._store is None:
+            try:
+                self._store = self._open_it()
+            except Failure as failure:
+                self.trouble = failure
+                raise
+        return self._store

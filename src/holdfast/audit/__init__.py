@@ -1,1 +1,0 @@
-"""What was done, by whom, in an order that nobody can change afterwards without being found out."""
