@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.issues.records import State as State
     from holdfast.issues.tracker import Tracker as Tracker
     from holdfast.issues.tracker import Update as Update
-    from holdfast.leases.held import HeldLease as HeldLease
+    from holdfast.leases.service import HeldLease as HeldLease
     from holdfast.ledger.asynchronous import AsyncClaims as AsyncClaims
     from holdfast.ledger.asynchronous import AsyncLedger as AsyncLedger
     from holdfast.ledger.claiming import Claims as Claims
@@ -55,7 +55,7 @@ _HOMES = {
     "initialise": "holdfast.workspace.initialising",
     "find_repository": "holdfast.workspace.repository",
     "Repository": "holdfast.workspace.repository",
-    "HeldLease": "holdfast.leases.held",
+    "HeldLease": "holdfast.leases.service",
     "Worktrees": "holdfast.worktrees.lifecycle",
     "Snapshots": "holdfast.worktrees.keeping",
     "Descriptor": "holdfast.worktrees.records",

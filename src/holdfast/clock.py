@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from holdfast.errors import SettingInvalid
 
@@ -120,3 +120,44 @@ def format_duration(seconds: float) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts[:2])
+
+
+SKEW = 5.0
+"""How far the clocks of two machines that share a store are allowed to be apart."""
+
+
+class BootMark(NamedTuple):
+    """An instant by the boot clock with this id. (Not a struct: a guard that must be quick reads it too.)"""
+
+    clock_id: str
+    at: float
+
+
+class Now(NamedTuple):
+    """Now: the store's time, and what the boot clock of whoever decides has shown just before."""
+
+    now: float
+    clock_id: str = ""
+    boot: float = 0.0
+    skew: float = SKEW
+
+    def mark(self, after: float = 0.0) -> BootMark | None:
+        """The instant that is `after` seconds from now, if there is a boot clock to tell it by."""
+        return BootMark(self.clock_id, self.boot + after) if self.clock_id else None
+
+    def until(self, instant: str, mark: BootMark | None, *, margin: bool) -> float:
+        """How many seconds it is until an instant, known by the store's time and perhaps by a mark."""
+        if mark is not None and self.clock_id and mark.clock_id == self.clock_id:
+            return mark.at - self.boot
+        return parse_instant(instant) - self.now + (self.skew if margin else 0.0)
+
+
+class ClockReading(NamedTuple):
+    """What a boot clock has shown; with the store's time it becomes a moment."""
+
+    clock_id: str
+    boot: float
+    skew: float = SKEW
+
+    def at(self, now: float) -> Now:
+        return Now(now, self.clock_id, self.boot, self.skew)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.leases.records import LeaseKeys
+from holdfast.leases.rules import LeaseKeys
 from holdfast.workspace.repository import Repository
 from tests.cli.commands import (
     HOLDFAST,

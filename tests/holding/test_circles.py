@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Deadlock, StoreUnavailable
-from holdfast.holding.circles import (
+from holdfast.leases.deadlock import (
     Circle,
     Hold,
     Party,
-    Picture,
     Thing,
-    Wait,
+    WaitEdge,
+    WaitGraph,
     circle_of,
     is_still_there,
     process_id,
@@ -35,17 +35,17 @@ def thing(name: str) -> Thing:
     return Thing("lease", name)
 
 
-def wait(who: str, what: str, since: int = 0) -> Wait:
-    return Wait(thing(what), party(who), f"{since:03d}", f"{who}-{what}")
+def wait(who: str, what: str, since: int = 0) -> WaitEdge:
+    return WaitEdge(thing(what), party(who), f"{since:03d}", f"{who}-{what}")
 
 
-def picture(held_by: Mapping[str, str], *waits: Wait) -> Picture:
-    return Picture(
+def picture(held_by: Mapping[str, str], *waits: WaitEdge) -> WaitGraph:
+    return WaitGraph(
         tuple(Hold(thing(what), party(who), f"{who}+{what}") for what, who in held_by.items()), waits
     )
 
 
-def waits_of(circle: Circle) -> tuple[Wait, ...]:
+def waits_of(circle: Circle) -> tuple[WaitEdge, ...]:
     return tuple(link.wait for link in circle)
 
 
@@ -102,7 +102,7 @@ def test_what_is_not_in_the_second_picture_too_is_no_circle() -> None:
     for later in (
         picture({"x": "a", "y": "b"}, waits[1]),  # a has given up, or was served
         picture({"x": "a"}, *waits),
-        Picture((again, first.holds[1]), waits),
+        WaitGraph((again, first.holds[1]), waits),
     ):
         seen = iter([first, later])
         refuse_circle("b-x", seen.__next__)
@@ -115,7 +115,7 @@ CLAIM, LEASE = Thing("claim", "n"), Thing("lease", "w")
 
 
 def is_of(mine: Party, theirs: Party, *, for_descendants: bool = False) -> bool:
-    return Wait(LEASE, mine, "", "").is_of(Hold(CLAIM, theirs, "", for_descendants))
+    return WaitEdge(LEASE, mine, "", "").is_of(Hold(CLAIM, theirs, "", for_descendants))
 
 
 def test_who_has_a_name_is_known_by_it_and_not_by_its_process() -> None:
@@ -148,16 +148,19 @@ def test_what_a_process_holds_for_those_that_it_runs_is_held_by_them() -> None:
 def test_who_holds_by_one_name_and_waits_by_another_is_called_by_both() -> None:
     b = Party("b", "b", frozenset(("pb",)))
     holds = (Hold(CLAIM, b, "1"), Hold(LEASE, party("pa"), "2"))
-    waits = (Wait(CLAIM, Party("a", "a", frozenset(("pa",))), "1", "t1"), Wait(LEASE, party("pb"), "2", "t2"))
+    waits = (
+        WaitEdge(CLAIM, Party("a", "a", frozenset(("pa",))), "1", "t1"),
+        WaitEdge(LEASE, party("pb"), "2", "t2"),
+    )
     told = r"pb waits for the lease on w, held by pa \(a\); a waits for the claim on n, held by b \(pb\)"
     with pytest.raises(Deadlock, match=told):
         refuse_circle(
-            "t2", lambda: Picture((holds[1],), (waits[1],)), [lambda: Picture(holds[:1], waits[:1])]
+            "t2", lambda: WaitGraph((holds[1],), (waits[1],)), [lambda: WaitGraph(holds[:1], waits[:1])]
         )
 
 
 def test_a_place_that_cannot_be_looked_at_ends_no_wait() -> None:
-    def away() -> Picture:
+    def away() -> WaitGraph:
         raise StoreUnavailable("elsewhere", "it is away")
 
     refuse_circle("b-x", lambda: picture({"x": "a"}, wait("b", "x")), [away])
@@ -166,10 +169,10 @@ def test_a_place_that_cannot_be_looked_at_ends_no_wait() -> None:
 # --- What several share -----------------------------------------------------------------------------------
 
 
-def shared_picture(*waits: Wait) -> Picture:
+def shared_picture(*waits: WaitEdge) -> WaitGraph:
     """Both a and b have x, shared."""
     holds = (Hold(thing("x"), party(who), f"{who}+x", shared=True) for who in "ab")
-    return Picture((*holds, Hold(thing("y"), party("c"), "c+y")), waits)
+    return WaitGraph((*holds, Hold(thing("y"), party("c"), "c+y")), waits)
 
 
 @pytest.mark.parametrize("holder", ["a", "b"])
@@ -189,7 +192,7 @@ def test_those_who_share_do_not_wait_for_each_other() -> None:
 
 def test_the_smallest_circle_is_the_one_that_is_named() -> None:
     seen = shared_picture(wait("a", "y", 1), wait("b", "z", 2), wait("d", "y", 3), wait("c", "x", 4))
-    longer = Picture((*seen.holds, Hold(thing("z"), party("d"), "d+z")), seen.waits)
+    longer = WaitGraph((*seen.holds, Hold(thing("z"), party("d"), "d+z")), seen.waits)
     assert len(circle_of("c-x", longer)) == 2
     assert len(circle_of("b-z", longer)) == 3
 
@@ -200,19 +203,19 @@ def test_the_smallest_circle_is_the_one_that_is_named() -> None:
 def test_of_agents_that_live_in_one_process_it_is_not_known_who_has_what_the_process_has() -> None:
     agent = Party("p", processes=frozenset(("p",)), above=frozenset(("run",)), actor="agent:a")
     by_process = Hold(LEASE, party("p"), "", for_descendants=True, by_process=True)
-    mine = Wait(CLAIM, agent, "", "")
+    mine = WaitEdge(CLAIM, agent, "", "")
     assert not mine.is_of(by_process), "it may be another agent's"
     assert mine.may_be_of(by_process), "but perhaps it is its own, and no circle"
-    assert not Wait(LEASE, agent, "", "").is_kept_by(by_process)
+    assert not WaitEdge(LEASE, agent, "", "").is_kept_by(by_process)
     assert mine.is_of(by_process._replace(party=party("run"))), "it descends from who has it"
     assert mine._replace(party=party("p")).is_of(by_process), "who says no name is known by its process"
 
 
 def test_who_can_prove_to_hold_something_holds_it_whoever_took_it() -> None:
     hold = Hold(LEASE, party("a command that is gone"), "the lock id")
-    assert not Wait(CLAIM, party("p"), "", "").is_of(hold)
+    assert not WaitEdge(CLAIM, party("p"), "", "").is_of(hold)
     knows = party("p")._replace(proofs=frozenset((proof_of("the lock id"),)))
-    assert Wait(CLAIM, knows, "", "").is_of(hold)
+    assert WaitEdge(CLAIM, knows, "", "").is_of(hold)
 
 
 def test_a_process_is_the_same_whatever_its_user_is_called() -> None:
@@ -252,11 +255,11 @@ def test_of_those_who_wait_for_one_thing_each_exactly_one_of_each_circle_gives_u
     seen = picture(held_by, *waits)
     found = {frozenset(waits_of(circle)) for each in waits if (circle := circle_of(each.ticket, seen))}
     leaving = {each for each in waits if gives_up(each.ticket, seen)}
-    assert leaving == {max(each, key=Wait.age) for each in found}
+    assert leaving == {max(each, key=WaitEdge.age) for each in found}
     assert len(leaving) == len(found)
 
 
-def gives_up(ticket: str, seen: Picture) -> bool:
+def gives_up(ticket: str, seen: WaitGraph) -> bool:
     try:
         refuse_circle(ticket, lambda: seen)
     except Deadlock:
@@ -322,31 +325,31 @@ def as_holds(world: World) -> tuple[Hold, ...]:
     )
 
 
-def as_waits(world: World) -> tuple[Wait, ...]:
+def as_waits(world: World) -> tuple[WaitEdge, ...]:
     return tuple(
-        Wait(Thing(kind_of(what), what), party(f"agent {who}"), f"{no:03d}", str(no))
+        WaitEdge(Thing(kind_of(what), what), party(f"agent {who}"), f"{no:03d}", str(no))
         for what, who, no in world.waiting
     )
 
 
 def reading(world: World, name: str) -> tuple[object, ...]:
     kind, what = name.split(" ", 1)
-    everything: tuple[Hold | Wait, ...] = as_holds(world) if what == "held" else as_waits(world)
+    everything: tuple[Hold | WaitEdge, ...] = as_holds(world) if what == "held" else as_waits(world)
     return tuple(each for each in everything if kind in (each.thing.kind, "all"))
 
 
-def drawn(readings: tuple[tuple[object, ...], ...]) -> Picture:
+def drawn(readings: tuple[tuple[object, ...], ...]) -> WaitGraph:
     everything = [each for part in readings for each in part]
-    return Picture(
+    return WaitGraph(
         tuple(each for each in everything if isinstance(each, Hold)),
-        tuple(each for each in everything if isinstance(each, Wait)),
+        tuple(each for each in everything if isinstance(each, WaitEdge)),
     )
 
 
-Judge = Callable[[str, Picture, Picture], bool]
+Judge = Callable[[str, WaitGraph, WaitGraph], bool]
 
 
-def judge(ticket: str, first: Picture, second: Picture) -> bool:
+def judge(ticket: str, first: WaitGraph, second: WaitGraph) -> bool:
     """What `refuse_circle` does with its two pictures."""
     pictures = iter([first, second])
     try:
@@ -425,7 +428,7 @@ class Explorer:
         if len(read) < 2 * len(self.readings):
             stuck = agent.stuck
             if len(read) == len(self.readings):
-                stuck = bool(circle_of(ticket, Picture(as_holds(world), as_waits(world))))
+                stuck = bool(circle_of(ticket, WaitGraph(as_holds(world), as_waits(world))))
             yield self.put(world, who, agent._replace(read=read, stuck=stuck))
             return
         looked = Agent("waits", agent.looks + 1)
@@ -441,14 +444,14 @@ class Explorer:
     def judge_victim(self, world: World, victim: Agent, ticket: str) -> None:
         if not victim.stuck:
             self.problems.add("gave up without a circle")
-        for each in circle_of(ticket, Picture(as_holds(world), as_waits(world))):
+        for each in circle_of(ticket, WaitGraph(as_holds(world), as_waits(world))):
             who = next(who for _, who, no in world.waiting if str(no) == each.wait.ticket)
             if each.wait.ticket != ticket and world.agents[who].at == "gives up":
                 self.problems.add("two of one circle gave up")
 
     def judge_end(self, world: World) -> None:
         """Nobody can move any more: who has looked for the last time. A last look finds what is left."""
-        seen = Picture(as_holds(world), as_waits(world))
+        seen = WaitGraph(as_holds(world), as_waits(world))
         left = [each for each in as_waits(world) if circle_of(each.ticket, seen)]
         if left and sum(self.judged_by(each.ticket, seen, seen) for each in left) != 1:
             self.problems.add("a circle in which not one gives up")
@@ -516,11 +519,11 @@ def test_the_same_if_those_who_wait_are_read_before_what_is_held(plans: tuple[Pl
     assert explorer.states > 200
 
 
-def after_one_look(ticket: str, first: Picture, second: Picture) -> bool:
+def after_one_look(ticket: str, first: WaitGraph, second: WaitGraph) -> bool:
     return judge(ticket, first, first)
 
 
-def whoever_is_in_one(ticket: str, first: Picture, second: Picture) -> bool:
+def whoever_is_in_one(ticket: str, first: WaitGraph, second: WaitGraph) -> bool:
     circle = circle_of(ticket, first)
     return bool(circle) and is_still_there(circle, second)
 

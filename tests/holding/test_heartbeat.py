@@ -16,13 +16,12 @@ import pytest
 
 from holdfast.clock import Clock, ManualClock
 from holdfast.errors import Failure, LockExpired, LockNotHeld, LockTimeout
-from holdfast.holding import heartbeat
-from holdfast.holding.heartbeat import BEATS, JITTER, Held, Subject
 from holdfast.issues.claiming import HeldClaim
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.tracker import Tracker
-from holdfast.leases.desk import Desk
-from holdfast.leases.held import HeldLease, acquire
+from holdfast.leases import heartbeat
+from holdfast.leases.heartbeat import BEATS, JITTER, Held, Subject
+from holdfast.leases.service import HeldLease, LeaseService, acquire
 from holdfast.ledger.claiming import Claims
 from holdfast.ledger.log import Ledger
 from holdfast.locks.file_lock import FileLocker
@@ -74,7 +73,7 @@ def hold(kind: str, root: Path, ttl: float, *, timeout: float = PATIENCE) -> Hel
     """Something of this kind that nobody had, on files."""
     store = FileStore(root, timeout=timeout)
     if kind == "lease":
-        desk = Desk(store, AuditTrail())
+        desk = LeaseService(store, AuditTrail())
         return acquire(desk, "main", desk.request(ttl=ttl))
     if kind == "claim":
         return Claims(Ledger(store)).claim("1", "me", ttl=max(1.0, ttl))
@@ -138,7 +137,7 @@ def test_it_lives_beyond_its_time_and_ends_with_its_block(kind: str, scratch: Pa
 
 def test_a_coroutine_holds_it_in_the_same_way(scratch: Path) -> None:
     async def work() -> HeldLease:
-        desk = Desk(FileStore(scratch), AuditTrail())
+        desk = LeaseService(FileStore(scratch), AuditTrail())
         async with acquire(desk, "main", desk.request(ttl=TTL)) as held:
             first = held.lease
             while held.lease == first:
@@ -149,7 +148,7 @@ def test_a_coroutine_holds_it_in_the_same_way(scratch: Path) -> None:
     held = asyncio.run(work())
     with pytest.raises(LockNotHeld):
         held.check()
-    assert Desk(FileStore(scratch), AuditTrail()).state("main") is None
+    assert LeaseService(FileStore(scratch), AuditTrail()).state("main") is None
 
 
 # --- Too late ---------------------------------------------------------------------------------------------
@@ -351,7 +350,7 @@ def test_what_nobody_has_any_more_is_not_kept_alive(scratch: Path) -> None:
     gc.collect()
     wait_until(lambda: gone() is None)
     wait_until(lambda: not threads_of_hearts())
-    state = Desk(FileStore(scratch), AuditTrail()).state("main")
+    state = LeaseService(FileStore(scratch), AuditTrail()).state("main")
     assert state is not None  # it was not released: its time ends it
 
 
@@ -377,7 +376,7 @@ def test_who_is_told_to_release_in_the_middle_of_renewing_can() -> None:
 
 
 def test_renewing_at_once_from_many_threads_and_releasing_leaves_nothing_held() -> None:
-    desk = Desk(MemoryStore(), AuditTrail())
+    desk = LeaseService(MemoryStore(), AuditTrail())
     for _ in range(30):
         held = acquire(desk, "main", desk.request(ttl=TTL)).beat()
         refused: list[Failure] = []

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Deadlock, LockTimeout, StoreUnavailable
-from holdfast.holding import line
-from holdfast.holding.line import NotYet, Wish, wait_in_line
+from holdfast.leases import queue
+from holdfast.leases.queue import NotYet, QueueWait, wait_in_line
 from tests.locks.workers import PATIENCE
 
 
@@ -55,8 +55,8 @@ class Counter:
         return "got it" if self.free.is_set() else NotYet(PATIENCE, [{"shown": "somebody"}])
 
 
-def wish(wait: float | None = PATIENCE, cancelled: threading.Event | None = None) -> Wish:
-    return Wish("the thing", wait, cancelled, SYSTEM_CLOCK)
+def wish(wait: float | None = PATIENCE, cancelled: threading.Event | None = None) -> QueueWait:
+    return QueueWait("the thing", wait, cancelled, SYSTEM_CLOCK)
 
 
 def soon(call: Callable[[], object]) -> None:
@@ -94,8 +94,8 @@ def test_what_a_look_finds_is_told_to_the_one_who_waits(problem: Exception) -> N
 
 
 def test_looks_are_first_close_and_then_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "FIRST_LOOK", 0.001)
-    monkeypatch.setattr(line, "LAST_LOOK", 0.05)
+    monkeypatch.setattr(queue, "FIRST_LOOK", 0.001)
+    monkeypatch.setattr(queue, "LAST_LOOK", 0.05)
     looks: list[float] = []
     with pytest.raises(LockTimeout):
         wait_in_line(wish(0.5), Counter(), Bell(), lambda: looks.append(time.monotonic()))

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.errors import Deadlock, StoreUnavailable
-from holdfast.holding import lookout
-from holdfast.holding.lookout import Lookout
+from holdfast.leases import queue
+from holdfast.leases.queue import DeadlockWatch
 from tests.locks.workers import PATIENCE, Workers, wait_until
 
 
@@ -42,20 +42,20 @@ def raising(problem: BaseException) -> Callable[[], None]:
 
 def test_a_wait_that_is_over_at_once_leaves_no_trace() -> None:
     watched = Watched()
-    Lookout(lambda: watched, None).end()
+    DeadlockWatch(lambda: watched, None).end()
     assert watched.seen == []
 
 
-@pytest.mark.parametrize("timeout", [0.0, lookout.FIRST_LOOK])
+@pytest.mark.parametrize("timeout", [0.0, queue.FIRST_LOOK])
 def test_who_will_not_wait_for_long_needs_no_one_to_look(timeout: float) -> None:
     before = threading.active_count()
-    Lookout(Watched, timeout)
+    DeadlockWatch(Watched, timeout)
     assert threading.active_count() == before
 
 
 def test_a_wait_is_posted_once_looked_at_again_and_again_and_taken_down() -> None:
     watched = Watched()
-    looking = Lookout(lambda: watched, None)
+    looking = DeadlockWatch(lambda: watched, None)
     wait_until(lambda: watched.seen.count("look") == 3)
     looking.end()
     assert looking.found is None
@@ -67,7 +67,7 @@ def test_a_wait_is_posted_once_looked_at_again_and_again_and_taken_down() -> Non
 @pytest.mark.parametrize("problem", [Deadlock("in vain"), KeyError("a mistake")])
 def test_what_is_found_is_told(problem: BaseException) -> None:
     told = threading.Event()
-    looking = Lookout(lambda: Watched(raising(problem)), None, told.set)
+    looking = DeadlockWatch(lambda: Watched(raising(problem)), None, told.set)
     assert told.wait(PATIENCE)
     looking.end()
     assert looking.found is problem
@@ -78,7 +78,7 @@ def test_what_is_found_is_told(problem: BaseException) -> None:
 )
 def test_what_cannot_be_seen_ends_nothing(problem: Exception) -> None:
     watched = Watched(raising(problem))
-    looking = Lookout(lambda: watched, None)
+    looking = DeadlockWatch(lambda: watched, None)
     wait_until(lambda: watched.seen.count("look") == 2)
     looking.end()
     assert looking.found is None
@@ -91,7 +91,7 @@ def test_what_cannot_be_prepared_is_tried_again() -> None:
         tried.append(1)
         raise StoreUnavailable("elsewhere", "it is away")
 
-    looking = Lookout(prepare, None)
+    looking = DeadlockWatch(prepare, None)
     wait_until(lambda: len(tried) == 2)
     looking.end()
 
@@ -104,7 +104,7 @@ def test_a_look_that_hangs_holds_up_nobody_and_is_not_seen_afterwards() -> None:
         answer.wait(PATIENCE)
 
     watched = Watched(look)
-    looking = Lookout(lambda: watched, None)
+    looking = DeadlockWatch(lambda: watched, None)
     try:
         assert looked.wait(PATIENCE)
         looking.end()
@@ -121,7 +121,7 @@ def test_who_prepares_for_too_long_does_not_post_afterwards() -> None:
         answer.wait(PATIENCE)
         return watched
 
-    looking = Lookout(prepare, None)
+    looking = DeadlockWatch(prepare, None)
     assert asked.wait(PATIENCE)
     looking.end()
     answer.set()
@@ -132,7 +132,7 @@ def test_who_prepares_for_too_long_does_not_post_afterwards() -> None:
 def test_a_wait_whose_end_was_missed_is_taken_down_when_its_time_is_up() -> None:
     """Ctrl-C at a bad moment: `end` is never called."""
     watched = Watched()
-    Lookout(lambda: watched, 0.1)
+    DeadlockWatch(lambda: watched, 0.1)
     wait_until(lambda: watched.seen[-1:] == ["take down"])
 
 
@@ -141,7 +141,7 @@ def test_a_wait_whose_end_was_missed_is_taken_down_when_its_time_is_up() -> None
 def test_a_fork_waits_for_the_end_of_a_look_if_the_child_goes_on_with_it(
     forks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "LOOK_UP", PATIENCE)
+    monkeypatch.setattr(queue, "LOOK_UP", PATIENCE)
     begun, answer = threading.Event(), threading.Event()
     ended: list[int] = []
 
@@ -150,7 +150,7 @@ def test_a_fork_waits_for_the_end_of_a_look_if_the_child_goes_on_with_it(
         answer.wait(PATIENCE)
         ended.append(1)
 
-    looking = Lookout(lambda: Watched(look), None, forks=forks)
+    looking = DeadlockWatch(lambda: Watched(look), None, forks=forks)
     try:
         assert begun.wait(PATIENCE)
         if forks:
@@ -171,7 +171,7 @@ def test_a_look_that_hangs_holds_up_a_fork_for_a_moment_only() -> None:
         begun.set()
         answer.wait(PATIENCE)
 
-    looking = Lookout(lambda: Watched(look), None)
+    looking = DeadlockWatch(lambda: Watched(look), None)
     try:
         assert begun.wait(PATIENCE)
         with Workers() as workers:
@@ -182,18 +182,18 @@ def test_a_look_that_hangs_holds_up_a_fork_for_a_moment_only() -> None:
 
 
 def test_where_looks_hang_no_more_of_them_are_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "MOST_LOOKS", 1)
+    monkeypatch.setattr(queue, "MOST_LOOKS", 1)
     begun, answer, later = threading.Event(), threading.Event(), Watched()
 
     def look() -> None:
         begun.set()
         answer.wait(PATIENCE)
 
-    first = Lookout(lambda: Watched(look), None)
+    first = DeadlockWatch(lambda: Watched(look), None)
     second = None
     try:
         assert begun.wait(PATIENCE)
-        second = Lookout(lambda: later, None)
+        second = DeadlockWatch(lambda: later, None)
         time.sleep(0.1)
         assert later.seen == []
         answer.set()
@@ -210,16 +210,16 @@ def test_where_no_thread_can_be_had_nobody_looks(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    looking = Lookout(Watched, None)
+    looking = DeadlockWatch(Watched, None)
     looking.end()
     assert looking.found is None
 
 
 def test_looks_are_first_close_and_then_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "FIRST_LOOK", 0.001)
-    monkeypatch.setattr(lookout, "LAST_LOOK", 0.05)
+    monkeypatch.setattr(queue, "FIRST_LOOK", 0.001)
+    monkeypatch.setattr(queue, "LAST_LOOK", 0.05)
     watched = Watched()
-    looking = Lookout(lambda: watched, None)
+    looking = DeadlockWatch(lambda: watched, None)
     time.sleep(0.4)
     looking.end()
     assert watched.seen.count("look") <= 14

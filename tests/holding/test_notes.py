@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.fs import calls
-from holdfast.holding import notes
-from holdfast.holding.circles import Thing
-from holdfast.holding.notes import Board, Note, new_ticket
+from holdfast.leases import wait_notes
+from holdfast.leases.deadlock import Thing
+from holdfast.leases.wait_notes import WaitNote, WaitNotes, new_ticket
 from holdfast.locks.identity import current_holder
 from tests.locks.workers import Line, Workers
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a locked file c
 THING = Thing("file lock", "/some/build.lock", "fe:00:7")
 
 
-def note(since: str = "2026-01-02T03:04:05.000000Z") -> Note:
-    return Note(
+def note(since: str = "2026-01-02T03:04:05.000000Z") -> WaitNote:
+    return WaitNote(
         new_ticket(),
         THING,
         since,
@@ -44,7 +44,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_a_note_says_all_of_a_wait_until_it_is_taken_down(place: Path) -> None:
-    board, mine = Board([place]), note()
+    board, mine = WaitNotes([place]), note()
     posted = board.post(mine)
     assert board.notes() == [mine]
     posted.take_down()
@@ -64,11 +64,11 @@ def test_a_note_is_a_wait_in_a_picture() -> None:
 
 
 def test_the_oldest_come_first_and_each_once_wherever_they_are_posted(place: Path, tmp_path: Path) -> None:
-    board = Board([place, tmp_path / "home" / "more", place])
+    board = WaitNotes([place, tmp_path / "home" / "more", place])
     young, old = note("2026-01-02T00:00:00Z"), note("2026-01-01T00:00:00Z")
     posted = [board.post(each) for each in (young, old)]
     assert board.notes() == [old, young]
-    assert Board([tmp_path / "home" / "more"]).notes() == [old, young]
+    assert WaitNotes([tmp_path / "home" / "more"]).notes() == [old, young]
     for each in posted:
         each.take_down()
 
@@ -76,7 +76,7 @@ def test_the_oldest_come_first_and_each_once_wherever_they_are_posted(place: Pat
 def test_where_nothing_can_be_written_nothing_is_seen_and_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file" / "waits", tmp_path / "missing" / "waits"):
-        board = Board([place])
+        board = WaitNotes([place])
         board.post(note()).take_down()
         assert board.notes() == []
     assert not (tmp_path / "missing").exists(), "what is gone is not made anew"
@@ -86,7 +86,7 @@ def test_a_full_disk_leaves_no_empty_note_behind(place: Path, monkeypatch: pytes
     def full(descriptor: int, content: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    board = Board([place])
+    board = WaitNotes([place])
     with monkeypatch.context() as patched:
         patched.setattr(calls, "write", full)
         posted = board.post(note())
@@ -100,7 +100,7 @@ def test_what_is_no_note_is_swept_if_nobody_has_it(place: Path, content: bytes) 
     place.mkdir()
     (place / "x.json").write_bytes(content)
     (place / "README").write_text("not ours")
-    board = Board([place])
+    board = WaitNotes([place])
     assert board.notes(sweep=False) == []
     assert len(list(place.iterdir())) == 2
     assert board.notes() == []
@@ -108,7 +108,7 @@ def test_what_is_no_note_is_swept_if_nobody_has_it(place: Path, content: bytes) 
 
 
 def test_a_note_under_another_name_or_without_a_time_does_not_count(place: Path) -> None:
-    board = Board([place])
+    board = WaitNotes([place])
     posted = board.post(note())
     [path] = place.iterdir()
     path.rename(place / "other.json")
@@ -120,12 +120,12 @@ def test_a_note_under_another_name_or_without_a_time_does_not_count(place: Path)
 
 def test_a_note_of_one_who_was_killed_does_not_count_and_is_swept(place: Path) -> None:
     def work(line: Line) -> None:
-        kept = Board([place]).post(note())
+        kept = WaitNotes([place]).post(note())
         line.say("posted")
         line.wait()
         kept.take_down()
 
-    board = Board([place])
+    board = WaitNotes([place])
     with Workers() as workers:
         worker = workers.start(work)
         assert worker.hear() == "posted"
@@ -139,7 +139,7 @@ def test_a_note_of_one_who_was_killed_does_not_count_and_is_swept(place: Path) -
 
 
 def test_a_child_does_not_keep_the_note_of_its_parent_nor_take_it_down(place: Path) -> None:
-    board = Board([place])
+    board = WaitNotes([place])
     posted = board.post(note())
 
     def work(line: Line) -> None:
@@ -157,7 +157,7 @@ def test_a_child_does_not_keep_the_note_of_its_parent_nor_take_it_down(place: Pa
 
 def test_a_note_of_another_machine_is_left_alone_but_does_not_count_unlocked(place: Path) -> None:
     """On a file system that does not share locks, that it can be locked says nothing."""
-    board = Board([place])
+    board = WaitNotes([place])
     far = note()._replace(holder=current_holder()._replace(host="elsewhere", boot_id="another"))
     posted = board.post(far)
     assert board.notes() == [far]
@@ -173,7 +173,7 @@ def test_notes_that_are_made_and_swept_at_once_are_never_lost(place: Path) -> No
     """Sweepers take whatever is not locked; a note that was posted is seen all the same, by everybody."""
 
     def post(line: Line) -> None:
-        board = Board([place])
+        board = WaitNotes([place])
         for _ in range(80):
             mine = note()
             posted = board.post(mine)
@@ -185,7 +185,7 @@ def test_notes_that_are_made_and_swept_at_once_are_never_lost(place: Path) -> No
         line.say("done")
 
     def sweep(line: Line) -> None:
-        board = Board([place])
+        board = WaitNotes([place])
         while not line.has_news():
             board.notes()
         line.say("done")
@@ -205,8 +205,8 @@ def test_a_writer_that_does_not_look_again_would_be_found(
     def swept(path: str, content: bytes) -> None:
         os.unlink(path)
 
-    monkeypatch.setattr(notes, "_write", swept)
-    board, mine = Board([place]), note()
+    monkeypatch.setattr(wait_notes, "_write", swept)
+    board, mine = WaitNotes([place]), note()
     posted = board.post(mine)
     assert mine not in board.notes()
     posted.take_down()

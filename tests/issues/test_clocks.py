@@ -7,13 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.clock import ManualClock
+from holdfast.clock import SKEW, ClockReading, ManualClock
 from holdfast.errors import IssueClaimed, LockExpired
 from holdfast.issues.claim_records import ClaimId
 from holdfast.issues.keys import CLAIMS
 from holdfast.issues.records import State
 from holdfast.issues.tracker import Tracker, Update
-from holdfast.leases.moments import SKEW, Reading
 from holdfast.locks.identity import boot_clock_id
 from holdfast.store.model import Decision, Replace, Store, View
 from tests.cli.commands import data, error, holdfast
@@ -29,7 +28,7 @@ on_linux = pytest.mark.skipif(not boot_clock_id(), reason="this system does not 
 def there(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Tracker:
     """The tracker of another machine, or of this one after a restart: its boot clock is another one."""
     other = tracker_on(store, "agent:there", clock=clock)
-    reading = Reading("another boot", clock.boot() + 5000)
+    reading = ClockReading("another boot", clock.boot() + 5000)
     monkeypatch.setattr(
         other.transactions, "reading", lambda: reading._replace(boot=clock.boot() + 5000), raising=True
     )

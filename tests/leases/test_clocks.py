@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.clock import ManualClock
+from holdfast.clock import SKEW, ClockReading, ManualClock
 from holdfast.errors import LockConflict, LockExpired
-from holdfast.leases.desk import Desk
-from holdfast.leases.moments import SKEW, Reading
-from holdfast.leases.protocol import SHOW_EVERY, Granted, Waiting
-from holdfast.leases.records import LeaseKeys
+from holdfast.leases.rules import SHOW_EVERY, LeaseGranted, LeaseKeys, LeaseWaiting
+from holdfast.leases.service import LeaseService
 from holdfast.locks.identity import boot_clock_id
 from holdfast.store.audit import AuditTrail
 from holdfast.store.memory import MemoryStore
@@ -27,10 +25,10 @@ HOUR = 3600.0
 on_linux = pytest.mark.skipif(not boot_clock_id(), reason="this system does not name its boot clock")
 
 
-class Elsewhere(Desk):
+class Elsewhere(LeaseService):
     """The desk of another machine, or of this one after a restart: its boot clock is another one."""
 
-    def reading(self) -> Reading:
+    def reading(self) -> ClockReading:
         return super().reading()._replace(clock_id="another boot", boot=self._clock.boot() + 5000)
 
 
@@ -40,10 +38,10 @@ class Machines:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore(clock=self.clock)
-        self.here = Desk(self.store, AuditTrail(), clock=self.clock)
+        self.here = LeaseService(self.store, AuditTrail(), clock=self.clock)
         self.there = Elsewhere(self.store, AuditTrail(), clock=self.clock)
 
-    def commit(self, desk: Desk, lock_id: str, token: int) -> None:
+    def commit(self, desk: LeaseService, lock_id: str, token: int) -> None:
         validate = desk.validator("main", lock_id, token)
 
         def decide(view: View, now: float) -> Decision[None]:
@@ -123,15 +121,15 @@ def test_who_waits_keeps_its_place_when_the_wall_clock_is_set(machines: Machines
     desk, clock = machines.here, machines.clock
     held = desk.acquire("main", desk.request(ttl=TTL)).lease
     first, second = desk.request(ttl=TTL), desk.request(ttl=TTL)
-    assert isinstance(desk.line_up("main", first), Waiting)
+    assert isinstance(desk.line_up("main", first), LeaseWaiting)
     clock.step_wall(step)
     clock.advance(SHOW_EVERY / 2)
-    assert isinstance(desk.line_up("main", second), Waiting)
+    assert isinstance(desk.line_up("main", second), LeaseWaiting)
     desk.release("main", held.lock_id)
     answer = desk.line_up("main", second)
-    assert isinstance(answer, Waiting)
+    assert isinstance(answer, LeaseWaiting)
     assert answer.place == 2
-    assert isinstance(desk.line_up("main", first), Granted)
+    assert isinstance(desk.line_up("main", first), LeaseGranted)
 
 
 # --- Real processes whose wall clock is set ------------------------------------------------------------

@@ -18,10 +18,9 @@ from holdfast.errors import (
     NotFound,
     SettingInvalid,
 )
-from holdfast.leases import protocol
-from holdfast.leases.desk import Desk
-from holdfast.leases.held import HeldLease, acquire
-from holdfast.leases.records import LeaseKeys
+from holdfast.leases import rules
+from holdfast.leases.rules import LeaseKeys
+from holdfast.leases.service import HeldLease, LeaseService, acquire
 from holdfast.locks.identity import Holder, Liveness
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
@@ -39,9 +38,9 @@ class Office:
         self.clock = clock
         self.trail = AuditTrail()
 
-    def desk(self, name: str = "") -> Desk:
+    def desk(self, name: str = "") -> LeaseService:
         holder = Holder("elsewhere", name, 7, "1", "boot", "machine", "namespace") if name else None
-        return Desk(self.store, self.trail, holder=holder, clock=self.clock)
+        return LeaseService(self.store, self.trail, holder=holder, clock=self.clock)
 
     def events(self) -> list[str]:
         return [entry.event for entry in verify(self.store.entries(self.trail.stream))]
@@ -170,7 +169,7 @@ def test_who_waits_is_served_by_priority_and_then_in_the_order_of_asking(office:
     for name, priority in (("a", 0), ("b", 0), ("urgent", 5), ("c", 0)):
         each = office.desk(name)
         waiting[name] = (each, each.request(ttl=TTL, priority=priority))
-        assert isinstance(each.line_up("main", waiting[name][1]), protocol.Waiting)
+        assert isinstance(each.line_up("main", waiting[name][1]), rules.LeaseWaiting)
     desk.release("main", held.lock_id)
     passer_by = office.desk("passer-by")
     with pytest.raises(LockConflict, match="comes first"):
@@ -179,7 +178,7 @@ def test_who_waits_is_served_by_priority_and_then_in_the_order_of_asking(office:
     while waiting:
         for name, (each, request) in list(waiting.items()):
             answer = each.line_up("main", request)
-            if isinstance(answer, protocol.Granted):
+            if isinstance(answer, rules.LeaseGranted):
                 served.append(name)
                 del waiting[name]
                 each.release("main", answer.lease.lock_id)
@@ -194,22 +193,22 @@ def test_a_waiter_that_no_longer_shows_itself_is_passed(office: Office) -> None:
     request = patient.request(ttl=TTL)
     for _ in range(8):
         answer = patient.line_up("main", request)
-        assert isinstance(answer, protocol.Waiting)
-        office.clock.advance(protocol.SHOW_EVERY)
+        assert isinstance(answer, rules.LeaseWaiting)
+        office.clock.advance(rules.SHOW_EVERY)
         desk.renew("main", held.lock_id)
     desk.release("main", held.lock_id)
-    assert isinstance(patient.line_up("main", request), protocol.Granted)
+    assert isinstance(patient.line_up("main", request), rules.LeaseGranted)
 
 
 def test_a_waiter_whose_process_is_dead_is_passed_at_once(office: Office) -> None:
     here = office.desk().holder
     dead = here._replace(pid=2**22 + 7, start_time="1")
-    gone = Desk(office.store, office.trail, holder=dead, clock=office.clock)
+    gone = LeaseService(office.store, office.trail, holder=dead, clock=office.clock)
     desk, patient = office.desk("first"), office.desk("patient")
     held = desk.acquire("main", desk.request(ttl=TTL)).lease
     gone.line_up("main", gone.request(ttl=TTL))
     desk.release("main", held.lock_id)
-    assert isinstance(patient.line_up("main", patient.request(ttl=TTL)), protocol.Granted)
+    assert isinstance(patient.line_up("main", patient.request(ttl=TTL)), rules.LeaseGranted)
 
 
 def test_who_leaves_the_line_is_not_waited_for(office: Office) -> None:
@@ -230,18 +229,18 @@ def test_a_clock_that_was_set_back_does_not_let_anybody_pass_the_line(office: Of
     office.clock.step_wall(-10)
     late = second.request(ttl=TTL)
     answer = second.line_up("main", late)
-    assert isinstance(answer, protocol.Waiting)
+    assert isinstance(answer, rules.LeaseWaiting)
     assert answer.place == 2
     desk.release("main", held.lock_id)
-    assert isinstance(second.line_up("main", late), protocol.Waiting)
-    assert isinstance(first.line_up("main", early), protocol.Granted)
+    assert isinstance(second.line_up("main", late), rules.LeaseWaiting)
+    assert isinstance(first.line_up("main", early), rules.LeaseGranted)
 
 
 def test_a_precondition_can_refuse_a_grant_and_nothing_is_changed(office: Office) -> None:
     def refuse(view: View, worktree: str) -> None:
         raise NotFound(f"there is no worktree {worktree}")
 
-    desk = Desk(office.store, office.trail, precondition=refuse)
+    desk = LeaseService(office.store, office.trail, precondition=refuse)
     with pytest.raises(NotFound):
         desk.acquire("main", desk.request())
     assert office.events() == []
@@ -267,7 +266,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_a_heartbeat_keeps_a_lease_alive_beyond_its_ttl(scratch: Path) -> None:
-    desk = Desk(FileStore(scratch), AuditTrail())
+    desk = LeaseService(FileStore(scratch), AuditTrail())
     with acquire(desk, "main", desk.request(ttl=0.3)) as held:
         first = held.lease.last_renewed_at
         wait_for(lambda: held.lease.last_renewed_at > first)
@@ -314,7 +313,7 @@ def test_a_released_lease_is_not_held(office: Office) -> None:
         held.check()
 
 
-async def _in_a_coroutine(desk: Desk) -> int:
+async def _in_a_coroutine(desk: LeaseService) -> int:
     async with acquire(desk, "main", desk.request(ttl=TTL)) as held:
         held.check()
         return held.token
@@ -323,6 +322,6 @@ async def _in_a_coroutine(desk: Desk) -> int:
 def test_a_coroutine_can_hold_a_lease(scratch: Path) -> None:
     import asyncio
 
-    desk = Desk(FileStore(scratch), AuditTrail())
+    desk = LeaseService(FileStore(scratch), AuditTrail())
     assert asyncio.run(_in_a_coroutine(desk)) == 1
     assert desk.state("main") is None

@@ -9,25 +9,24 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import LockTimeout
-from holdfast.leases.desk import Desk
-from holdfast.leases.held import acquire
+from holdfast.leases.service import LeaseService, acquire
 from holdfast.store.audit import AuditTrail
 from holdfast.store.files import FileStore
 from tests.locks.workers import wait_until
 
 
-def renewed_at(desk: Desk) -> str:
+def renewed_at(desk: LeaseService) -> str:
     state = desk.state("main")
     assert state is not None
     return state.lease.last_renewed_at
 
 
-def was_renewed_after(desk: Desk, instant: str) -> bool:
+def was_renewed_after(desk: LeaseService, instant: str) -> bool:
     return renewed_at(desk) > instant
 
 
 def test_a_heart_that_sleeps_is_woken_when_the_lease_becomes_shorter(scratch: Path) -> None:
-    desk = Desk(FileStore(scratch), AuditTrail())
+    desk = LeaseService(FileStore(scratch), AuditTrail())
     with acquire(desk, "main", desk.request(ttl=3600.0)) as held:
         held.renew(3.0)  # the heart would sleep for 20 minutes
         seen = renewed_at(desk)
@@ -38,7 +37,7 @@ def test_a_heart_that_sleeps_is_woken_when_the_lease_becomes_shorter(scratch: Pa
 
 
 def test_who_waits_in_line_and_is_told_to_stop_stops_at_once_and_leaves_the_line(scratch: Path) -> None:
-    desk = Desk(FileStore(scratch), AuditTrail())
+    desk = LeaseService(FileStore(scratch), AuditTrail())
     cancelled = threading.Event()
     ended: list[BaseException] = []
 
@@ -47,7 +46,7 @@ def test_who_waits_in_line_and_is_told_to_stop_stops_at_once_and_leaves_the_line
             acquire(desk, "main", desk.request(ttl=3600.0), wait=None, cancelled=cancelled)
         ended.append(raised.value)
 
-    other = Desk(FileStore(scratch), AuditTrail(), holder=desk.holder._replace(pid=1))
+    other = LeaseService(FileStore(scratch), AuditTrail(), holder=desk.holder._replace(pid=1))
     with acquire(other, "main", other.request(ttl=3600.0)):
         waiting = threading.Thread(target=wait)
         waiting.start()

@@ -16,8 +16,8 @@ import pytest
 
 from holdfast.clock import format_instant
 from holdfast.errors import Failure
-from holdfast.leases.desk import Desk
-from holdfast.leases.records import Lease, LeaseKeys
+from holdfast.leases.rules import Lease, LeaseKeys
+from holdfast.leases.service import LeaseService
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decision, Replace, View
@@ -40,11 +40,11 @@ class Answer(NamedTuple):
     token: int = 0
 
 
-def desk_at(directory: Path) -> Desk:
-    return Desk(FileStore(directory, timeout=60.0), TRAIL)
+def desk_at(directory: Path) -> LeaseService:
+    return LeaseService(FileStore(directory, timeout=60.0), TRAIL)
 
 
-def act(desk: Desk, action: str, lock_id: str) -> Answer:
+def act(desk: LeaseService, action: str, lock_id: str) -> Answer:
     try:
         if action == "renew":
             return Answer("renewed", desk.renew("main", lock_id, LONG).lock_id)

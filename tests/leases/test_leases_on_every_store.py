@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Failure, FencingMismatch
-from holdfast.leases.desk import Desk
-from holdfast.leases.held import acquire
-from holdfast.leases.records import LeaseKeys
+from holdfast.leases.rules import LeaseKeys
+from holdfast.leases.service import LeaseService, acquire
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.model import Append, Decision, View
 from holdfast.store.open import open_address
@@ -29,15 +28,15 @@ TRAIL = AuditTrail()
 
 
 @pytest.fixture
-def desk(tmp_path: Path, store_url: str) -> Desk:
-    return Desk(open_address(tmp_path, store_url), TRAIL)
+def desk(tmp_path: Path, store_url: str) -> LeaseService:
+    return LeaseService(open_address(tmp_path, store_url), TRAIL)
 
 
 def test_of_those_who_acquire_at_once_one_wins_with_the_next_token(
-    tmp_path: Path, store_url: str, desk: Desk
+    tmp_path: Path, store_url: str, desk: LeaseService
 ) -> None:
     def work(line: Line) -> None:
-        own = Desk(open_address(tmp_path, store_url), TRAIL)
+        own = LeaseService(open_address(tmp_path, store_url), TRAIL)
         while True:
             line.wait()
             try:
@@ -64,10 +63,10 @@ def test_of_those_who_acquire_at_once_one_wins_with_the_next_token(
 
 
 def test_who_waits_is_woken_when_the_lease_is_released_and_the_line_moves_in_order(
-    tmp_path: Path, store_url: str, desk: Desk
+    tmp_path: Path, store_url: str, desk: LeaseService
 ) -> None:
     def work(line: Line) -> None:
-        own = Desk(open_address(tmp_path, store_url), TRAIL)
+        own = LeaseService(open_address(tmp_path, store_url), TRAIL)
         request = own.request(ttl=LONG)
         own.line_up("main", request)
         line.say("waiting")
@@ -90,7 +89,7 @@ def test_who_waits_is_woken_when_the_lease_is_released_and_the_line_moves_in_ord
             assert worker.ask("release") == "released"
 
 
-def test_what_was_held_before_cannot_commit_any_more(desk: Desk) -> None:
+def test_what_was_held_before_cannot_commit_any_more(desk: LeaseService) -> None:
     leases = []
     for _ in range(3):
         leases.append(desk.acquire("main", desk.request(ttl=LONG)).lease)

@@ -15,11 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
+from holdfast.clock import Now
 from holdfast.errors import Failure
-from holdfast.leases import protocol
-from holdfast.leases.moments import Moment
-from holdfast.leases.protocol import Granted, Request
-from holdfast.leases.records import Lease, LeaseKeys, TokenCounter
+from holdfast.leases import rules
+from holdfast.leases.rules import Lease, LeaseGranted, LeaseKeys, LeaseRequest, TokenCounter
 from holdfast.locks.identity import Holder
 from holdfast.store.model import Change, Create, Delete, Document, Replace, View
 
@@ -68,9 +67,9 @@ class World(NamedTuple):
     minds: tuple[Mind, ...]
     published: tuple[int, ...]
 
-    def moment(self, who: int) -> Moment:
+    def moment(self, who: int) -> Now:
         wall = START + self.tick + self.step + self.setting.ahead[who]
-        return Moment(wall, self.setting.boots[who], float(self.tick), self.setting.skew)
+        return Now(wall, self.setting.boots[who], float(self.tick), self.setting.skew)
 
     def is_over(self) -> bool:
         """Whether the lease has run out by the true time."""
@@ -106,10 +105,10 @@ class World(NamedTuple):
         return self._replace(minds=tuple(minds))
 
 
-def request(world: World, who: int) -> Request:
+def request(world: World, who: int) -> LeaseRequest:
     grants = 0 if world.counter is None else world.counter.fencing_token
     holder = Holder("host", f"user{who}", who + 1, "1", "boot", "machine", "namespace")
-    return Request(f"{who}-{grants + 1}", holder, TTL)
+    return LeaseRequest(f"{who}-{grants + 1}", holder, TTL)
 
 
 PLAIN = Setting()
@@ -119,7 +118,7 @@ Commit = Callable[[World, int], Iterator[World]]
 def commit_in_one_step(world: World, who: int) -> Iterator[World]:
     """What production does: validate and publish in one transaction."""
     mind = world.minds[who]
-    protocol.validate(world.view(), world.moment(who), KEYS, mind.lock_id, mind.publishing)
+    rules.validate(world.view(), world.moment(who), KEYS, mind.lock_id, mind.publishing)
     done = world._replace(published=(*world.published, mind.publishing))
     yield done.remembering(who, mind._replace(publishing=0))
 
@@ -128,7 +127,7 @@ def validate_then_publish(world: World, who: int) -> Iterator[World]:
     """The planted mistake: validate now, publish at some later time."""
     mind = world.minds[who]
     if not mind.checked:
-        protocol.validate(world.view(), world.moment(who), KEYS, mind.lock_id, mind.publishing)
+        rules.validate(world.view(), world.moment(who), KEYS, mind.lock_id, mind.publishing)
         yield world.remembering(who, mind._replace(checked=True))
     else:
         done = world._replace(published=(*world.published, mind.publishing))
@@ -157,8 +156,8 @@ def steps(world: World, commit: Commit) -> Iterator[World]:
 def _acquire(world: World, who: int) -> Iterator[World]:
     if world.counter is not None and world.counter.fencing_token >= world.setting.most_tokens:
         return
-    ruling = protocol.acquire(world.view(), world.moment(who), KEYS, request(world, who), wait=False)
-    assert isinstance(ruling.result, Granted)
+    ruling = rules.acquire(world.view(), world.moment(who), KEYS, request(world, who), wait=False)
+    assert isinstance(ruling.result, LeaseGranted)
     lease = ruling.result.lease
     mind = world.minds[who]._replace(lock_id=lease.lock_id, token=lease.fencing_token)
     yield world.after(ruling.changes).remembering(who, mind)
@@ -167,19 +166,19 @@ def _acquire(world: World, who: int) -> Iterator[World]:
 def _steal(world: World, who: int) -> Iterator[World]:
     if world.counter is not None and world.counter.fencing_token >= world.setting.most_tokens:
         return
-    ruling = protocol.steal(world.view(), world.moment(who), KEYS, request(world, who))
+    ruling = rules.steal(world.view(), world.moment(who), KEYS, request(world, who))
     lease = ruling.result.lease
     mind = world.minds[who]._replace(lock_id=lease.lock_id, token=lease.fencing_token)
     yield world.after(ruling.changes).remembering(who, mind)
 
 
 def _renew(world: World, who: int) -> Iterator[World]:
-    ruling = protocol.renew(world.view(), world.moment(who), KEYS, world.minds[who].lock_id)
+    ruling = rules.renew(world.view(), world.moment(who), KEYS, world.minds[who].lock_id)
     yield world.after(ruling.changes)
 
 
 def _release(world: World, who: int) -> Iterator[World]:
-    ruling = protocol.release(world.view(), world.moment(who), KEYS, world.minds[who].lock_id)
+    ruling = rules.release(world.view(), world.moment(who), KEYS, world.minds[who].lock_id)
     yield world.after(ruling.changes).remembering(who, Mind())
 
 

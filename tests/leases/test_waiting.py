@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast.errors import Deadlock, LockTimeout
-from holdfast.leases import held
-from holdfast.leases.desk import Desk
+from holdfast.leases import service
+from holdfast.leases.service import LeaseService
 from holdfast.store.audit import AuditTrail
 from holdfast.store.memory import MemoryStore
 from tests.locks.workers import PATIENCE, wait_until
@@ -19,13 +19,13 @@ LONG = 3600.0
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_threads_of_one_process_and_agents_of_one_program_wait_in_turn(detached: bool) -> None:
-    desk = Desk(MemoryStore(), AuditTrail())
+    desk = LeaseService(MemoryStore(), AuditTrail())
     behalf_of = desk.holder if detached else None
     served: list[int] = []
 
     def work(number: int) -> None:
         request = desk.request(ttl=LONG, behalf_of=behalf_of)
-        lease = held.acquire(desk, "main", request, wait=PATIENCE)
+        lease = service.acquire(desk, "main", request, wait=PATIENCE)
         served.append(number)
         desk.release("main", lease.lock_id)
 
@@ -44,11 +44,11 @@ def test_threads_of_one_process_and_agents_of_one_program_wait_in_turn(detached:
 
 def test_agents_of_one_process_that_say_their_names_can_be_in_a_circle() -> None:
     store = MemoryStore()
-    one, other = (Desk(store, AuditTrail(), actor=f"agent:{name}") for name in "ab")
+    one, other = (LeaseService(store, AuditTrail(), actor=f"agent:{name}") for name in "ab")
 
     def wait() -> str:
         try:
-            return held.acquire(other, "x", other.request(ttl=LONG), wait=PATIENCE).worktree
+            return service.acquire(other, "x", other.request(ttl=LONG), wait=PATIENCE).worktree
         except Deadlock:
             other.release("y", second.lock_id)
             return "gave up"
@@ -59,14 +59,14 @@ def test_agents_of_one_process_that_say_their_names_can_be_in_a_circle() -> None
         older = one.request(ttl=LONG)
         one.line_up("y", older)
         younger = pool.submit(wait)
-        assert held.acquire(one, "y", older, wait=PATIENCE).worktree == "y"
+        assert service.acquire(one, "y", older, wait=PATIENCE).worktree == "y"
         assert younger.result(PATIENCE) == "gave up"
 
 
 def test_who_waits_too_long_is_told_who_has_it() -> None:
-    desk = Desk(MemoryStore(), AuditTrail())
+    desk = LeaseService(MemoryStore(), AuditTrail())
     lease = desk.acquire("main", desk.request(ttl=LONG, purpose="important work")).lease
     with pytest.raises(LockTimeout, match="important work"):
-        held.acquire(desk, "main", desk.request(ttl=LONG), wait=0.05)
+        service.acquire(desk, "main", desk.request(ttl=LONG), wait=0.05)
     wait_until(lambda: (state := desk.state("main")) is not None and not state.waiters)
     assert lease.purpose == "important work"

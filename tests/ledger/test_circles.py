@@ -7,8 +7,8 @@ import os
 import pytest
 
 from holdfast.errors import NameInvalid, UsageFailure
-from holdfast.holding.circles import Picture, circle_of
-from holdfast.leases.desk import Desk
+from holdfast.leases.deadlock import WaitGraph, circle_of
+from holdfast.leases.service import LeaseService
 from holdfast.ledger.claiming import Claims
 from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import current_holder, holder_with_pid
@@ -26,8 +26,8 @@ class Town:
 
     def __init__(self) -> None:
         self.store = MemoryStore()
-        self.ours = Desk(self.store, AuditTrail(), actor="agent:a")
-        theirs = Desk(self.store, AuditTrail(), holder=OTHER)
+        self.ours = LeaseService(self.store, AuditTrail(), actor="agent:a")
+        theirs = LeaseService(self.store, AuditTrail(), holder=OTHER)
         self.ours.acquire("x", self.ours.request(ttl=LONG))
         self.claims().take(self.claims().request("1", "theirs", ttl=LONG, behalf_of=OTHER))
         self.their_wait = theirs.request(ttl=LONG)
@@ -42,7 +42,7 @@ class Town:
         request = claims.request("1", "somebody", ttl=LONG)
         claims.line_up(request)
         leases, waits = self.ours.look(), claims.look()
-        seen = Picture(leases.holds + waits.holds, leases.waits + waits.waits)
+        seen = WaitGraph(leases.holds + waits.holds, leases.waits + waits.waits)
         found = {bool(circle_of(each, seen)) for each in (request.claim_id, self.their_wait.lock_id)}
         claims.leave(request)
         assert len(found) == 1

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from holdfast.errors import Failure, FencingMismatch, OutcomeUnknown, StoreUnavailable
-from holdfast.leases.desk import Desk
-from holdfast.leases.records import LeaseKeys
+from holdfast.leases.rules import LeaseKeys
+from holdfast.leases.service import LeaseService
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.model import Append, Create, Decision, Key, Replace, Store, Stream, View
@@ -176,7 +176,7 @@ class Diary:
 
 def live(store: ServedStore, name: str, diary: Diary, over: Callable[[], bool]) -> None:
     """Append to a stream, and work under the lease, until it is over; then find out what was not told."""
-    desk = Desk(store, TRAIL)
+    desk = LeaseService(store, TRAIL)
     for number in itertools.count():
         if over():
             break
@@ -221,7 +221,9 @@ def append(store: ServedStore, name: str, number: int) -> None:
     store.transact([INDEX, EVENTS], decide)
 
 
-def work_under_the_lease(store: ServedStore, desk: Desk, name: str, number: int, diary: Diary) -> None:
+def work_under_the_lease(
+    store: ServedStore, desk: LeaseService, name: str, number: int, diary: Diary
+) -> None:
     """Commit under the token as long as that goes, also when the lease may have been taken over by then."""
     try:
         lease = desk.acquire("main", desk.request(ttl=TTL)).lease

@@ -16,8 +16,7 @@ from unittest import mock
 import pytest
 
 from holdfast.errors import FencingMismatch, LockConflict, OutcomeUnknown
-from holdfast.leases.desk import Desk
-from holdfast.leases.held import acquire
+from holdfast.leases.service import LeaseService, acquire
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Create
 from holdfast.store.served import ServedStore
@@ -259,7 +258,7 @@ def test_a_holder_that_is_cut_off_stops_and_its_late_commit_is_refused(site: Sit
     def hold(line: Line) -> None:
         enter(first.namespace or "")
         store = site.open()
-        desk = Desk(store, TRAIL)
+        desk = LeaseService(store, TRAIL)
         held = acquire(desk, "main", desk.request(ttl=TTL)).beat()
         line.say(held.token)
         line.wait()  # it is cut off now
@@ -275,7 +274,7 @@ def test_a_holder_that_is_cut_off_stops_and_its_late_commit_is_refused(site: Sit
     def follow(line: Line) -> None:
         enter(second.namespace or "")
         with mock.patch("time.time", return_value=1e9):  # a clock that is years behind
-            desk = Desk(site.open(timeout=10.0), TRAIL)
+            desk = LeaseService(site.open(timeout=10.0), TRAIL)
             with pytest.raises(LockConflict):
                 desk.acquire("main", desk.request(ttl=60))
             line.say("refused")

@@ -17,8 +17,7 @@ from unittest import mock
 
 import pytest
 
-from holdfast.leases.desk import Desk
-from holdfast.leases.held import acquire
+from holdfast.leases.service import LeaseService, acquire
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.audit import AuditTrail
@@ -86,7 +85,7 @@ def do_everything(url: str) -> None:
         assert len(list(store.entries(EVENTS))) == 32
         store.read_together([INDEX, ONE])
         store.now()
-        desk = Desk(store, TRAIL)
+        desk = LeaseService(store, TRAIL)
         lease = desk.acquire("main", desk.request(ttl=60)).lease
         desk.renew("main", lease.lock_id)
         desk.release("main", lease.lock_id)
@@ -214,7 +213,7 @@ def test_where_listening_is_refused_changes_are_looked_for(
             assert watch.wait(30) == {ONE.name}
             apply(other, Create(INDEX, Item(1)))
             assert watch.wait(0.7) == frozenset()
-        desk, elsewhere = Desk(store, TRAIL), Desk(other, TRAIL)
+        desk, elsewhere = LeaseService(store, TRAIL), LeaseService(other, TRAIL)
         held = elsewhere.acquire("main", elsewhere.request(ttl=60)).lease
         threading.Timer(0.2, lambda: elsewhere.release("main", held.lock_id)).start()
         assert acquire(desk, "main", desk.request(ttl=60), wait=30.0).token == held.fencing_token + 1

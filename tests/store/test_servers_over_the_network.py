@@ -14,8 +14,7 @@ from unittest import mock
 import pytest
 
 from holdfast.errors import LockExpired, OutcomeUnknown, StoreUnavailable, UsageFailure
-from holdfast.leases.desk import Desk
-from holdfast.leases.held import acquire
+from holdfast.leases.service import LeaseService, acquire
 from holdfast.store.audit import AuditTrail
 from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.model import Append, Create, Decision, Replace, View
@@ -87,7 +86,7 @@ def line(request: pytest.FixtureRequest) -> Iterator[Line]:
 
 
 def test_a_lease_is_acquired_renewed_and_released_in_two_round_trips_each(line: Line) -> None:
-    desk = Desk(line.store, TRAIL)
+    desk = LeaseService(line.store, TRAIL)
     for worktree in ("first", "second", "first"):  # the first time, and when its documents are known
         request = desk.request(ttl=60)
         assert line.turns(lambda: desk.acquire(worktree, request)) <= 2  # noqa: B023
@@ -266,13 +265,13 @@ def test_a_standby_is_not_read_for_it_may_be_behind(postgres_url: str) -> None:
 @pytest.mark.req("LC-12")
 def test_a_holder_whose_server_has_stopped_answering_stops_when_its_lease_ends(line: Line) -> None:
     store = line.open(timeout=30.0)
-    held = acquire(Desk(store, TRAIL), "main", Desk(store, TRAIL).request(ttl=1.0)).beat()
+    held = acquire(LeaseService(store, TRAIL), "main", LeaseService(store, TRAIL).request(ttl=1.0)).beat()
     line.proxy.delay = 60.0  # from now on nothing arrives
 
     assert held.lost.wait(30.0)
     with pytest.raises(LockExpired):
         held.check()
-    desk = Desk(line.beside, TRAIL)
+    desk = LeaseService(line.beside, TRAIL)
     after = acquire(desk, "main", desk.request(ttl=60), wait=30.0)
     assert after.token == held.token + 1
     line.proxy.close()

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
-from holdfast.clock import SYSTEM_CLOCK, format_instant
+from holdfast.clock import SKEW, SYSTEM_CLOCK, format_instant
 from holdfast.errors import LockConflict
 from holdfast.fs import calls
 from holdfast.issues.creating import NewIssue
-from holdfast.leases.moments import SKEW
 from holdfast.locks.identity import Holder, boot_clock_id, current_holder, holder_with_pid
 from holdfast.workspace.glance import Place, check, glance, holds_nothing, place_of
 from holdfast.workspace.guard import look_closer

@@ -26,8 +26,8 @@ import pytest
 from holdfast.cli.repo_lock_run import acquire
 from holdfast.errors import Deadlock, Failure, LockTimeout
 from holdfast.fs import calls
-from holdfast.holding import circles, notes
-from holdfast.holding.notes import Board, Note
+from holdfast.leases import deadlock, wait_notes
+from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.kernel_locks import inode_of
 from holdfast.locks.repo_lock import RepoLock
@@ -195,7 +195,7 @@ def had_all(agent: Agent, wanted: list[tuple[str, str]]) -> bool:
 
 
 def test_a_detector_that_picks_any_victim_would_be_found(shop: Shop) -> None:
-    with mock.patch.object(circles, "youngest", whoever_looks), Workers() as workers:
+    with mock.patch.object(deadlock, "youngest", whoever_looks), Workers() as workers:
         everybody = workers.start_many(MOST, worker_in(shop))
         for _ in range(10 * ROUNDS):
             kinds = tuple(random.choices(LOCKS, k=MOST))
@@ -283,7 +283,7 @@ def test_one_of_those_who_share_a_file_may_be_in_a_circle(shop: Shop) -> None:
 def test_only_who_waits_in_turn_waits_for_the_one_whose_turn_it_is(shop: Shop) -> None:
     path = shop.root / "x.lock"
     FileLocker(fair=True).lock_exclusive(path).release()  # makes both files
-    waits = LockWaits(Surroundings(Board([])))
+    waits = LockWaits(Surroundings(WaitNotes([])))
     fair, any_time = (
         waits.for_file_lock(str(path), 0.0, shared=False, fair=each).note.thing for each in (True, False)
     )
@@ -296,7 +296,7 @@ def test_a_data_directory_that_cannot_be_made_does_not_hide_a_wait_from_its_repo
     around = surroundings(shop.root, shop.root / "file" / "data")
     wait = LockWaits(around).for_file_lock(str(shop.root / "x.lock"), 0.0, shared=False, fair=False)
     wait.post()
-    assert Board([waits_of_repository(shop.root)]).notes() == [wait.note]
+    assert WaitNotes([waits_of_repository(shop.root)]).notes() == [wait.note]
     wait.take_down()
 
 
@@ -313,10 +313,10 @@ def test_one_who_was_killed_while_it_waited_is_in_no_circle(shop: Shop, kind: st
 def test_notes_that_count_though_nobody_holds_them_would_be_found(shop: Shop) -> None:
     """A planted fault: whatever was written counts, and that its writer is dead does not matter."""
 
-    def believed(path: str, *, sweep: bool) -> Note | None:
-        return notes._parsed(Path(path).read_bytes())
+    def believed(path: str, *, sweep: bool) -> WaitNote | None:
+        return wait_notes._parsed(Path(path).read_bytes())
 
-    with mock.patch.object(notes, "_look_at", believed):
+    with mock.patch.object(wait_notes, "_look_at", believed):
         assert after_a_waiter_was_killed(shop, ("file lock", "mine"), PATIENCE) == "E_DEADLOCK"
 
 
@@ -334,7 +334,7 @@ def after_a_waiter_was_killed(shop: Shop, wanted: tuple[str, str], patience: flo
         assert survivor.ask(Task(wanted, ("lease", "tree-0"))) == "holding"
         doomed = workers.start(work)
         assert doomed.hear() == "holding"
-        wait_until(Board([waits_of_repository(shop.root)]).notes)
+        wait_until(WaitNotes([waits_of_repository(shop.root)]).notes)
         doomed.kill()
         doomed.wait()
         return survivor.ask("go")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Corrupt, Refused
-from holdfast.leases.desk import Desk
+from holdfast.leases.service import LeaseService
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
 from holdfast.store.layout import TABLE, Kind
@@ -36,7 +36,7 @@ def fill(store: Store) -> None:
         else:
             apply(store, *[Append(Stream(row.key, RawCodec()), content)] * 3)
     apply(store, *(Create(ISSUES.key(f"m{each}"), Item(each)) for each in range(MANY)))
-    desk = Desk(store, TRAIL)
+    desk = LeaseService(store, TRAIL)
     lease = desk.acquire("main", desk.request(ttl=60)).lease
     desk.release("main", lease.lock_id)
 
@@ -67,7 +67,7 @@ def test_everything_arrives_on_every_store_and_comes_back(tmp_path: Path, store_
 
     assert everything(origin) == everything(there) == everything(back)
     assert [entry.event for entry in verify(back.entries(TRAIL.stream))] == ["lock_acquired", "lock_released"]
-    desk = Desk(back, TRAIL)
+    desk = LeaseService(back, TRAIL)
     assert desk.acquire("main", desk.request(ttl=60)).lease.fencing_token == 2  # the counter came along
     for store in (origin, there, back):
         close_store(store)
@@ -141,7 +141,7 @@ def test_something_foreign_in_the_target_is_not_overwritten() -> None:
 def test_what_is_in_use_is_not_moved() -> None:
     source = MemoryStore()
     fill(source)
-    desk = Desk(source, TRAIL)
+    desk = LeaseService(source, TRAIL)
     desk.acquire("main", desk.request(ttl=60))
 
     with pytest.raises(Refused, match="main is locked"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import LockConflict, LockNotHeld, LockTimeout, NotFound
-from holdfast.leases.records import LeaseKeys
+from holdfast.leases.rules import LeaseKeys
 from holdfast.store.model import Create, Decision
 from holdfast.workspace.overview import look_around
 from holdfast.workspace.repository import Repository

@@ -23,8 +23,8 @@ from unittest import mock
 import pytest
 
 from holdfast.errors import Failure, LockTimeout
-from holdfast.holding import circles
-from holdfast.holding.circles import Circle, Wait
+from holdfast.leases import deadlock
+from holdfast.leases.deadlock import Circle, WaitEdge
 from holdfast.workspace.holdings import Waiting
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.ledgers import OpenLedger, init_ledger, open_ledger
@@ -159,13 +159,13 @@ def test_where_there_is_no_circle_nobody_gives_up(shop: Shop) -> None:
             assert found == {"served": len(kinds)}, (number, kinds)
 
 
-def whoever_looks(circle: Circle) -> Wait:
+def whoever_looks(circle: Circle) -> WaitEdge:
     """A planted fault: everybody who finds a circle thinks that it is the one to give up."""
     return circle[0].wait
 
 
 def test_a_detector_that_picks_any_victim_would_be_found(shop: Shop) -> None:
-    with mock.patch.object(circles, "youngest", whoever_looks), Workers() as workers:
+    with mock.patch.object(deadlock, "youngest", whoever_looks), Workers() as workers:
         everybody = workers.start_many(MOST, worker_in(shop))
         for number in range(10 * ROUNDS):
             kinds = MIXTURES[-1 - number % 16]

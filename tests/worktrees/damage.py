@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.leases.records import Identity, LeaseKeys, Waiter, WaitingLine
+from holdfast.leases.rules import Identity, LeaseKeys, LeaseQueue, LeaseWaiter
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Intents, Step
 from holdfast.store.layout import Layout
@@ -201,10 +201,10 @@ def orphaned_lease(control: Control) -> None:
 
 def dead_waiter(control: Control) -> None:
     now = format_instant(control.store.now() - 600)
-    waiter = Waiter(
+    waiter = LeaseWaiter(
         ticket="t", holder_id="elsewhere:u:1:1", priority=0, since=now, seen_at=now, identity=Identity()
     )
-    commit(control, Create(LeaseKeys.of(MAIN).line, WaitingLine(MAIN, (waiter,))))
+    commit(control, Create(LeaseKeys.of(MAIN).line, LeaseQueue(MAIN, (waiter,))))
 
 
 # --- What should not be -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from holdfast.clock import ManualClock
 from holdfast.errors import Failure
 from holdfast.fs import calls
-from holdfast.leases.desk import Desk
+from holdfast.leases.service import LeaseService
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
 from holdfast.testing.interpose import Attempt, interposed
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 def control_at(root: Path, clock: ManualClock, *, timeout: float = 60.0) -> Control:
     """The repository at `root` with a clock of its own."""
     store, trail = FileStore(root, clock=clock, timeout=timeout), AuditTrail()
-    desk = Desk(store, trail, also_named=worktree_keys, precondition=may_be_leased, clock=clock)
+    desk = LeaseService(store, trail, also_named=worktree_keys, precondition=may_be_leased, clock=clock)
     return Control(Places(root), store, trail, desk)
 
 

@@ -13,7 +13,7 @@ from holdfast.fs import calls
 from holdfast.fs.probe import Capabilities
 from holdfast.fs.trees import capture, choose_engine, read_homes, read_manifest
 from holdfast.fs.trees.homes import located
-from holdfast.leases.records import Lease, LeaseKeys
+from holdfast.leases.rules import Lease, LeaseKeys
 from holdfast.store.audit import AuditEntry, verify
 from holdfast.store.model import Create, Decision, Replace, View
 from holdfast.workspace.initialising import initialise

@@ -23,7 +23,7 @@ from holdfast.errors import (
     Refused,
     UsageFailure,
 )
-from holdfast.leases.records import LeaseKeys
+from holdfast.leases.rules import LeaseKeys
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.finishing import settle

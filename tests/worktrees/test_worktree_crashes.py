@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from holdfast.fs.trees import remove_tree
-from holdfast.leases.records import LeaseKeys
+from holdfast.leases.rules import LeaseKeys
 from holdfast.store.model import Change, Decision, Delete
 from holdfast.testing.crash import Ending, Kill, Outcome, cut_short, error_points, kill_points
 from holdfast.testing.powercut import power_cuts

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.errors import Failure
-from holdfast.leases.records import LeaseKeys
+from holdfast.leases.rules import LeaseKeys
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.guarding import Right

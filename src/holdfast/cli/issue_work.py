@@ -62,9 +62,9 @@ def work(
     from holdfast.cli import child
     from holdfast.cli.issue_view import warn_of_broken
     from holdfast.cli.signals import Duty, kept_back
-    from holdfast.holding.heartbeat import BEATS
     from holdfast.issues.claim_records import ClaimId
     from holdfast.issues.claiming import HeldClaim
+    from holdfast.leases.heartbeat import BEATS
     from holdfast.locks.identity import calling_agent
     from holdfast.workspace.plain.issues import broken_records
 

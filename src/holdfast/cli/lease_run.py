@@ -15,7 +15,7 @@ from holdfast.cli.repository import LOCK_ID, REPO, TOKEN, WORKTREE, current_dire
 from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound
 from holdfast.fs import calls
 from holdfast.fs.names import checked_text
-from holdfast.leases.held import HeldLease
+from holdfast.leases.service import HeldLease
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.records import Isolation
 

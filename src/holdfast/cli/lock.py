@@ -28,7 +28,7 @@ from holdfast.cli.repository import (
 from holdfast.errors import UsageFailure
 
 if TYPE_CHECKING:
-    from holdfast.leases.records import Lease
+    from holdfast.leases.rules import Lease
     from holdfast.locks.identity import Holder
 
 group = Group(

@@ -13,7 +13,7 @@ from holdfast.workspace.plain.leases import state_word
 from holdfast.worktrees.records import Isolation
 
 if TYPE_CHECKING:
-    from holdfast.leases.desk import LeaseState
+    from holdfast.leases.service import LeaseState
     from holdfast.worktrees.records import WorktreeConfig
 
 HIGH_RISK = "shared (high-risk: nothing keeps writers apart)"

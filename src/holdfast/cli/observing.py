@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import Failure
-from holdfast.holding.lookout import Lookout
+from holdfast.leases.queue import DeadlockWatch
 
 if TYPE_CHECKING:
     from holdfast.locks.flock_wait import LockWait
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from holdfast.workspace.lock_waits import LockWaits, NotedWait
 
 
-def observe_file_lock(path: str, wait: LockWait, *, shared: bool, fair: bool) -> Lookout:
+def observe_file_lock(path: str, wait: LockWait, *, shared: bool, fair: bool) -> DeadlockWatch:
     """Look on while this command waits for the lock on a file: for `FileLocker(observer=...)`."""
     since = time.time()
 
     def prepare() -> NotedWait:
         return _lock_waits(None, path).for_file_lock(path, since, shared=shared, fair=fair)
 
-    return Lookout(prepare, wait.timeout, wait.cancel, forks=False)
+    return DeadlockWatch(prepare, wait.timeout, wait.cancel, forks=False)
 
 
-def observe_repo_lock(lock: RepoLock, repo_id: str, purpose: str, wait: float) -> Lookout:
+def observe_repo_lock(lock: RepoLock, repo_id: str, purpose: str, wait: float) -> DeadlockWatch:
     """Look on while this command asks for the lock of a repository again and again."""
     since = time.time()
 
     def prepare() -> NotedWait:
         return _lock_waits(lock.data_dir, None).for_repo_lock(lock, repo_id, purpose, since)
 
-    return Lookout(prepare, wait, forks=False)
+    return DeadlockWatch(prepare, wait, forks=False)
 
 
 def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:

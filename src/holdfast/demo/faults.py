@@ -7,8 +7,8 @@ from typing import Any
 from holdfast.issues import claims
 from holdfast.issues.claim_records import Claim
 from holdfast.issues.claiming import HeldClaim
-from holdfast.leases import protocol
-from holdfast.leases.held import HeldLease
+from holdfast.leases import rules
+from holdfast.leases.service import HeldLease
 
 
 def switch_off_fencing() -> None:
@@ -31,7 +31,7 @@ def switch_off_fencing() -> None:
     def nothing(self: Any) -> None:
         return None
 
-    protocol.validate = any_lease
+    rules.validate = any_lease
     claims.in_force = any_claim
     HeldClaim.check = nothing  # type: ignore[method-assign]
     HeldClaim.renew = nothing  # type: ignore[assignment, method-assign]

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from holdfast.clock import BootMark, Now
 from holdfast.errors import SettingInvalid
-from holdfast.leases.moments import BootMark, Moment
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,15 +30,15 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     boot_expires_at: BootMark | None = None
 
-    def time_left(self, moment: Moment, *, for_others: bool) -> float:
+    def time_left(self, moment: Now, *, for_others: bool) -> float:
         """How long the claim still counts: for its holder, or (with a margin) until others may take it."""
         return moment.until(self.expires_at, self.boot_expires_at, margin=for_others)
 
-    def is_expired(self, moment: Moment) -> bool:
+    def is_expired(self, moment: Now) -> bool:
         """Whether its holder must not use it any more."""
         return self.time_left(moment, for_others=False) <= 0
 
-    def may_be_taken(self, moment: Moment) -> bool:
+    def may_be_taken(self, moment: Now) -> bool:
         """Whether others may take its place: never before it has expired for its holder."""
         return self.time_left(moment, for_others=True) <= 0
 

@@ -21,7 +21,6 @@ from holdfast.errors import (
     TransitionRefused,
 )
 from holdfast.fs.names import checked_actor, checked_text
-from holdfast.holding.heartbeat import Held, Subject, begun
 from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import Claim, ClaimId, ClaimRecord
 from holdfast.issues.draft import Draft
@@ -29,6 +28,7 @@ from holdfast.issues.keys import CLAIMS, EVENTS
 from holdfast.issues.reading import Broken, Snapshot
 from holdfast.issues.records import Issue, State
 from holdfast.issues.transactions import Transactions
+from holdfast.leases.heartbeat import Held, Subject, begun
 from holdfast.locks.identity import Holder, current_holder, described
 from holdfast.store.model import Decision, Replace, View
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clock import format_duration, format_instant
+from holdfast.clock import Now, format_duration, format_instant
 from holdfast.errors import (
     FencingMismatch,
     IssueClaimed,
@@ -28,7 +28,6 @@ from holdfast.errors import (
 from holdfast.issues.claim_records import Claim, ClaimId, ClaimRecord
 from holdfast.issues.records import Issue, State
 from holdfast.issues.rules import WAITING, Lookup, check_not_blocked
-from holdfast.leases.moments import Moment
 
 DEFAULT_TTL = 3600.0
 SHORTEST_TTL, LONGEST_TTL = 0.1, 30 * 24 * 3600.0
@@ -45,7 +44,7 @@ class Request(NamedTuple):
 
 
 def grant(
-    issue: Issue, record: ClaimRecord | None, moment: Moment, request: Request, lookup: Lookup
+    issue: Issue, record: ClaimRecord | None, moment: Now, request: Request, lookup: Lookup
 ) -> ClaimRecord:
     """The claim that is given, or `IssueClaimed`, `Blocked` or `TransitionRefused`."""
     current = record.claim if record else None
@@ -77,7 +76,7 @@ def grant(
     return ClaimRecord(issue_id=issue.id, token=token, claim=claim)
 
 
-def in_force(issue_id: str, record: ClaimRecord | None, moment: Moment, shown: ClaimId) -> Claim:
+def in_force(issue_id: str, record: ClaimRecord | None, moment: Now, shown: ClaimId) -> Claim:
     """The claim that was shown, if it is the one in force; else nothing may be written."""
     current = record.claim if record else None
     if current is None or current.claim_id != shown.text:
@@ -101,7 +100,7 @@ def in_force(issue_id: str, record: ClaimRecord | None, moment: Moment, shown: C
 
 
 def authorised(
-    issue: Issue, record: ClaimRecord | None, moment: Moment, shown: ClaimId | None, *, moving: bool
+    issue: Issue, record: ClaimRecord | None, moment: Now, shown: ClaimId | None, *, moving: bool
 ) -> ClaimRecord | None:
     """Refuse a write by somebody who may not; the record as it shall be: a shown claim is renewed too.
 
@@ -116,7 +115,7 @@ def authorised(
 
 
 def renewed(
-    issue_id: str, record: ClaimRecord | None, moment: Moment, shown: ClaimId, ttl: float | None = None
+    issue_id: str, record: ClaimRecord | None, moment: Now, shown: ClaimId, ttl: float | None = None
 ) -> ClaimRecord:
     """The record with the claim running for another ttl from now."""
     current = in_force(issue_id, record, moment, shown)
@@ -137,7 +136,7 @@ def ended(record: ClaimRecord | None) -> ClaimRecord | None:
     return record and msgspec.structs.replace(record, claim=None)
 
 
-def check_release(issue: Issue, record: ClaimRecord | None, moment: Moment, shown: ClaimId | None) -> None:
+def check_release(issue: Issue, record: ClaimRecord | None, moment: Now, shown: ClaimId | None) -> None:
     """Refuse to release what somebody else works on. What has run out anybody may put back."""
     if issue.state is not State.IN_PROGRESS and issue.assignee is None:
         raise LockNotHeld(f"{issue.id} is not claimed by anybody", issue_id=issue.id)
@@ -149,13 +148,13 @@ def check_release(issue: Issue, record: ClaimRecord | None, moment: Moment, show
             in_force(issue.id, record, moment, shown)
 
 
-def is_abandoned(issue: Issue, record: ClaimRecord | None, moment: Moment) -> bool:
+def is_abandoned(issue: Issue, record: ClaimRecord | None, moment: Now) -> bool:
     """Whether somebody began to work on the issue, and has let the claim run out."""
     current = record.claim if record else None
     return issue.state is State.IN_PROGRESS and current is not None and current.may_be_taken(moment)
 
 
-def held_by(issue: Issue, claim: Claim | None, moment: Moment) -> IssueClaimed:
+def held_by(issue: Issue, claim: Claim | None, moment: Now) -> IssueClaimed:
     """Why somebody else cannot have the issue now."""
     if claim is None:
         who = issue.assignee or "somebody"

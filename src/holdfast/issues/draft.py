@@ -12,14 +12,13 @@ from typing import Any
 
 import msgspec
 
-from holdfast.clock import format_instant
+from holdfast.clock import Now, format_instant
 from holdfast.errors import Changed, NotFound, NotInitialised
 from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import ClaimRecord
 from holdfast.issues.keys import CLAIMS, DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES
 from holdfast.issues.reading import misnamed
 from holdfast.issues.records import Dependents, Event, Graph, Index, Issue, State
-from holdfast.leases.moments import Moment
 from holdfast.store.model import Append, Change, Create, Delete, Key, Replace, View
 
 MOST_RECENT = 256
@@ -35,7 +34,7 @@ class Draft:
     def __init__(
         self,
         view: View,
-        moment: Moment,
+        moment: Now,
         *,
         seed: int,
         actor: str,

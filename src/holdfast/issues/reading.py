@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from holdfast.clock import ClockReading, Now
 from holdfast.errors import Corrupt, Failure, IoFailure, NotInitialised, Refused, StoreIncompatible
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import claims, rules
 from holdfast.issues.claim_records import ClaimRecord
 from holdfast.issues.keys import CLAIMS, INDEX, ISSUES
 from holdfast.issues.records import Issue, State
-from holdfast.leases.moments import Moment, Reading
 from holdfast.store.model import Key, Record, Store
 
 TOLERANT_ISSUES = ISSUES.tolerant()
@@ -54,7 +54,7 @@ class Snapshot:
     """The issues of one tracker, in the order in which they were created."""
 
     def __init__(
-        self, store: Store, issues: dict[str, Issue], moment: Moment, broken: dict[str, Broken] | None = None
+        self, store: Store, issues: dict[str, Issue], moment: Now, broken: dict[str, Broken] | None = None
     ) -> None:
         self.issues = issues
         self.broken_issues = broken or {}
@@ -128,7 +128,7 @@ def _urgency(issue: Issue) -> tuple[int, str, str]:
     return (-issue.priority.rank, issue.updated_at or issue.created_at, issue.created_at)
 
 
-def take_snapshot(store: Store, reading: Reading) -> Snapshot:
+def take_snapshot(store: Store, reading: ClockReading) -> Snapshot:
     """All issues as they are now. Those that cannot be understood are in `broken`, never passed over.
 
     `reading` is what the boot clock shows, to judge claims by.

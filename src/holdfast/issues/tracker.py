@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
 from holdfast.errors import Changed, IdAmbiguous, NotInitialised, SettingInvalid, VersionMismatch
 from holdfast.fs.names import checked_actor, is_safe_name
 from holdfast.issues import claims, rules
@@ -40,7 +40,6 @@ from holdfast.issues.records import (
     without_repeats,
 )
 from holdfast.issues.transactions import Transactions, check_dependents
-from holdfast.leases.moments import SKEW
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.model import Document, Entry, Key, Store
 

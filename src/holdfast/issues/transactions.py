@@ -21,14 +21,13 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now
 from holdfast.errors import Blocked, Changed, Failure, NotInitialised
 from holdfast.fs.names import is_safe_name
 from holdfast.issues.draft import Draft, no_issue
 from holdfast.issues.keys import DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES
 from holdfast.issues.reading import TOLERANT_ISSUES, Broken, Snapshot, look_at, read_issue, take_snapshot
 from holdfast.issues.records import Issue
-from holdfast.leases.moments import SKEW, Moment, Reading
 from holdfast.locks.identity import boot_clock_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
 from holdfast.store.model import Decision, Key, Store, Stream, Unreadable, View
@@ -112,11 +111,11 @@ class Transactions:
 
     # --- Looking, without locks --------------------------------------------------------------------
 
-    def reading(self) -> Reading:
+    def reading(self) -> ClockReading:
         """What the boot clock shows: taken before a transaction that judges a claim."""
-        return Reading(boot_clock_id(), self._clock.boot(), self._skew)
+        return ClockReading(boot_clock_id(), self._clock.boot(), self._skew)
 
-    def moment(self) -> Moment:
+    def moment(self) -> Now:
         """Now, for one who looks."""
         return self.reading().at(self.store.now())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.clock import format_instant, parse_instant
-from holdfast.holding.circles import Hold, Party, Thing, Wait, process_id
+from holdfast.leases.deadlock import Hold, Party, Thing, WaitEdge, process_id
 from holdfast.ledger.claims import Claim, Waiter
 
 ACTOR, AGENT, ABOVE, BETWEEN = "actor", "agent", "above", "|"
@@ -20,7 +20,7 @@ def hold(claim: Claim) -> Hold:
     return Hold(Thing("claim", claim.node_id), party, claim.claim_id or f"event-{claim.sequence}")
 
 
-def wait(waiter: Waiter) -> Wait:
+def wait(waiter: Waiter) -> WaitEdge:
     """One who waits for a claim."""
     told = waiter.holder
     party = Party(
@@ -31,7 +31,7 @@ def wait(waiter: Waiter) -> Wait:
         told.get(ACTOR, ""),
     )
     since = format_instant(parse_instant(waiter.since)) if waiter.since else ""
-    return Wait(Thing("claim", waiter.node_id), party, since, waiter.ticket)
+    return WaitEdge(Thing("claim", waiter.node_id), party, since, waiter.ticket)
 
 
 def _processes(told: Mapping[str, str], *holder_ids: str) -> frozenset[str]:

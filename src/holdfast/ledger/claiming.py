@@ -7,7 +7,7 @@ import threading
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, parse_instant
 from holdfast.errors import Failure, UsageFailure
-from holdfast.holding.line import NotYet, Wish, wait_in_line
+from holdfast.leases.queue import NotYet, QueueWait, wait_in_line
 from holdfast.ledger.claims import Claim
 from holdfast.ledger.desk import ClaimDesk
 from holdfast.ledger.events import EVENTS
@@ -64,7 +64,7 @@ class Claims(ClaimDesk):
             answer = self.line_up(request)
             return answer if isinstance(answer, Claim) else self._not_yet(request, answer)
 
-        wish = Wish(f"the node {request.node_id}", wait, cancelled, clock)
+        wish = QueueWait(f"the node {request.node_id}", wait, cancelled, clock)
         with self.ledger.store.watch(EVENTS) as watch:
             return wait_in_line(wish, ask, watch, lambda: self.refuse_circle(request.claim_id))
 

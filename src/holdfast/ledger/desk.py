@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from holdfast.clock import parse_instant
 from holdfast.errors import OutcomeUnknown, UsageFailure
 from holdfast.fs.names import checked_actor, checked_text
-from holdfast.holding.circles import Look, Picture, refuse_circle
+from holdfast.leases.deadlock import Look, WaitGraph, refuse_circle
 from holdfast.ledger import circles, meta, protocol
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.claims import KINDS, Claim, ClaimBook, Waiter
@@ -168,7 +168,7 @@ class ClaimDesk:
         now = self.ledger.store.now()
         return [each for name in nodes for each in lines.get(name, ()) if each.counts(now)]
 
-    def look(self) -> Picture:
+    def look(self) -> WaitGraph:
         """Who holds which claim, and who waits for one. Takes no lock."""
         claims, lines = self._keeper.look(
             lambda book: (list(book.claims.values()), list(book.lines.values()))
@@ -176,7 +176,7 @@ class ClaimDesk:
         now = self.ledger.store.now()
         holds = (circles.hold(each) for each in claims if not each.is_expired(now))
         waiters = (each for line in lines for each in line if each.counts(now) and not _is_dead(each))
-        return Picture(tuple(holds), tuple(map(circles.wait, waiters)))
+        return WaitGraph(tuple(holds), tuple(map(circles.wait, waiters)))
 
     def refuse_circle(self, ticket: str) -> None:
         """Raise `Deadlock` if the wait with this ticket is part of a circle and has to give up."""

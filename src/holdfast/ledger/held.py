@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.holding.heartbeat import Held, Subject, begun
+from holdfast.leases.heartbeat import Held, Subject, begun
 from holdfast.ledger.claims import Claim
 from holdfast.ledger.desk import ClaimDesk
 from holdfast.ledger.events import Recorded

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from holdfast.errors import Ambiguous, LockNotHeld, NotFound
-from holdfast.leases.held import HeldLease
+from holdfast.leases.service import HeldLease
 from holdfast.workspace.assignments import Assignment
 
 _log = logging.getLogger(__name__)

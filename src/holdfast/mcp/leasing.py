@@ -10,9 +10,8 @@ from functools import partial
 
 from holdfast.clock import parse_duration
 from holdfast.errors import LockConflict, LockExpired, LockNotHeld, LockTimeout
-from holdfast.leases.desk import DEFAULT_TTL
-from holdfast.leases.held import HeldLease
-from holdfast.leases.records import Lease
+from holdfast.leases.rules import Lease
+from holdfast.leases.service import DEFAULT_TTL, HeldLease
 from holdfast.mcp import arguments
 from holdfast.mcp.calls import Call, Plain
 from holdfast.mcp.held import Place

@@ -34,7 +34,7 @@ from holdfast.fs.directory import Directory
 from holdfast.issues.claiming import Claimed, HeldClaim
 from holdfast.issues.records import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
-from holdfast.leases.held import HeldLease
+from holdfast.leases.service import HeldLease
 from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import Holder
 from holdfast.workspace.repository import Repository

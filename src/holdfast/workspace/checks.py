@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.clock import SKEW
 from holdfast.errors import (
     Failure,
     NotFound,
@@ -16,7 +17,6 @@ from holdfast.errors import (
 )
 from holdfast.issues import validate
 from holdfast.issues.tracker import Tracker
-from holdfast.leases.moments import SKEW
 from holdfast.store.open import CONFIG, FILES, address_of, check_store
 from holdfast.workspace.ledgers import open_ledger
 from holdfast.workspace.trackers import open_tracker

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from holdfast.fs import calls
-from holdfast.holding.notes import Note
+from holdfast.leases.wait_notes import WaitNote
 from holdfast.locks import identity
 from holdfast.locks.identity import Liveness
 from holdfast.locks.kernel_locks import (
@@ -37,7 +37,7 @@ NOTES = ".jvs/waits/"
 _OURS = (".jvs/", ".jit/", ".holdfast/", "ledger/", "locks/")
 
 
-def file_locks(root: Path, notes: Sequence[Note] = ()) -> Iterator[Holding]:
+def file_locks(root: Path, notes: Sequence[WaitNote] = ()) -> Iterator[Holding]:
     """Each lock on a file below `root`, with those who wait for it; elsewhere, each that is waited for."""
     top = calls.realpath(root)  # as the kernel names what is open
     noted = {note.thing.name for note in notes if note.thing.kind == FILE_LOCK}
@@ -53,7 +53,7 @@ def waiting_at(path: Path) -> tuple[Waiting, ...]:
     return _line(str(path), find_holders(path) or [], ())
 
 
-def _file_lock(path: str, shown: str, notes: Sequence[Note]) -> Iterator[Holding]:
+def _file_lock(path: str, shown: str, notes: Sequence[WaitNote]) -> Iterator[Holding]:
     seen = find_holders(path) or []
     waiting = _line(path, seen, notes)
     for holder in (each for each in seen if not each.waiting):
@@ -89,7 +89,7 @@ def _is_fair(path: str) -> bool:
     return True
 
 
-def _line(path: str, seen: list[FileLockHolder], notes: Sequence[Note]) -> tuple[Waiting, ...]:
+def _line(path: str, seen: list[FileLockHolder], notes: Sequence[WaitNote]) -> tuple[Waiting, ...]:
     """Those who wait: as the kernel has them, and by their notes those who ask again and again instead.
 
     The kernel serves them in no order. Of a fair lock it is known whose turn it is, and no more than that.
@@ -105,12 +105,12 @@ def _line(path: str, seen: list[FileLockHolder], notes: Sequence[Note]) -> tuple
     return (*waiting, *(_waiting(f"pid {note.holder.pid}", None, note, None) for note in rest))
 
 
-def _is_about(note: Note, path: str) -> bool:
+def _is_about(note: WaitNote, path: str) -> bool:
     inode = inode_of(path)
     return note.thing.kind == FILE_LOCK and bool(inode) and inode in note.thing.place.split()
 
 
-def _waiting(who: str, place: int | None, note: Note | None, command: str | None) -> Waiting:
+def _waiting(who: str, place: int | None, note: WaitNote | None, command: str | None) -> Waiting:
     """One who waits. `since` is known of those who wait long enough to have left a note."""
     if note is None:
         return Waiting(who, place, None, command or "", Liveness.ALIVE)

@@ -139,12 +139,11 @@ def conflict(place: Place, lease: Mapping[str, Any], time_left: float, liveness:
 
 
 def _judged(place: Place, lease: Mapping[str, Any], actor: str | None) -> LockConflict | Literal[True]:
-    from holdfast.clock import SYSTEM_CLOCK
-    from holdfast.leases.moments import BootMark, Reading
+    from holdfast.clock import SYSTEM_CLOCK, BootMark, ClockReading
     from holdfast.locks.identity import acts_under, boot_clock_id, liveness_behind
 
     mark = BootMark(*lease["boot_expires_at"]) if lease.get("boot_expires_at") else None
-    moment = Reading(boot_clock_id(), SYSTEM_CLOCK.boot()).at(SYSTEM_CLOCK.wall())
+    moment = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot()).at(SYSTEM_CLOCK.wall())
     left = moment.until(lease["lease_expires_at"], mark, margin=True)
     if left <= 0:
         return True

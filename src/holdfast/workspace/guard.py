@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.errors import NotFound
-from holdfast.leases.desk import LeaseState
+from holdfast.leases.service import LeaseState
 from holdfast.locks.identity import acts_under
 from holdfast.workspace.glance import Place, conflict
 from holdfast.workspace.repository import Repository

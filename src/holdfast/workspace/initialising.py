@@ -25,7 +25,7 @@ from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, 
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure, is_there, make_directories, move
 from holdfast.fs.probe import Capabilities, require_safe
-from holdfast.leases.desk import Desk
+from holdfast.leases.service import LeaseService
 from holdfast.locks.file_lock import FileLocker
 from holdfast.store.addresses import remember_secrets
 from holdfast.store.audit import AuditTrail
@@ -122,7 +122,7 @@ def initialise(
 def _initialise(places: Places, source: Path | None, capabilities: Capabilities) -> Initialised:
     store = open_store(places.root)
     trail = AuditTrail()
-    control = Control(places, store, trail, Desk(store, trail))
+    control = Control(places, store, trail, LeaseService(store, trail))
     make_directories(places.worktrees)
     make_directories(places.snapshots)
     files = None

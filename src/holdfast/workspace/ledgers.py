@@ -9,7 +9,7 @@ from typing import NamedTuple
 from holdfast.errors import AlreadyExists, NotFound
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
-from holdfast.holding.circles import Look
+from holdfast.leases.deadlock import Look
 from holdfast.ledger import meta
 from holdfast.ledger.checkpoints import FileShelf
 from holdfast.ledger.claim_files import ClaimFiles

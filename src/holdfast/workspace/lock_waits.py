@@ -19,9 +19,9 @@ from holdfast.clock import format_instant
 from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
-from holdfast.holding.circles import Hold, Look, Party, Picture, Thing, process_id, proof_of, refuse_circle
-from holdfast.holding.lookout import Lookout
-from holdfast.holding.notes import Board, Note, Posted, new_ticket
+from holdfast.leases.deadlock import Hold, Look, Party, Thing, WaitGraph, process_id, proof_of, refuse_circle
+from holdfast.leases.queue import DeadlockWatch
+from holdfast.leases.wait_notes import Posted, WaitNote, WaitNotes, new_ticket
 from holdfast.locks.flock_wait import LockWait
 from holdfast.locks.identity import Holder, current_holder, holder_with_pid, processes_above
 from holdfast.locks.kernel_locks import HeldFlock, held_flocks, inode_of
@@ -45,17 +45,17 @@ def waits_of_data(data_dir: Path) -> Path:
     return data_dir / WAITS
 
 
-def look_at(board: Board) -> Picture:
+def look_at(board: WaitNotes) -> WaitGraph:
     """Who waits for a lock, and who holds those that are waited for."""
     notes = board.notes()
     holds = (*_holds_of_files(notes), *_holds_of_repos(notes))
-    return Picture(holds, tuple(note.as_wait() for note in notes))
+    return WaitGraph(holds, tuple(note.as_wait() for note in notes))
 
 
 class Surroundings(NamedTuple):
     """Where one who waits leaves its note, and what else can be held and waited for around it."""
 
-    board: Board
+    board: WaitNotes
     elsewhere: Sequence[Look] = ()
 
 
@@ -72,7 +72,7 @@ def surroundings(
         with contextlib.suppress(Failure, OSError):  # not ours to write, or not even to look at
             make_directories(data_dir)
         boards.append(waits_of_data(data_dir))
-    return Surroundings(Board(boards), elsewhere)
+    return Surroundings(WaitNotes(boards), elsewhere)
 
 
 class LockWaits:
@@ -90,14 +90,14 @@ class LockWaits:
         self._agent = "" if agent is None else agent.holder_id
         self._actor = actor
 
-    def observe_file_lock(self, path: str, wait: LockWait, *, shared: bool, fair: bool) -> Lookout:
+    def observe_file_lock(self, path: str, wait: LockWait, *, shared: bool, fair: bool) -> DeadlockWatch:
         """Look on while somebody waits for the lock on a file: for `FileLocker(observer=...)`."""
         since = time.time()
 
         def prepare() -> NotedWait:
             return self.for_file_lock(path, since, shared=shared, fair=fair)
 
-        return Lookout(prepare, wait.timeout, wait.cancel)
+        return DeadlockWatch(prepare, wait.timeout, wait.cancel)
 
     def for_file_lock(self, path: str, since: float, *, shared: bool, fair: bool) -> NotedWait:
         """A wait for the lock on the file at `path`. Only who waits in turn waits for who has the turn."""
@@ -112,8 +112,8 @@ class LockWaits:
         note = self._note(Thing(REPO_LOCK, repo_id, place), since)
         return NotedWait(self._around, note._replace(purpose=purpose))
 
-    def _note(self, thing: Thing, since: float) -> Note:
-        return Note(
+    def _note(self, thing: Thing, since: float) -> WaitNote:
+        return WaitNote(
             new_ticket(),
             thing,
             format_instant(since),
@@ -128,7 +128,7 @@ class LockWaits:
 class NotedWait:
     """A wait that is seen by its note."""
 
-    def __init__(self, around: Surroundings, note: Note) -> None:
+    def __init__(self, around: Surroundings, note: WaitNote) -> None:
         self._around = around
         self.note = note
         self._posted: Posted | None = None
@@ -148,7 +148,7 @@ class NotedWait:
 # --- Who holds what is waited for -------------------------------------------------------------------------
 
 
-def _holds_of_files(notes: Iterable[Note]) -> Iterator[Hold]:
+def _holds_of_files(notes: Iterable[WaitNote]) -> Iterator[Hold]:
     things = {note.thing for note in notes if note.thing.kind == FILE_LOCK}
     wanted = {inode for thing in things for inode in thing.place.split(_BETWEEN) if inode}
     held = held_flocks(wanted) if wanted else []
@@ -168,7 +168,7 @@ def _hold_of_file(thing: Thing, held: HeldFlock) -> Iterator[Hold]:
         yield Hold(thing, party, hold_id, for_descendants=True, shared=held.shared, by_process=True)
 
 
-def _holds_of_repos(notes: Iterable[Note]) -> Iterator[Hold]:
+def _holds_of_repos(notes: Iterable[WaitNote]) -> Iterator[Hold]:
     """For how old a lock must be to be taken over, those count who wait: each has a place of its own."""
     for thing in sorted({note.thing for note in notes if note.thing.kind == REPO_LOCK}):
         state = repo_lock_state(thing)
@@ -178,7 +178,7 @@ def _holds_of_repos(notes: Iterable[Note]) -> Iterator[Hold]:
         yield Hold(thing, _party([state.info.holder]), hold_id, for_descendants=True, by_process=True)
 
 
-def is_repo_lock_of(note: Note, locks: RepoLock) -> bool:
+def is_repo_lock_of(note: WaitNote, locks: RepoLock) -> bool:
     """Whether somebody waits for one of these repository locks."""
     kind, _, place = note.thing
     return kind == REPO_LOCK and place.partition(_BETWEEN)[2] == calls.realpath(locks.data_dir)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import Refused, TooManyRetries
 from holdfast.fs import strictjson
-from holdfast.leases.desk import Desk
+from holdfast.leases.service import LeaseService
 from holdfast.store.audit import AuditTrail
 from holdfast.store.layout import TABLE, Kind, Row
 from holdfast.store.model import (
@@ -176,7 +176,7 @@ def migrate(
 def _refuse_held_leases(store: Store, rows: Sequence[Row]) -> None:
     if not any(row.key == _LEASES for row in rows):
         return
-    desk = Desk(store, AuditTrail())
+    desk = LeaseService(store, AuditTrail())
     names = [name for name, _ in store.scan(Family("jvs/leases", _RAW))]
     for name in names:
         state = desk.state(name)

@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.clock import SYSTEM_CLOCK, format_duration, format_instant
+from holdfast.clock import SKEW, SYSTEM_CLOCK, ClockReading, Now, format_duration, format_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs.directory import Directory
-from holdfast.holding.notes import Board, Note
 from holdfast.issues.keys import CLAIMS
 from holdfast.issues.reading import look_at
 from holdfast.issues.records import Issue, State
-from holdfast.leases.desk import Desk, LeaseState
-from holdfast.leases.moments import SKEW, Moment, Reading
-from holdfast.leases.records import Waiter
+from holdfast.leases.rules import LeaseWaiter
+from holdfast.leases.service import LeaseService, LeaseState
+from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks.identity import Holder, Liveness, boot_clock_id, described_liveness, liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
@@ -111,7 +110,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
         sources["issue"] = lambda: _issue_claims(root, address)
     if "ledger" in present or ".holdfast" in present or address:
         sources["claim"] = lambda: _ledger_claims(root, address)
-    notes = Board([waits_of_repository(root)]).notes(sweep=False)
+    notes = WaitNotes([waits_of_repository(root)]).notes(sweep=False)
     sources["file lock"] = lambda: file_locks(root, notes)
     if repo_locks is not None:
         sources["repo lock"] = lambda: _repo_locks(repo_locks, notes)
@@ -152,7 +151,7 @@ def _opened(root: Path, address: str | None = None) -> Iterator[Store]:
 
 
 def _leases(repository: Repository) -> Iterator[Holding]:
-    desk: Desk = repository.desk
+    desk: LeaseService = repository.desk
     for config in repository.worktrees.configs():
         state = desk.state(config.worktree_id)
         if state is not None:
@@ -188,7 +187,7 @@ def _reclaim_lease(state: LeaseState) -> Reclaim:
     return Reclaim(False, f"wait: {acquire} 10m")
 
 
-def _waiter(waiter: Waiter, place: int) -> Waiting:
+def _waiter(waiter: LeaseWaiter, place: int) -> Waiting:
     holder = waiter.identity.holder(waiter.holder_id)
     alive = liveness(holder) if holder else Liveness.UNKNOWN
     return Waiting(waiter.actor or waiter.holder_id, place, waiter.since, waiter.purpose, alive)
@@ -260,10 +259,10 @@ def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
             raise broken
 
 
-def _moment(store: Store) -> Moment:
+def _moment(store: Store) -> Now:
     """Now, for one who judges the claims of others."""
     skew = skew_of(store)
-    reading = Reading(boot_clock_id(), SYSTEM_CLOCK.boot(), SKEW if skew is None else skew)
+    reading = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot(), SKEW if skew is None else skew)
     return reading.at(store.now())
 
 
@@ -351,9 +350,9 @@ def _ledger_lock(lock: LedgerLock, root: Path) -> Iterator[Holding]:
 # --- Locks --------------------------------------------------------------------------------------------
 
 
-def _repo_locks(locks: RepoLock, notes: Sequence[Note]) -> Iterator[Holding]:
+def _repo_locks(locks: RepoLock, notes: Sequence[WaitNote]) -> Iterator[Holding]:
     """Each lock of a repository, with those who wait: they ask again and again, so there is no order."""
-    told = (*notes, *Board([waits_of_data(locks.data_dir)]).notes(sweep=False))
+    told = (*notes, *WaitNotes([waits_of_data(locks.data_dir)]).notes(sweep=False))
     waiting = [note for note in {each.ticket: each for each in told}.values() if is_repo_lock_of(note, locks)]
     for repo_id, state in locks.states().items():
         if state is None:

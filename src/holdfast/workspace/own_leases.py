@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from holdfast.errors import Failure
-from holdfast.leases.records import Lease
+from holdfast.leases.rules import Lease
 from holdfast.locks.identity import acts_under, calling_agent
 from holdfast.workspace.repository import Repository
 

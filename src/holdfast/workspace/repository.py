@@ -10,12 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from holdfast.clock import SKEW
 from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, Refused
 from holdfast.fs import calls
-from holdfast.leases.desk import DEFAULT_TTL, Desk
-from holdfast.leases.held import HeldLease, acquire
-from holdfast.leases.moments import SKEW
-from holdfast.leases.protocol import Granted
+from holdfast.leases.rules import LeaseGranted
+from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquire
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
 from holdfast.locks.identity import Holder
 from holdfast.store.addresses import without_secrets
@@ -71,7 +70,7 @@ class Repository:
             store, self.format = _opened(places.root)
         trail = AuditTrail()
         self._claims = ClaimsElsewhere(places.root, store, ledger_address)
-        desk = Desk(
+        desk = LeaseService(
             store,
             trail,
             also_named=worktree_keys,
@@ -111,7 +110,7 @@ class Repository:
         return self.control.places.root
 
     @cached_property
-    def desk(self) -> Desk:
+    def desk(self) -> LeaseService:
         """Where leases are asked for."""
         return self.control.desk
 
@@ -177,10 +176,10 @@ class Repository:
         A wait that would never end, because the holder of the file waits in turn for what this process
         holds, raises `Deadlock` if it is the youngest of its circle; so do those for leases and claims then.
         """
-        from holdfast.holding.notes import Board
+        from holdfast.leases.wait_notes import WaitNotes
         from holdfast.workspace.lock_waits import LockWaits, Surroundings, waits_of_repository
 
-        around = Surroundings(Board([waits_of_repository(self.root)]), (self.desk.look, self._claims))
+        around = Surroundings(WaitNotes([waits_of_repository(self.root)]), (self.desk.look, self._claims))
         waits = LockWaits(around, actor=self.desk.actor)
         return FileLocker(timeout, fair=fair, observer=waits.observe_file_lock)
 
@@ -191,7 +190,7 @@ class Repository:
         ttl: float = DEFAULT_TTL,
         purpose: str = "",
         behalf_of: Holder | None = None,
-    ) -> Granted:
+    ) -> LeaseGranted:
         """Take over a lease that has expired, and only such a one."""
         name = worktree_name(worktree)
         settle(self.control, name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from holdfast.clock import SKEW
 from holdfast.errors import NotInitialised
 from holdfast.fs.directory import exists
 from holdfast.issues.tracker import Tracker
-from holdfast.leases.moments import SKEW
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.open import open_store, skew_of

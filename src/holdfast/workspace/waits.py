@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from holdfast.fs.directory import exists
-from holdfast.holding.circles import Look, Picture
+from holdfast.leases.deadlock import Look, WaitGraph
 from holdfast.store.audit import AuditTrail
 from holdfast.store.files import FileStore
 from holdfast.store.model import Store
@@ -34,13 +34,13 @@ class Elsewhere:
         self._look: Look | None = None
         self._opening = threading.Lock()  # any number of threads may wait
 
-    def __call__(self) -> Picture:
+    def __call__(self) -> WaitGraph:
         """The picture of it, as of now; an empty one if it is not in use here."""
         with self._opening:
             if self._look is None and self._is_in_use():
                 self._look = self._open(self._other_store())
             look = self._look
-        return Picture() if look is None else look()
+        return WaitGraph() if look is None else look()
 
     def close(self) -> None:
         """Let go of what was opened here. What is being opened at this moment goes when nobody needs it."""
@@ -98,12 +98,12 @@ class LeasesElsewhere(Elsewhere):
         return exists(self._root / ".jvs")
 
     def _open(self, store: Store) -> Look:
-        from holdfast.leases.desk import Desk
-        from holdfast.leases.moments import SKEW
+        from holdfast.clock import SKEW
+        from holdfast.leases.service import LeaseService
         from holdfast.store.open import skew_of
 
         skew = skew_of(store)
-        return Desk(store, AuditTrail(), skew=SKEW if skew is None else skew).look
+        return LeaseService(store, AuditTrail(), skew=SKEW if skew is None else skew).look
 
 
 class LocksElsewhere:
@@ -112,10 +112,10 @@ class LocksElsewhere:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def __call__(self) -> Picture:
+    def __call__(self) -> WaitGraph:
         """The picture of them, as of now; an empty one if nobody ever waited for one here."""
-        from holdfast.holding.notes import Board
+        from holdfast.leases.wait_notes import WaitNotes
         from holdfast.workspace.lock_waits import look_at, waits_of_repository
 
         place = waits_of_repository(self._root)
-        return look_at(Board([place])) if exists(place) else Picture()
+        return look_at(WaitNotes([place])) if exists(place) else WaitGraph()

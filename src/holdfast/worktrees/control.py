@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import Failure, LockConflict, NotFound, UsageFailure
 from holdfast.fs.reserve import Reserve
-from holdfast.leases.desk import Desk
+from holdfast.leases.service import LeaseService
 from holdfast.locks.identity import Holder
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Append, Family, Store, View
@@ -85,7 +85,7 @@ class Control(NamedTuple):
     places: Places
     store: Store
     trail: AuditTrail
-    desk: Desk
+    desk: LeaseService
 
     @property
     def holder(self) -> Holder:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists
 from holdfast.fs.directory import is_there, make_directories, move
-from holdfast.leases.records import Identity
+from holdfast.leases.rules import Identity
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Stream, View
 from holdfast.worktrees import naming, payloads
 from holdfast.worktrees.control import Control, being_changed

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from holdfast.errors import LockNotHeld
-from holdfast.leases.held import HeldLease, acquire
-from holdfast.leases.records import Lease
+from holdfast.leases.rules import Lease
+from holdfast.leases.service import HeldLease, acquire
 from holdfast.store.model import View
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.records import Isolation, WorktreeConfig

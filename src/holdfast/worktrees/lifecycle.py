@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.fs.names import checked_text
-from holdfast.leases.desk import LeaseState
+from holdfast.leases.service import LeaseState
 from holdfast.worktrees import creating, naming, payloads, removing, renaming
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.finishing import settle

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from holdfast.errors import FencingMismatch, LockNotHeld
-from holdfast.leases.records import LeaseKeys
+from holdfast.leases.rules import LeaseKeys
 from holdfast.store.model import Key, View
 from holdfast.worktrees.control import Control, settled_config
 from holdfast.worktrees.records import OPERATIONS, WORKTREES, Isolation, WorktreeConfig

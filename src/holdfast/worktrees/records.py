@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.leases.records import Identity
+from holdfast.leases.rules import Identity
 from holdfast.store.model import Family, Key, StructCodec
 
 MAIN = "main"

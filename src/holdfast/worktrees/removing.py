@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.fs.directory import is_there, make_directories, move
-from holdfast.leases.records import Identity, LeaseKeys
+from holdfast.leases.rules import Identity, LeaseKeys
 from holdfast.store.model import Create, Decision, Delete, Key, Stream, View
 from holdfast.worktrees import payloads
 from holdfast.worktrees.control import Control, settled_config

@@ -26,7 +26,7 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused
 from holdfast.fs.directory import move
-from holdfast.leases.records import Identity, LeaseKeys, TokenCounter
+from holdfast.leases.rules import Identity, LeaseKeys, TokenCounter
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, Stream, View
 from holdfast.worktrees import payloads
 from holdfast.worktrees.control import Control, being_changed, settled_config

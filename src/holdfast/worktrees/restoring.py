@@ -28,7 +28,7 @@ from holdfast.clock import format_instant
 from holdfast.errors import ConsistencyUnavailable, Refused, UsageFailure
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import checked_text, split_relative
-from holdfast.leases.records import Identity
+from holdfast.leases.rules import Identity
 from holdfast.store.model import Change, Create, Decision, Key, Stream, View
 from holdfast.worktrees.comparing import differs
 from holdfast.worktrees.control import Control, new_snapshot_id

@@ -27,7 +27,7 @@ from holdfast.errors import AlreadyExists, Corrupt, Failure, IoFailure, NotFound
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, close_quietly, io_failure, is_there, make_directories
 from holdfast.fs.names import is_safe_name
-from holdfast.leases.records import Identity
+from holdfast.leases.rules import Identity
 from holdfast.locks import flock
 from holdfast.locks.file_lock import FileLocker, LockGuard
 from holdfast.store.model import StructCodec

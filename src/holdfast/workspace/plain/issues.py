@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from holdfast.clock import Now
     from holdfast.issues.claim_records import Claim
     from holdfast.issues.claiming import Claimed
     from holdfast.issues.creating import Created
     from holdfast.issues.reading import Broken, Snapshot
     from holdfast.issues.records import Issue, State
     from holdfast.issues.tracker import Tracker
-    from holdfast.leases.moments import Moment
     from holdfast.workspace.assignments import Assignment, Outcome
 
 SHORT = 8
@@ -72,7 +72,7 @@ def full(tracker: Tracker, issue_id: str) -> dict[str, Any]:
     }
 
 
-def claim_record(claim: Claim, moment: Moment) -> dict[str, Any]:
+def claim_record(claim: Claim, moment: Now) -> dict[str, Any]:
     """A claim as others see it now: expired means that anybody may take its place."""
     left = claim.time_left(moment, for_others=True)
     return {**msgspec.to_builtins(claim), "expired": left <= 0, "time_left": round(left, 3)}

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.leases.desk import host_of
+from holdfast.leases.service import host_of
 from holdfast.worktrees.records import Isolation
 
 if TYPE_CHECKING:
-    from holdfast.leases.desk import LeaseState
-    from holdfast.leases.records import Lease
+    from holdfast.leases.rules import Lease
+    from holdfast.leases.service import LeaseState
     from holdfast.worktrees.records import WorktreeConfig
 
 

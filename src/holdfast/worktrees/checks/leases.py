@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 
-from holdfast.clock import format_duration
+from holdfast.clock import Now, format_duration
 from holdfast.errors import LockNotHeld
-from holdfast.leases.moments import Moment
-from holdfast.leases.protocol import WAITER_TTL
-from holdfast.leases.records import Lease, LeaseKeys, Waiter, WaitingLine
+from holdfast.leases.rules import WAITER_TTL, Lease, LeaseKeys, LeaseQueue, LeaseWaiter
 from holdfast.locks.identity import Liveness, liveness
 from holdfast.store.model import Decision, Delete, Family, StructCodec, View
 from holdfast.worktrees.control import Control
@@ -18,7 +16,7 @@ from holdfast.worktrees.doctor import Examination, Finding, Severity
 from holdfast.worktrees.records import OPERATIONS, WORKTREES, worktree_keys
 
 LEASES: Family[Lease] = Family("jvs/leases", StructCodec(Lease))
-LINES: Family[WaitingLine] = Family("jvs/queues", StructCodec(WaitingLine))
+LINES: Family[LeaseQueue] = Family("jvs/queues", StructCodec(LeaseQueue))
 
 
 def leases(examination: Examination) -> Iterator[Finding]:
@@ -96,13 +94,13 @@ def waiters(examination: Examination) -> Iterator[Finding]:
             )
 
 
-def _is_gone(waiter: Waiter, moment: Moment) -> bool:
+def _is_gone(waiter: LeaseWaiter, moment: Now) -> bool:
     holder = waiter.identity.holder(waiter.holder_id)
     return waiter.unseen_for(moment) >= WAITER_TTL or (
         holder is not None and liveness(holder) is Liveness.DEAD
     )
 
 
-def _take_out(control: Control, worktree: str, dead: list[Waiter]) -> None:
+def _take_out(control: Control, worktree: str, dead: list[LeaseWaiter]) -> None:
     for each in dead:
         control.desk.leave(worktree, each.ticket)

@@ -72,7 +72,7 @@ class Hold(NamedTuple):
     by_process: bool = False
 
 
-class Wait(NamedTuple):
+class WaitEdge(NamedTuple):
     """Somebody waits for something. `ticket` tells this wait from all others; `since` sorts by age."""
 
     thing: Thing
@@ -107,27 +107,27 @@ class Wait(NamedTuple):
         return self.since, self.ticket
 
 
-class Picture(NamedTuple):
+class WaitGraph(NamedTuple):
     """What is held, and who waits."""
 
     holds: tuple[Hold, ...] = ()
-    waits: tuple[Wait, ...] = ()
+    waits: tuple[WaitEdge, ...] = ()
 
 
 class Link(NamedTuple):
     """A wait, and what it waits for."""
 
-    wait: Wait
+    wait: WaitEdge
     hold: Hold
 
 
-Look = Callable[[], Picture]
+Look = Callable[[], WaitGraph]
 """Draws the picture of one kind, as of now. Takes no lock."""
 
 Circle = tuple[Link, ...]
 
 
-def circle_of(ticket: str, picture: Picture) -> Circle:
+def circle_of(ticket: str, picture: WaitGraph) -> Circle:
     """A circle that the wait with this ticket is part of, itself first; else nothing.
 
     Who waits in several places waits in each of them: a circle through any of them blocks that one.
@@ -135,7 +135,7 @@ def circle_of(ticket: str, picture: Picture) -> Circle:
     holds: dict[Thing, list[Hold]] = {}
     for hold in picture.holds:
         holds.setdefault(hold.thing, []).append(hold)
-    waits = sorted(picture.waits, key=Wait.age)
+    waits = sorted(picture.waits, key=WaitEdge.age)
     trails: deque[Circle] = deque(
         (link,) for wait in waits if wait.ticket == ticket for link in _links(wait, holds)
     )
@@ -153,12 +153,12 @@ def circle_of(ticket: str, picture: Picture) -> Circle:
     return ()
 
 
-def youngest(circle: Circle) -> Wait:
+def youngest(circle: Circle) -> WaitEdge:
     """The wait that gives up."""
-    return max((link.wait for link in circle), key=Wait.age)
+    return max((link.wait for link in circle), key=WaitEdge.age)
 
 
-def is_still_there(circle: Circle, picture: Picture) -> bool:
+def is_still_there(circle: Circle, picture: WaitGraph) -> bool:
     """Whether all of the circle, every wait and every hold, is in a later picture too."""
     waits = {(wait.ticket, wait.thing) for wait in picture.waits}
     holds = {(hold.hold_id, hold.thing) for hold in picture.holds}
@@ -191,11 +191,11 @@ def proof_of(hold_id: str) -> str:
     return hashlib.blake2s(hold_id.encode(), person=b"holds", digest_size=16).hexdigest() if hold_id else ""
 
 
-def _links(wait: Wait, holds: Mapping[Thing, Sequence[Hold]]) -> list[Link]:
+def _links(wait: WaitEdge, holds: Mapping[Thing, Sequence[Hold]]) -> list[Link]:
     return [Link(wait, hold) for hold in holds.get(wait.thing, ()) if wait.is_kept_by(hold)]
 
 
-def _together(own: Look, elsewhere: Sequence[Look]) -> Picture:
+def _together(own: Look, elsewhere: Sequence[Look]) -> WaitGraph:
     """All pictures as one. What cannot be looked at elsewhere does not end a wait that is none of its."""
     pictures = [own()]
     for look in elsewhere:
@@ -204,7 +204,7 @@ def _together(own: Look, elsewhere: Sequence[Look]) -> Picture:
         except Failure:  # away, or not ours to read: circles through it are not found meanwhile
             continue
     holds = tuple(hold for each in pictures for hold in each.holds)
-    return Picture(holds, tuple(wait for each in pictures for wait in each.waits))
+    return WaitGraph(holds, tuple(wait for each in pictures for wait in each.waits))
 
 
 def _deadlock(circle: Circle) -> Deadlock:
@@ -221,7 +221,7 @@ def _deadlock(circle: Circle) -> Deadlock:
     )
 
 
-def _told(link: Link, following: Wait) -> dict[str, str]:
+def _told(link: Link, following: WaitEdge) -> dict[str, str]:
     """A link in words. Who holds by one name and waits by another is called by both."""
     holder, waiter = link.hold.party.shown, following.party.shown
     return {

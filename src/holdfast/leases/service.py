@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import LockConflict, SettingInvalid
+from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now
+from holdfast.errors import Failure, LockConflict, SettingInvalid
 from holdfast.fs.names import checked_actor, checked_text
 from holdfast.fs.reserve import Reserve
-from holdfast.holding.circles import Hold, Look, Party, Picture, Thing, Wait, process_id, refuse_circle
-from holdfast.leases import protocol
-from holdfast.leases.moments import SKEW, Moment, Reading
-from holdfast.leases.protocol import Granted, Request, Ruling, Told, Waiting
-from holdfast.leases.records import LEASES, LINES, Identity, Lease, LeaseKeys, Waiter
-from holdfast.locks.identity import Holder, Liveness, boot_clock_id, current_holder, liveness, liveness_behind
+from holdfast.leases import rules
+from holdfast.leases.deadlock import Hold, Look, Party, Thing, WaitEdge, WaitGraph, process_id, refuse_circle
+from holdfast.leases.heartbeat import Held, Subject
+from holdfast.leases.queue import NotYet, QueueWait, wait_in_line
+from holdfast.leases.rules import (
+    LEASES,
+    LINES,
+    SHOW_EVERY,
+    Identity,
+    Lease,
+    LeaseGranted,
+    LeaseKeys,
+    LeaseRequest,
+    LeaseRuling,
+    LeaseWaiter,
+    LeaseWaiting,
+    Told,
+)
+from holdfast.locks.identity import (
+    Holder,
+    Liveness,
+    boot_clock_id,
+    current_holder,
+    liveness,
+    liveness_behind,
+    processes_above,
+)
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Decision, Key, Store, Stream, View
 
@@ -24,7 +47,7 @@ SHORTEST_TTL, LONGEST_TTL = 0.1, 24 * 3600.0
 DEFAULT_TTL = 30.0
 HIGHEST_PRIORITY = 1_000_000
 
-Rule = Callable[[View, Moment, LeaseKeys], Ruling[Told]]
+Rule = Callable[[View, Now, LeaseKeys], LeaseRuling[Told]]
 
 
 class LeaseState(NamedTuple):
@@ -34,10 +57,10 @@ class LeaseState(NamedTuple):
     expired: bool
     time_left: float
     liveness: Liveness
-    waiters: tuple[Waiter, ...]
+    waiters: tuple[LeaseWaiter, ...]
 
 
-class Desk:
+class LeaseService:
     """Gives, renews and takes back the leases of one store.
 
     `also_named` and `precondition` let the layer above take part in every grant: documents that the
@@ -86,7 +109,7 @@ class Desk:
         priority: int = 0,
         behalf_of: Holder | None = None,
         client: Holder | None = None,
-    ) -> Request:
+    ) -> LeaseRequest:
         """A request in this holder's name, under a new id.
 
         `behalf_of` is who the lease is for, if that is not this process: the agent whose every command is
@@ -100,53 +123,51 @@ class Desk:
             limits = f"a number from {-HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}"
             raise SettingInvalid("priority", str(priority), limits)
         if behalf_of is None:
-            return Request(lock_id, self.holder, ttl, purpose, priority, client=client, actor=actor)
-        return Request(
+            return LeaseRequest(lock_id, self.holder, ttl, purpose, priority, client=client, actor=actor)
+        return LeaseRequest(
             *(lock_id, behalf_of, ttl, purpose, priority), detached=True, waiter=self.holder, actor=actor
         )
 
-    def reading(self) -> Reading:
+    def reading(self) -> ClockReading:
         """What the boot clock shows: taken before a transaction that judges a lease."""
-        return Reading(boot_clock_id(), self._clock.boot(), self._skew)
+        return ClockReading(boot_clock_id(), self._clock.boot(), self._skew)
 
     def validator(self, worktree: str, lock_id: str, token: int) -> Callable[[View, float], Lease]:
         """`protocol.validate` for one holder, by the clocks as of now: for the decide function of the
         transaction that commits its work, which must name the lease's documents."""
         reading, keys = self.reading(), LeaseKeys.of(worktree)
-        return lambda view, now: protocol.validate(view, reading.at(now), keys, lock_id, token)
+        return lambda view, now: rules.validate(view, reading.at(now), keys, lock_id, token)
 
-    def acquire(self, worktree: str, request: Request) -> Granted:
+    def acquire(self, worktree: str, request: LeaseRequest) -> LeaseGranted:
         """Give the lease now, or raise `LockConflict`. An expired one is taken over: that is a steal."""
         result = self._grant(worktree, request, wait=False)
-        assert isinstance(result, Granted)
+        assert isinstance(result, LeaseGranted)
         return result
 
-    def line_up(self, worktree: str, request: Request) -> Granted | Waiting:
+    def line_up(self, worktree: str, request: LeaseRequest) -> LeaseGranted | LeaseWaiting:
         """Give the lease, or a place in the line; ask again to move up, at least every few seconds."""
         return self._grant(worktree, request, wait=True)
 
     def leave(self, worktree: str, ticket: str) -> None:
         """Leave the line."""
-        self._rule(worktree, lambda view, moment, keys: protocol.leave(view, moment, keys, ticket))
+        self._rule(worktree, lambda view, moment, keys: rules.leave(view, moment, keys, ticket))
 
-    def steal(self, worktree: str, request: Request) -> Granted:
+    def steal(self, worktree: str, request: LeaseRequest) -> LeaseGranted:
         """Take over a lease that has expired; `LockConflict` if it has not."""
         return self._rule(
-            worktree, lambda view, moment, keys: protocol.steal(view, moment, keys, request), granting=True
+            worktree, lambda view, moment, keys: rules.steal(view, moment, keys, request), granting=True
         )
 
     def renew(self, worktree: str, lock_id: str, ttl: float | None = None) -> Lease:
         """Let the lease run on. `LockNotHeld` or `LockExpired`: stop writing."""
         ttl = None if ttl is None else checked_ttl(ttl)
         return self._relieved(
-            worktree, lambda view, moment, keys: protocol.renew(view, moment, keys, lock_id, ttl)
+            worktree, lambda view, moment, keys: rules.renew(view, moment, keys, lock_id, ttl)
         )
 
     def release(self, worktree: str, lock_id: str) -> Lease:
         """Give the lease back; `LockNotHeld` if it is not this one any more, and then nothing is touched."""
-        return self._relieved(
-            worktree, lambda view, moment, keys: protocol.release(view, moment, keys, lock_id)
-        )
+        return self._relieved(worktree, lambda view, moment, keys: rules.release(view, moment, keys, lock_id))
 
     def state(self, worktree: str) -> LeaseState | None:
         """Who holds the lease and who waits; None if it is free. Takes no lock."""
@@ -163,7 +184,7 @@ class Desk:
             waiters=line.record.waiters if line else (),
         )
 
-    def look(self) -> Picture:
+    def look(self) -> WaitGraph:
         """Who holds which lease, and who waits for one. Takes no lock."""
         moment = self.reading().at(self.store.now())
         holds = [
@@ -175,23 +196,21 @@ class Desk:
             _wait(worktree, waiter)
             for worktree, document in self.store.scan(LINES)
             for waiter in document.record.waiters
-            if waiter.unseen_for(moment) < protocol.WAITER_TTL and not _is_dead(waiter)
+            if waiter.unseen_for(moment) < rules.WAITER_TTL and not _is_dead(waiter)
         ]
-        return Picture(tuple(holds), tuple(waits))
+        return WaitGraph(tuple(holds), tuple(waits))
 
     def refuse_circle(self, ticket: str) -> None:
         """Raise `Deadlock` if the wait with this ticket is part of a circle and has to give up."""
         refuse_circle(ticket, self.look, self._elsewhere)
 
-    def _grant(self, worktree: str, request: Request, *, wait: bool) -> Granted | Waiting:
+    def _grant(self, worktree: str, request: LeaseRequest, *, wait: bool) -> LeaseGranted | LeaseWaiting:
         """Ask at once; only if others are in the way, see whether they are dead, and ask without them."""
 
-        def ask(gone: frozenset[str]) -> Granted | Waiting:
+        def ask(gone: frozenset[str]) -> LeaseGranted | LeaseWaiting:
             return self._rule(
                 worktree,
-                lambda view, moment, keys: protocol.acquire(
-                    view, moment, keys, request, wait=wait, gone=gone
-                ),
+                lambda view, moment, keys: rules.acquire(view, moment, keys, request, wait=wait, gone=gone),
                 granting=True,
             )
 
@@ -202,7 +221,7 @@ class Desk:
             if not gone:
                 raise
             return ask(gone)
-        gone = frozenset() if isinstance(answer, Granted) else self._dead_waiters(worktree)
+        gone = frozenset() if isinstance(answer, LeaseGranted) else self._dead_waiters(worktree)
         return ask(gone) if gone else answer
 
     def _relieved(self, worktree: str, rule: Rule[Told]) -> Told:
@@ -252,7 +271,7 @@ class Desk:
         return frozenset(each.ticket for each in line.record.waiters if _is_dead(each))
 
 
-def _is_dead(waiter: Waiter) -> bool:
+def _is_dead(waiter: LeaseWaiter) -> bool:
     holder = waiter.identity.holder(waiter.holder_id)
     return holder is not None and liveness(holder) is Liveness.DEAD
 
@@ -267,14 +286,14 @@ def _hold(lease: Lease) -> Hold:
     return Hold(Thing("lease", lease.worktree_id), party, lease.lock_id, for_descendants=True)
 
 
-def _wait(worktree: str, waiter: Waiter) -> Wait:
+def _wait(worktree: str, waiter: LeaseWaiter) -> WaitEdge:
     party = Party(
         _shown(waiter.on_behalf_of or waiter.holder_id, waiter.actor),
         processes=_processes((waiter.holder_id, waiter.on_behalf_of), waiter.identity),
         above=_processes(waiter.above, waiter.identity),
         actor=waiter.actor,
     )
-    return Wait(Thing("lease", worktree), party, waiter.since, waiter.ticket)
+    return WaitEdge(Thing("lease", worktree), party, waiter.since, waiter.ticket)
 
 
 def _shown(process: str, actor: str) -> str:
@@ -303,3 +322,85 @@ def checked_ttl(ttl: float) -> float:
     if not (math.isfinite(ttl) and SHORTEST_TTL <= ttl <= LONGEST_TTL):
         raise SettingInvalid("ttl", str(ttl), f"from {SHORTEST_TTL:g} s to {LONGEST_TTL:g} s")
     return ttl
+
+
+class HeldLease(Held[Lease]):
+    """A lease on a worktree. Used as a context manager, also an asynchronous one, it ends with its block."""
+
+    def __init__(
+        self, desk: LeaseService, lease: Lease, *, clock: Clock = SYSTEM_CLOCK, began: float | None = None
+    ) -> None:
+        """`began` is what the boot clock showed before the lease was asked for."""
+        subject = Subject(f"the lease on {lease.worktree_id}", "renewed", {"worktree": lease.worktree_id})
+        super().__init__(subject, lease, lease.ttl, clock=clock, began=began)
+        self._desk = desk
+
+    @property
+    def lease(self) -> Lease:
+        """The lease as it was last renewed."""
+        return self.record
+
+    @property
+    def worktree(self) -> str:
+        return self.lease.worktree_id
+
+    @property
+    def lock_id(self) -> str:
+        return self.lease.lock_id
+
+    @property
+    def token(self) -> int:
+        return self.lease.fencing_token
+
+    def _renewed(self, ttl: float | None) -> tuple[Lease, float]:
+        lease = self._desk.renew(self.worktree, self.lock_id, ttl)
+        return lease, lease.ttl
+
+    def _given_back(self) -> None:
+        self._desk.release(self.worktree, self.lock_id)
+
+
+def acquire(
+    desk: LeaseService,
+    worktree: str,
+    request: LeaseRequest,
+    *,
+    wait: float | None = 0.0,
+    cancelled: threading.Event | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> HeldLease:
+    """Get a lease: at once, or by waiting in line at most `wait` seconds (None: without limit).
+
+    `LockConflict` names the holder if there is no time to wait, `LockTimeout` if it was not enough or
+    `cancelled` was set, `Deadlock` if the holder waits in turn for something that the requester holds.
+    """
+    if wait == 0.0:
+        began = clock.boot()
+        return HeldLease(desk, desk.acquire(worktree, request).lease, clock=clock, began=began)
+    request = request._replace(above=processes_above())
+
+    def ask() -> HeldLease | NotYet:
+        began = clock.boot()
+        answer = desk.line_up(worktree, request)
+        if isinstance(answer, LeaseGranted):
+            return HeldLease(desk, answer.lease, clock=clock, began=began)
+        return _not_yet(answer)
+
+    wish = QueueWait(f"the worktree {worktree}", wait, cancelled, clock)
+    try:
+        with desk.store.watch(LeaseKeys.of(worktree).lease) as watch:
+            return wait_in_line(wish, ask, watch, lambda: desk.refuse_circle(request.lock_id))
+    except BaseException:
+        with contextlib.suppress(Failure):
+            desk.leave(worktree, request.lock_id)
+        raise
+
+
+def _not_yet(answer: LeaseWaiting) -> NotYet:
+    """Until the lease may expire, or the waiter must show itself."""
+    lease = answer.lease
+    if lease is None:  # free, but others come first: they are about to take it, or have died
+        return NotYet(0.05 if answer.place > 1 else SHOW_EVERY, [])
+    shown = f"{lease.holder_id}" + (f" ({lease.purpose})" if lease.purpose else "")
+    holder = {"holder_id": lease.holder_id, "lock_id": lease.lock_id, "shown": shown}
+    return NotYet(min(SHOW_EVERY, answer.time_left), [holder])

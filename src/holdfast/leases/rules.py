@@ -13,16 +13,144 @@ protected work runs inside its own transaction.
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.clock import format_duration, format_instant, parse_instant
+from holdfast.clock import BootMark, Now, format_duration, format_instant, parse_instant
 from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotHeld
-from holdfast.leases.moments import Moment
-from holdfast.leases.records import Identity, Lease, LeaseKeys, TokenCounter, Waiter, WaitingLine
 from holdfast.locks.identity import Holder
-from holdfast.store.model import Change, Create, Delete, Replace, View
+from holdfast.store.model import Change, Create, Delete, Family, Key, Replace, Stream, StructCodec, View
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What else is known of a holder, so that others can tell whether it is alive."""
+
+    boot_id: str = ""
+    machine_id: str = ""
+    pid_namespace: str = ""
+
+    @classmethod
+    def of(cls, holder: Holder) -> Identity:
+        return cls(holder.boot_id, holder.machine_id, holder.pid_namespace)
+
+    def holder(self, holder_id: str) -> Holder | None:
+        """The holder with this id and identity, as far as it makes sense."""
+        return Holder.from_record({"holder_id": holder_id, **msgspec.structs.asdict(self)})
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A timed right to write. It counts until `lease_expires_at`, by the store's clock; within one boot of
+    one machine until `boot_expires_at`, which nobody can move by setting a clock."""
+
+    lock_id: str
+    worktree_id: str
+    holder_id: str
+    created_at: str
+    last_renewed_at: str
+    lease_expires_at: str
+    fencing_token: int
+    ttl: float
+    purpose: str = ""
+    identity: Identity = Identity()
+    detached: bool = False
+    """Taken for others than the process that asked: the end of the holder's process says nothing."""
+    on_behalf_of: str = ""
+    """The agent that its holder, a server, holds it for; it and its children act under it too."""
+    boot_expires_at: BootMark | None = None
+    actor: str = ""
+    """In whose name it was taken: tells agents apart that live in one process. Empty if it was not said."""
+
+    def holders(self) -> list[Holder]:
+        """Who acts under it: its holder, and the one that this holds it for; as far as they make sense."""
+        named = (self.holder_id, self.on_behalf_of)
+        return [holder for each in named if each and (holder := self.identity.holder(each))]
+
+    def who(self) -> str:
+        """Its holder as others are shown it: by the name that it gave, if it did, and by its process."""
+        return f"{self.actor}, {self.holder_id}" if self.actor else self.holder_id
+
+    def expires_at(self) -> float:
+        return parse_instant(self.lease_expires_at)
+
+    def time_left(self, moment: Now, *, for_others: bool) -> float:
+        """How long the lease still counts: for its holder, or (with a margin) until others may take it."""
+        return moment.until(self.lease_expires_at, self.boot_expires_at, margin=for_others)
+
+    def is_expired(self, moment: Now) -> bool:
+        """Whether its holder must not use it any more."""
+        return self.time_left(moment, for_others=False) <= 0
+
+    def may_be_taken(self, moment: Now) -> bool:
+        """Whether others may take its place: never before it has expired for its holder."""
+        return self.time_left(moment, for_others=True) <= 0
+
+
+class TokenCounter(msgspec.Struct, frozen=True):
+    """The highest token ever given for a worktree. It outlives every lease, and the worktree too."""
+
+    worktree_id: str
+    fencing_token: int
+
+
+class LeaseWaiter(msgspec.Struct, frozen=True, kw_only=True):
+    """One who waits. It shows itself from time to time; who has not done so for long is left out."""
+
+    ticket: str
+    holder_id: str
+    priority: int
+    since: str
+    seen_at: str
+    purpose: str = ""
+    identity: Identity = Identity()
+    on_behalf_of: str = ""
+    """Who the lease will belong to, if that is not the process that waits."""
+    boot_seen_at: BootMark | None = None
+    above: tuple[str, ...] = ()
+    """The processes that the one that waits descends from: what they hold, it holds too."""
+    actor: str = ""
+    """In whose name it waits."""
+
+    def unseen_for(self, moment: Now) -> float:
+        return -moment.until(self.seen_at, self.boot_seen_at, margin=False)
+
+
+class LeaseQueue(msgspec.Struct, frozen=True):
+    """Those who wait, in the order in which they will be served."""
+
+    worktree_id: str
+    waiters: tuple[LeaseWaiter, ...] = ()
+
+
+_LEASE: StructCodec[Lease] = StructCodec(Lease)
+_COUNTER: StructCodec[TokenCounter] = StructCodec(TokenCounter)
+_LINE: StructCodec[LeaseQueue] = StructCodec(LeaseQueue)
+
+
+LEASES: Family[Lease] = Family("jvs/leases", _LEASE)
+LINES: Family[LeaseQueue] = Family("jvs/queues", _LINE)
+
+
+class LeaseKeys(NamedTuple):
+    """The documents of one worktree's lease. They share a guard, so they are always changed together."""
+
+    worktree: str
+    lease: Key[Lease]
+    counter: Key[TokenCounter]
+    line: Key[LeaseQueue]
+
+    @classmethod
+    def of(cls, worktree: str) -> LeaseKeys:
+        return cls(
+            worktree,
+            Key(f"jvs/leases/{worktree}", _LEASE),
+            Key(f"jvs/tokens/{worktree}", _COUNTER),
+            Key(f"jvs/queues/{worktree}", _LINE),
+        )
+
+    def all(self) -> list[Key[Any] | Stream[Any]]:
+        return [self.lease, self.counter, self.line]
+
 
 WAITER_TTL = 30.0
 """A waiter that has not shown itself for this long has left the line."""
@@ -31,7 +159,7 @@ SHOW_EVERY = 5.0
 """How often a waiter shows itself."""
 
 
-class Request(NamedTuple):
+class LeaseRequest(NamedTuple):
     """Who wants a lease, how long, and what for. `lock_id` is the id that the lease will have."""
 
     lock_id: str
@@ -50,14 +178,14 @@ class Request(NamedTuple):
     """The processes that the one that waits descends from."""
 
 
-class Granted(NamedTuple):
+class LeaseGranted(NamedTuple):
     """A lease was given; `stolen_from` is the expired one whose place it takes."""
 
     lease: Lease
     stolen_from: Lease | None
 
 
-class Waiting(NamedTuple):
+class LeaseWaiting(NamedTuple):
     """Not yet: `place` in the line, from 1; `lease` is the one that is held, if one is, and for how long."""
 
     place: int
@@ -65,7 +193,7 @@ class Waiting(NamedTuple):
     time_left: float = 0.0
 
 
-class Event(NamedTuple):
+class AuditEvent(NamedTuple):
     """What the audit trail shall say about it."""
 
     name: str
@@ -75,23 +203,23 @@ class Event(NamedTuple):
 Told = TypeVar("Told", covariant=True)
 
 
-class Ruling(NamedTuple, Generic[Told]):
+class LeaseRuling(NamedTuple, Generic[Told]):
     """What the protocol decides: the changes to make, what to tell the caller, what to record."""
 
     changes: list[Change]
     result: Told
-    event: Event | None = None
+    event: AuditEvent | None = None
 
 
 def acquire(
     view: View,
-    moment: Moment,
+    moment: Now,
     keys: LeaseKeys,
-    request: Request,
+    request: LeaseRequest,
     *,
     wait: bool,
     gone: frozenset[str] = frozenset(),
-) -> Ruling[Granted | Waiting]:
+) -> LeaseRuling[LeaseGranted | LeaseWaiting]:
     """Give the lease if nobody has it and nobody is ahead in line; else wait in line, or refuse.
 
     `gone` are the tickets of waiters that are known to be dead.
@@ -114,11 +242,11 @@ def acquire(
     place = next(number for number, each in enumerate(line, 1) if each.ticket == request.lock_id)
     changes = _line_changes(view, keys, line)
     if lease is None or lease.may_be_taken(moment):
-        return Ruling(changes, Waiting(place, None))
-    return Ruling(changes, Waiting(place, lease, lease.time_left(moment, for_others=True)))
+        return LeaseRuling(changes, LeaseWaiting(place, None))
+    return LeaseRuling(changes, LeaseWaiting(place, lease, lease.time_left(moment, for_others=True)))
 
 
-def steal(view: View, moment: Moment, keys: LeaseKeys, request: Request) -> Ruling[Granted]:
+def steal(view: View, moment: Now, keys: LeaseKeys, request: LeaseRequest) -> LeaseRuling[LeaseGranted]:
     """Take the place of a lease that has expired; one that has not is left alone."""
     lease = view.get(keys.lease)
     if lease is None:
@@ -129,8 +257,8 @@ def steal(view: View, moment: Moment, keys: LeaseKeys, request: Request) -> Ruli
 
 
 def renew(
-    view: View, moment: Moment, keys: LeaseKeys, lock_id: str, ttl: float | None = None
-) -> Ruling[Lease]:
+    view: View, moment: Now, keys: LeaseKeys, lock_id: str, ttl: float | None = None
+) -> LeaseRuling[Lease]:
     """Let the lease run for another `ttl` from now (its own, unless said otherwise)."""
     lease = _own(view, keys, lock_id)
     left = lease.time_left(moment, for_others=False)
@@ -148,27 +276,27 @@ def renew(
         lease_expires_at=format_instant(moment.now + ttl),
         boot_expires_at=moment.mark(ttl),
     )
-    return Ruling([Replace(keys.lease, renewed)], renewed)
+    return LeaseRuling([Replace(keys.lease, renewed)], renewed)
 
 
-def release(view: View, moment: Moment, keys: LeaseKeys, lock_id: str) -> Ruling[Lease]:
+def release(view: View, moment: Now, keys: LeaseKeys, lock_id: str) -> LeaseRuling[Lease]:
     """Give the lease back. An expired one may be given back too, as long as nobody has taken it."""
     lease = _own(view, keys, lock_id)
-    return Ruling([Delete(keys.lease)], lease, Event("lock_released", _facts(lease)))
+    return LeaseRuling([Delete(keys.lease)], lease, AuditEvent("lock_released", _facts(lease)))
 
 
-def leave(view: View, moment: Moment, keys: LeaseKeys, ticket: str) -> Ruling[None]:
+def leave(view: View, moment: Now, keys: LeaseKeys, ticket: str) -> LeaseRuling[None]:
     """Leave the line."""
     line = [each for each in _waiters(view, moment, keys, frozenset()) if each.ticket != ticket]
-    return Ruling(_line_changes(view, keys, line), None)
+    return LeaseRuling(_line_changes(view, keys, line), None)
 
 
-def validate(view: View, moment: Moment | float, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
+def validate(view: View, moment: Now | float, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
     """The lease, if this holder may commit now. Run inside the transaction that commits its work.
 
     A bare number is the store's time alone, which a step of the wall clock moves: see `Desk.validator`.
     """
-    moment = Moment(moment) if isinstance(moment, float | int) else moment
+    moment = Now(moment) if isinstance(moment, float | int) else moment
     lease = view.get(keys.lease)
     if lease is None or lease.lock_id != lock_id or lease.fencing_token != token:
         counter = view.get(keys.counter)
@@ -194,8 +322,13 @@ def next_token(counter: TokenCounter | None) -> int:
 
 
 def _grant(
-    view: View, moment: Moment, keys: LeaseKeys, request: Request, expired: Lease | None, line: list[Waiter]
-) -> Ruling[Granted]:
+    view: View,
+    moment: Now,
+    keys: LeaseKeys,
+    request: LeaseRequest,
+    expired: Lease | None,
+    line: list[LeaseWaiter],
+) -> LeaseRuling[LeaseGranted]:
     counter = view.get(keys.counter)
     lease = Lease(
         lock_id=request.lock_id,
@@ -220,13 +353,13 @@ def _grant(
         *_line_changes(view, keys, [each for each in line if each.ticket != request.lock_id]),
     ]
     if expired is None:
-        return Ruling(changes, Granted(lease, None), Event("lock_acquired", _facts(lease)))
+        return LeaseRuling(changes, LeaseGranted(lease, None), AuditEvent("lock_acquired", _facts(lease)))
     facts: dict[str, object] = {
         "old": _facts(expired),
         "new": _facts(lease),
         "expired_at": expired.lease_expires_at,
     }
-    return Ruling(changes, Granted(lease, expired), Event("lock_stolen", facts))
+    return LeaseRuling(changes, LeaseGranted(lease, expired), AuditEvent("lock_stolen", facts))
 
 
 def _own(view: View, keys: LeaseKeys, lock_id: str) -> Lease:
@@ -242,7 +375,7 @@ def _own(view: View, keys: LeaseKeys, lock_id: str) -> Lease:
     return lease
 
 
-def _conflict(moment: Moment, keys: LeaseKeys, lease: Lease | None, ahead: list[Waiter]) -> LockConflict:
+def _conflict(moment: Now, keys: LeaseKeys, lease: Lease | None, ahead: list[LeaseWaiter]) -> LockConflict:
     if lease is None or lease.may_be_taken(moment):
         first = ahead[0]
         return LockConflict(
@@ -280,7 +413,7 @@ def _facts(lease: Lease) -> dict[str, object]:
 # --- The line ---------------------------------------------------------------------------------------
 
 
-def _waiters(view: View, moment: Moment, keys: LeaseKeys, gone: frozenset[str]) -> list[Waiter]:
+def _waiters(view: View, moment: Now, keys: LeaseKeys, gone: frozenset[str]) -> list[LeaseWaiter]:
     """Those who still wait, in order."""
     line = view.get(keys.line)
     waiters = line.waiters if line else ()
@@ -288,15 +421,15 @@ def _waiters(view: View, moment: Moment, keys: LeaseKeys, gone: frozenset[str]) 
     return sorted(alive, key=_order)
 
 
-def _order(waiter: Waiter) -> tuple[int, str, str]:
+def _order(waiter: LeaseWaiter) -> tuple[int, str, str]:
     return -waiter.priority, waiter.since, waiter.ticket
 
 
-def _order_of(request: Request, line: list[Waiter], moment: Moment) -> tuple[int, str, str]:
+def _order_of(request: LeaseRequest, line: list[LeaseWaiter], moment: Now) -> tuple[int, str, str]:
     return _order(_shown(request, line, moment))
 
 
-def _shown(request: Request, line: list[Waiter], moment: Moment) -> Waiter:
+def _shown(request: LeaseRequest, line: list[LeaseWaiter], moment: Now) -> LeaseWaiter:
     """The requester's own entry, seen now: the one that it has in the line, or a new one at the end."""
     own = next((each for each in line if each.ticket == request.lock_id), None)
     if own is not None:
@@ -305,7 +438,7 @@ def _shown(request: Request, line: list[Waiter], moment: Moment) -> Waiter:
         return msgspec.structs.replace(own, seen_at=format_instant(moment.now), boot_seen_at=moment.mark())
     waiter = request.waiter or request.holder
     behind = max((parse_instant(each.since) for each in line), default=0.0) + 1e-6
-    return Waiter(
+    return LeaseWaiter(
         ticket=request.lock_id,
         holder_id=waiter.holder_id,
         priority=request.priority,
@@ -320,10 +453,10 @@ def _shown(request: Request, line: list[Waiter], moment: Moment) -> Waiter:
     )
 
 
-def _line_changes(view: View, keys: LeaseKeys, line: list[Waiter]) -> list[Change]:
+def _line_changes(view: View, keys: LeaseKeys, line: list[LeaseWaiter]) -> list[Change]:
     """What makes the stored line this one; nothing if it is."""
     stored = view.get(keys.line)
-    wanted = WaitingLine(keys.worktree, tuple(line))
+    wanted = LeaseQueue(keys.worktree, tuple(line))
     if stored == wanted or (stored is None and not line):
         return []
     if stored is None:

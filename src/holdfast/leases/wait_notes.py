@@ -28,7 +28,7 @@ from holdfast.errors import Failure, JsonInvalid
 from holdfast.fs import calls, strictjson
 from holdfast.fs import directory as fs_directory
 from holdfast.fs.directory import make_directories
-from holdfast.holding.circles import Party, Thing, Wait, process_id
+from holdfast.leases.deadlock import Party, Thing, WaitEdge, process_id
 from holdfast.locks import flock
 from holdfast.locks.file_lock import FileLocker, LockGuard
 from holdfast.locks.flock import without_forks
@@ -48,7 +48,7 @@ _SWEEPERS = 5.0
 """How long others who look at a note that is being made may take to let go of it."""
 
 
-class Note(NamedTuple):
+class WaitNote(NamedTuple):
     """Who waits for which lock, since when. `agent` is for whom, `above` are those that it descends from.
 
     `proof` is that of the lease that it works under, if it knows one.
@@ -70,7 +70,7 @@ class Note(NamedTuple):
         """The one who waits, in words."""
         return f"{self.actor}, {self.holder.holder_id}" if self.actor else self.holder.holder_id
 
-    def as_wait(self) -> Wait:
+    def as_wait(self) -> WaitEdge:
         """The same in a picture in which circles are looked for."""
         party = Party(
             self.who,
@@ -79,7 +79,7 @@ class Note(NamedTuple):
             actor=self.actor,
             proofs=frozenset((self.proof,)) if self.proof else frozenset(),
         )
-        return Wait(self.thing, party, self.since, self.ticket, self.shared)
+        return WaitEdge(self.thing, party, self.since, self.ticket, self.shared)
 
     def as_record(self) -> dict[str, object]:
         """What is written."""
@@ -97,7 +97,7 @@ class Note(NamedTuple):
         }
 
     @classmethod
-    def from_record(cls, record: Mapping[str, object]) -> Note | None:
+    def from_record(cls, record: Mapping[str, object]) -> WaitNote | None:
         """Read what was written; None if it is no note."""
         texts = {
             name: record.get(name)
@@ -153,7 +153,7 @@ class Posted:
         self._locker.close()
 
 
-class Board:
+class WaitNotes:
     """Where notes are posted and read: one directory, or several that are read as one.
 
     A directory is made when it is needed, if that in which it is to be is there. On Windows, where what is
@@ -163,7 +163,7 @@ class Board:
     def __init__(self, directories: Sequence[Path]) -> None:
         self._directories = () if sys.platform == "win32" else tuple(dict.fromkeys(directories))
 
-    def post(self, note: Note) -> Posted:
+    def post(self, note: WaitNote) -> Posted:
         """Show a note to all who look here."""
         locker = FileLocker(_SWEEPERS)
         content = strictjson.encode(note.as_record(), what="a note", limit=MOST_BYTES, string_keys=True)
@@ -181,7 +181,7 @@ class Board:
             raise
         return posted
 
-    def notes(self, *, sweep: bool = True) -> list[Note]:
+    def notes(self, *, sweep: bool = True) -> list[WaitNote]:
         """The notes of all who wait at this moment, the oldest first; those of others are swept."""
         found = {note.ticket: note for each in self._directories for note in _notes_in(each, sweep=sweep)}
         return sorted(found.values(), key=lambda each: (each.since, each.ticket))
@@ -200,7 +200,7 @@ def _write(path: str, content: bytes) -> None:
         calls.close(descriptor)
 
 
-def _notes_in(directory: Path, *, sweep: bool) -> Iterator[Note]:
+def _notes_in(directory: Path, *, sweep: bool) -> Iterator[WaitNote]:
     try:
         names = sorted(calls.listdir(directory))
     except OSError:
@@ -212,7 +212,7 @@ def _notes_in(directory: Path, *, sweep: bool) -> Iterator[Note]:
                 yield note
 
 
-def _look_at(path: str, *, sweep: bool) -> Note | None:
+def _look_at(path: str, *, sweep: bool) -> WaitNote | None:
     """The note at a path, if its writer waits; if it does not, the note may be swept: step 2."""
     with without_forks():  # a child with a copy of this descriptor would keep the writer from its note
         try:
@@ -233,16 +233,16 @@ def _look_at(path: str, *, sweep: bool) -> Note | None:
     return note
 
 
-def _may_be_swept(note: Note | None) -> bool:
+def _may_be_swept(note: WaitNote | None) -> bool:
     """Whether that it could be locked says something: on a shared file system, locks may not be shared."""
     if note is None or note.holder.boot_id == current_vantage().boot_id:
         return True
     return liveness(note.holder) is Liveness.DEAD
 
 
-def _parsed(content: bytes) -> Note | None:
+def _parsed(content: bytes) -> WaitNote | None:
     try:
         record = strictjson.decode(content, limit=MOST_BYTES)
     except JsonInvalid:
         return None  # not written yet
-    return Note.from_record(record) if isinstance(record, dict) else None
+    return WaitNote.from_record(record) if isinstance(record, dict) else None
