@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from holdfast.leases.service import HeldLease as HeldLease
     from holdfast.ledger.asynchronous import AsyncClaims as AsyncClaims
     from holdfast.ledger.asynchronous import AsyncLedger as AsyncLedger
-    from holdfast.ledger.claiming import Claims as Claims
     from holdfast.ledger.log import Ledger as Ledger
+    from holdfast.ledger.service import Claims as Claims
     from holdfast.locks.file_lock import FileLocker as FileLocker
     from holdfast.locks.file_lock import LockGuard as LockGuard
     from holdfast.locks.ledger_lock import LedgerLock as LedgerLock
@@ -79,7 +79,7 @@ _HOMES = {
     "open_ledger": "holdfast.workspace.ledgers",
     "OpenLedger": "holdfast.workspace.ledgers",
     "Ledger": "holdfast.ledger.log",
-    "Claims": "holdfast.ledger.claiming",
+    "Claims": "holdfast.ledger.service",
     "AsyncLedger": "holdfast.ledger.asynchronous",
     "AsyncClaims": "holdfast.ledger.asynchronous",
     "look_around": "holdfast.workspace.overview",

@@ -22,8 +22,8 @@ from holdfast.issues.tracker import Tracker
 from holdfast.leases import heartbeat
 from holdfast.leases.heartbeat import BEATS, JITTER, Held, Subject
 from holdfast.leases.service import HeldLease, LeaseService, acquire
-from holdfast.ledger.claiming import Claims
 from holdfast.ledger.log import Ledger
+from holdfast.ledger.service import Claims
 from holdfast.locks.file_lock import FileLocker
 from holdfast.store.audit import AuditTrail
 from holdfast.store.files import FileStore

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import ManualClock
-from holdfast.ledger.checkpoints import FileShelf
+from holdfast.ledger.checkpoints import FileCheckpoints
 from holdfast.ledger.log import Ledger
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
@@ -45,4 +45,4 @@ def store(request: pytest.FixtureRequest, scratch: Path, clock: ManualClock) -> 
 
 @pytest.fixture
 def ledger(store: Store, scratch: Path) -> Ledger:
-    return Ledger(store, shelf=FileShelf(scratch))
+    return Ledger(store, shelf=FileCheckpoints(scratch))

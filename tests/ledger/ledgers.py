@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant
-from holdfast.ledger.checkpoints import FileShelf
+from holdfast.ledger.checkpoints import FileCheckpoints
 from holdfast.ledger.claim_files import ClaimFiles
-from holdfast.ledger.claiming import Claims
-from holdfast.ledger.claims import ACQUIRED
 from holdfast.ledger.log import Ledger
+from holdfast.ledger.projection import ACQUIRED
+from holdfast.ledger.service import Claims
 from holdfast.store.files import FileStore
 from holdfast.store.model import Store
 
@@ -26,7 +26,7 @@ def open_ledger(root: Path, *, clock: Clock = SYSTEM_CLOCK, timeout: float = PAT
     """A ledger on files, with its checkpoints, that waits as long as the test lasts."""
     store = FileStore(root, timeout=timeout, clock=clock)
     _opened.append(store)
-    return Ledger(store, shelf=FileShelf(root))
+    return Ledger(store, shelf=FileCheckpoints(root))
 
 
 def close_all() -> None:

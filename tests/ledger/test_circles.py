@@ -9,8 +9,8 @@ import pytest
 from holdfast.errors import NameInvalid, UsageFailure
 from holdfast.leases.deadlock import WaitGraph, circle_of
 from holdfast.leases.service import LeaseService
-from holdfast.ledger.claiming import Claims
 from holdfast.ledger.log import Ledger
+from holdfast.ledger.service import Claims
 from holdfast.locks.identity import current_holder, holder_with_pid
 from holdfast.store.audit import AuditTrail
 from holdfast.store.memory import MemoryStore

@@ -13,7 +13,7 @@ import pytest
 from holdfast.clock import ManualClock, format_instant
 from holdfast.errors import LockTimeout, NodeLocked
 from holdfast.ledger.claim_files import in_nanoseconds
-from holdfast.ledger.claiming import Claims
+from holdfast.ledger.service import Claims
 from tests.ledger.ledgers import open_claims
 from tests.locks.workers import Line, Workers
 

@@ -18,11 +18,9 @@ from holdfast.errors import (
     SettingInvalid,
     UsageFailure,
 )
-from holdfast.ledger import meta
-from holdfast.ledger.claiming import Claims
-from holdfast.ledger.events import EVENTS
-from holdfast.ledger.log import Ledger
-from holdfast.ledger.nodes import is_under, node_id, order
+from holdfast.ledger import log
+from holdfast.ledger.log import EVENTS, Ledger, is_under, node_id, order
+from holdfast.ledger.service import Claims
 from holdfast.locks.identity import current_holder, described
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Create, Decision, Store
@@ -246,7 +244,7 @@ def test_nodes_have_a_hierarchy_and_an_order() -> None:
 
 
 def put_meta(store: Store, record: dict[str, Any]) -> None:
-    store.transact([meta.META], lambda view, now: Decision([Create(meta.META, record)], None))
+    store.transact([log.META], lambda view, now: Decision([Create(log.META, record)], None))
 
 
 @pytest.mark.req("LG-07")

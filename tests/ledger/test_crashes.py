@@ -19,9 +19,8 @@ from holdfast.clock import ManualClock
 from holdfast.errors import Failure, OutcomeUnknown
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
-from holdfast.ledger.claims import ACQUIRED, REAPED
-from holdfast.ledger.events import EVENTS
-from holdfast.ledger.log import Ledger
+from holdfast.ledger.log import EVENTS, Ledger
+from holdfast.ledger.projection import ACQUIRED, REAPED
 from holdfast.locks import lock_file
 from holdfast.store import intents
 from holdfast.store.files import FileStore

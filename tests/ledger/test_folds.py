@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import UsageFailure
 from holdfast.ledger import checkpoints
-from holdfast.ledger.checkpoints import PLACE, FileShelf
-from holdfast.ledger.claims import ClaimBook
-from holdfast.ledger.events import EVENTS, Recorded
-from holdfast.ledger.keeper import NAME, BookKeeper
-from holdfast.ledger.log import CHECKPOINT_EVERY, Ledger
+from holdfast.ledger.checkpoints import PLACE, FileCheckpoints
+from holdfast.ledger.log import CHECKPOINT_EVERY, EVENTS, Ledger, Recorded
+from holdfast.ledger.projection import NAME, ClaimProjection, ClaimState
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Decision
 from tests.ledger.ledgers import acquired, fill, open_claims, open_ledger
@@ -90,7 +88,7 @@ def test_replay_gives_what_the_specification_says(data: st.DataObject) -> None:
             kind = data.draw(st.sampled_from(["lock_released", "lock_reaped"]))
             stamp = format_instant(now)
             events.append({"type": kind, "timestamp": stamp, "node_id": node, "owner": held.pop(node)})
-    book = ClaimBook()
+    book = ClaimState()
     for number, event in enumerate(events, 1):
         book.apply(Recorded(number, event))
     now = START + data.draw(st.integers(0, 60))
@@ -106,12 +104,12 @@ def test_a_book_that_was_kept_anywhere_ends_like_one_that_was_not(
     events: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(events)))
-    whole, resumed = ClaimBook(), ClaimBook()
+    whole, resumed = ClaimState(), ClaimState()
     for number, event in enumerate(events, 1):
         whole.apply(Recorded(number, event))
     for number, event in enumerate(events[:cut], 1):
         resumed.apply(Recorded(number, event))
-    kept = ClaimBook.from_record(json.loads(json.dumps(resumed.as_record())), cut)
+    kept = ClaimState.from_record(json.loads(json.dumps(resumed.as_record())), cut)
     assert kept is not None
     assert kept == resumed
     for number, event in enumerate(events[cut:], cut + 1):
@@ -120,8 +118,8 @@ def test_a_book_that_was_kept_anywhere_ends_like_one_that_was_not(
 
 
 def test_a_kept_book_of_another_form_is_none() -> None:
-    assert ClaimBook.from_record({"claims": [{"node_id": 7}], "waiters": []}, 1) is None
-    assert ClaimBook.from_record(None, 1) is None
+    assert ClaimState.from_record({"claims": [{"node_id": 7}], "waiters": []}, 1) is None
+    assert ClaimState.from_record(None, 1) is None
 
 
 # --- Checkpoints ------------------------------------------------------------------------------------------
@@ -195,11 +193,11 @@ def test_whatever_becomes_of_the_checkpoints_nothing_changes_but_time(
         bare = Ledger(store)
         for events, fate in rounds:
             _append_as_they_are(store, events)
-            ledger = Ledger(store, shelf=FileShelf(root))
-            whole = ClaimBook()
+            ledger = Ledger(store, shelf=FileCheckpoints(root))
+            whole = ClaimState()
             for each in bare.events():
                 whole.apply(each)
-            assert BookKeeper(ledger).look(lambda book: book) == whole
+            assert ClaimProjection(ledger).look(lambda book: book) == whole
             assert ledger.fold(tally, NONE, name="tally") == bare.fold(tally, NONE)
             _meddle(root / PLACE, fate)
 
@@ -225,7 +223,7 @@ def _meddle(place: Path, fate: str) -> None:
                 "0" * 32 if fate == "of another ledger" else record["sequence"] + 1000
             )
             del record["format"]
-            shelf = FileShelf(place.parent.parent)
+            shelf = FileCheckpoints(place.parent.parent)
             checkpoints.save(shelf, checkpoints.Checkpoint(**record))
         elif fate == "foreign":
             path.write_bytes(b'{"checkpoint":[1],"digest":5}')

@@ -21,8 +21,7 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.fs import calls
-from holdfast.ledger.events import CODEC, MOST_BYTES
-from holdfast.ledger.log import Ledger
+from holdfast.ledger.log import CODEC, MOST_BYTES, Ledger
 from holdfast.locks.retry import RetryConfig
 from tests.ledger.ledgers import PATIENCE, event_files, fill, open_ledger, put_event, raw_events
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Failure, SequenceMismatch
-from holdfast.ledger.claiming import Claims
-from holdfast.ledger.claims import ACQUIRED
 from holdfast.ledger.log import Ledger
+from holdfast.ledger.projection import ACQUIRED
+from holdfast.ledger.service import Claims
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")

@@ -16,15 +16,15 @@ import pytest
 
 from holdfast.clock import parse_instant
 from holdfast.errors import Failure
-from holdfast.ledger import protocol
-from holdfast.ledger.claims import ClaimBook
-from holdfast.ledger.events import Event, Recorded
-from holdfast.ledger.protocol import Request, Ruling
+from holdfast.ledger import rules as ledger_rules
+from holdfast.ledger.log import Event, Recorded
+from holdfast.ledger.projection import ClaimState
+from holdfast.ledger.rules import ClaimRequest, ClaimRuling
 
 START = 1_700_000_000.0
 TTL, STEP = 10.0, 6.0
 NODE = "1"
-Rule = Callable[[ClaimBook, float], Ruling[Any]]
+Rule = Callable[[ClaimState, float], ClaimRuling[Any]]
 
 
 class State(NamedTuple):
@@ -35,15 +35,15 @@ class State(NamedTuple):
     depth: int
 
 
-def book_of(state: State) -> ClaimBook:
-    book = ClaimBook()
+def book_of(state: State) -> ClaimState:
+    book = ClaimState()
     for number, event in enumerate(state.events, 1):
         book.apply(Recorded(number, dict(event)))
     return book
 
 
-def request(owner: str, number: int = 1) -> Request:
-    return Request(NODE, owner, f"{owner}{number}", TTL, patience=1000.0)
+def request(owner: str, number: int = 1) -> ClaimRequest:
+    return ClaimRequest(NODE, owner, f"{owner}{number}", TTL, patience=1000.0)
 
 
 def actions(owners: str) -> Iterator[tuple[str, Rule]]:
@@ -58,25 +58,25 @@ def actions(owners: str) -> Iterator[tuple[str, Rule]]:
     yield "somebody reaps", _reap
 
 
-def _claim(book: ClaimBook, now: float, *, asked: Request, wait: bool) -> Ruling[Any]:
-    return protocol.claim(book, now, asked, wait=wait)
+def _claim(book: ClaimState, now: float, *, asked: ClaimRequest, wait: bool) -> ClaimRuling[Any]:
+    return ledger_rules.claim(book, now, asked, wait=wait)
 
 
-def _withdraw(book: ClaimBook, now: float, *, asked: Request) -> Ruling[Any]:
-    return protocol.withdraw(book, now, asked)
+def _withdraw(book: ClaimState, now: float, *, asked: ClaimRequest) -> ClaimRuling[Any]:
+    return ledger_rules.withdraw(book, now, asked)
 
 
-def _extend(book: ClaimBook, now: float, *, owner: str) -> Ruling[Any]:
-    return protocol.extend(book, now, NODE, owner, TTL)
+def _extend(book: ClaimState, now: float, *, owner: str) -> ClaimRuling[Any]:
+    return ledger_rules.extend(book, now, NODE, owner, TTL)
 
 
-def _release(book: ClaimBook, now: float, *, owner: str) -> Ruling[Any]:
-    return protocol.release(book, now, NODE, owner)
+def _release(book: ClaimState, now: float, *, owner: str) -> ClaimRuling[Any]:
+    return ledger_rules.release(book, now, NODE, owner)
 
 
-def _reap(book: ClaimBook, now: float) -> Ruling[Any]:
+def _reap(book: ClaimState, now: float) -> ClaimRuling[Any]:
     seen = book.claims.get(NODE)
-    return Ruling(None, None) if seen is None else protocol.reap(book, now, seen)
+    return ClaimRuling(None, None) if seen is None else ledger_rules.reap(book, now, seen)
 
 
 def explore(owners: str, depth: int, rules: list[tuple[str, Rule]] | None = None) -> int:
@@ -154,14 +154,14 @@ def test_in_every_order_of_three_agents_the_rules_hold() -> None:
     assert explore("abc", 5) > 5_000
 
 
-def _careless_claim(book: ClaimBook, now: float) -> Ruling[Any]:
-    empty = ClaimBook()
-    return protocol.claim(empty, now, request("z"), wait=False)
+def _careless_claim(book: ClaimState, now: float) -> ClaimRuling[Any]:
+    empty = ClaimState()
+    return ledger_rules.claim(empty, now, request("z"), wait=False)
 
 
-def _careless_reap(book: ClaimBook, now: float) -> Ruling[Any]:
+def _careless_reap(book: ClaimState, now: float) -> ClaimRuling[Any]:
     seen = book.claims.get(NODE)
-    return Ruling(None if seen is None else protocol.reaped(seen, now), None)
+    return ClaimRuling(None if seen is None else ledger_rules.reaped(seen, now), None)
 
 
 @pytest.mark.parametrize("planted", [_careless_claim, _careless_reap])

@@ -17,9 +17,8 @@ import pytest
 
 from holdfast.clock import parse_instant
 from holdfast.errors import Failure, LockNotHeld
-from holdfast.ledger.claiming import Claims
-from holdfast.ledger.claims import ACQUIRED, REAPED, RELEASED
-from holdfast.ledger.desk import Rule
+from holdfast.ledger.projection import ACQUIRED, REAPED, RELEASED
+from holdfast.ledger.service import Claims, Rule
 from tests.ledger.ledgers import acquired, open_claims, open_ledger, raw_events
 from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import format_instant
-from holdfast.ledger.checkpoints import PLACE, FileShelf
+from holdfast.ledger.checkpoints import PLACE, FileCheckpoints
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.log import Ledger
-from holdfast.ledger.verify import Verdict, verify
+from holdfast.ledger.verify import LedgerReport, verify
 from holdfast.store.memory import MemoryStore
 from tests.ledger.ledgers import acquired, fill, open_claims, open_ledger, put_event
 
@@ -21,7 +21,7 @@ Damage = Callable[[Path], object]
 NOW = 1_700_000_000.0
 
 
-def look_over(root: Path) -> Verdict:
+def look_over(root: Path) -> LedgerReport:
     return verify(open_ledger(root), root, ClaimFiles(root) if (root / "locks").exists() else None)
 
 
@@ -128,7 +128,7 @@ def test_claims_that_overlap_and_endings_of_no_claim_are_found(scratch: Path) ->
 
 def test_a_checkpoint_that_lies_is_found(scratch: Path) -> None:
     fill(scratch, 100)
-    ledger = Ledger(MemoryStore(), shelf=FileShelf(scratch))
+    ledger = Ledger(MemoryStore(), shelf=FileCheckpoints(scratch))
     ledger.append_many([acquired("1", "a", expires_in=60)] * 100)
     last = ledger.read(100)
     ledger.keep("claims", "1", last, {"claims": [], "waiters": []})

@@ -10,8 +10,7 @@ import pytest
 
 from holdfast import NewIssue, Repository, Wish, Workshop, init_ledger, initialise, open_tracker, take_work
 from holdfast.errors import FencingMismatch
-from holdfast.ledger.events import Recorded
-from holdfast.ledger.log import Ledger
+from holdfast.ledger.log import Ledger, Recorded
 
 
 class Stopped(Ledger):

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.clock import format_duration
-from holdfast.ledger.claiming import Claims
-from holdfast.ledger.claims import Claim, Waiter
-from holdfast.ledger.nodes import is_under, node_id
+from holdfast.ledger.log import is_under, node_id
+from holdfast.ledger.projection import Claim, ClaimWaiter
+from holdfast.ledger.service import Claims
 
 
 def claim_record(claim: Claim, now: float) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _columns(rows: list[tuple[str, ...]], *, past: int | None) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _waiter_record(waiter: Waiter) -> dict[str, Any]:
+def _waiter_record(waiter: ClaimWaiter) -> dict[str, Any]:
     return {
         "node_id": waiter.node_id,
         "owner": waiter.owner,
@@ -90,5 +90,5 @@ def _waiter_record(waiter: Waiter) -> dict[str, Any]:
     }
 
 
-def _within(each: Claim | Waiter, above: str | None) -> bool:
+def _within(each: Claim | ClaimWaiter, above: str | None) -> bool:
     return above is None or is_under(each.node_id, above)

@@ -13,9 +13,7 @@ from holdfast.cli.ledger_view import event_line, event_lines
 from holdfast.cli.output import Output
 from holdfast.errors import Failure, JsonInvalid, NotFound, UsageFailure
 from holdfast.fs import strictjson
-from holdfast.ledger.events import Event, Recorded
-from holdfast.ledger.log import Ledger
-from holdfast.ledger.nodes import is_node_id, is_under, node_id
+from holdfast.ledger.log import Event, Ledger, Recorded, is_node_id, is_under, node_id
 from holdfast.workspace.plain.events import as_record as as_record
 from holdfast.workspace.plain.events import list_record
 

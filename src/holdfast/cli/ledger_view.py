@@ -8,8 +8,8 @@ from typing import Any
 from holdfast.cli.output import Output
 from holdfast.clock import format_duration
 from holdfast.errors import Corrupt, NotFound
-from holdfast.ledger.events import Recorded
-from holdfast.ledger.verify import Verdict
+from holdfast.ledger.log import Recorded
+from holdfast.ledger.verify import LedgerReport
 from holdfast.locks.identity import Liveness
 from holdfast.locks.ledger_lock import LedgerLock, LedgerLockState
 from holdfast.workspace.ledgers import OpenLedger
@@ -130,7 +130,7 @@ def _lock_of(opened: OpenLedger) -> LedgerLock:
     return opened.lock
 
 
-def report_verdict(verdict: Verdict, output: Output) -> None:
+def report_verdict(verdict: LedgerReport, output: Output) -> None:
     """Say what was found; errors end as `E_CORRUPT`."""
     findings = [each.as_record() for each in verdict.findings]
     errors = sum(each.severity == "error" for each in verdict.findings)

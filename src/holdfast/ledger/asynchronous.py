@@ -7,11 +7,9 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from holdfast.ledger.claiming import Claims
-from holdfast.ledger.claims import Claim
-from holdfast.ledger.events import Recorded
-from holdfast.ledger.held import HeldClaim
-from holdfast.ledger.log import Ledger, Reducer, State
+from holdfast.ledger.log import Ledger, Recorded, Reducer, State
+from holdfast.ledger.projection import Claim
+from holdfast.ledger.service import Claims, HeldClaim
 
 _AT_ONCE = 256
 """How many events are read by one call in a thread."""

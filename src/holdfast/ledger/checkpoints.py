@@ -11,13 +11,15 @@ import contextlib
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from holdfast.errors import Failure
 from holdfast.fs import durable, strictjson
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import safe_name
-from holdfast.ledger.events import Event
+
+if TYPE_CHECKING:
+    from holdfast.ledger.log import Event
 
 FORMAT = 1
 PLACE = ".holdfast/checkpoints"
@@ -34,7 +36,7 @@ class Checkpoint(NamedTuple):
     state: Any
 
 
-class Shelf(Protocol):
+class CheckpointStore(Protocol):
     """Where checkpoints are kept. What is put there may be gone, or another one, when it is asked for."""
 
     def load(self, name: str) -> bytes | None: ...
@@ -42,7 +44,7 @@ class Shelf(Protocol):
     def save(self, name: str, content: bytes) -> None: ...
 
 
-class NoShelf:
+class NoCheckpoints:
     """Keeps nothing: every fold begins at the beginning."""
 
     def load(self, name: str) -> bytes | None:
@@ -52,7 +54,7 @@ class NoShelf:
         pass
 
 
-class FileShelf:
+class FileCheckpoints:
     """One file for each checkpoint. What cannot be read or written is left alone: it is a cache."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -75,7 +77,7 @@ def _file(name: str) -> str:
     return f"{safe_name(name, what='name of a fold')}.json"
 
 
-def load(shelf: Shelf, name: str, version: str) -> Checkpoint | None:
+def load(shelf: CheckpointStore, name: str, version: str) -> Checkpoint | None:
     """The checkpoint of a fold, if there is one that is whole and of this version."""
     content = shelf.load(name)
     if content is None:
@@ -98,7 +100,7 @@ def load(shelf: Shelf, name: str, version: str) -> Checkpoint | None:
     return found if right and found.sequence > 0 else None
 
 
-def save(shelf: Shelf, checkpoint: Checkpoint) -> None:
+def save(shelf: CheckpointStore, checkpoint: Checkpoint) -> None:
     """Keep a checkpoint for next time; a state that JSON cannot carry is not kept."""
     record = {"format": FORMAT, **checkpoint._asdict()}
     with contextlib.suppress(Failure):

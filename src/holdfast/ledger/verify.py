@@ -17,10 +17,18 @@ from holdfast.errors import Failure, NotFound
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory
 from holdfast.ledger.claim_files import ClaimFiles
-from holdfast.ledger.claims import ACQUIRED, KINDS, REAPED, RELEASED, ClaimBook, ends, form_problem
-from holdfast.ledger.events import CODEC, MOST_BYTES, Event, Recorded
-from holdfast.ledger.keeper import NAME, VERSION
-from holdfast.ledger.log import Ledger
+from holdfast.ledger.log import CODEC, MOST_BYTES, Event, Ledger, Recorded
+from holdfast.ledger.projection import (
+    ACQUIRED,
+    KINDS,
+    NAME,
+    REAPED,
+    RELEASED,
+    VERSION,
+    ClaimState,
+    ends,
+    form_problem,
+)
 
 DIRECTORY = "ledger"
 _EVENT = re.compile(r"event-([0-9]+)\.json", re.ASCII)
@@ -29,7 +37,7 @@ MOST_GAPS = 20
 """How many gaps are listed one by one."""
 
 
-class Finding(NamedTuple):
+class LedgerFinding(NamedTuple):
     """Something that is not as it should be. `kind` is stable, for programs."""
 
     severity: str
@@ -42,18 +50,18 @@ class Finding(NamedTuple):
         return dict(self._asdict())
 
 
-class Verdict(NamedTuple):
+class LedgerReport(NamedTuple):
     """What looking a ledger over has found."""
 
     events: int
-    findings: list[Finding]
+    findings: list[LedgerFinding]
 
     @property
     def sound(self) -> bool:
         return not any(each.severity == "error" for each in self.findings)
 
 
-def verify(ledger: Ledger, root: Path | None = None, files: ClaimFiles | None = None) -> Verdict:
+def verify(ledger: Ledger, root: Path | None = None, files: ClaimFiles | None = None) -> LedgerReport:
     """Look over a ledger: its events, its checkpoint, and, if it is on files, those below `root`."""
     findings = [] if root is None else list(_file_findings(root / DIRECTORY))
     examined = _Examined()
@@ -66,7 +74,7 @@ def verify(ledger: Ledger, root: Path | None = None, files: ClaimFiles | None = 
     findings += _checkpoint_findings(ledger, examined.book)
     if files is not None:
         findings += _claim_file_findings(files, examined.book)
-    return Verdict(examined.book.sequence, findings)
+    return LedgerReport(examined.book.sequence, findings)
 
 
 # --- The files ------------------------------------------------------------------------------------------
@@ -77,7 +85,7 @@ _LOST = (
 )
 
 
-def _file_findings(path: Path) -> Iterator[Finding]:
+def _file_findings(path: Path) -> Iterator[LedgerFinding]:
     try:
         directory = Directory.open(path)
     except NotFound:
@@ -102,7 +110,7 @@ def _file_findings(path: Path) -> Iterator[Finding]:
         yield from _gaps(directory, sorted(numbers))
 
 
-def _other_file(directory: Directory, name: str) -> Iterator[Finding]:
+def _other_file(directory: Directory, name: str) -> Iterator[LedgerFinding]:
     where = directory.where(name)
     if name in _OWN or name.startswith(".ledger.lock"):  # with its guard, turnstile and drafts
         return
@@ -122,7 +130,7 @@ def _other_file(directory: Directory, name: str) -> Iterator[Finding]:
         )
 
 
-def _event_file(directory: Directory, name: str) -> Iterator[Finding]:
+def _event_file(directory: Directory, name: str) -> Iterator[LedgerFinding]:
     where = directory.where(name)
     status = directory.status(name)
     if status is None:
@@ -142,7 +150,7 @@ def _event_file(directory: Directory, name: str) -> Iterator[Finding]:
         yield _error("torn", where, failure.message, _LOST)
 
 
-def _gaps(directory: Directory, numbers: list[int]) -> Iterator[Finding]:
+def _gaps(directory: Directory, numbers: list[int]) -> Iterator[LedgerFinding]:
     there = set(numbers)
     missing = [number for number in range(1, (numbers or [0])[-1]) if number not in there]
     missing = [number for number in missing if directory.status(_name(number)) is None]  # appended meanwhile
@@ -174,16 +182,16 @@ class _Examined:
     """Events, one after the other, with what came before each."""
 
     def __init__(self) -> None:
-        self.book = ClaimBook()
+        self.book = ClaimState()
         self._ids: dict[str, int] = {}
 
-    def take(self, recorded: Recorded) -> list[Finding]:
+    def take(self, recorded: Recorded) -> list[LedgerFinding]:
         event, where = recorded.event, f"event {recorded.sequence}"
         findings = [*self._form(event, where), *self._twice(recorded, where), *self._rules(event, where)]
         self.book.apply(recorded)
         return findings
 
-    def _form(self, event: Event, where: str) -> Iterator[Finding]:
+    def _form(self, event: Event, where: str) -> Iterator[LedgerFinding]:
         if not isinstance(event.get("type"), str):
             yield _error("form", where, "it has no type", _FORM)
         if _instant(event) is None:
@@ -191,7 +199,7 @@ class _Examined:
         if event.get("type") in KINDS and (problem := form_problem(event)) is not None:
             yield _error("form", where, f"a {event['type']} that is none: {problem}", _FORM)
 
-    def _twice(self, recorded: Recorded, where: str) -> Iterator[Finding]:
+    def _twice(self, recorded: Recorded, where: str) -> Iterator[LedgerFinding]:
         identity = recorded.event.get("id")
         if not isinstance(identity, str):
             return
@@ -204,7 +212,7 @@ class _Examined:
                 "Nothing can be taken out of a ledger: append an event that says which one counts.",
             )
 
-    def _rules(self, event: Event, where: str) -> Iterator[Finding]:
+    def _rules(self, event: Event, where: str) -> Iterator[LedgerFinding]:
         if event.get("type") not in KINDS or form_problem(event) is not None:
             return
         held, moment = self.book.claims.get(event["node_id"]), _instant(event)
@@ -239,14 +247,14 @@ def _instant(event: Event) -> float | None:
 # --- What is derived from the events --------------------------------------------------------------------
 
 
-def _checkpoint_findings(ledger: Ledger, book: ClaimBook) -> Iterator[Finding]:
+def _checkpoint_findings(ledger: Ledger, book: ClaimState) -> Iterator[LedgerFinding]:
     kept = ledger.checkpoint(NAME, VERSION, until=book.sequence)
     if kept is None:
         return
-    replayed = ClaimBook()
+    replayed = ClaimState()
     for each in ledger.events(until=kept.sequence):
         replayed.apply(each)
-    if ClaimBook.from_record(kept.state, kept.sequence) != replayed:
+    if ClaimState.from_record(kept.state, kept.sequence) != replayed:
         yield _error(
             "checkpoint",
             f"the checkpoint {NAME}",
@@ -255,7 +263,7 @@ def _checkpoint_findings(ledger: Ledger, book: ClaimBook) -> Iterator[Finding]:
         )
 
 
-def _claim_file_findings(files: ClaimFiles, book: ClaimBook) -> Iterator[Finding]:
+def _claim_file_findings(files: ClaimFiles, book: ClaimState) -> Iterator[LedgerFinding]:
     for node in sorted({*files.nodes(), *book.claims}):
         said, held = files.read(node), book.claims.get(node)
         same = held is not None and said is not None and said.owner == held.owner
@@ -269,9 +277,9 @@ def _claim_file_findings(files: ClaimFiles, book: ClaimBook) -> Iterator[Finding
         )
 
 
-def _error(kind: str, where: str, problem: str, remedy: str) -> Finding:
-    return Finding("error", kind, where, problem, remedy)
+def _error(kind: str, where: str, problem: str, remedy: str) -> LedgerFinding:
+    return LedgerFinding("error", kind, where, problem, remedy)
 
 
-def _note(kind: str, where: str, problem: str, remedy: str) -> Finding:
-    return Finding("note", kind, where, problem, remedy)
+def _note(kind: str, where: str, problem: str, remedy: str) -> LedgerFinding:
+    return LedgerFinding("note", kind, where, problem, remedy)

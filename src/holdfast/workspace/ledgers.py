@@ -10,12 +10,12 @@ from holdfast.errors import AlreadyExists, NotFound
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
 from holdfast.leases.deadlock import Look
-from holdfast.ledger import meta
-from holdfast.ledger.checkpoints import FileShelf
+from holdfast.ledger import log
+from holdfast.ledger.checkpoints import FileCheckpoints
 from holdfast.ledger.claim_files import ClaimFiles
-from holdfast.ledger.claiming import Claims
 from holdfast.ledger.log import Ledger
-from holdfast.ledger.verify import DIRECTORY, Verdict, verify
+from holdfast.ledger.service import Claims
+from holdfast.ledger.verify import DIRECTORY, LedgerReport, verify
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.store.files import FileStore
 from holdfast.store.model import Store
@@ -42,7 +42,7 @@ class OpenLedger(NamedTuple):
         if isinstance(store, FileStore):
             store.close()
 
-    def verify(self) -> Verdict:
+    def verify(self) -> LedgerReport:
         """Look it over."""
         return verify(self.ledger, None if self.lock is None else self.root, self.files)
 
@@ -50,7 +50,7 @@ class OpenLedger(NamedTuple):
 def init_ledger(
     root: str | os.PathLike[str],
     *,
-    lock_timeout: float = meta.DEFAULT_LOCK_TIMEOUT,
+    lock_timeout: float = log.DEFAULT_LOCK_TIMEOUT,
     claim_files: bool = False,
     address: str | None = None,
 ) -> OpenLedger:
@@ -60,7 +60,7 @@ def init_ledger(
     """
     store = open_store(root, address)
     try:
-        meta.create_meta(store, lock_timeout=lock_timeout, claim_files=claim_files)
+        log.create_meta(store, lock_timeout=lock_timeout, claim_files=claim_files)
     except AlreadyExists:
         raise AlreadyExists(
             f"there is a ledger in {os.path.abspath(root)} already",
@@ -85,7 +85,7 @@ def open_ledger(
     store = open_store(path, address)
     files_there = isinstance(store, FileStore) and _is_there(store.path / DIRECTORY)
     try:
-        if not files_there and meta.read_meta(store) is None:
+        if not files_there and log.read_meta(store) is None:
             raise _no_ledger(path)
         return _wired(path, store, address, actor or "")
     except BaseException:
@@ -112,14 +112,14 @@ def _has_ledger(path: Path) -> bool:
 
 def _wired(root: Path, store: Store, address: str | None, actor: str = "") -> OpenLedger:
     ledger = Ledger(
-        store, shelf=FileShelf(root)
+        store, shelf=FileCheckpoints(root)
     )  # also of a ledger on a server: a cache, here, of what is there
     # Leases are kept where it was settled, wherever the ledger is.
     settled = None if address is None else read_config(root).store
     elsewhere: list[Look] = [LeasesElsewhere(root, store, settled), LocksElsewhere(root)]
     if not isinstance(store, FileStore):
         return OpenLedger(root, ledger, Claims(ledger, actor=actor, elsewhere=elsewhere), None, None)
-    files = ClaimFiles(store.path) if meta.has_claim_files(meta.read_meta(store)) else None
+    files = ClaimFiles(store.path) if log.has_claim_files(log.read_meta(store)) else None
     claims = Claims(ledger, files=files, actor=actor, elsewhere=elsewhere)
     return OpenLedger(store.path, ledger, claims, LedgerLock(store.path / DIRECTORY, AGENT), files)
 

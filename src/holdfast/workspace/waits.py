@@ -84,11 +84,11 @@ class ClaimsElsewhere(Elsewhere):
         return not isinstance(self._store, FileStore) or exists(self._store.path / "ledger")
 
     def _open(self, store: Store) -> Look:
-        from holdfast.ledger.checkpoints import FileShelf
-        from holdfast.ledger.desk import ClaimDesk
+        from holdfast.ledger.checkpoints import FileCheckpoints
         from holdfast.ledger.log import Ledger
+        from holdfast.ledger.service import ClaimService
 
-        return ClaimDesk(Ledger(store, shelf=FileShelf(self._root))).look
+        return ClaimService(Ledger(store, shelf=FileCheckpoints(self._root))).look
 
 
 class LeasesElsewhere(Elsewhere):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.ledger.events import Recorded
+    from holdfast.ledger.log import Recorded
 
 
 def as_record(recorded: Recorded) -> dict[str, Any]:

@@ -18,12 +18,21 @@ from typing import Generic, NamedTuple, TypeVar
 
 from holdfast.clock import format_duration, format_instant
 from holdfast.errors import LockExpired, LockNotHeld, NodeLocked
-from holdfast.ledger.circles import ABOVE, AGENT, BETWEEN
-from holdfast.ledger.claims import ACQUIRED, REAPED, RELEASED, REQUESTED, WITHDRAWN, Claim, ClaimBook, Waiter
-from holdfast.ledger.events import Event
+from holdfast.ledger.claim_files import ABOVE, AGENT, BETWEEN
+from holdfast.ledger.log import Event
+from holdfast.ledger.projection import (
+    ACQUIRED,
+    REAPED,
+    RELEASED,
+    REQUESTED,
+    WITHDRAWN,
+    Claim,
+    ClaimState,
+    ClaimWaiter,
+)
 
 
-class Request(NamedTuple):
+class ClaimRequest(NamedTuple):
     """Who wants which node, and for how long. `claim_id` is the id that the claim will have, and the
     ticket in the line; `patience` is how long a waiter counts without showing itself."""
 
@@ -41,7 +50,7 @@ class Request(NamedTuple):
     """The processes that the one that waits descends from."""
 
 
-class Granted(NamedTuple):
+class ClaimGranted(NamedTuple):
     """The node is the requester's, by the claim with this id."""
 
     claim_id: str
@@ -53,19 +62,19 @@ class Cleared(NamedTuple):
     claim: Claim
 
 
-class Waiting(NamedTuple):
+class ClaimWaiting(NamedTuple):
     """Not yet: `place` in the line, from 1; `claim` is the one that is held, if one is; `ahead` is who
     comes next before the requester."""
 
     place: int
     claim: Claim | None
-    ahead: Waiter | None
+    ahead: ClaimWaiter | None
 
 
 Told = TypeVar("Told", covariant=True)
 
 
-class Ruling(NamedTuple, Generic[Told]):
+class ClaimRuling(NamedTuple, Generic[Told]):
     """What a rule decides: the event to add, if any, and what to tell the caller."""
 
     event: Event | None
@@ -73,70 +82,70 @@ class Ruling(NamedTuple, Generic[Told]):
 
 
 def claim(
-    book: ClaimBook,
+    book: ClaimState,
     now: float,
-    request: Request,
+    request: ClaimRequest,
     *,
     wait: bool,
     gone: frozenset[str] = frozenset(),
-) -> Ruling[Granted | Cleared | Waiting]:
+) -> ClaimRuling[ClaimGranted | Cleared | ClaimWaiting]:
     """Give the claim if nobody has it and nobody is ahead in line; else wait in line, or refuse.
 
     `gone` are the tickets of waiters that are known to be dead.
     """
     held = book.claims.get(request.node_id)
     if held is not None and held.claim_id == request.claim_id:
-        return Ruling(None, Granted(held.claim_id))  # made by an attempt whose outcome was not seen
+        return ClaimRuling(None, ClaimGranted(held.claim_id))  # made by an attempt whose outcome was not seen
     if held is not None and held.is_expired(now):
-        return Ruling(reaped(held, now), Cleared(held))
+        return ClaimRuling(reaped(held, now), Cleared(held))
     ahead = _ahead(book, now, request, gone)
     if held is None and not ahead:
         event = _acquired(request.node_id, request.owner, request.claim_id, now, request.ttl)
-        return Ruling(event | _described(request), Granted(request.claim_id))
+        return ClaimRuling(event | _described(request), ClaimGranted(request.claim_id))
     if not wait:
         raise locked(request.node_id, now, held, ahead)
     own = _own_place(book, request)
-    waiting = Waiting(len(ahead) + 1, held, ahead[0] if ahead else None)
+    waiting = ClaimWaiting(len(ahead) + 1, held, ahead[0] if ahead else None)
     if own is not None and own.counts(now + request.patience / 2):
-        return Ruling(None, waiting)
-    return Ruling(_requested(request, now), waiting)
+        return ClaimRuling(None, waiting)
+    return ClaimRuling(_requested(request, now), waiting)
 
 
-def first_in_line(book: ClaimBook, now: float, request: Request) -> list[Waiter]:
+def first_in_line(book: ClaimState, now: float, request: ClaimRequest) -> list[ClaimWaiter]:
     """Those before the requester who could take the node now; nobody while somebody holds it."""
     held = book.claims.get(request.node_id)
     return [] if held is not None else _ahead(book, now, request, frozenset())
 
 
-def withdraw(book: ClaimBook, now: float, request: Request) -> Ruling[None]:
+def withdraw(book: ClaimState, now: float, request: ClaimRequest) -> ClaimRuling[None]:
     """Leave the line."""
     if _own_place(book, request) is None:
-        return Ruling(None, None)
+        return ClaimRuling(None, None)
     event = {"type": WITHDRAWN, "timestamp": format_instant(now), "node_id": request.node_id}
-    return Ruling({**event, "owner": request.owner, "ticket": request.claim_id}, None)
+    return ClaimRuling({**event, "owner": request.owner, "ticket": request.claim_id}, None)
 
 
 def extend(
-    book: ClaimBook, now: float, node: str, owner: str, ttl: float, claim_id: str = ""
-) -> Ruling[Granted]:
+    book: ClaimState, now: float, node: str, owner: str, ttl: float, claim_id: str = ""
+) -> ClaimRuling[ClaimGranted]:
     """Let a claim run for another `ttl` from now."""
     held = valid(book, now, node, owner, claim_id)
     event = {**_acquired(node, owner, held.claim_id, now, ttl), "extended": True}
-    return Ruling(event, Granted(held.claim_id))
+    return ClaimRuling(event, ClaimGranted(held.claim_id))
 
 
-def release(book: ClaimBook, now: float, node: str, owner: str, claim_id: str = "") -> Ruling[Claim]:
+def release(book: ClaimState, now: float, node: str, owner: str, claim_id: str = "") -> ClaimRuling[Claim]:
     """Give a claim back. One that has run out may be given back too, as long as nobody has reaped it."""
     held = own(book, node, owner, claim_id)
-    return Ruling(_about(RELEASED, held, now), held)
+    return ClaimRuling(_about(RELEASED, held, now), held)
 
 
-def reap(book: ClaimBook, now: float, seen: Claim) -> Ruling[Claim | None]:
+def reap(book: ClaimState, now: float, seen: Claim) -> ClaimRuling[Claim | None]:
     """Clear away the claim that was seen, if it is still there as it was and has run out."""
     held = book.claims.get(seen.node_id)
     if held != seen or not seen.is_expired(now):
-        return Ruling(None, None)
-    return Ruling(reaped(seen, now), seen)
+        return ClaimRuling(None, None)
+    return ClaimRuling(reaped(seen, now), seen)
 
 
 def reaped(seen: Claim, now: float) -> Event:
@@ -144,7 +153,7 @@ def reaped(seen: Claim, now: float) -> Event:
     return _about(REAPED, seen, now)
 
 
-def valid(book: ClaimBook, now: float, node: str, owner: str, claim_id: str = "") -> Claim:
+def valid(book: ClaimState, now: float, node: str, owner: str, claim_id: str = "") -> Claim:
     """The claim, if this owner may act on it now; `LockNotHeld` or `LockExpired` if it may not."""
     held = own(book, node, owner, claim_id)
     if held.is_expired(now):
@@ -157,7 +166,7 @@ def valid(book: ClaimBook, now: float, node: str, owner: str, claim_id: str = ""
     return held
 
 
-def own(book: ClaimBook, node: str, owner: str, claim_id: str = "") -> Claim:
+def own(book: ClaimState, node: str, owner: str, claim_id: str = "") -> Claim:
     """The claim on a node, if it is this owner's."""
     held = book.claims.get(node)
     if held is None or held.owner != owner or (claim_id and held.claim_id != claim_id):
@@ -172,7 +181,7 @@ def own(book: ClaimBook, node: str, owner: str, claim_id: str = "") -> Claim:
     return held
 
 
-def locked(node: str, now: float, held: Claim | None, ahead: list[Waiter]) -> NodeLocked:
+def locked(node: str, now: float, held: Claim | None, ahead: list[ClaimWaiter]) -> NodeLocked:
     """Why a node cannot be had at once."""
     if held is None:
         first = ahead[0]
@@ -204,11 +213,11 @@ def _how_to_wait(node: str) -> str:
     return f"Work on another node, or wait for this one: 'holdfast claim take {node} --owner YOU --wait 5m'."
 
 
-def _own_place(book: ClaimBook, request: Request) -> Waiter | None:
+def _own_place(book: ClaimState, request: ClaimRequest) -> ClaimWaiter | None:
     return next((each for each in book.line(request.node_id) if each.ticket == request.claim_id), None)
 
 
-def _ahead(book: ClaimBook, now: float, request: Request, gone: frozenset[str]) -> list[Waiter]:
+def _ahead(book: ClaimState, now: float, request: ClaimRequest, gone: frozenset[str]) -> list[ClaimWaiter]:
     """Those who come before the requester. Who has no place yet comes behind all of its priority."""
     place = _own_place(book, request)
     order = place.order() if place else (-request.priority, book.sequence + 1)
@@ -230,7 +239,7 @@ def _acquired(node: str, owner: str, claim_id: str, now: float, ttl: float) -> E
     return {**event, "claim_id": claim_id} if claim_id else event
 
 
-def _described(request: Request) -> Event:
+def _described(request: ClaimRequest) -> Event:
     """What others are shown of a claim: whose process it is, and what for."""
     holder = request.agent or request.holder
     told: Event = {"holder": dict(holder)} if holder else {}
@@ -242,13 +251,13 @@ def _about(kind: str, held: Claim, now: float) -> Event:
     return {**event, "claim_id": held.claim_id} if held.claim_id else event
 
 
-def _waiting(request: Request) -> dict[str, str]:
+def _waiting(request: ClaimRequest) -> dict[str, str]:
     """Who waits: its process, and those that it acts for and descends from; see `circles`."""
     told = {**request.holder, ABOVE: BETWEEN.join(request.above)} if request.above else dict(request.holder)
     return {**told, AGENT: request.agent.get("holder_id", "")} if request.agent else told
 
 
-def _requested(request: Request, now: float) -> Event:
+def _requested(request: ClaimRequest, now: float) -> Event:
     return {
         "type": REQUESTED,
         "timestamp": format_instant(now),

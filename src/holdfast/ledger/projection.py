@@ -14,13 +14,16 @@ fields. A lock event that does not have its form is no lock event; `verify` repo
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+import threading
+from collections.abc import Callable
+from itertools import islice
+from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 
 from holdfast.clock import parse_instant
-from holdfast.ledger.events import Event, Recorded
-from holdfast.ledger.nodes import is_node_id
+from holdfast.errors import NotFound
+from holdfast.ledger.log import CHECKPOINT_EVERY, Event, Ledger, Recorded, is_node_id
 
 ACQUIRED, RELEASED, REAPED = "lock_acquired", "lock_released", "lock_reaped"
 REQUESTED, WITHDRAWN = "lock_requested", "lock_withdrawn"
@@ -51,7 +54,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return now >= self.expiry()
 
 
-class Waiter(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimWaiter(msgspec.Struct, frozen=True, kw_only=True):
     """One who waits for a node. It counts until `until` unless it shows itself again.
 
     `sequence` is the event with which it began to wait: that is its place in the line.
@@ -73,13 +76,13 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
         return now < parse_instant(self.until)
 
 
-class ClaimBook:
+class ClaimState:
     """All claims and waiters behind the event `sequence`. It is changed by `apply` and nothing else."""
 
     def __init__(self) -> None:
         self.sequence = 0
         self.claims: dict[str, Claim] = {}
-        self.lines: dict[str, tuple[Waiter, ...]] = {}
+        self.lines: dict[str, tuple[ClaimWaiter, ...]] = {}
 
     def apply(self, recorded: Recorded) -> None:
         """Take in the next event."""
@@ -97,7 +100,7 @@ class ClaimBook:
         else:
             self._ended(recorded)
 
-    def line(self, node: str) -> tuple[Waiter, ...]:
+    def line(self, node: str) -> tuple[ClaimWaiter, ...]:
         """Those who wait for a node, in the order in which they will be served."""
         return self.lines.get(node, ())
 
@@ -109,7 +112,7 @@ class ClaimBook:
         }
 
     @classmethod
-    def from_record(cls, record: Any, sequence: int) -> ClaimBook | None:
+    def from_record(cls, record: Any, sequence: int) -> ClaimState | None:
         """The book of a checkpoint; None if that does not have its form."""
         try:
             kept = msgspec.convert(record, _Kept)
@@ -123,7 +126,7 @@ class ClaimBook:
         return book
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ClaimBook) and (self.sequence, self.claims, self.lines) == (
+        return isinstance(other, ClaimState) and (self.sequence, self.claims, self.lines) == (
             *(other.sequence, other.claims, other.lines),
         )
 
@@ -163,7 +166,7 @@ class ClaimBook:
         node, ticket = event["node_id"], event["ticket"]
         self._set_line(node, at=event["timestamp"], keep=ticket)
         earlier = next((each for each in self.line(node) if each.ticket == ticket), None)
-        waiter = Waiter(
+        waiter = ClaimWaiter(
             node_id=node,
             owner=event["owner"],
             ticket=ticket,
@@ -174,7 +177,7 @@ class ClaimBook:
             since=earlier.since if earlier else event["timestamp"],
         )
         others = (each for each in self.line(node) if each.ticket != ticket)
-        self.lines[node] = tuple(sorted((*others, waiter), key=Waiter.order))
+        self.lines[node] = tuple(sorted((*others, waiter), key=ClaimWaiter.order))
 
     def _set_line(self, node: str, *, at: str, without: str = "", keep: str = "") -> None:
         """Leave out one waiter, and those who had not shown themselves for too long by then."""
@@ -193,7 +196,7 @@ class ClaimBook:
 
 class _Kept(msgspec.Struct):
     claims: list[Claim]
-    waiters: list[Waiter]
+    waiters: list[ClaimWaiter]
 
 
 def ends(event: Event, claim: Claim) -> bool:
@@ -249,3 +252,87 @@ def _is_instant(value: object) -> bool:
     except (ValueError, TypeError, OverflowError):
         return False
     return True
+
+
+NAME, VERSION = "claims", "1"
+_AT_ONCE = 512
+
+Answer = TypeVar("Answer")
+
+
+class ClaimProjection:
+    """Reads each event once. Several threads may ask; a question sees a book that does not change.
+
+    Events are never read while the book is locked: a store may hold locks of its own while it decides,
+    and then ask us.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._book: ClaimState | None = None
+        self._kept = 0
+
+    def look(self, ask: Callable[[ClaimState], Answer], *, until: int | None = None) -> Answer:
+        """What `ask` finds in the book as it is at the end, or behind the very event `until`."""
+        last = self._catch_up(self._opened(until), until)
+        with self._lock:
+            book = self._book
+            if book is not None and (until is None or book.sequence == until):
+                self._keep(book, last, until)
+                return ask(book)
+        return ask(self._rebuilt(until))
+
+    def at_sequence(self, sequence: int) -> ClaimState:
+        """The book as it was behind an event; `NotFound` if there is no such event yet."""
+        book, _ = self._restored(sequence)
+        for each in self._ledger.events(after=book.sequence, until=sequence):
+            book.apply(each)
+        if book.sequence != sequence:
+            raise NotFound(
+                f"the ledger has no event {sequence}; its last one is {book.sequence}", sequence=sequence
+            )
+        return book
+
+    def _opened(self, until: int | None) -> int:
+        """How far the book has come; the first time it is taken from its checkpoint."""
+        with self._lock:
+            if self._book is not None:
+                return self._book.sequence
+        book, kept = self._restored(until)
+        with self._lock:
+            if self._book is None:
+                self._book, self._kept = book, kept
+            return self._book.sequence
+
+    def _catch_up(self, after: int, until: int | None) -> Recorded | None:
+        """Take in what is new; the last event of it."""
+        last: Recorded | None = None
+        source = self._ledger.events(after=after, until=until)
+        while chunk := list(islice(source, _AT_ONCE)):
+            with self._lock:
+                for each in chunk:
+                    if self._book is not None and each.sequence > self._book.sequence:
+                        self._book.apply(each)
+            last = chunk[-1]
+        return last
+
+    def _keep(self, book: ClaimState, last: Recorded | None, until: int | None) -> None:
+        """Leave a checkpoint now and then; not in the middle of a transaction."""
+        due = book.sequence - self._kept >= CHECKPOINT_EVERY
+        if due and until is None and last is not None and last.sequence == book.sequence:
+            self._ledger.keep(NAME, VERSION, last, book.as_record())
+            self._kept = book.sequence
+
+    def _rebuilt(self, until: int | None) -> ClaimState:
+        """The book behind `until` where ours is further: events were taken away, or came past the lock."""
+        book = self.at_sequence(until or 0)
+        with self._lock:
+            self._book, self._kept = book, book.sequence
+        return book
+
+    def _restored(self, until: int | None) -> tuple[ClaimState, int]:
+        found = self._ledger.checkpoint(NAME, VERSION, until=until)
+        book = ClaimState.from_record(found.state, found.sequence) if found else None
+        book = book or ClaimState()
+        return book, book.sequence
