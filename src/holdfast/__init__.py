@@ -12,13 +12,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from holdfast.errors import Failure as Failure
-    from holdfast.issues.claiming import Claiming as Claiming
+    from holdfast.issues.claims import Claiming as Claiming
     from holdfast.issues.creating import NewIssue as NewIssue
     from holdfast.issues.dependencies import Dependencies as Dependencies
-    from holdfast.issues.gating import Gating as Gating
-    from holdfast.issues.records import Issue as Issue
-    from holdfast.issues.records import Priority as Priority
-    from holdfast.issues.records import State as State
+    from holdfast.issues.gates import Gating as Gating
+    from holdfast.issues.model import Issue as Issue
+    from holdfast.issues.model import Priority as Priority
+    from holdfast.issues.model import State as State
     from holdfast.issues.tracker import Tracker as Tracker
     from holdfast.issues.tracker import Update as Update
     from holdfast.leases.service import HeldLease as HeldLease
@@ -61,14 +61,14 @@ _HOMES = {
     "Descriptor": "holdfast.worktrees.records",
     "open_tracker": "holdfast.workspace.trackers",
     "Tracker": "holdfast.issues.tracker",
-    "Claiming": "holdfast.issues.claiming",
+    "Claiming": "holdfast.issues.claims",
     "Dependencies": "holdfast.issues.dependencies",
-    "Gating": "holdfast.issues.gating",
+    "Gating": "holdfast.issues.gates",
     "NewIssue": "holdfast.issues.creating",
     "Update": "holdfast.issues.tracker",
-    "Issue": "holdfast.issues.records",
-    "State": "holdfast.issues.records",
-    "Priority": "holdfast.issues.records",
+    "Issue": "holdfast.issues.model",
+    "State": "holdfast.issues.model",
+    "Priority": "holdfast.issues.model",
     "take_work": "holdfast.workspace.assignments",
     "Workshop": "holdfast.workspace.assignments",
     "Wish": "holdfast.workspace.assignments",

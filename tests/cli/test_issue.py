@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.issues.keys import CLAIMS
+from holdfast.issues.model import CLAIMS
 from holdfast.issues.tracker import Tracker
 from holdfast.locks.file_lock import FileLocker
 from holdfast.store.files import FileStore

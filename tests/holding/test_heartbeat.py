@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.clock import Clock, ManualClock
 from holdfast.errors import Failure, LockExpired, LockNotHeld, LockTimeout
-from holdfast.issues.claiming import HeldClaim
+from holdfast.issues.claims import HeldIssueClaim
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.tracker import Tracker
 from holdfast.leases import heartbeat
@@ -80,7 +80,9 @@ def hold(kind: str, root: Path, ttl: float, *, timeout: float = PATIENCE) -> Hel
     tracker = Tracker(store, actor="agent:me")
     tracker.initialise()
     issue = tracker.create(NewIssue(title="work"))
-    return HeldClaim(tracker.claims, tracker.claims.claim(issue.id, tracker.claims.request(ttl=ttl)).claim)
+    return HeldIssueClaim(
+        tracker.claims, tracker.claims.claim(issue.id, tracker.claims.request(ttl=ttl)).claim
+    )
 
 
 @contextlib.contextmanager

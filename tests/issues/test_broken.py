@@ -14,9 +14,8 @@ import pytest
 from holdfast.errors import Blocked, Corrupt, Failure, NotFound
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.exchange import exported
-from holdfast.issues.records import Issue, State
-from holdfast.issues.search import Query, find
-from holdfast.issues.tracker import Tracker, Update
+from holdfast.issues.model import Issue, State
+from holdfast.issues.tracker import Query, Tracker, Update, find
 from holdfast.issues.validate import examine, repair
 from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Intents, Step

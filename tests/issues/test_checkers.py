@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.issues.checkers import MOST_OUTPUT, run_checker
-from holdfast.issues.gating import Definition
-from holdfast.issues.records import Checker, State
+from holdfast.issues.gates import MOST_OUTPUT, Definition, run_checker
+from holdfast.issues.model import Checker, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.store.files import FileStore
 from tests.issues.trackers import made

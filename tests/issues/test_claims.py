@@ -18,11 +18,10 @@ from holdfast.errors import (
     SettingInvalid,
     TransitionRefused,
 )
-from holdfast.issues.claim_records import ClaimId
-from holdfast.issues.claiming import HeldClaim
+from holdfast.issues.claims import HeldIssueClaim
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.gating import Definition
-from holdfast.issues.records import GateStatus, State
+from holdfast.issues.gates import Definition
+from holdfast.issues.model import ClaimId, GateStatus, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.store.files import FileStore
 from tests.issues.trackers import events_of, made, proof, tracker_at
@@ -233,7 +232,7 @@ def test_a_held_claim_renews_itself_and_notices_when_it_is_lost(scratch: Path) -
     tracker.initialise()
     [a] = made(tracker, "a")
     claimed = tracker.claims.claim(a, tracker.claims.request(ttl=0.3))
-    with HeldClaim(tracker.claims, claimed.claim) as held:
+    with HeldIssueClaim(tracker.claims, claimed.claim) as held:
         wait_until(lambda: held.claim.renewed_at != claimed.claim.renewed_at)
         held.check()
         tracker.claims.release(a, held.id)
@@ -252,7 +251,7 @@ def test_the_work_of_a_killed_agent_comes_back(scratch: Path) -> None:
     def work(line: Line) -> None:
         here = tracker_at(scratch, "agent:doomed")
         claimed = here.claims.claim(a, here.claims.request(ttl=0.5))
-        with HeldClaim(here.claims, claimed.claim):
+        with HeldIssueClaim(here.claims, claimed.claim):
             line.say(claimed.claim.claim_id)
             line.wait()
 

@@ -9,9 +9,7 @@ import pytest
 
 from holdfast.clock import SKEW, ClockReading, ManualClock
 from holdfast.errors import IssueClaimed, LockExpired
-from holdfast.issues.claim_records import ClaimId
-from holdfast.issues.keys import CLAIMS
-from holdfast.issues.records import State
+from holdfast.issues.model import CLAIMS, ClaimId, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.locks.identity import boot_clock_id
 from holdfast.store.model import Decision, Replace, Store, View

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.gating import Definition
-from holdfast.issues.records import GateStatus, Issue, State
+from holdfast.issues.gates import Definition
+from holdfast.issues.model import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.issues.validate import examine, repair
 from holdfast.testing.crash import Ending, Outcome, kill_points

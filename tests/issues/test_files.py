@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.errors import Corrupt
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.gating import Definition
-from holdfast.issues.records import GateStatus, State
+from holdfast.issues.gates import Definition
+from holdfast.issues.model import GateStatus, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.locks.file_lock import FileLocker
 from holdfast.store.files import FileStore

@@ -16,11 +16,11 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.errors import Failure
-from holdfast.issues.claiming import Claimed
+from holdfast.issues.claims import Claimed
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.dependencies import Walk
-from holdfast.issues.gating import Definition
-from holdfast.issues.records import GateStatus, Issue, State
+from holdfast.issues.gates import Definition
+from holdfast.issues.model import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.memory import MemoryStore

@@ -27,10 +27,9 @@ from hypothesis.stateful import (
 
 from holdfast.clock import ManualClock
 from holdfast.errors import Failure
-from holdfast.issues.claim_records import ClaimId
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.gating import Definition
-from holdfast.issues.records import GateStatus, State
+from holdfast.issues.gates import Definition
+from holdfast.issues.model import ClaimId, GateStatus, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore

@@ -21,8 +21,8 @@ from holdfast.errors import DependencyCycle, Failure
 from holdfast.issues import rules
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.dependencies import Walk
-from holdfast.issues.gating import Definition
-from holdfast.issues.records import GateStatus, State
+from holdfast.issues.gates import Definition
+from holdfast.issues.model import GateStatus, State
 from holdfast.issues.tracker import Tracker, Update
 from tests.issues.trackers import circles, events_of, made, problems, tracker_at
 from tests.locks.workers import Line, Workers

@@ -19,8 +19,8 @@ from holdfast.errors import (
     VersionMismatch,
 )
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.gating import Definition
-from holdfast.issues.records import GateStatus, Issue, Priority, State
+from holdfast.issues.gates import Definition
+from holdfast.issues.model import GateStatus, Issue, Priority, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.store.model import Store
 from tests.issues.trackers import events_of, made, problems, tracker_on

@@ -13,12 +13,10 @@ from holdfast.clock import ManualClock
 from holdfast.errors import AlreadyExists, DependencyCycle, NotFound, UsageFailure
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.exchange import exported, import_text, read_batch
-from holdfast.issues.gating import Definition
-from holdfast.issues.graph import find_path, in_order, reachable
-from holdfast.issues.keys import GATES
-from holdfast.issues.records import Issue, Priority, State
-from holdfast.issues.search import Query, find
-from holdfast.issues.tracker import Tracker, Update
+from holdfast.issues.gates import Definition
+from holdfast.issues.model import GATES, Issue, Priority, State
+from holdfast.issues.rules import find_path, in_order, reachable
+from holdfast.issues.tracker import Query, Tracker, Update, find
 from holdfast.issues.validate import examine, repair
 from holdfast.store.files import FileStore
 from tests.issues.trackers import made, problems, tracker_on

@@ -36,7 +36,7 @@ class Stopped(Ledger):
 
 def give_back(workshop: Workshop, claim_id: str) -> None:
     """As if the claim had run out."""
-    from holdfast.issues.claim_records import ClaimId
+    from holdfast.issues.model import ClaimId
 
     shown = ClaimId.parse(claim_id)
     workshop.tracker.claims.release(shown.issue_id, shown)

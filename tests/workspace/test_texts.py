@@ -10,7 +10,7 @@ import pytest
 from holdfast.errors import SettingInvalid, TooLarge, UsageFailure
 from holdfast.fs.names import LONGEST_DESCRIPTION, LONGEST_TEXT
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.gating import Definition
+from holdfast.issues.gates import Definition
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.store.memory import MemoryStore
 from holdfast.workspace.repository import Repository

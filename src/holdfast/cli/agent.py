@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.cli.child import Ended
-    from holdfast.issues.records import Issue
+    from holdfast.issues.model import Issue
     from holdfast.ledger.log import Ledger
     from holdfast.workspace.assignments import Assignment, Outcome, Wish, Workshop
 

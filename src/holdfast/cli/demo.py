@@ -97,7 +97,7 @@ def task(directory: str, seed: int) -> None:
     """Be what an agent of a demo in DIRECTORY does with its work."""
     from holdfast.demo.stage import Stage
     from holdfast.demo.task import work
-    from holdfast.issues.claim_records import ClaimId
+    from holdfast.issues.model import ClaimId
 
     claim = ClaimId.parse(os.environ["HOLDFAST_CLAIM_ID"])
     work(Stage.at(Path(directory)), Path(os.getcwd()), issue=claim.issue_id, token=claim.token, seed=seed)

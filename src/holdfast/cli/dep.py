@@ -12,8 +12,8 @@ from holdfast.cli.output import Output
 from holdfast.cli.tracking import reading_options, tracking, writing_options
 
 if TYPE_CHECKING:
-    from holdfast.issues.reading import Snapshot
-    from holdfast.issues.records import Issue
+    from holdfast.issues.model import Issue
+    from holdfast.issues.reading import IssueSet
 
 group = Group(
     "dep",
@@ -122,7 +122,7 @@ def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) 
     warn_of_broken(output, snapshot.broken)
 
 
-def _walk(snapshot: Snapshot, start: str, depth: int | None) -> Iterator[tuple[int, str, Issue | None]]:
+def _walk(snapshot: IssueSet, start: str, depth: int | None) -> Iterator[tuple[int, str, Issue | None]]:
     todo = [(0, start)]
     seen: set[str] = set()
     while todo:

@@ -65,7 +65,7 @@ def define(
       holdfast gate define review --title "Somebody else has read it"
       holdfast gate define tests --checker "make test" --timeout 10m
     """
-    from holdfast.issues.gating import Definition
+    from holdfast.issues.gates import Definition
 
     pairs = {name: value for name, _, value in (each.partition("=") for each in env)}
     definition = Definition(
@@ -188,7 +188,7 @@ def _judge(
     output: Output, issue_id: str, key: str, status: str, force: bool, repo: str | None, actor: str | None
 ) -> None:
     from holdfast.cli.issue_view import SHORT, summary
-    from holdfast.issues.records import GateStatus
+    from holdfast.issues.model import GateStatus
 
     with tracking(repo, actor) as tracker:
         issue = tracker.gates.judge(tracker.find_id(issue_id), key, GateStatus(status), force=force)

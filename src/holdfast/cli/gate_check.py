@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.cli.issue_view import SHORT, summary
 from holdfast.cli.output import Output
 from holdfast.errors import GateFailed
-from holdfast.issues.records import GateRun, GateStatus
+from holdfast.issues.model import GateRun, GateStatus
 from holdfast.issues.tracker import Tracker
 
 SHOWN = 20

@@ -7,8 +7,8 @@ from typing import Any
 
 from holdfast.cli.output import printable
 from holdfast.issues import rules
-from holdfast.issues.reading import Snapshot
-from holdfast.issues.records import Issue
+from holdfast.issues.model import Issue
+from holdfast.issues.reading import IssueSet
 
 SHORT = 8
 
@@ -16,7 +16,7 @@ SHORT = 8
 class Picture:
     """The issues to be shown, and the edges between them."""
 
-    def __init__(self, snapshot: Snapshot, *, everything: bool) -> None:
+    def __init__(self, snapshot: IssueSet, *, everything: bool) -> None:
         self._snapshot = snapshot
         chosen = [issue for issue in snapshot if everything or issue.state not in rules.FINISHED]
         self._issues = {issue.id: issue for issue in chosen}

@@ -269,8 +269,8 @@ def delete(
 
 def _find(output: Output, words: tuple[str, ...], filters: _Filters) -> None:
     from holdfast.cli.issue_view import show_issues
-    from holdfast.issues.records import Priority, State
-    from holdfast.issues.search import Query, find
+    from holdfast.issues.model import Priority, State
+    from holdfast.issues.tracker import Query, find
 
     states, priorities = map(State, filters["states"]), map(Priority, filters["priorities"])
     query = Query(words, tuple(states), tuple(priorities), filters["assignee"], filters["labels"])

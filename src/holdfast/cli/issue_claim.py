@@ -99,7 +99,7 @@ def claim_next(
       holdfast issue claim-next --label area:parser
     """
     from holdfast.cli.issue_view import broken_records, claimed_lines, claimed_record, warn_of_broken
-    from holdfast.issues.search import Query
+    from holdfast.issues.tracker import Query
     from holdfast.locks.identity import calling_agent
 
     query = Query(labels=labels)

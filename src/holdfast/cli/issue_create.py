@@ -12,7 +12,7 @@ from holdfast.cli.output import Output
 from holdfast.errors import UsageFailure
 from holdfast.issues.creating import Created, NewIssue
 from holdfast.issues.exchange import read_batch
-from holdfast.issues.records import Priority
+from holdfast.issues.model import Priority
 from holdfast.issues.tracker import Tracker
 from holdfast.workspace.plain.issues import SHORT, created_record
 

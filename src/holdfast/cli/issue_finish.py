@@ -35,7 +35,7 @@ def finish(
       holdfast issue finish 4f1c
     """
     from holdfast.cli.issue_view import changed
-    from holdfast.issues.records import State
+    from holdfast.issues.model import State
     from holdfast.issues.tracker import Update
 
     with tracking(repo, actor) as tracker:
@@ -48,7 +48,7 @@ def finish(
 
 
 def _claimed(claim_text: str | None) -> str:
-    from holdfast.issues.claim_records import ClaimId
+    from holdfast.issues.model import ClaimId
 
     text = claim_text or os.environ.get(CLAIM_VARIABLE)
     if not text:

@@ -14,7 +14,7 @@ from holdfast.cli.tracking import reading_options, tracking, writing_options
 from holdfast.errors import Corrupt, ExitStatus
 
 if TYPE_CHECKING:
-    from holdfast.issues.validate import Finding
+    from holdfast.issues.validate import IssueFinding
 
 
 @click.command()
@@ -85,7 +85,7 @@ def export(output: Output, *, repo: str | None) -> None:
     import json
 
     from holdfast.issues.exchange import exported
-    from holdfast.issues.keys import GATES
+    from holdfast.issues.model import GATES
 
     with tracking(repo) as tracker:
         gates = tracker.store.read(GATES)
@@ -133,7 +133,7 @@ def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) 
     return ExitStatus.CORRUPT if left else ExitStatus.OK
 
 
-def _finding_lines(mark: str, finding: Finding) -> Iterator[str]:
+def _finding_lines(mark: str, finding: IssueFinding) -> Iterator[str]:
     name = f" {finding.issue_id[:8]}" if finding.issue_id else ""
     yield f"{mark} {finding.kind}:{name} {finding.message}"
     if finding.hint and mark == "found":

@@ -9,7 +9,7 @@ from holdfast.cli.issue_view import SHORT, summary
 from holdfast.cli.output import Output
 from holdfast.cli.tracking import claim_for
 from holdfast.errors import SettingInvalid, UsageFailure
-from holdfast.issues.records import Priority, State
+from holdfast.issues.model import Priority, State
 from holdfast.issues.tracker import KEEP, Tracker, Update
 
 

@@ -9,9 +9,9 @@ from holdfast.cli.output import Output, printable
 from holdfast.cli.tables import show_table
 from holdfast.cli.tracking import show_field
 from holdfast.clock import format_duration
-from holdfast.issues.claiming import Claimed
-from holdfast.issues.reading import Broken, Snapshot
-from holdfast.issues.records import Issue, State
+from holdfast.issues.claims import Claimed
+from holdfast.issues.model import Issue, State
+from holdfast.issues.reading import Broken, IssueSet
 from holdfast.workspace.plain.issues import SHORT as SHORT
 from holdfast.workspace.plain.issues import broken_records as broken_records
 from holdfast.workspace.plain.issues import claim_record as claim_record
@@ -34,7 +34,7 @@ def claimed_lines(claimed: Claimed) -> Iterator[str]:
     yield "When it is done: 'holdfast issue finish'; to give it back: 'holdfast issue release'."
 
 
-def show_issues(output: Output, snapshot: Snapshot, issues: Iterable[Issue], field: str | None) -> None:
+def show_issues(output: Output, snapshot: IssueSet, issues: Iterable[Issue], field: str | None) -> None:
     """A list of issues: as a table, as records, or one field of each; and what could not be read."""
     if field:
         show_field(output, list_record(snapshot, issues)["issues"], field)

@@ -14,10 +14,9 @@ from holdfast.cli.running import RunCommand
 from holdfast.cli.tracking import CLAIM_VARIABLE, tracking, writing_options
 
 if TYPE_CHECKING:
-    from holdfast.issues.claim_records import ClaimId
-    from holdfast.issues.claiming import Claimed
-    from holdfast.issues.claims import Request
-    from holdfast.issues.records import Issue
+    from holdfast.issues.claims import Claimed
+    from holdfast.issues.model import ClaimId, Issue
+    from holdfast.issues.rules import IssueClaimRequest
     from holdfast.issues.tracker import Tracker
 
 
@@ -62,8 +61,8 @@ def work(
     from holdfast.cli import child
     from holdfast.cli.issue_view import warn_of_broken
     from holdfast.cli.signals import Duty, kept_back
-    from holdfast.issues.claim_records import ClaimId
-    from holdfast.issues.claiming import HeldClaim
+    from holdfast.issues.claims import HeldIssueClaim
+    from holdfast.issues.model import ClaimId
     from holdfast.leases.heartbeat import BEATS
     from holdfast.locks.identity import calling_agent
     from holdfast.workspace.plain.issues import broken_records
@@ -84,7 +83,7 @@ def work(
         os.environ["HOLDFAST_ISSUE_ID"] = shown.issue_id
         with ExitStack() as stack:
             with kept_back():  # the thread that renews inherits it: no signal is to reach that one
-                held = stack.enter_context(HeldClaim(tracker.claims, claimed.claim))
+                held = stack.enter_context(HeldIssueClaim(tracker.claims, claimed.claim))
             duty = Duty(min(1.0, ttl / BEATS), held.check)
             ended = child.run(command, duty=duty)
         issue = _concluded(tracker, shown, then, succeeded=ended.exit_status == 0)
@@ -93,7 +92,7 @@ def work(
     return child.end_like(ended)
 
 
-def _claimed(tracker: Tracker, issue_id: str | None, request: Request) -> Claimed:
+def _claimed(tracker: Tracker, issue_id: str | None, request: IssueClaimRequest) -> Claimed:
     """The issue that was named, or the next one."""
     if issue_id is not None:
         return tracker.claims.claim(tracker.find_id(issue_id), request)
@@ -102,7 +101,7 @@ def _claimed(tracker: Tracker, issue_id: str | None, request: Request) -> Claime
 
 def _concluded(tracker: Tracker, shown: ClaimId, then: str, *, succeeded: bool) -> Issue:
     """What becomes of the issue: as was asked for if the command succeeded, else back to the queue."""
-    from holdfast.issues.records import State
+    from holdfast.issues.model import State
     from holdfast.issues.tracker import Update
 
     if succeeded and then == "done":

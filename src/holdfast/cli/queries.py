@@ -11,7 +11,7 @@ from holdfast.cli.output import Output
 from holdfast.cli.tracking import reading_options, tracking
 
 if TYPE_CHECKING:
-    from holdfast.issues.records import Event
+    from holdfast.issues.model import IssueEvent
     from holdfast.store.model import Entry
 
 
@@ -143,10 +143,10 @@ def events(
         tracker.transactions.check_initialised()
         wanted = tracker.find_id(issue_id) if issue_id else None
 
-        def fits(event: Event) -> bool:
+        def fits(event: IssueEvent) -> bool:
             return (wanted is None or event.issue_id == wanted) and (not types or event.type in types)
 
-        def tell(entry: Entry[Event]) -> None:
+        def tell(entry: Entry[IssueEvent]) -> None:
             output.result(as_record(entry), [line(entry.record)])
 
         past = list(tracker.events())
@@ -159,7 +159,7 @@ def events(
             return
         for entry in chosen:
             tell(entry)
-        from holdfast.issues.keys import EVENTS
+        from holdfast.issues.model import EVENTS
 
         with tracker.store.watch(EVENTS) as watch:
             while True:

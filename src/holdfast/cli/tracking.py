@@ -20,7 +20,7 @@ from holdfast.cli.repository import ACTOR
 from holdfast.errors import LockTimeout, UsageFailure
 
 if TYPE_CHECKING:
-    from holdfast.issues.claim_records import ClaimId
+    from holdfast.issues.model import ClaimId
     from holdfast.issues.tracker import Tracker
 
 REPO_VARIABLE = "HOLDFAST_REPO"
@@ -93,7 +93,7 @@ def lock_advice(failure: LockTimeout) -> str:
 
 def claim_for(issue_id: str, flag: str | None) -> ClaimId | None:
     """The claim that was shown for this issue: by the option, or by the environment if it is for it."""
-    from holdfast.issues.claim_records import ClaimId
+    from holdfast.issues.model import ClaimId
 
     if flag:
         shown = ClaimId.parse(flag)

@@ -21,7 +21,7 @@ from holdfast.demo.stage import Stage
 from holdfast.errors import AuditChainBroken, NotFound, Refused
 from holdfast.fs import durable
 from holdfast.fs.trees.homes import located, read_homes
-from holdfast.issues.records import State
+from holdfast.issues.model import State
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.workspace.checks import all_checks
 from holdfast.workspace.overview import look_around

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.issues import claims
-from holdfast.issues.claim_records import Claim
-from holdfast.issues.claiming import HeldClaim
+from holdfast.issues import rules
+from holdfast.issues.claims import HeldIssueClaim
+from holdfast.issues.model import IssueClaim
 from holdfast.leases import rules
 from holdfast.leases.service import HeldLease
 
@@ -18,7 +18,7 @@ def switch_off_fencing() -> None:
         return view.get(keys.lease)
 
     def any_claim(issue_id: str, record: Any, moment: Any, shown: Any) -> Any:
-        return Claim(
+        return IssueClaim(
             claim_id=shown.text,
             assignee="agent:stale",
             token=shown.token,
@@ -32,8 +32,8 @@ def switch_off_fencing() -> None:
         return None
 
     rules.validate = any_lease
-    claims.in_force = any_claim
-    HeldClaim.check = nothing  # type: ignore[method-assign]
-    HeldClaim.renew = nothing  # type: ignore[assignment, method-assign]
+    rules.in_force = any_claim
+    HeldIssueClaim.check = nothing  # type: ignore[method-assign]
+    HeldIssueClaim.renew = nothing  # type: ignore[assignment, method-assign]
     HeldLease.check = nothing  # type: ignore[method-assign]
     HeldLease.release = nothing  # type: ignore[method-assign]

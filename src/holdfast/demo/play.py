@@ -11,8 +11,7 @@ from typing import NamedTuple
 from holdfast.demo.audit import Audit, examine
 from holdfast.demo.crew import Agent, Command, Crew
 from holdfast.demo.stage import Stage, set_up
-from holdfast.issues.keys import CLAIMS
-from holdfast.issues.records import Issue, State
+from holdfast.issues.model import CLAIMS, Issue, State
 from holdfast.issues.tracker import Tracker
 from holdfast.workspace.overview import look_around
 

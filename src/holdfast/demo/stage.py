@@ -10,7 +10,7 @@ from typing import NamedTuple
 from holdfast.fs import durable, strictjson
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.records import Priority
+from holdfast.issues.model import Priority
 from holdfast.issues.tracker import Tracker
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.ledgers import OpenLedger, init_ledger, open_ledger

@@ -1,184 +1,242 @@
-"""The rules of claims, as pure functions: who may work on an issue, until when, and whose writes count.
-
-1. A claim is given only where there is none, or where the one there is has run out.
-2. Every claim takes the next token of its issue. Tokens only grow, and outlive their claims.
-3. Renewing, releasing and finishing take the exact id of the claim. One that has run out renews nothing.
-4. A write that shows a claim is refused unless that claim is the one in force: so the late writes of
-   somebody whose work was given to another do no harm, whatever its clock says.
-"""
+"""Claiming issues: each operation of `claims` as one transaction, and a claim that keeps itself alive."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
+import time
+import uuid
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clock import Now, format_duration, format_instant
+from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.errors import (
-    FencingMismatch,
+    Blocked,
+    Corrupt,
     IssueClaimed,
-    LockExpired,
     LockNotHeld,
-    SettingInvalid,
+    NotFound,
     TransitionRefused,
 )
-from holdfast.issues.claim_records import Claim, ClaimId, ClaimRecord
-from holdfast.issues.records import Issue, State
-from holdfast.issues.rules import WAITING, Lookup, check_not_blocked
+from holdfast.fs.names import checked_actor, checked_text
+from holdfast.issues import rules
+from holdfast.issues.model import CLAIMS, EVENTS, ClaimId, ClaimRecord, Issue, IssueClaim, State
+from holdfast.issues.reading import Broken, IssueSet
+from holdfast.issues.transactions import Draft, Transactions
+from holdfast.leases.heartbeat import Held, Subject, begun
+from holdfast.locks.identity import Holder, current_holder, described
+from holdfast.store.model import Decision, Replace, View
 
-DEFAULT_TTL = 3600.0
-SHORTEST_TTL, LONGEST_TTL = 0.1, 30 * 24 * 3600.0
-
-
-class Request(NamedTuple):
-    """Who wants to work on an issue, how long at least, and what for. `secret` makes its id unique."""
-
-    assignee: str
-    ttl: float
-    secret: str
-    purpose: str = ""
-    holder: Mapping[str, str] = MappingProxyType({})
+LOOK_AGAIN = 2.0
+"""How often one who waits for work looks whether somebody's claim has run out: no event tells that."""
 
 
-def grant(
-    issue: Issue, record: ClaimRecord | None, moment: Now, request: Request, lookup: Lookup
-) -> ClaimRecord:
-    """The claim that is given, or `IssueClaimed`, `Blocked` or `TransitionRefused`."""
-    current = record.claim if record else None
-    if issue.state is State.IN_PROGRESS:
-        if current is None or not current.may_be_taken(moment):
-            raise held_by(issue, current, moment)
-    elif issue.state not in WAITING:
-        raise TransitionRefused(
-            f"{issue.id} is {issue.state.value}: there is nothing to claim",
-            issue_id=issue.id,
-            state=issue.state.value,
-        )
-    elif issue.assignee not in (None, request.assignee):
-        raise held_by(issue, None, moment)
-    check_not_blocked(issue, lookup)
-    token = (record.token if record else 0) + 1
-    claim = Claim(
-        claim_id=f"{issue.id}.{token}.{request.secret}",
-        assignee=request.assignee,
-        token=token,
-        ttl=request.ttl,
-        claimed_at=format_instant(moment.now),
-        renewed_at=format_instant(moment.now),
-        expires_at=format_instant(moment.now + request.ttl),
-        boot_expires_at=moment.mark(request.ttl),
-        purpose=request.purpose,
-        holder=dict(request.holder),
+class Claimed(NamedTuple):
+    """An issue that is now the caller's, and the proof of it. `broken` is what could not be read when it
+    was looked for: work that nobody is given until somebody repairs it."""
+
+    issue: Issue
+    claim: IssueClaim
+    taken_over_from: str | None = None
+    broken: tuple[Broken, ...] = ()
+
+
+class Claiming:
+    """Who works on what."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    def request(
+        self,
+        assignee: str | None = None,
+        *,
+        ttl: float = rules.DEFAULT_TTL,
+        purpose: str = "",
+        behalf_of: Holder | None = None,
+    ) -> rules.IssueClaimRequest:
+        """A request in the actor's name, or in somebody else's.
+
+        `behalf_of` is whose claim it will be, if not this process's: it outlives the processes then.
+        """
+        who = checked_actor(assignee or self._transactions.actor, "assignee")
+        checked_text(purpose, what="purpose")
+        holder = described(behalf_of or current_holder(), detached=behalf_of is not None)
+        return rules.IssueClaimRequest(who, rules.checked_ttl(ttl), uuid.uuid4().hex[:16], purpose, holder)
+
+    def claim(self, issue_id: str, request: rules.IssueClaimRequest) -> Claimed:
+        """Take the issue, or raise `IssueClaimed` or `Blocked`. Of any number of claimers one gets it."""
+        return self._transactions.retrying(lambda: self._claim(issue_id, request))
+
+    def claim_next(
+        self,
+        request: rules.IssueClaimRequest,
+        *,
+        wanted: Callable[[Issue], bool] = lambda issue: True,
+        wait: float | None = 0.0,
+    ) -> Claimed | None:
+        """Take the most urgent issue that can be had, what was left alone longest first; None if none is.
+
+        One that somebody else takes first is passed over. `wait` is how many seconds to wait until one is
+        ready (None: without limit), as long as there is one at all that is not finished. Whether one that
+        cannot be read is finished is not known: nobody waits for it.
+        """
+        return self._look_for_work(request, wanted, wait)[0]
+
+    def take_next(
+        self,
+        request: rules.IssueClaimRequest,
+        *,
+        wanted: Callable[[Issue], bool] = lambda issue: True,
+        wait: float | None = 0.0,
+    ) -> Claimed:
+        """The same, but `NotFound` if there is none; that says too what could not be read."""
+        found, seen = self._look_for_work(request, wanted, wait)
+        if found is None:
+            raise _nothing_ready(seen.broken)
+        return found
+
+    def _look_for_work(
+        self, request: rules.IssueClaimRequest, wanted: Callable[[Issue], bool], wait: float | None
+    ) -> tuple[Claimed | None, IssueSet]:
+        store = self._transactions.store
+        seen = self._transactions.snapshot()
+        found = self._claim_first(seen, request, wanted)
+        if found is not None or wait == 0.0:
+            return found, seen
+        deadline = math.inf if wait is None else time.monotonic() + wait
+        with store.watch(EVENTS) as watch:
+            while True:
+                seen = self._transactions.snapshot()  # after the watch was made: nothing is missed
+                found = self._claim_first(seen, request, wanted)
+                left = deadline - time.monotonic()
+                unfinished = any(wanted(issue) and issue.state not in rules.FINISHED for issue in seen)
+                if found is not None or left <= 0 or not unfinished:
+                    return found, seen
+                watch.wait(min(left, LOOK_AGAIN))
+
+    def _claim_first(
+        self, seen: IssueSet, request: rules.IssueClaimRequest, wanted: Callable[[Issue], bool]
+    ) -> Claimed | None:
+        for issue in seen.ready(request.assignee):
+            if wanted(issue):
+                with contextlib.suppress(IssueClaimed, Blocked, TransitionRefused, NotFound):
+                    try:
+                        return self.claim(issue.id, request)._replace(broken=tuple(seen.broken))
+                    except Corrupt as failure:
+                        if "intent" in failure.facts:  # nothing can be claimed until somebody has decided
+                            raise
+                        seen.add_broken(Broken(issue.id, failure))
+        return None
+
+    def renew(self, shown: ClaimId, ttl: float | None = None) -> IssueClaim:
+        """Keep a claim alive. `FencingMismatch` or `LockExpired`: stop, somebody else may be at it."""
+        key = CLAIMS.key(shown.issue_id)
+        ttl = None if ttl is None else rules.checked_ttl(ttl)
+
+        reading = self._transactions.reading()
+
+        def decide(view: View, now: float) -> Decision[IssueClaim]:
+            record = rules.renewed(shown.issue_id, view.get(key), reading.at(now), shown, ttl)
+            assert record.claim is not None
+            return Decision([Replace(key, record)], record.claim)
+
+        return self._transactions.store.transact([key], decide).result
+
+    def release(self, issue_id: str, shown: ClaimId | None = None, *, reason: str = "") -> Issue:
+        """Put the issue back, so that others can have it. It takes the claim, unless that has run out."""
+        checked_text(reason, what="reason")
+        return self._transactions.retrying(lambda: self._release(issue_id, shown, reason, force=True))
+
+    def reclaim(self, issue_id: str) -> bool:
+        """Put back what was abandoned; False if it is not (any more)."""
+        with contextlib.suppress(LockNotHeld, IssueClaimed):
+            self._transactions.retrying(
+                lambda: self._release(issue_id, None, "the claim ran out", force=False)
+            )
+            return True
+        return False
+
+    def state(self, issue_id: str) -> ClaimRecord | None:
+        """The claim of an issue and its token, as of now. Takes no lock."""
+        document = self._transactions.store.read(CLAIMS.key(issue_id))
+        return document.record if document else None
+
+    def time_left(self, claim: IssueClaim) -> float:
+        """How long a claim still counts for its holder."""
+        return claim.time_left(self._transactions.moment(), for_others=False)
+
+    def _claim(self, issue_id: str, request: rules.IssueClaimRequest) -> Claimed:
+        seen = self._transactions.with_dependencies(self._transactions.need(issue_id))
+
+        def body(draft: Draft) -> Claimed:
+            issue, before = draft.issue(issue_id), draft.claim(issue_id)
+            record = rules.grant(issue, before, draft.moment, request, draft.lookup)
+            assert record.claim is not None
+            taken_over = before.claim.assignee if before and before.claim else None
+            draft.set_claim(issue_id, record)
+            state = rules.state_of(issue, draft.lookup)
+            working = msgspec.structs.replace(issue, state=State.IN_PROGRESS, assignee=request.assignee)
+            facts = {"assignee": request.assignee, "token": record.token, "from": state.value}
+            draft.record("issue_claimed", issue_id, **facts, taken_over_from=taken_over)
+            return Claimed(draft.put(working, told=True), record.claim, taken_over)
+
+        return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
+
+    def _release(self, issue_id: str, shown: ClaimId | None, reason: str, *, force: bool) -> Issue:
+        seen = self._transactions.with_dependencies(self._transactions.need(issue_id))
+
+        def body(draft: Draft) -> Issue:
+            issue, record = draft.issue(issue_id), draft.claim(issue_id)
+            if not force and not rules.is_abandoned(issue, record, draft.moment):
+                raise LockNotHeld(f"{issue_id} is not abandoned", issue_id=issue_id)
+            rules.check_release(issue, record, draft.moment, shown)
+            draft.record("issue_released", issue_id, assignee=issue.assignee, reason=reason)
+            draft.set_claim(issue_id, rules.ended(record))
+            state = State.BACKLOG if issue.state is State.IN_PROGRESS else issue.state
+            free = msgspec.structs.replace(issue, state=state, assignee=None)
+            return draft.put(rules.in_line(free, draft.lookup), told=True)
+
+        return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
+
+
+def _nothing_ready(broken: Sequence[Broken]) -> NotFound:
+    hint = "'holdfast blocked' shows what waits for what, 'holdfast who' what others work on."
+    if not broken:
+        return NotFound("no issue is ready to be worked on", hint=hint)
+    paths = ", ".join(each.path for each in broken)
+    return NotFound(
+        f"no issue is ready to be worked on, without those that cannot be read ({paths})",
+        hint=f"{hint} 'holdfast issue validate' shows what is to be repaired.",
+        broken=[each.as_record() for each in broken],
     )
-    return ClaimRecord(issue_id=issue.id, token=token, claim=claim)
 
 
-def in_force(issue_id: str, record: ClaimRecord | None, moment: Now, shown: ClaimId) -> Claim:
-    """The claim that was shown, if it is the one in force; else nothing may be written."""
-    current = record.claim if record else None
-    if current is None or current.claim_id != shown.text:
-        raise FencingMismatch(
-            f"the claim {shown.text} is not the one of {issue_id} any more; nothing was written",
-            issue_id=issue_id,
-            token=shown.token,
-            current_token=record.token if record else None,
-            held_by=current.assignee if current else None,
-            hint="Your claim was released or taken over. Look at it, and claim it again if it is free.",
-        )
-    if current.is_expired(moment):
-        ago = format_duration(abs(current.time_left(moment, for_others=False)))
-        raise LockExpired(
-            f"the claim on {issue_id} ran out {ago} ago; nothing was written",
-            issue_id=issue_id,
-            token=current.token,
-            hint="Claim the issue again: nobody else has yet.",
-        )
-    return current
+class HeldIssueClaim(Held[IssueClaim]):
+    """A claim that is renewed in the background while its block runs; once lost, it proves nothing any more.
 
-
-def authorised(
-    issue: Issue, record: ClaimRecord | None, moment: Now, shown: ClaimId | None, *, moving: bool
-) -> ClaimRecord | None:
-    """Refuse a write by somebody who may not; the record as it shall be: a shown claim is renewed too.
-
-    Without a claim anybody may add to an issue, but not move one that somebody has claimed (`moving`).
+    The claim stays when the block ends: the issue is finished or released by its own operations.
     """
-    if shown is not None and shown.issue_id == issue.id:
-        return renewed(issue.id, record, moment, shown)
-    current = record.claim if record else None
-    if moving and current is not None and not current.may_be_taken(moment):
-        raise held_by(issue, current, moment)
-    return record
 
+    ends_with_block = False
 
-def renewed(
-    issue_id: str, record: ClaimRecord | None, moment: Now, shown: ClaimId, ttl: float | None = None
-) -> ClaimRecord:
-    """The record with the claim running for another ttl from now."""
-    current = in_force(issue_id, record, moment, shown)
-    assert record is not None
-    ttl = current.ttl if ttl is None else ttl
-    claim = msgspec.structs.replace(
-        current,
-        ttl=ttl,
-        renewed_at=format_instant(moment.now),
-        expires_at=format_instant(moment.now + ttl),
-        boot_expires_at=moment.mark(ttl),
-    )
-    return msgspec.structs.replace(record, claim=claim)
+    def __init__(self, claiming: Claiming, claim: IssueClaim, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.id = ClaimId.parse(claim.claim_id)
+        subject = Subject(f"the claim on {self.id.issue_id}", "renewed", {"issue_id": self.id.issue_id})
+        began = begun(clock, claim.ttl, claiming.time_left(claim))
+        super().__init__(subject, claim, claim.ttl, clock=clock, began=began)
+        self._claiming = claiming
 
+    @property
+    def claim(self) -> IssueClaim:
+        """The claim as it was last renewed."""
+        return self.record
 
-def ended(record: ClaimRecord | None) -> ClaimRecord | None:
-    """The record without its claim; the token stays."""
-    return record and msgspec.structs.replace(record, claim=None)
+    def _renewed(self, ttl: float | None) -> tuple[IssueClaim, float]:
+        claim = self._claiming.renew(self.id, ttl)
+        return claim, claim.ttl
 
-
-def check_release(issue: Issue, record: ClaimRecord | None, moment: Now, shown: ClaimId | None) -> None:
-    """Refuse to release what somebody else works on. What has run out anybody may put back."""
-    if issue.state is not State.IN_PROGRESS and issue.assignee is None:
-        raise LockNotHeld(f"{issue.id} is not claimed by anybody", issue_id=issue.id)
-    current = record.claim if record else None
-    if current is not None and not current.may_be_taken(moment):
-        if shown is None:
-            raise held_by(issue, current, moment)
-        if shown.text != current.claim_id:
-            in_force(issue.id, record, moment, shown)
-
-
-def is_abandoned(issue: Issue, record: ClaimRecord | None, moment: Now) -> bool:
-    """Whether somebody began to work on the issue, and has let the claim run out."""
-    current = record.claim if record else None
-    return issue.state is State.IN_PROGRESS and current is not None and current.may_be_taken(moment)
-
-
-def held_by(issue: Issue, claim: Claim | None, moment: Now) -> IssueClaimed:
-    """Why somebody else cannot have the issue now."""
-    if claim is None:
-        who = issue.assignee or "somebody"
-        return IssueClaimed(
-            f"{issue.id} is assigned to {who} ({issue.state.value})",
-            issue_id=issue.id,
-            assignee=issue.assignee,
-            hint="Take another one, or release this one first: 'holdfast issue release ID'.",
-        )
-    left = claim.time_left(moment, for_others=True)
-    purpose = f", for: {claim.purpose}" if claim.purpose else ""
-    return IssueClaimed(
-        f"{issue.id} is claimed by {claim.assignee} since {claim.claimed_at}{purpose}; "
-        f"the claim runs for another {format_duration(left)}",
-        issue_id=issue.id,
-        assignee=claim.assignee,
-        claim_id=claim.claim_id,
-        expires_at=claim.expires_at,
-        time_left=left,
-    )
-
-
-def checked_ttl(ttl: float) -> float:
-    """A ttl that makes sense."""
-    if not (math.isfinite(ttl) and SHORTEST_TTL <= ttl <= LONGEST_TTL):
-        raise SettingInvalid("ttl", str(ttl), f"from {SHORTEST_TTL:g} s to {LONGEST_TTL:g} s")
-    return ttl
+    def _given_back(self) -> None:
+        self._claiming.release(self.id.issue_id, self.id)

@@ -12,11 +12,12 @@ from holdfast.errors import AlreadyExists, Changed, NotFound, UsageFailure
 from holdfast.fs.names import checked_actor, safe_name
 from holdfast.issues import rules
 from holdfast.issues.dependencies import Walk, cycle, without_implied
-from holdfast.issues.draft import Draft
-from holdfast.issues.gating import check_defined
-from holdfast.issues.graph import find_path, in_order
-from holdfast.issues.keys import DEPENDENTS, GATES, GRAPH, INDEX
-from holdfast.issues.records import (
+from holdfast.issues.gates import check_defined
+from holdfast.issues.model import (
+    DEPENDENTS,
+    GATES,
+    GRAPH,
+    INDEX,
     Issue,
     Priority,
     State,
@@ -26,7 +27,8 @@ from holdfast.issues.records import (
     checked_title,
     without_repeats,
 )
-from holdfast.issues.transactions import Transactions
+from holdfast.issues.rules import find_path, in_order
+from holdfast.issues.transactions import Draft, Transactions
 from holdfast.store.model import Key
 
 MOST_TOGETHER = 250

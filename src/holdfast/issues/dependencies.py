@@ -24,12 +24,10 @@ from typing import NamedTuple
 
 from holdfast.errors import Changed, DependencyCycle
 from holdfast.issues import rules
-from holdfast.issues.draft import Draft
-from holdfast.issues.graph import find_path, reachable
-from holdfast.issues.keys import DEPENDENTS, GRAPH
+from holdfast.issues.model import DEPENDENTS, GRAPH, Graph, Issue
 from holdfast.issues.reading import Broken
-from holdfast.issues.records import Graph, Issue
-from holdfast.issues.transactions import MOST_NAMED, Transactions
+from holdfast.issues.rules import find_path, reachable
+from holdfast.issues.transactions import MOST_NAMED, Draft, Transactions
 
 
 class Added(NamedTuple):

@@ -9,11 +9,10 @@ import msgspec
 from holdfast.errors import Corrupt, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.draft import Draft
-from holdfast.issues.keys import GATES
-from holdfast.issues.reading import Snapshot
-from holdfast.issues.records import Issue, IssueCodec, Registry
+from holdfast.issues.model import GATES, Issue, IssueCodec, Registry
+from holdfast.issues.reading import IssueSet
 from holdfast.issues.tracker import Tracker
+from holdfast.issues.transactions import Draft
 
 MOST_BYTES = 256 << 20
 _CODEC = IssueCodec()
@@ -26,7 +25,7 @@ class Imported(NamedTuple):
     gates: list[str]
 
 
-def exported(snapshot: Snapshot, registry: Registry | None) -> dict[str, Any]:
+def exported(snapshot: IssueSet, registry: Registry | None) -> dict[str, Any]:
     """All issues and gates as plain values, unknown fields included. Refused if one cannot be read: who keeps
     an export relies on its being all of them."""
     for each in snapshot.broken:

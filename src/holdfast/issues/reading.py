@@ -17,10 +17,8 @@ from typing import NamedTuple
 from holdfast.clock import ClockReading, Now
 from holdfast.errors import Corrupt, Failure, IoFailure, NotInitialised, Refused, StoreIncompatible
 from holdfast.fs.names import is_safe_name
-from holdfast.issues import claims, rules
-from holdfast.issues.claim_records import ClaimRecord
-from holdfast.issues.keys import CLAIMS, INDEX, ISSUES
-from holdfast.issues.records import Issue, State
+from holdfast.issues import rules
+from holdfast.issues.model import CLAIMS, INDEX, ISSUES, ClaimRecord, Issue, State
 from holdfast.store.model import Key, Record, Store
 
 TOLERANT_ISSUES = ISSUES.tolerant()
@@ -50,7 +48,7 @@ class Broken(NamedTuple):
         }
 
 
-class Snapshot:
+class IssueSet:
     """The issues of one tracker, in the order in which they were created."""
 
     def __init__(
@@ -96,7 +94,7 @@ class Snapshot:
 
     def is_abandoned(self, issue: Issue) -> bool:
         """Whether somebody has claimed it and has not been heard of since."""
-        return issue.state is State.IN_PROGRESS and claims.is_abandoned(issue, self.claim(issue), self.moment)
+        return issue.state is State.IN_PROGRESS and rules.is_abandoned(issue, self.claim(issue), self.moment)
 
     def is_available(self, issue: Issue, assignee: str | None = None) -> bool:
         """Whether somebody can begin to work on it now: nobody else does, and it waits for nobody."""
@@ -128,7 +126,7 @@ def _urgency(issue: Issue) -> tuple[int, str, str]:
     return (-issue.priority.rank, issue.updated_at or issue.created_at, issue.created_at)
 
 
-def take_snapshot(store: Store, reading: ClockReading) -> Snapshot:
+def take_snapshot(store: Store, reading: ClockReading) -> IssueSet:
     """All issues as they are now. Those that cannot be understood are in `broken`, never passed over.
 
     `reading` is what the boot clock shows, to judge claims by.
@@ -144,7 +142,7 @@ def take_snapshot(store: Store, reading: ClockReading) -> Snapshot:
         elif issue is not None:
             issues[issue_id] = issue
     _mend(store, issues, broken)
-    return Snapshot(store, issues, reading.at(store.now()), broken)
+    return IssueSet(store, issues, reading.at(store.now()), broken)
 
 
 def _scanned(store: Store) -> dict[str, Issue]:

@@ -16,20 +16,24 @@ import msgspec
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
 from holdfast.errors import Changed, IdAmbiguous, NotInitialised, SettingInvalid, VersionMismatch
 from holdfast.fs.names import checked_actor, is_safe_name
-from holdfast.issues import claims, rules
-from holdfast.issues.claim_records import ClaimId
-from holdfast.issues.claiming import Claiming
+from holdfast.issues import rules
+from holdfast.issues.claims import Claiming
 from holdfast.issues.creating import Creating, NewIssue
 from holdfast.issues.dependencies import Dependencies
-from holdfast.issues.draft import Draft, no_issue
-from holdfast.issues.gating import Gating
-from holdfast.issues.keys import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, INDEX, ISSUES
-from holdfast.issues.reading import Snapshot
-from holdfast.issues.records import (
-    Event,
+from holdfast.issues.gates import Gating
+from holdfast.issues.model import (
+    CLAIMS,
+    DEPENDENTS,
+    EVENTS,
+    GATES,
+    GRAPH,
+    INDEX,
+    ISSUES,
+    ClaimId,
     Graph,
     Index,
     Issue,
+    IssueEvent,
     Priority,
     Registry,
     State,
@@ -39,7 +43,8 @@ from holdfast.issues.records import (
     checked_title,
     without_repeats,
 )
-from holdfast.issues.transactions import Transactions, check_dependents
+from holdfast.issues.reading import IssueSet
+from holdfast.issues.transactions import Draft, Transactions, check_dependents, no_issue
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.model import Document, Entry, Key, Store
 
@@ -128,7 +133,7 @@ class Tracker:
 
     # --- Reading -----------------------------------------------------------------------------------
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> IssueSet:
         """All issues, as of now."""
         return self.transactions.snapshot()
 
@@ -166,7 +171,7 @@ class Tracker:
             raise no_issue(text or "''")
         return matches[0]
 
-    def events(self, *, after: int = 0) -> Iterator[Entry[Event]]:
+    def events(self, *, after: int = 0) -> Iterator[Entry[IssueEvent]]:
         """What happened, behind a position."""
         return self.store.entries(EVENTS, after=after)
 
@@ -206,7 +211,7 @@ class Tracker:
             _check_version(draft, issue_id, if_version)
             issue = _unmoved(before, function(before))
             moving = issue.assignee != before.assignee  # to take work away is to move it
-            record = claims.authorised(before, draft.claim(issue_id), draft.moment, claim, moving=moving)
+            record = rules.authorised(before, draft.claim(issue_id), draft.moment, claim, moving=moving)
             draft.set_claim(issue_id, record)
             if issue != before:
                 draft.record("issue_updated", issue_id, fields=_changed_fields(before, issue))
@@ -225,7 +230,7 @@ class Tracker:
             if rules.is_released(before) and update.state not in (State.DONE, State.ARCHIVED):
                 around.check_dependents_known()  # one that is done would rest on it
             record = draft.claim(issue_id)
-            draft.set_claim(issue_id, claims.authorised(before, record, draft.moment, claim, moving=True))
+            draft.set_claim(issue_id, rules.authorised(before, record, draft.moment, claim, moving=True))
             issue = update.applied(before)
             if issue != before:
                 draft.record("issue_updated", issue_id, fields=_changed_fields(before, issue))
@@ -246,7 +251,7 @@ class Tracker:
             check_dependents(draft, around)
             if issue.dependencies != around.issue.dependencies:
                 raise Changed(f"{issue_id} was changed meanwhile", issue_id=issue_id)
-            claims.authorised(issue, draft.claim(issue_id), draft.moment, claim, moving=True)
+            rules.authorised(issue, draft.claim(issue_id), draft.moment, claim, moving=True)
             draft.drop(issue_id)
             for on in issue.dependencies:
                 draft.drop_dependent(on, issue_id)
@@ -303,3 +308,45 @@ def _number(name: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise SettingInvalid(f"context {name}", text, "a whole number, to be counted up") from None
+
+
+class Query(NamedTuple):
+    """What is wanted. Everything that is given must fit; of several states or priorities, one."""
+
+    words: tuple[str, ...] = ()
+    states: tuple[State, ...] = ()
+    priorities: tuple[Priority, ...] = ()
+    assignee: str | None = None
+    labels: tuple[str, ...] = ()
+
+    def fits(self, issue: Issue, state: State) -> bool:
+        """Whether an issue in this state is wanted."""
+        return (
+            (not self.states or state in self.states)
+            and (not self.priorities or issue.priority in self.priorities)
+            and (self.assignee is None or issue.assignee == self.assignee)
+            and all(_has_label(issue, label) for label in self.labels)
+            and (not self.words or _has_words(issue, self.words))
+        )
+
+
+def find(snapshot: IssueSet, query: Query) -> list[Issue]:
+    """The issues that fit, in the order in which they were created."""
+    return [issue for issue in snapshot if query.fits(issue, snapshot.state(issue))]
+
+
+def _has_label(issue: Issue, wanted: str) -> bool:
+    """A label, or with a `*` at the end all that begin like it."""
+    if wanted.endswith("*"):
+        return any(label.startswith(wanted[:-1]) for label in issue.labels)
+    return wanted in issue.labels
+
+
+def _has_words(issue: Issue, words: tuple[str, ...]) -> bool:
+    text = "\n".join(_texts(issue)).casefold()
+    return all(word in text or issue.id.startswith(word) for word in map(str.casefold, words))
+
+
+def _texts(issue: Issue) -> Iterator[str]:
+    yield from (issue.title, issue.description, issue.assignee or "", *issue.labels)
+    yield from (f"{name}={value}" for name, value in issue.context.items())

@@ -21,16 +21,242 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
-from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now
-from holdfast.errors import Blocked, Changed, Failure, NotInitialised
+import msgspec
+
+from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now, format_instant
+from holdfast.errors import Blocked, Changed, Failure, NotFound, NotInitialised
 from holdfast.fs.names import is_safe_name
-from holdfast.issues.draft import Draft, no_issue
-from holdfast.issues.keys import DEPENDENTS, EVENTS, GRAPH, INDEX, ISSUES
-from holdfast.issues.reading import TOLERANT_ISSUES, Broken, Snapshot, look_at, read_issue, take_snapshot
-from holdfast.issues.records import Issue
+from holdfast.issues import rules
+from holdfast.issues.model import (
+    CLAIMS,
+    DEPENDENTS,
+    EVENTS,
+    GRAPH,
+    INDEX,
+    ISSUES,
+    ClaimRecord,
+    Dependents,
+    Graph,
+    Index,
+    Issue,
+    IssueEvent,
+    State,
+)
+from holdfast.issues.reading import (
+    TOLERANT_ISSUES,
+    Broken,
+    IssueSet,
+    look_at,
+    misnamed,
+    read_issue,
+    take_snapshot,
+)
 from holdfast.locks.identity import boot_clock_id
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
-from holdfast.store.model import Decision, Key, Store, Stream, Unreadable, View
+from holdfast.store.model import (
+    Append,
+    Change,
+    Create,
+    Decision,
+    Delete,
+    Key,
+    Replace,
+    Store,
+    Stream,
+    Unreadable,
+    View,
+)
+
+MOST_RECENT = 256
+"""How many of the last additions of dependencies are remembered."""
+
+_NUMBERS = 1 << 128
+
+
+class Draft:
+    """What is about to be committed. Issues that were named are looked up in the view, others in
+    `evidence`: what was read before, without locks. About one that is in neither, nothing is known."""
+
+    def __init__(
+        self,
+        view: View,
+        moment: Now,
+        *,
+        seed: int,
+        actor: str,
+        named: Iterable[str],
+        evidence: Mapping[str, Issue | None],
+    ) -> None:
+        self.view = view
+        self.moment = moment
+        self.at = format_instant(moment.now)
+        self.actor = actor
+        self._seed = seed
+        self._named = frozenset(named)
+        self._evidence = evidence
+        self._issues: dict[str, Issue | None] = {}
+        self._others: dict[Key[Any], object] = {}
+        self._events: list[IssueEvent] = []
+        self._told: set[str] = set()
+
+    # --- Issues ------------------------------------------------------------------------------------
+
+    def lookup(self, issue_id: str) -> Issue | None:
+        """An issue as it shall be."""
+        if issue_id in self._issues:
+            return self._issues[issue_id]
+        if issue_id in self._named:
+            found = self.view.get(ISSUES.key(issue_id))
+            if found is not None and found.id != issue_id:
+                raise misnamed(issue_id, found)
+            return found
+        if issue_id in self._evidence:
+            return self._evidence[issue_id]
+        raise Changed(f"{issue_id} came into play while this was being decided", issue_id=issue_id)
+
+    def issue(self, issue_id: str) -> Issue:
+        """An issue that must be there."""
+        found = self.lookup(issue_id)
+        if found is None:
+            raise no_issue(issue_id)
+        return found
+
+    def put(self, issue: Issue, *, told: bool = False) -> Issue:
+        """Let an issue be this. `told`: an event of its own says which state it goes to."""
+        before = self.view.get(ISSUES.key(issue.id))
+        if before == issue:
+            self._issues.pop(issue.id, None)
+            return issue
+        created_at = issue.created_at or self.at
+        gates = {
+            name: {**each, "updated_at": each.get("updated_at") or self.at}
+            for name, each in issue.gates_status.items()
+        }
+        issue = msgspec.structs.replace(issue, created_at=created_at, updated_at=self.at, gates_status=gates)
+        self._issues[issue.id] = issue
+        if told or before is None:
+            self._told.add(issue.id)
+        return issue
+
+    def drop(self, issue_id: str) -> None:
+        """Let an issue be gone, with all that belongs to it."""
+        self._issues[issue_id] = None
+        for family in (CLAIMS, DEPENDENTS):
+            self._others[family.key(issue_id)] = None
+
+    def settle(self, issue_ids: Iterable[str]) -> None:
+        """Bring the stored state of issues in line with what they depend on."""
+        for issue_id in issue_ids:
+            issue = self.lookup(issue_id)
+            if issue is not None:
+                self.put(rules.in_line(issue, self.lookup))
+
+    # --- What belongs to them ----------------------------------------------------------------------
+
+    def get(self, key: Key[Any]) -> Any:
+        """Another document as it shall be."""
+        return self._others[key] if key in self._others else self.view.get(key)
+
+    def set(self, key: Key[Any], record: object) -> None:
+        """Let another document be this."""
+        self._others[key] = record
+
+    def index(self) -> Index:
+        found = self.get(INDEX)
+        if found is None:
+            raise NotInitialised("there is no issue tracker here")
+        assert isinstance(found, Index)
+        return found
+
+    def claim(self, issue_id: str) -> ClaimRecord | None:
+        found = self.get(CLAIMS.key(issue_id))
+        assert found is None or isinstance(found, ClaimRecord)
+        return found
+
+    def set_claim(self, issue_id: str, record: ClaimRecord | None) -> None:
+        if record != self.claim(issue_id):
+            self.set(CLAIMS.key(issue_id), record)
+
+    def end_claim_unless_working(self, issue: Issue) -> None:
+        """Who has finished, or was sent back, holds no claim any more."""
+        record = self.claim(issue.id)
+        if record is not None and issue.state not in (State.IN_PROGRESS, State.GATED):
+            self.set_claim(issue.id, rules.ended(record))
+
+    def dependents(self, issue_id: str) -> tuple[str, ...]:
+        found = self.get(DEPENDENTS.key(issue_id))
+        return found.dependents if isinstance(found, Dependents) else ()
+
+    def set_dependents(self, issue_id: str, dependents: Iterable[str]) -> None:
+        known = self.get(DEPENDENTS.key(issue_id)) or Dependents(issue_id=issue_id)
+        wanted = tuple(dict.fromkeys(dependents))
+        if wanted != known.dependents:
+            record = msgspec.structs.replace(known, dependents=wanted) if wanted else None
+            self.set(DEPENDENTS.key(issue_id), record)
+
+    def add_dependent(self, on: str, issue_id: str) -> None:
+        self.set_dependents(on, (*self.dependents(on), issue_id))
+
+    def drop_dependent(self, on: str, issue_id: str) -> None:
+        self.set_dependents(on, (each for each in self.dependents(on) if each != issue_id))
+
+    def add_edges(self, edges: Iterable[tuple[str, str]]) -> None:
+        """Count additions to the graph, so that those who have walked it without locks can tell."""
+        graph, new = self.get(GRAPH) or Graph(), list(edges)
+        if new:
+            recent = [*graph.recent, *new][-MOST_RECENT:]
+            self.set(GRAPH, msgspec.structs.replace(graph, epoch=graph.epoch + len(new), recent=recent))
+
+    # --- The outcome -------------------------------------------------------------------------------
+
+    def record(self, type_: str, issue_id: str, **facts: object) -> None:
+        """Say what happened; every event has an id of its own, and says who did it."""
+        number = str(uuid.UUID(int=(self._seed + len(self._events)) % _NUMBERS))
+        self._events.append(
+            IssueEvent(
+                type=type_,
+                id=number,
+                issue_id=issue_id,
+                timestamp=self.at,
+                unknown={**facts, "by": self.actor},
+            )
+        )
+
+    def changes(self) -> list[Change]:
+        """All of it."""
+        for issue_id, issue in self._issues.items():
+            before = self.view.get(ISSUES.key(issue_id))
+            if issue is not None and before is not None and issue_id not in self._told:
+                self._tell_state(before.state, issue)
+        documents = {ISSUES.key(issue_id): issue for issue_id, issue in self._issues.items()} | self._others
+        made = [
+            change for key, record in documents.items() if (change := self._change(key, record)) is not None
+        ]
+        return [*made, *(Append(EVENTS, event) for event in self._events)]
+
+    def _tell_state(self, before: State, issue: Issue) -> None:
+        if before is not issue.state:
+            self.record("issue_state_changed", issue.id, **{"from": before.value, "to": issue.state.value})
+            if issue.state is State.DONE:
+                self.record("issue_completed", issue.id)
+
+    def _change(self, key: Key[Any], record: object) -> Change | None:
+        before = self.view.get(key)
+        if record == before:
+            return None
+        if record is None:
+            return Delete(key)
+        return Create(key, record) if before is None else Replace(key, record)
+
+
+def no_issue(issue_id: str) -> NotFound:
+    """The failure of naming an issue that is not there."""
+    return NotFound(
+        f"there is no issue {issue_id}",
+        issue_id=issue_id,
+        hint="See 'holdfast issue list'; it may have been deleted.",
+    )
+
 
 MOST_NAMED = 100
 """How many neighbours a transaction names at most."""
@@ -59,7 +285,7 @@ class Seen(NamedTuple):
         return [each for each in self.issues if self.can_name(each)][:MOST_NAMED]
 
 
-class Surroundings(NamedTuple):
+class IssueNeighbours(NamedTuple):
     """An issue and what its state rests on, and what rests on it; as seen without locks.
 
     `named` are to be named; `followers` are the dependents whose stored state can follow at once.
@@ -78,7 +304,7 @@ class Surroundings(NamedTuple):
                 raise self.seen.broken[each].failure
 
 
-def check_dependents(draft: Draft, around: Surroundings) -> None:
+def check_dependents(draft: Draft, around: IssueNeighbours) -> None:
     """Raise `Changed` if somebody depends on the issue who was not seen. Its dependents must be named."""
     if not set(draft.dependents(around.issue.id)) <= set(around.dependents):
         raise Changed(f"somebody began to depend on {around.issue.id}", issue_id=around.issue.id)
@@ -119,7 +345,7 @@ class Transactions:
         """Now, for one who looks."""
         return self.reading().at(self.store.now())
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> IssueSet:
         """All issues, as of now."""
         return take_snapshot(self.store, self.reading())
 
@@ -169,7 +395,7 @@ class Transactions:
             seen.add(each, self.look_at(each))
         return seen
 
-    def surroundings(self, issue_id: str) -> Surroundings:
+    def surroundings(self, issue_id: str) -> IssueNeighbours:
         issue = self.need(issue_id)
         seen = self.with_dependencies(issue)
         named = seen.named()
@@ -191,7 +417,7 @@ class Transactions:
             if len(named) + len(group) <= MOST_NAMED:
                 named += group
                 followers.append(each)
-        return Surroundings(issue, named, seen, dependents, followers)
+        return IssueNeighbours(issue, named, seen, dependents, followers)
 
     # --- Changing ----------------------------------------------------------------------------------
 

@@ -13,14 +13,24 @@ import msgspec
 
 from holdfast.errors import Changed, Failure, NotInitialised
 from holdfast.fs.names import is_safe_name
-from holdfast.issues import claims, rules
-from holdfast.issues.draft import Draft
-from holdfast.issues.graph import in_order
-from holdfast.issues.keys import CLAIMS, DEPENDENTS, EVENTS, GATES, GRAPH, INDEX, ISSUES
+from holdfast.issues import rules
+from holdfast.issues.model import (
+    CLAIMS,
+    DEPENDENTS,
+    EVENTS,
+    GATES,
+    GRAPH,
+    INDEX,
+    ISSUES,
+    Graph,
+    Issue,
+    IssueEventCodec,
+    State,
+)
 from holdfast.issues.reading import TOLERANT_ISSUES, Broken, tried
-from holdfast.issues.records import EventCodec, Graph, Issue, State
+from holdfast.issues.rules import in_order
 from holdfast.issues.tracker import Tracker
-from holdfast.issues.transactions import Seen
+from holdfast.issues.transactions import Draft, Seen
 from holdfast.store.files import FileStore, UnfinishedCommit
 from holdfast.store.model import Key, Record, Store, Unreadable
 
@@ -29,7 +39,7 @@ FAMILY = "jit/"
 """What the names of all documents of a tracker begin with."""
 
 
-class Finding(NamedTuple):
+class IssueFinding(NamedTuple):
     """Something that is not as it should be. `fixable`: there is only one way to put it right. `hint` says
     what else can be done about it, if that does not go without saying."""
 
@@ -40,7 +50,7 @@ class Finding(NamedTuple):
     hint: str = ""
 
 
-class Examination:
+class TrackerExamination:
     """One look at everything. What cannot be read is a finding, and what would rest on it is not judged."""
 
     def __init__(self, tracker: Tracker) -> None:
@@ -50,7 +60,7 @@ class Examination:
         if index is None:
             raise NotInitialised("there is no issue tracker here")
         self._listed = list(index.record.all_ids)
-        self._unreadable: list[Finding] = []
+        self._unreadable: list[IssueFinding] = []
         self._broken: set[str] = set()
         self._issues = self._load()
         findings = list(self._examine())
@@ -77,17 +87,17 @@ class Examination:
             return None
         return found
 
-    def _examine(self) -> Iterator[Finding]:
+    def _examine(self) -> Iterator[IssueFinding]:
         yield from _examine_commits(self._store)
         listed = set(self._listed)
         if len(listed) != len(self._listed):
-            yield Finding("index", "", "the index has an id twice", True)
+            yield IssueFinding("index", "", "the index has an id twice", True)
         for each in self._listed:
             if each not in self._issues and each not in self._broken:
-                yield Finding("missing", each, "the index has it, but there is no such issue", True)
+                yield IssueFinding("missing", each, "the index has it, but there is no such issue", True)
         for each in self._issues:
             if each not in listed:
-                yield Finding("unlisted", each, "it is not in the index", True)
+                yield IssueFinding("unlisted", each, "it is not in the index", True)
         yield from self._examine_graph()
         gates = self._read(GATES)
         known = gates.gates if gates else {}
@@ -95,22 +105,24 @@ class Examination:
             yield from self._examine_issue(issue, known)
         yield from self._examine_events()
 
-    def _examine_graph(self) -> Iterator[Finding]:
+    def _examine_graph(self) -> Iterator[IssueFinding]:
         edges = {each.id: each.dependencies for each in self._issues.values()}
         for circle in in_order(edges)[1]:
-            yield Finding("circle", circle[0], " -> ".join(circle), False)
+            yield IssueFinding("circle", circle[0], " -> ".join(circle), False)
         dependents: dict[str, set[str]] = {}
         for issue_id, deps in edges.items():
             for on in deps:
                 dependents.setdefault(on, set()).add(issue_id)
                 if on not in self._issues and on not in self._broken:
-                    yield Finding("dangling", issue_id, f"it depends on {on}, which does not exist", True)
+                    yield IssueFinding(
+                        "dangling", issue_id, f"it depends on {on}, which does not exist", True
+                    )
         stored, whole = self._stored_dependents()
         graph = self._read(GRAPH)
         real = {on: each for on, each in dependents.items() if on in self._issues}
         complete = graph is not None and graph.dependents_complete
         if whole and not (complete and stored == real):
-            yield Finding(
+            yield IssueFinding(
                 "dependents",
                 "",
                 "the record of which issues depend on which is not complete",
@@ -132,41 +144,49 @@ class Examination:
                 stored[on] = left
         return stored, whole
 
-    def _examine_issue(self, issue: Issue, gates: Mapping[str, object]) -> Iterator[Finding]:
+    def _examine_issue(self, issue: Issue, gates: Mapping[str, object]) -> Iterator[IssueFinding]:
         lookup = self._issues.get
         waiting = [each for each in rules.open_dependencies(issue, lookup) if each not in self._broken]
         knows_all = self._broken.isdisjoint(issue.dependencies)
         if knows_all and rules.state_of(issue, lookup) is not issue.state:
             wanted = rules.state_of(issue, lookup).value
-            yield Finding("state", issue.id, f"it is stored as {issue.state.value}, but is {wanted}", True)
+            yield IssueFinding(
+                "state", issue.id, f"it is stored as {issue.state.value}, but is {wanted}", True
+            )
         if issue.state is State.DONE and waiting:
-            yield Finding(
+            yield IssueFinding(
                 "done too early", issue.id, f"it is done, but waits for {', '.join(waiting)}", False
             )
         if issue.state is State.DONE and issue.open_gates():
-            yield Finding("done too early", issue.id, f"not passed: {', '.join(issue.open_gates())}", False)
+            yield IssueFinding(
+                "done too early", issue.id, f"not passed: {', '.join(issue.open_gates())}", False
+            )
         for gate in issue.gates_required:
             if gate not in gates:
-                yield Finding("gate", issue.id, f"it requires the gate {gate}, which is not defined", False)
+                yield IssueFinding(
+                    "gate", issue.id, f"it requires the gate {gate}, which is not defined", False
+                )
         claim = self._read(CLAIMS.key(issue.id), issue.id)
-        if claims.is_abandoned(issue, claim, self._tracker.transactions.moment()):
-            yield Finding("abandoned", issue.id, f"the claim of {issue.assignee} has run out", True)
+        if rules.is_abandoned(issue, claim, self._tracker.transactions.moment()):
+            yield IssueFinding("abandoned", issue.id, f"the claim of {issue.assignee} has run out", True)
 
-    def _examine_events(self) -> Iterator[Finding]:
+    def _examine_events(self) -> Iterator[IssueFinding]:
         for entry in self._store.entries(EVENTS):
-            if entry.record.type == EventCodec.UNREADABLE:
-                yield Finding("event", "", f"at {entry.position}: {entry.record.unknown['problem']}", False)
+            if entry.record.type == IssueEventCodec.UNREADABLE:
+                yield IssueFinding(
+                    "event", "", f"at {entry.position}: {entry.record.unknown['problem']}", False
+                )
 
 
-def _unreadable(issue_id: str, failure: Failure) -> Finding:
-    return Finding("unreadable", issue_id, f"{failure.message} ({failure.code})", False, failure.hint)
+def _unreadable(issue_id: str, failure: Failure) -> IssueFinding:
+    return IssueFinding("unreadable", issue_id, f"{failure.message} ({failure.code})", False, failure.hint)
 
 
-def _examine_commits(store: Store) -> Iterator[Finding]:
+def _examine_commits(store: Store) -> Iterator[IssueFinding]:
     """Commits to several documents of the tracker whose author died after the commit point."""
     for intent, obstacle in _abandoned(store):
         if obstacle is None:
-            yield Finding(
+            yield IssueFinding(
                 "commit unfinished",
                 "",
                 f"the commit {intent.id} is decided, but its process died before it was carried out",
@@ -176,7 +196,7 @@ def _examine_commits(store: Store) -> Iterator[Finding]:
             )
         else:
             message = f"the commit {intent.id} is decided, but cannot be carried out: {obstacle.message}"
-            yield Finding("commit blocked", "", message, False, obstacle.hint)
+            yield IssueFinding("commit blocked", "", message, False, obstacle.hint)
 
 
 def _abandoned(store: Store) -> list[UnfinishedCommit]:
@@ -189,12 +209,12 @@ def _abandoned(store: Store) -> list[UnfinishedCommit]:
     ]
 
 
-def examine(tracker: Tracker) -> list[Finding]:
+def examine(tracker: Tracker) -> list[IssueFinding]:
     """Everything that is not as it should be."""
-    return Examination(tracker).findings
+    return TrackerExamination(tracker).findings
 
 
-def repair(tracker: Tracker) -> list[Finding]:
+def repair(tracker: Tracker) -> list[IssueFinding]:
     """Put right what can be; what is left is returned. Each repair is a transaction of its own."""
     _finish_commits(tracker.store)
     findings = examine(tracker)
@@ -221,7 +241,7 @@ def _finish_commits(store: Store) -> None:
         store.finish_commits([each.intent for each in _abandoned(store) if each.obstacle is None])
 
 
-def _has_unreadable(findings: Iterable[Finding]) -> bool:
+def _has_unreadable(findings: Iterable[IssueFinding]) -> bool:
     """Whether something cannot be read: then nobody knows all dependencies."""
     return any(each.kind == "unreadable" for each in findings)
 

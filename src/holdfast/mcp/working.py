@@ -7,9 +7,9 @@ from functools import partial
 
 from holdfast.clock import parse_duration
 from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld
-from holdfast.issues.claiming import Claimed
+from holdfast.issues.claims import Claimed
 from holdfast.issues.creating import NewIssue
-from holdfast.issues.records import Priority
+from holdfast.issues.model import Priority
 from holdfast.mcp import arguments
 from holdfast.mcp.calls import Call, Plain
 from holdfast.mcp.held import Place, Work

@@ -31,8 +31,8 @@ from typing import NamedTuple
 
 from holdfast.errors import AlreadyExists, Failure, Refused, SequenceMismatch
 from holdfast.fs.directory import Directory
-from holdfast.issues.claiming import Claimed, HeldClaim
-from holdfast.issues.records import GateStatus, Issue, State
+from holdfast.issues.claims import Claimed, HeldIssueClaim
+from holdfast.issues.model import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.leases.service import HeldLease
 from holdfast.ledger.log import Ledger
@@ -96,7 +96,7 @@ class Assignment:
     """Work that is claimed, and a worktree that is leased for it."""
 
     def __init__(
-        self, workshop: Workshop, wish: Wish, claimed: Claimed, claim: HeldClaim, lease: HeldLease
+        self, workshop: Workshop, wish: Wish, claimed: Claimed, claim: HeldIssueClaim, lease: HeldLease
     ) -> None:
         self.issue = claimed.issue
         self.taken_over_from = claimed.taken_over_from
@@ -258,7 +258,7 @@ def take(
     """
     claimed = _claimed(workshop.tracker, wish)
     with contextlib.ExitStack() as held:
-        claim = HeldClaim(workshop.tracker.claims, claimed.claim)
+        claim = HeldIssueClaim(workshop.tracker.claims, claimed.claim)
         with quietly():
             held.enter_context(claim)
         assignment = None
@@ -279,7 +279,7 @@ def _begun(
     workshop: Workshop,
     wish: Wish,
     claimed: Claimed,
-    claim: HeldClaim,
+    claim: HeldIssueClaim,
     held: contextlib.ExitStack,
     quietly: Callable[[], contextlib.AbstractContextManager[object]],
 ) -> Assignment:

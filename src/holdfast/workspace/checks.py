@@ -131,7 +131,7 @@ _MEANINGS = {
 }
 
 
-def _issue_finding(found: validate.Finding, tracker: Tracker) -> Finding:
+def _issue_finding(found: validate.IssueFinding, tracker: Tracker) -> Finding:
     abandoned = found.kind == "abandoned"
     meaning = _MEANINGS.get(found.kind, "The issues do not fit together.")
     severity = Severity.NOTE if abandoned else Severity.WARNING if found.fixable else Severity.ERROR

@@ -16,9 +16,8 @@ from typing import NamedTuple
 from holdfast.clock import SKEW, SYSTEM_CLOCK, ClockReading, Now, format_duration, format_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs.directory import Directory
-from holdfast.issues.keys import CLAIMS
+from holdfast.issues.model import CLAIMS, Issue, State
 from holdfast.issues.reading import look_at
-from holdfast.issues.records import Issue, State
 from holdfast.leases.rules import LeaseWaiter
 from holdfast.leases.service import LeaseService, LeaseState
 from holdfast.leases.wait_notes import WaitNote, WaitNotes

@@ -9,11 +9,10 @@ import msgspec
 
 if TYPE_CHECKING:
     from holdfast.clock import Now
-    from holdfast.issues.claim_records import Claim
-    from holdfast.issues.claiming import Claimed
+    from holdfast.issues.claims import Claimed
     from holdfast.issues.creating import Created
-    from holdfast.issues.reading import Broken, Snapshot
-    from holdfast.issues.records import Issue, State
+    from holdfast.issues.model import Issue, IssueClaim, State
+    from holdfast.issues.reading import Broken, IssueSet
     from holdfast.issues.tracker import Tracker
     from holdfast.workspace.assignments import Assignment, Outcome
 
@@ -37,7 +36,7 @@ def summary(issue: Issue, state: State) -> dict[str, Any]:
     }
 
 
-def list_record(snapshot: Snapshot, issues: Iterable[Issue]) -> dict[str, Any]:
+def list_record(snapshot: IssueSet, issues: Iterable[Issue]) -> dict[str, Any]:
     """Some issues of a tracker, and what of it could not be read."""
     listed = [summary(issue, snapshot.state(issue)) for issue in issues]
     return {"issues": listed, "count": len(listed), "broken": broken_records(snapshot.broken)}
@@ -72,7 +71,7 @@ def full(tracker: Tracker, issue_id: str) -> dict[str, Any]:
     }
 
 
-def claim_record(claim: Claim, moment: Now) -> dict[str, Any]:
+def claim_record(claim: IssueClaim, moment: Now) -> dict[str, Any]:
     """A claim as others see it now: expired means that anybody may take its place."""
     left = claim.time_left(moment, for_others=True)
     return {**msgspec.to_builtins(claim), "expired": left <= 0, "time_left": round(left, 3)}

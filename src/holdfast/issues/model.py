@@ -13,10 +13,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from holdfast.clock import BootMark, Now
 from holdfast.errors import Corrupt, JsonInvalid, SettingInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text
-from holdfast.store.model import MOST_BYTES
+from holdfast.store.model import MOST_BYTES, Family, Key, Stream, StructCodec
 
 SCHEMA_VERSION = 2
 _UNKNOWN = "(unknown)"
@@ -108,7 +109,7 @@ class Registry(OpenRecord, frozen=True, kw_only=True):
     gates: dict[str, dict[str, Any]] = {}
 
 
-class Event(OpenRecord, frozen=True, kw_only=True):
+class IssueEvent(OpenRecord, frozen=True, kw_only=True):
     """Something that happened; what else is known of it is in `unknown`, whatever type it is."""
 
     type: str = "unknown"
@@ -234,20 +235,20 @@ class IssueCodec(OpenCodec[Issue]):
         return value
 
 
-class EventCodec(OpenCodec[Event]):
+class IssueEventCodec(OpenCodec[IssueEvent]):
     """Events. A line that is no event is shown as one that cannot be read, not as the end of the log."""
 
     UNREADABLE = "unreadable"
 
     def __init__(self) -> None:
-        super().__init__(Event, pretty=False)
+        super().__init__(IssueEvent, pretty=False)
 
-    def decode(self, content: bytes, source: str) -> Event:
+    def decode(self, content: bytes, source: str) -> IssueEvent:
         try:
             return super().decode(content, source)
         except Corrupt as failure:
             text = content.decode("utf-8", "backslashreplace")
-            return Event(type=self.UNREADABLE, unknown={"line": text, "problem": failure.message})
+            return IssueEvent(type=self.UNREADABLE, unknown={"line": text, "problem": failure.message})
 
 
 # --- Gates as they are defined ----------------------------------------------------------------------
@@ -353,3 +354,69 @@ def checked_context(context: Mapping[str, str]) -> dict[str, str]:
 def without_repeats(values: Iterable[str]) -> tuple[str, ...]:
     """The values in their order, each once."""
     return tuple(dict.fromkeys(values))
+
+
+class IssueClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A timed right to work on an issue. It counts until `expires_at`, by the store's clock; within one boot
+    of one machine until `boot_expires_at`, which nobody can move by setting a clock.
+
+    `claim_id` is `<issue>.<token>.<random>`: it says which issue it is for and is never used again.
+    """
+
+    claim_id: str
+    assignee: str
+    token: int
+    ttl: float
+    claimed_at: str
+    renewed_at: str
+    expires_at: str
+    purpose: str = ""
+    holder: dict[str, str] = {}
+    """The process that took it, in words, if that is known; see `locks.holders.described`."""
+
+    boot_expires_at: BootMark | None = None
+
+    def time_left(self, moment: Now, *, for_others: bool) -> float:
+        """How long the claim still counts: for its holder, or (with a margin) until others may take it."""
+        return moment.until(self.expires_at, self.boot_expires_at, margin=for_others)
+
+    def is_expired(self, moment: Now) -> bool:
+        """Whether its holder must not use it any more."""
+        return self.time_left(moment, for_others=False) <= 0
+
+    def may_be_taken(self, moment: Now) -> bool:
+        """Whether others may take its place: never before it has expired for its holder."""
+        return self.time_left(moment, for_others=True) <= 0
+
+
+class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The claim of an issue, if there is one. The token outlives it: it only ever grows."""
+
+    issue_id: str
+    token: int
+    claim: IssueClaim | None = None
+
+
+class ClaimId(NamedTuple):
+    """A claim id, taken apart."""
+
+    issue_id: str
+    token: int
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> ClaimId:
+        issue_id, token, secret = ["", "", *text.strip().rsplit(".", 2)][-3:]
+        if not (issue_id and secret and token.isascii() and token.isdigit() and len(token) < 16):
+            raise SettingInvalid("the claim", text, "the id of a claim, as 'holdfast issue claim' prints it")
+        return cls(issue_id, int(token), text.strip())
+
+
+INDEX = Key("jit/index", OpenCodec(Index))
+GRAPH = Key("jit/graph", OpenCodec(Graph))
+GATES = Key("jit/gates", OpenCodec(Registry))
+GATE_RUNS = Family("jit/gate-runs", StructCodec(GateRun))
+ISSUES = Family("jit/issues", IssueCodec())
+CLAIMS = Family("jit/claims", StructCodec(ClaimRecord))
+DEPENDENTS = Family("jit/dependents", OpenCodec(Dependents))
+EVENTS = Stream("jit/events", IssueEventCodec())
