@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.report import Report
-from holdfast.fs.trees import capture, choose_engine, materialise
+from holdfast.trees import capture, choose_engine, materialise
 
 OURS = "holdfast"
 PHASES = ("first", "unchanged", "changed", "restore")

@@ -28,7 +28,7 @@ from bench.measure import Ratio, interleave, ratio, rotated
 from bench.report import Column, Report, Table, Target, Value, at_most
 from bench.report import number as written
 from bench.timing import Cost, say, timed
-from holdfast.fs.trees import Engine, choose_engine, remove_tree, tree_bytes
+from holdfast.trees import Engine, choose_engine, remove_tree, tree_bytes
 
 MIB = 1 << 20
 SETTLED = 0.1  # people do not write and snapshot within one tick of the clock
@@ -233,7 +233,7 @@ def measure_big_file(size: int, rounds: int, report: Report) -> None:
 MEMORY = """
 import json, sys, threading
 from pathlib import Path
-from holdfast.fs.trees import Engine, capture, scout
+from holdfast.trees import Engine, capture, scout
 
 scout._is_busy = lambda: False  # what it takes with the second process, though the disk is still busy
 

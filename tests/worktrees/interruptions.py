@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.trees import verify
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import (
     Ending,
@@ -29,6 +28,7 @@ from holdfast.testing.crash import (
     run_killed,
 )
 from holdfast.testing.crash import scratch as swept_directory
+from holdfast.trees import verify
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.control import Control
 from holdfast.worktrees.finishing import settle

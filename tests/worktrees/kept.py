@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.fs.trees import Engine, capture, read_homes, verify
 from holdfast.store.model import Change, Create, Decision, Replace, View
+from holdfast.trees import Engine, capture, read_shared_directories, verify
 from holdfast.worktrees.control import Control, new_snapshot_id
 from holdfast.worktrees.naming import is_ready
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, WORKTREES, Consistency, Descriptor
@@ -126,7 +126,7 @@ def require_no_more_than_needed(control: Control) -> None:
     """Nothing is left of what is gone but directories that a tree names; and of each all that it needs."""
     need: dict[str, set[str]] = {}
     for tree in control.places.snapshots.iterdir():
-        for home in read_homes(tree).values():
+        for home in read_shared_directories(tree).values():
             need.setdefault(home.tree, set()).add(os.fsdecode(home.path))
     for remnant in remnants_of(control):
         top = control.places.remnants / remnant

@@ -11,11 +11,11 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.fs import calls
 from holdfast.fs.probe import Capabilities
-from holdfast.fs.trees import capture, choose_engine, read_homes, read_manifest
-from holdfast.fs.trees.homes import located
 from holdfast.leases.rules import Lease, LeaseKeys
 from holdfast.store.audit import AuditEntry, verify
 from holdfast.store.model import Create, Decision, Replace, View
+from holdfast.trees import capture, choose_engine, read_manifest, read_shared_directories
+from holdfast.trees.shared_dirs import located
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.records import DESCRIPTORS, MAIN, Consistency, Descriptor
@@ -81,7 +81,7 @@ def files_in(directory: Path) -> dict[str, str]:
 
 def files_kept(tree: Path) -> dict[str, str]:
     """The files of a snapshot's tree with their content, wherever they are."""
-    homes = read_homes(tree)
+    homes = read_shared_directories(tree)
     paths = [each.path for each in read_manifest(tree) if each.kind == "f"]
     return {os.fsdecode(path): located(tree, homes, path).read_text() for path in paths}
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.errors import Failure, LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
-from holdfast.fs.trees import changes, materialise, verify
 from holdfast.store.audit import check_chain
+from holdfast.trees import changes, materialise, verify
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import collecting, comparing, creating, planning, references, removing, scratch
 from holdfast.worktrees.control import Control

@@ -17,8 +17,8 @@ import pytest
 
 from holdfast.errors import IoFailure
 from holdfast.fs.reserve import FILES, LARGE, LARGE_BYTES, Reserve
-from holdfast.fs.trees import verify
 from holdfast.testing.interpose import Attempt, interposed
+from holdfast.trees import verify
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import collecting

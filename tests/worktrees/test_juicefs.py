@@ -22,10 +22,10 @@ from holdfast.errors import (
     LockTimeout,
 )
 from holdfast.fs.probe import SAFE_OPTIONS, find_capabilities, require_safe, settings_of
-from holdfast.fs.trees import Engine, capture, capture_best, choose_engine, materialise, verify
-from holdfast.fs.trees import juicefs_clone as cloning
 from holdfast.locks.file_lock import FileLocker
 from holdfast.testing.crash import Kill, Report, fresh, judge, run_killed
+from holdfast.trees import Engine, capture, capture_best, choose_engine, materialise, verify
+from holdfast.trees import engines as cloning
 from holdfast.workspace.initialising import initialise
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees.records import MAIN

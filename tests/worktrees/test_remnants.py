@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.errors import Corrupt, Failure, LockConflict, PlanMismatch, Refused
-from holdfast.fs.trees import Home, materialise, read_homes
-from holdfast.fs.trees import homes as homes_module
-from holdfast.fs.trees.homes import write_homes
 from holdfast.store.model import Store
 from holdfast.testing.interpose import Attempt, interposed
+from holdfast.trees import SharedDirectory, materialise, read_shared_directories
+from holdfast.trees import shared_dirs as homes_module
+from holdfast.trees.shared_dirs import write_homes
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import collecting, comparing, planning, removing, restoring, snapshots, sweeping
 from holdfast.worktrees import scratch as scratches
@@ -188,7 +188,7 @@ def test_a_shared_directory_is_shared_on_after_its_home_is_trimmed(control: Cont
     collect(control)
     assert first in remnants_of(control)
     newest = keep(control, {"file": "another"}, shared=True)
-    assert first in {home.tree for home in read_homes(control.places.tree(newest)).values()}
+    assert first in {home.tree for home in read_shared_directories(control.places.tree(newest)).values()}
 
 
 def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(control: Control) -> None:
@@ -236,13 +236,16 @@ def test_a_tree_that_was_a_snapshot_again_takes_the_place_of_what_was_left_of_it
     first = keep(control, {"d/file": "1", "d/below/file": "1"}, shared=True)
     shutil.copytree(control.places.tree(first), control.places.root / "copy", symlinks=True)
     second = keep(control, {"d/file": "2", "file": "2"}, shared=True)
-    assert read_homes(control.places.tree(second)) == {b"d/below": Home(first, b"d/below")}
+    assert read_shared_directories(control.places.tree(second)) == {
+        b"d/below": SharedDirectory(first, b"d/below")
+    }
     collect(control)
     (control.places.root / "copy").rename(control.places.tree(first))
     shutil.copytree(control.places.tree(second), control.places.tree("0" * 16), symlinks=True)
     (control.places.tree("0" * 16) / "homes").unlink()
     write_homes(
-        control.places.tree("0" * 16), [(b"d/below", Home(first, b"d/below")), (b"d", Home(first, b"d"))]
+        control.places.tree("0" * 16),
+        [(b"d/below", SharedDirectory(first, b"d/below")), (b"d", SharedDirectory(first, b"d"))],
     )
     sweeping.retire(control, [first])
     sweeping.sweep(control)
@@ -336,13 +339,13 @@ def in_the_making(control: Control, home: str, path: bytes) -> Path:
     """A complete tree that a process has not put in its place yet."""
     tree = control.places.scratch / "0123456789abcdef" / "tree"
     (tree / "payload").mkdir(parents=True)
-    write_homes(tree, [(path, Home(home, path))])
+    write_homes(tree, [(path, SharedDirectory(home, path))])
     (tree / ".READY").touch()
     return tree
 
 
 def require_kept_for(control: Control, tree: Path) -> None:
-    for home in read_homes(tree).values():
+    for home in read_shared_directories(tree).values():
         assert (control.places.remnants / home.tree / "payload" / os.fsdecode(home.path)).is_dir(), (
             "it is gone"
         )
@@ -380,11 +383,14 @@ def test_a_tree_without_a_descriptor_that_others_need_is_never_taken_from_them(c
     repository = Repository(control.places.root)
     unknown = "0123456789abcdef"
     needing = control.places.tree(ids[2]) / "homes"
-    homes = read_homes(control.places.tree(ids[2]))
+    homes = read_shared_directories(control.places.tree(ids[2]))
     needing.unlink()
     write_homes(
         control.places.tree(ids[2]),
-        [(path, Home(unknown, home.path) if home.tree == ids[0] else home) for path, home in homes.items()],
+        [
+            (path, SharedDirectory(unknown, home.path) if home.tree == ids[0] else home)
+            for path, home in homes.items()
+        ],
     )
     shutil.copytree(control.places.tree(ids[0]), control.places.tree(unknown), symlinks=True)
     (found,) = repository.examine()
@@ -614,7 +620,7 @@ def met(begun: Begun, scratch: Path, share: Callable[[Control, str], object], st
             with interposed(rule):
                 share(control, begun.old)
             head = control.config(MAIN).head_snapshot_id
-            shared += bool(read_homes(control.places.tree(head or "")))
+            shared += bool(read_shared_directories(control.places.tree(head or "")))
         except Failure as failure:
             if rule.left > 0 or failure.code not in TOO_LATE:
                 yield f"before call {index}: {failure}"

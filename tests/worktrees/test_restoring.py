@@ -27,11 +27,11 @@ from holdfast.errors import (
     Refused,
     UsageFailure,
 )
-from holdfast.fs.trees import verify
 from holdfast.store.model import Decision, Replace
 from holdfast.testing.crash import Kill, cut_short, fresh
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.testing.interpose import Attempt, interposed
+from holdfast.trees import verify
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import exchanging, payloads
 from holdfast.worktrees.finishing import settle

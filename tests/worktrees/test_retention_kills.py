@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import pytest
 
-from holdfast.fs.trees import read_homes
 from holdfast.store.audit import check_chain
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import Fault, Kill, Outcome, Report, fresh, judge, run_killed
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.testing.powercut import power_cuts
+from holdfast.trees import read_shared_directories
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import collecting, planning, sweeping
 from holdfast.worktrees.control import Control
@@ -157,7 +157,11 @@ def test_a_collection_that_is_killed_anywhere_loses_nothing_and_goes_on(
     going = frozenset(plan.snapshots)
     assert len(going) == 4
     world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
-    homes = [home.tree for each in world.staying for home in read_homes(control.places.tree(each)).values()]
+    homes = [
+        home.tree
+        for each in world.staying
+        for home in read_shared_directories(control.places.tree(each)).values()
+    ]
     world = world._replace(left=going.intersection(homes))
     assert len(world.left) >= 2
     report = killed_everywhere(CollectionKilled(world))

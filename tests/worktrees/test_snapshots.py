@@ -23,10 +23,10 @@ from holdfast.errors import (
     OutcomeUnknown,
     UsageFailure,
 )
-from holdfast.fs.trees import Engine, read_homes, verify
-from holdfast.fs.trees.homes import located
 from holdfast.store.model import Create, Decision, Replace
 from holdfast.testing.interpose import Attempt, interposed
+from holdfast.trees import Engine, read_shared_directories, verify
+from holdfast.trees.shared_dirs import located
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import snapshots
 from holdfast.worktrees.control import Control
@@ -160,7 +160,7 @@ def test_a_descriptor_lists_no_more_than_a_record_can_hold(site: Site) -> None:
 
 def test_unchanged_files_are_stored_once(site: Site) -> None:
     trees = [site.control.places.tree(site.take(engine=Engine.LINKED)) for _ in range(2)]
-    inodes = {located(tree, read_homes(tree), b"file").stat().st_ino for tree in trees}
+    inodes = {located(tree, read_shared_directories(tree), b"file").stat().st_ino for tree in trees}
     assert len(inodes) == 1
     assert (site.payload / "file").stat().st_ino not in inodes
 

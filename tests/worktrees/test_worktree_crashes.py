@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from holdfast.fs.trees import remove_tree
 from holdfast.leases.rules import LeaseKeys
 from holdfast.store.model import Change, Decision, Delete
 from holdfast.testing.crash import Ending, Kill, Outcome, cut_short, error_points, kill_points
 from holdfast.testing.powercut import power_cuts
+from holdfast.trees import remove_tree
 from holdfast.workspace.repository import Repository
 from holdfast.worktrees import finishing, renaming
 from holdfast.worktrees.control import Control

@@ -106,7 +106,7 @@ def _listed(found: Comparison, *, all_of_it: bool) -> Iterator[str]:
 
 def _patches(control: Control, found: Comparison) -> tuple[list[object], Iterator[str]]:
     from holdfast.cli.snapshot_view import change_lines
-    from holdfast.fs.trees.manifest import escaped
+    from holdfast.trees.manifest import escaped
     from holdfast.worktrees.comparing import patches
 
     made = list(patches(control, found))
@@ -130,7 +130,7 @@ def _patches(control: Control, found: Comparison) -> tuple[list[object], Iterato
 
 
 def _statistics(control: Control, found: Comparison) -> tuple[list[object], Iterator[str]]:
-    from holdfast.fs.trees.manifest import escaped
+    from holdfast.trees.manifest import escaped
     from holdfast.worktrees.comparing import patches
 
     made = list(patches(control, found))

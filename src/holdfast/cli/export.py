@@ -36,7 +36,7 @@ def export(
 
     from holdfast.cli import progress
     from holdfast.fs.names import split_relative
-    from holdfast.fs.trees.descent import shown
+    from holdfast.trees.scan import shown
 
     opened = open_worktree(repo, worktree)
     snapshots = opened.repository.snapshots

@@ -104,8 +104,8 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
     data = {**record(found), **marks_record(marks)}
     shown = [*lines(found, marks)]
     if files:
-        from holdfast.fs.trees import read_manifest
-        from holdfast.fs.trees.manifest import escaped
+        from holdfast.trees import read_manifest
+        from holdfast.trees.manifest import escaped
 
         entries = list(read_manifest(opened.repository.control.places.tree(found.snapshot_id)))
         data["entries"] = [each.as_record() for each in entries]

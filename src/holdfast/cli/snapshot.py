@@ -15,7 +15,7 @@ from holdfast.cli.repository import lock_id_option, open_worktree, repo_option, 
 
 if TYPE_CHECKING:
     from holdfast.cli.repository import Opened
-    from holdfast.fs.trees import Engine
+    from holdfast.trees import Engine
 
 ENGINE = "JVS_SNAPSHOT_ENGINE"
 ENGINES = ("juicefs-clone", "btrfs-subvolume", "reflink", "linked", "copy")
@@ -97,7 +97,7 @@ def snapshot(
 def engine_named(flag: str | None) -> Engine | None:
     """The engine that is asked for: a flag, over the environment."""
     from holdfast.errors import SettingInvalid
-    from holdfast.fs.trees import Engine
+    from holdfast.trees import Engine
 
     text = flag or os.environ.get(ENGINE)
     if not text:

@@ -12,7 +12,7 @@ from holdfast.workspace.plain.snapshots import marks_record as marks_record
 from holdfast.workspace.plain.snapshots import record as record
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Change
+    from holdfast.trees import Change
     from holdfast.worktrees.history import Entry, Marks
     from holdfast.worktrees.records import Descriptor
 
@@ -86,7 +86,7 @@ def lines(descriptor: Descriptor, marks: Marks) -> Iterator[str]:
 
 def change_lines(changes: Iterable[Change]) -> Iterator[str]:
     """A line for each difference: a letter, the path, and what it is or in what respect it differs."""
-    from holdfast.fs.trees.manifest import escaped
+    from holdfast.trees.manifest import escaped
 
     for change in changes:
         words = [] if change.kind == "f" else [KINDS.get(change.kind, change.kind)]

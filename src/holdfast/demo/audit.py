@@ -20,9 +20,9 @@ from holdfast.demo.crew import Ended
 from holdfast.demo.stage import Stage
 from holdfast.errors import AuditChainBroken, NotFound, Refused
 from holdfast.fs import durable
-from holdfast.fs.trees.homes import located, read_homes
 from holdfast.issues.model import State
 from holdfast.store.audit import AuditTrail, verify
+from holdfast.trees.shared_dirs import located, read_shared_directories
 from holdfast.workspace.checks import all_checks
 from holdfast.workspace.overview import look_around
 from holdfast.workspace.repository import Repository
@@ -103,7 +103,7 @@ def _lost(stage: Stage, repository: Repository, descriptors: Sequence[Descriptor
 
 def _stored(tree: Path, file: str) -> Path:
     """Where a snapshot has a file: its directory may be that of an earlier one."""
-    return located(tree, read_homes(tree), os.fsencode(file))
+    return located(tree, read_shared_directories(tree), os.fsencode(file))
 
 
 def _stale(

@@ -338,7 +338,7 @@ def _is_inside(path: Path, above: os.stat_result) -> bool:
 
 def _import(control: Control, source: Path) -> int:
     """Copy a directory to `main/`, which appears complete or not at all; return how many files it has."""
-    from holdfast.fs.trees import PAYLOAD, capture_best, synced
+    from holdfast.trees import PAYLOAD, capture_best, synced
 
     main = control.places.payload(MAIN)
     _make_room(main)

@@ -29,8 +29,8 @@ from holdfast.worktrees.proof import Proof
 from holdfast.worktrees.records import FORMAT, FORMAT_VERSION, MAIN, RepositoryFormat, worktree_keys
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Engine
-    from holdfast.fs.trees.tally import Progress
+    from holdfast.trees import Engine
+    from holdfast.trees.scan import Progress
     from holdfast.worktrees.doctor import Finding, Repaired
     from holdfast.worktrees.guarding import Right
     from holdfast.worktrees.keeping import Snapshots

@@ -21,7 +21,7 @@ from holdfast.worktrees.payloads import refuse_replaced
 from holdfast.worktrees.records import Descriptor
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Change, Home
+    from holdfast.trees import Change, SharedDirectory
 
 MOST_TEXT = 4 << 20
 """The largest file whose lines are compared."""
@@ -61,7 +61,7 @@ def compare(control: Control, worktree: str, old: str | None, new: str | None) -
     one = _snapshot(resolve(control, old, worktree=worktree))
     if new is None:
         return _with_worktree(control, one, worktree)
-    from holdfast.fs.trees import compare as compare_trees
+    from holdfast.trees import compare as compare_trees
 
     other = _snapshot(resolve(control, new, worktree=worktree))
     ids = [each.descriptor.snapshot_id for each in (one, other) if each.descriptor]
@@ -72,7 +72,7 @@ def compare(control: Control, worktree: str, old: str | None, new: str | None) -
 
 def unsaved(control: Control, payload: Path, tip: str | None, worktree: str) -> Iterator[Change]:
     """What is in a directory and not in the snapshot `tip` as it is there, or the other way round."""
-    from holdfast.fs.trees import changes
+    from holdfast.trees import changes
 
     tree = None if tip is None else control.places.tree(tip)
     found = changes(payload, tree, cache=control.places.stat_cache(worktree))
@@ -133,7 +133,7 @@ class Patch(NamedTuple):
 
 def patches(control: Control, comparison: Comparison) -> Iterator[Patch]:
     """The differing lines of every file and symbolic link whose content differs, in the usual form."""
-    from holdfast.fs.trees.manifest import escaped
+    from holdfast.trees.manifest import escaped
 
     one, other = _Content(control, comparison.old), _Content(control, comparison.new)
     for change in comparison.changes:
@@ -166,7 +166,7 @@ class _Content:
 
     def __init__(self, control: Control, side: Side) -> None:
         self._control, self._side = control, side
-        self._homes: Mapping[bytes, Home] | None = None
+        self._homes: Mapping[bytes, SharedDirectory] | None = None
 
     def lines(self, path: bytes) -> list[str] | None:
         """The lines of a file, without their breaks but for a last one that has none; None if no text."""
@@ -199,12 +199,12 @@ class _Content:
         """Where a file is; None if there is nothing on this side."""
         if self._side.descriptor is None:
             return None if self._side.files is None else self._side.files / os.fsdecode(path)
-        from holdfast.fs.trees.homes import located, read_homes
+        from holdfast.trees.shared_dirs import located, read_shared_directories
 
         tree = self._control.places.tree(self._side.descriptor.snapshot_id)
         if self._homes is None:
             with reading(self._control, self._side.descriptor.snapshot_id):
-                self._homes = read_homes(tree)
+                self._homes = read_shared_directories(tree)
         return located(tree, self._homes, path)
 
 

@@ -93,7 +93,7 @@ def _check_path(control: Control, name: str) -> None:
 
 
 def _make_payload(control: Control, wanted: Wanted, payload: Path) -> None:
-    from holdfast.fs.trees import materialise, synced
+    from holdfast.trees import materialise, synced
 
     if wanted.snapshot_id is None:
         make_directories(payload)

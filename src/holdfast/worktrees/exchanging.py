@@ -138,7 +138,7 @@ def _is_in_place(control: Control, operation: Operation, room: Path) -> bool:
 
 def _holds(directory: Path, tree: Path) -> bool:
     """Whether a directory has the content of a snapshot, apart from what copying may lose."""
-    from holdfast.fs.trees import changes
+    from holdfast.trees import changes
 
     try:
         found = list(changes(directory, tree))
@@ -155,7 +155,7 @@ def _exchange(control: Control, operation: Operation, room: Path) -> None:
 
     Between the two the name is missing; the operation on record says how it goes on.
     """
-    from holdfast.fs.trees import exchange, materialise, synced
+    from holdfast.trees import exchange, materialise, synced
 
     new, target = room / NEW, _target(control, operation)
     if inode_at(new) is None:  # somebody has cleared our scratch away; the snapshot has it all

@@ -24,8 +24,8 @@ from holdfast.worktrees.naming import usable, visible
 from holdfast.worktrees.scratch import scratch
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Materialised
-    from holdfast.fs.trees.tally import Progress
+    from holdfast.trees import Materialised
+    from holdfast.trees.scan import Progress
 
 
 def export(
@@ -37,7 +37,7 @@ def export(
     progress: Progress | None = None,
 ) -> Materialised:
     """Make `destination`, where nothing is yet, hold what the snapshot holds, or the one `path` of it."""
-    from holdfast.fs.trees import materialise, remove_tree, synced
+    from holdfast.trees import materialise, remove_tree, synced
 
     _check(control, destination)
     draft = destination.with_name(f".{destination.name[:200]}-{secrets.token_hex(6)}.tmp")
@@ -86,8 +86,7 @@ def _check(control: Control, destination: Path) -> None:
 
 def _is_inside(directory: Path, other: os.stat_result) -> bool:
     """Whether a directory is the other one, or somewhere below it, whatever links lead there."""
-    from holdfast.fs.trees.descent import open_directory
-    from holdfast.fs.trees.way import DIRECTORY
+    from holdfast.trees.scan import DIRECTORY, open_directory
 
     here = open_directory(os.fspath(directory))
     try:

@@ -23,8 +23,8 @@ from holdfast.worktrees.restoring import InPlace, Restored
 from holdfast.worktrees.snapshots import AS_USUAL, Wanted
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Materialised, Problem
-    from holdfast.fs.trees.tally import Progress
+    from holdfast.trees import Materialised, Problem
+    from holdfast.trees.scan import Progress
 
 
 class Plan(NamedTuple):
@@ -88,7 +88,7 @@ class Snapshots:
 
         `SnapshotCollected` if it is deleted meanwhile: that is no damage.
         """
-        from holdfast.fs.trees import verify
+        from holdfast.trees import verify
 
         descriptor = naming.visible(self._control, snapshot_id)
         for problem in verify(self._control.places.tree(snapshot_id), descriptor.payload_hash):

@@ -26,7 +26,7 @@ from holdfast.worktrees.scratch import Scratch, scratch
 from holdfast.worktrees.snapshots import can_be_base, listed, published_tree
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Captured
+    from holdfast.trees import Captured
 
 
 @contextlib.contextmanager
@@ -77,7 +77,7 @@ def _part_differs(control: Control, operation: Operation, replaced: Path, kept: 
 
 def _put_together(control: Control, own: Scratch, replaced: Path, path: str, kept: str | None) -> Path:
     """The content of `kept`, with what was replaced at `path`, as a directory of the scratch."""
-    from holdfast.fs.trees import capture_best, materialise, remove_tree
+    from holdfast.trees import capture_best, materialise, remove_tree
 
     whole, part = own.path / "whole", own.path / "part"
     if kept is not None and is_ready(control.places, kept):
@@ -100,7 +100,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def _captured(control: Control, directory: Path, own: Scratch, kept: str | None) -> Captured:
-    from holdfast.fs.trees import capture_best, synced
+    from holdfast.trees import capture_best, synced
 
     base = control.places.tree(kept) if kept and can_be_base(control, kept) else None
     with synced(own.path):

@@ -172,7 +172,7 @@ def _store(control: Control, plan: Plan) -> None:
 
 def _freed_in_turn(places: Places, snapshot_ids: Sequence[str]) -> list[int]:
     """What is free once the first 0, 1, 2, ... of these are deleted; what is gone by now frees nothing."""
-    from holdfast.fs.trees.freeing import freed_in_turn
+    from holdfast.trees.retained_dirs import freed_in_turn
     from holdfast.worktrees.sweeping import need_of_all, trees_in
 
     if not snapshot_ids:
@@ -183,7 +183,7 @@ def _freed_in_turn(places: Places, snapshot_ids: Sequence[str]) -> list[int]:
 
 def _total_bytes(places: Places) -> int:
     """What all snapshots take, with what is left of others because they need it."""
-    from holdfast.fs.trees import tree_bytes
+    from holdfast.trees import tree_bytes
     from holdfast.worktrees.sweeping import trees_in
 
     return tree_bytes([*trees_in(places.snapshots), *trees_in(places.remnants)])

@@ -159,7 +159,7 @@ def _publish_late(control: Control, operation: Operation, late: Descriptor) -> N
 
 
 def _delete(into: Path) -> None:
-    from holdfast.fs.trees import remove_tree
+    from holdfast.trees import remove_tree
 
     remove_tree(into / REMOVED)
 

@@ -51,7 +51,7 @@ from holdfast.worktrees.snapshots import Wanted, published_tree, publishing, sam
 from holdfast.worktrees.usage import refuse_if_written
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees.tally import Progress
+    from holdfast.trees.scan import Progress
 
 
 class InPlace(NamedTuple):
@@ -197,7 +197,7 @@ def differs_from_head(control: Control, config: WorktreeConfig) -> bool:
 
 
 def _prepare(control: Control, worktree: str, room: Scratch, source: Descriptor, how: InPlace) -> Operation:
-    from holdfast.fs.trees import materialise, synced
+    from holdfast.trees import materialise, synced
 
     tree = control.places.tree(source.snapshot_id)
     new, path = room.path / NEW, None
@@ -243,7 +243,7 @@ def _placed(control: Control, worktree: str, path: str) -> tuple[str, tuple[str,
 
 
 def _link(control: Control, room: Scratch, source: Descriptor) -> None:
-    from holdfast.fs.trees import share_tree, synced
+    from holdfast.trees import share_tree, synced
 
     with synced(room.path):
         share_tree(control.places.tree(source.snapshot_id), room.tree)

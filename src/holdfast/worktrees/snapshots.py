@@ -52,8 +52,8 @@ from holdfast.worktrees.records import (
 from holdfast.worktrees.scratch import Scratch, scratch
 
 if TYPE_CHECKING:
-    from holdfast.fs.trees import Captured, Engine
-    from holdfast.fs.trees.tally import Progress
+    from holdfast.trees import Captured, Engine
+    from holdfast.trees.scan import Progress
 
 
 class Wanted(NamedTuple):
@@ -162,7 +162,7 @@ class _Directory:
 def _capture(
     control: Control, payload: _Directory, room: Scratch, tip: str | None, level: Consistency, wanted: Wanted
 ) -> Captured:
-    from holdfast.fs.trees import capture_best, synced
+    from holdfast.trees import capture_best, synced
 
     make_directories(control.places.caches)
     with synced(room.path):

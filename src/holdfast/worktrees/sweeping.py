@@ -1,6 +1,6 @@
 """What is left of snapshots that are gone: moved to the remnants, and trimmed to what others need.
 
-Most directories of a tree may be in other trees (see `holdfast.fs.trees.homes`). So the tree of a snapshot
+Most directories of a tree may be in other trees (see `holdfast.trees.shared_dirs`). So the tree of a snapshot
 that goes is *retired*: moved to `.jvs/remnants/`, where those who have directories in it find it as well. A
 *sweep* then takes from all remnants what no tree needs. It looks at the trees that are on the disk and not at
 descriptors, so it asks nobody whether a snapshot is visible, or will be. `docs/protocols/gc.md` tells why
@@ -18,9 +18,9 @@ from holdfast.errors import Failure, NotFound, Refused
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure, make_directories
 from holdfast.fs.names import is_safe_name
-from holdfast.fs.trees.remnants import (
-    Bin,
+from holdfast.trees.retained_dirs import (
     Need,
+    RetainedDirectories,
     has_all,
     is_trimmed,
     needed,
@@ -110,7 +110,7 @@ def sweep(control: Control) -> None:
     if not excessive:
         return
     with scratch(control, "sweep") as room:
-        bin_ = Bin(room.path)
+        bin_ = RetainedDirectories(room.path)
         for name, need in excessive.items():
             try:
                 trim(control.places.remnants / name, need, bin_)

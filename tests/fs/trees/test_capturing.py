@@ -15,7 +15,8 @@ import pytest
 
 from holdfast.errors import ConsistencyUnavailable, IoFailure, NotFound, NotReadable
 from holdfast.fs import calls, native
-from holdfast.fs.trees import (
+from holdfast.testing.interpose import Attempt, interposed
+from holdfast.trees import (
     PAYLOAD,
     READY,
     Captured,
@@ -23,17 +24,15 @@ from holdfast.fs.trees import (
     capture,
     compare,
     materialise,
-    read_homes,
     read_manifest,
+    read_shared_directories,
     remove_tree,
     verify,
 )
-from holdfast.fs.trees import intake as intakes
-from holdfast.fs.trees import scan as scanning
-from holdfast.fs.trees.intake import Taken
-from holdfast.fs.trees.stat_cache import StatCache
-from holdfast.fs.trees.watch import SourceWatch
-from holdfast.testing.interpose import Attempt, interposed
+from holdfast.trees import capture_directories as intakes
+from holdfast.trees import scan as scanning
+from holdfast.trees.capture_directories import CapturedDirectory
+from holdfast.trees.stat_cache import SourceWatch, StatCache
 from tests.fs.trees.groves import grow, seen, set_xattr
 from tests.support.loop_mounts import LoopMount
 
@@ -106,7 +105,7 @@ def test_a_second_capture_reads_nothing_and_stores_nothing(desk: Desk) -> None:
 
     assert opened == []
     assert list((second / PAYLOAD).iterdir()) == []
-    assert {home.tree for home in read_homes(second).values()} == {first.name}
+    assert {home.tree for home in read_shared_directories(second).values()} == {first.name}
     assert (first / "manifest").stat().st_ino == (second / "manifest").stat().st_ino
     assert captured.stored_bytes == captured.bytes > 0
     assert list(verify(second, captured.payload_hash)) == []
@@ -264,7 +263,9 @@ def test_a_file_that_changed_just_before_is_read_again(desk: Desk, monkeypatch: 
 
 def test_trusting_the_times_of_such_a_file_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: marks of recent files are kept in the cache."""
-    monkeypatch.setattr("holdfast.fs.trees.intake.without_recent", lambda identity, _listing, _now: identity)
+    monkeypatch.setattr(
+        "holdfast.trees.capture_directories.without_recent", lambda identity, _listing, _now: identity
+    )
     assert racy(desk, monkeypatch) == [b"d1/f1"]
 
 
@@ -296,7 +297,9 @@ def test_a_directory_that_changed_just_before_is_read_again(
 
 def test_trusting_the_time_of_such_a_directory_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the time of a directory that changed just before is kept in the cache."""
-    monkeypatch.setattr("holdfast.fs.trees.intake.without_recent", lambda identity, _listing, _now: identity)
+    monkeypatch.setattr(
+        "holdfast.trees.capture_directories.without_recent", lambda identity, _listing, _now: identity
+    )
     assert racy_directory(desk, monkeypatch) == [b"d1"]
 
 
@@ -337,8 +340,8 @@ def test_whatever_changes_after_it_was_captured_is_noticed(
     desk: Desk, name: str, listening: bool, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if listening:
-        monkeypatch.setattr("holdfast.fs.trees.intake._WORTH_WATCHING", 0)
-        monkeypatch.setattr("holdfast.fs.trees.capturing.second_look", lambda *_: None)
+        monkeypatch.setattr("holdfast.trees.capture_directories._WORTH_WATCHING", 0)
+        monkeypatch.setattr("holdfast.trees.capture.second_look", lambda *_: None)
     if known:
         desk.take()
     with pytest.raises(ConsistencyUnavailable, match=r"changed while it was captured: (d0|e0|\.)"):
@@ -349,7 +352,7 @@ def test_what_changes_just_before_we_listen_makes_all_be_looked_at_again(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody tells us of it; only the time of the directory does."""
-    monkeypatch.setattr("holdfast.fs.trees.intake._WORTH_WATCHING", 0)
+    monkeypatch.setattr("holdfast.trees.capture_directories._WORTH_WATCHING", 0)
     again: list[str] = []
     add = SourceWatch.add
 
@@ -358,11 +361,11 @@ def test_what_changes_just_before_we_listen_makes_all_be_looked_at_again(
             (desk.source / "d1/f0").unlink()
         return add(watch, directory, path)
 
-    def noted(_source: object, taken: Iterable[Taken], _tally: object) -> None:
+    def noted(_source: object, taken: Iterable[CapturedDirectory], _tally: object) -> None:
         again.extend(each.path for each in taken)
 
     monkeypatch.setattr(SourceWatch, "add", change_and_add)
-    monkeypatch.setattr("holdfast.fs.trees.capturing.second_look", noted)
+    monkeypatch.setattr("holdfast.trees.capture.second_look", noted)
     desk.take()
 
     assert again == ["", "d0", "d1", "d2"]

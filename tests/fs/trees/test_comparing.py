@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.fs.trees import MANIFEST, PAYLOAD, READY, Engine, capture, changes, compare, verify
+from holdfast.trees import MANIFEST, PAYLOAD, READY, Engine, capture, changes, compare, verify
 from tests.fs.trees.groves import grow, set_xattr
 
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.fs import calls
-from holdfast.fs.trees import copying
-from holdfast.fs.trees.copying import copy_file, hash_file
+from holdfast.trees import copy
+from holdfast.trees.copy import copy_file, hash_file
 from tests.fs.trees.test_random_trees import place
 
 CHUNK, BLOCK = 16, 64
@@ -28,12 +28,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "_SMALL", 0)
-    monkeypatch.setattr(copying, "_CHUNK", CHUNK)
-    monkeypatch.setattr(copying, "_BLOCK", BLOCK)
-    monkeypatch.setattr(copying, "_BLOCKS", 2)
-    monkeypatch.setattr(copying, "_WORTH_A_THREAD", 0)
-    monkeypatch.setattr(copying, "_WORTH_STARTING", 100)
+    monkeypatch.setattr(copy, "_SMALL", 0)
+    monkeypatch.setattr(copy, "_CHUNK", CHUNK)
+    monkeypatch.setattr(copy, "_BLOCK", BLOCK)
+    monkeypatch.setattr(copy, "_BLOCKS", 2)
+    monkeypatch.setattr(copy, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr(copy, "_WORTH_STARTING", 100)
 
 
 def copied(source: Path, target: Path) -> bytes:
@@ -61,7 +61,7 @@ def test_a_file_of_any_size_is_copied_and_hashed(tmp_path: Path, size: int) -> N
 
 
 def test_a_file_that_is_really_large_is_copied_and_hashed(tmp_path: Path) -> None:
-    size = copying._WORTH_A_THREAD + copying._BLOCK + 5
+    size = copy._WORTH_A_THREAD + copy._BLOCK + 5
     (tmp_path / "source").write_bytes(random.Random(1).randbytes(size))
     assert copied(tmp_path / "source", tmp_path / "target") == (tmp_path / "source").read_bytes()
 
@@ -122,11 +122,11 @@ def test_a_buffer_that_is_used_again_too_soon_is_found(
         make(self)
         self._digest = Slow()
 
-    make = copying._HashingThread.__init__
+    make = copy._HashingThread.__init__
     (tmp_path / "source").write_bytes(random.Random(2).randbytes(5 * BLOCK))
-    monkeypatch.setattr(copying._HashingThread, "__init__", begin)
+    monkeypatch.setattr(copy._HashingThread, "__init__", begin)
     assert copied(tmp_path / "source", tmp_path / "target") == (tmp_path / "source").read_bytes()
-    monkeypatch.setattr(copying._HashingThread, "_hand_over", keep)
+    monkeypatch.setattr(copy._HashingThread, "_hand_over", keep)
     with pytest.raises(AssertionError):
         copied(tmp_path / "source", tmp_path / "target")
 
@@ -179,6 +179,6 @@ def test_without_another_thread_it_is_hashed_in_this_one(
     def refuse(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(copying._HashingThread, "start", refuse)
+    monkeypatch.setattr(copy._HashingThread, "start", refuse)
     (tmp_path / "source").write_bytes(bytes(range(200)))
     assert copied(tmp_path / "source", tmp_path / "target") == bytes(range(200))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import NotFound
-from holdfast.fs.trees.descent import Descent
+from holdfast.trees.scan import TreeWalker
 
 NAMES = ["a", "b", "ab"]
 PATHS = ["", *NAMES, *(f"{one}/{two}" for one in NAMES for two in NAMES)]
@@ -28,7 +28,7 @@ def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(ways=st.lists(st.sampled_from(PATHS)))
 @settings(max_examples=60, deadline=None)
 def test_each_step_leads_where_it_should(top: Path, ways: list[str]) -> None:
-    with Descent(top) as descent:
+    with TreeWalker(top) as descent:
         for path in ways:
             found = descent.enter(path)
             assert os.fstat(found).st_ino == (top / path).stat().st_ino
@@ -37,7 +37,7 @@ def test_each_step_leads_where_it_should(top: Path, ways: list[str]) -> None:
 @given(ways=st.lists(st.sampled_from([*PATHS, "x", "a/x", "a/b/x", "ab/ab/ab/ab", "abc"]), max_size=12))
 @settings(max_examples=60, deadline=None)
 def test_a_step_that_fails_does_not_mislead_the_next(top: Path, ways: list[str]) -> None:
-    with Descent(top) as descent:
+    with TreeWalker(top) as descent:
         for path in ways:
             if path in PATHS:
                 assert os.fstat(descent.enter(path)).st_ino == (top / path).stat().st_ino
@@ -47,7 +47,7 @@ def test_a_step_that_fails_does_not_mislead_the_next(top: Path, ways: list[str])
 
 
 def test_the_root_is_found_after_a_step_that_failed(top: Path) -> None:
-    with Descent(top) as descent:
+    with TreeWalker(top) as descent:
         with pytest.raises(FileNotFoundError):
             descent.enter("a/x")
         assert os.fstat(descent.enter("")).st_ino == top.stat().st_ino
@@ -57,7 +57,7 @@ def test_links_are_not_followed_and_nothing_stays_open(tmp_path: Path) -> None:
     (tmp_path / "real" / "below").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    with Descent(tmp_path) as descent:
+    with TreeWalker(tmp_path) as descent:
         for path in ("link", "link/below"):
             with pytest.raises(OSError, match="link"):
                 descent.enter(path)
@@ -66,4 +66,4 @@ def test_links_are_not_followed_and_nothing_stays_open(tmp_path: Path) -> None:
 
 def test_a_root_that_is_missing_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        Descent(tmp_path / "nothing")
+        TreeWalker(tmp_path / "nothing")

@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Corrupt
-from holdfast.fs.trees import (
+from holdfast.trees import (
     MANIFEST,
     PAYLOAD,
     Captured,
     Engine,
-    Home,
+    SharedDirectory,
     capture,
     materialise,
-    read_homes,
+    read_shared_directories,
     share_tree,
     verify,
     verify_manifest,
 )
-from holdfast.fs.trees.homes import Stored, located, write_homes
-from holdfast.fs.trees.layout import HOMES, READY, REMNANTS
+from holdfast.trees.manifest import HOMES, READY, REMNANTS
+from holdfast.trees.shared_dirs import Stored, located, write_homes
 from tests.fs.trees.groves import Seen, seen
 
 A_TICK = 0.05
@@ -91,7 +91,9 @@ def test_only_directories_that_changed_are_made_again(trees: Trees) -> None:
     second, captured = trees.take()
 
     assert own(second) == {"a/b/one", "a/b/two"}
-    assert read_homes(second) == {each: Home("tree-1", each) for each in (b"", b"a", b"a/b/c", b"d")}
+    assert read_shared_directories(second) == {
+        each: SharedDirectory("tree-1", each) for each in (b"", b"a", b"a/b/c", b"d")
+    }
     assert os.stat(second / PAYLOAD / "a/b/two").st_ino == os.stat(trees.tree(1) / PAYLOAD / "a/b/two").st_ino
     assert list(verify(second, captured.payload_hash)) == []
     assert trees.restored(2) == seen(trees.source)
@@ -116,7 +118,7 @@ def test_a_home_is_a_tree_that_really_has_the_directory(trees: Trees) -> None:
     trees.take()
     fourth, _ = trees.take()
 
-    homes = read_homes(fourth)
+    homes = read_shared_directories(fourth)
     assert {path: home.tree for path, home in homes.items()} == {
         b"": "tree-1",
         b"a": "tree-1",
@@ -132,11 +134,11 @@ def test_what_is_below_a_renamed_directory_is_shared_under_its_old_path(trees: T
     (trees.source / "a").rename(trees.source / "z")
     second, captured = trees.take()
 
-    assert read_homes(second)[b"z/b/c"] == Home("tree-1", b"a/b/c")
+    assert read_shared_directories(second)[b"z/b/c"] == SharedDirectory("tree-1", b"a/b/c")
     assert own(second) == {"top", "z/one", "z/two"}  # renaming shows in the times of what is renamed
     assert list(verify(second, captured.payload_hash)) == []
     third, _ = trees.take()
-    assert read_homes(third)[b"z/b/c"] == Home("tree-1", b"a/b/c")
+    assert read_shared_directories(third)[b"z/b/c"] == SharedDirectory("tree-1", b"a/b/c")
     assert trees.restored(3) == seen(trees.source)
 
 
@@ -146,7 +148,7 @@ def test_a_tree_that_shares_all_names_the_same_homes(trees: Trees) -> None:
     second, captured = trees.take()
     share_tree(second, trees.tree(3))
 
-    assert {home.tree for home in read_homes(trees.tree(3)).values()} == {"tree-1", "tree-2"}
+    assert {home.tree for home in read_shared_directories(trees.tree(3)).values()} == {"tree-1", "tree-2"}
     assert list(verify(trees.tree(3), captured.payload_hash)) == []
     assert trees.restored(3) == trees.restored(2)
 
@@ -159,7 +161,7 @@ def test_names_of_any_bytes_are_found_again(trees: Trees) -> None:
 
     assert list(verify(second, captured.payload_hash)) == []
     assert trees.restored(2) == seen(trees.source)
-    place = located(second, read_homes(second), os.fsencode(f"{name}/{name}/file"))
+    place = located(second, read_shared_directories(second), os.fsencode(f"{name}/{name}/file"))
     assert place.read_text() == "content"
 
 
@@ -174,7 +176,7 @@ def test_histories_of_random_edits_are_all_restored_as_they_were(trees: Trees) -
     for number, state in enumerate(states, 1):
         assert trees.restored(number) == state, number
         assert list(verify(trees.tree(number))) == [], number
-    every = [read_homes(trees.tree(number)) for number in range(1, 26)]
+    every = [read_shared_directories(trees.tree(number)) for number in range(1, 26)]
     for homes in every:
         for path, home in homes.items():
             there = int(home.tree.removeprefix("tree-"))
@@ -234,7 +236,7 @@ def test_a_list_that_cannot_be_read_makes_a_base_useless_and_a_tree_unsound(tree
     with pytest.raises(Corrupt, match="cut off, or was changed"):
         materialise(second, trees.top / "restored")
     third, captured = trees.take()
-    assert read_homes(third) == {}
+    assert read_shared_directories(third) == {}
     assert list(verify(third, captured.payload_hash)) == []
 
 
@@ -246,15 +248,15 @@ def test_every_cut_of_a_list_is_noticed(trees: Trees) -> None:
     for length in range(len(content)):
         (second / HOMES).write_bytes(content[:length])
         with pytest.raises(Corrupt):
-            read_homes(second)
+            read_shared_directories(second)
 
 
 @pytest.mark.parametrize("name", ["../other", "a/b", "", "."])
 def test_a_list_leads_to_no_other_place(trees: Trees, name: str) -> None:
     tree, _ = trees.take()
-    write_homes(tree, [(b"a", Home(name, b"a"))])
+    write_homes(tree, [(b"a", SharedDirectory(name, b"a"))])
     with pytest.raises(Corrupt, match="no tree can have"):
-        read_homes(tree)
+        read_shared_directories(tree)
 
 
 # --- Where the other trees are ----------------------------------------------------------------------
@@ -293,7 +295,7 @@ def test_more_homes_than_are_kept_open_are_all_reached(trees: Trees) -> None:
         trees.take()
     last = trees.tree(trees.count)
 
-    assert len({home.tree for home in read_homes(last).values()}) > 30
+    assert len({home.tree for home in read_shared_directories(last).values()}) > 30
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     with Stored(last) as stored:
         for number in [*range(39), *range(39)]:
@@ -322,8 +324,8 @@ def test_a_private_directory_is_private_also_where_it_only_leads_to_others(trees
     trees.take()
     trees.write("private/below/file", "2")
     tree, _ = trees.take()
-    assert {b"", b"private"} <= read_homes(tree).keys()
-    assert b"private/below" not in read_homes(tree)
+    assert {b"", b"private"} <= read_shared_directories(tree).keys()
+    assert b"private/below" not in read_shared_directories(tree)
     for path in (tree / PAYLOAD, tree / PAYLOAD / "private"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert list(verify(tree)) == []
@@ -336,15 +338,15 @@ def test_a_directory_that_only_leads_to_others_is_never_shared(trees: Trees) -> 
     trees.take()
     trees.write("above/below/file", "2")
     damaged, _ = trees.take()
-    assert b"above" in read_homes(damaged)
+    assert b"above" in read_shared_directories(damaged)
     (damaged / HOMES).unlink()
     with pytest.raises(Corrupt, match="homes is gone"):
-        read_homes(damaged)
+        read_shared_directories(damaged)
     mark = damaged / READY
     mark.chmod(0o600)
     mark.write_text(mark.read_text().replace('"homes":true', '"homes":false'))
     tree, _ = trees.take()
-    assert read_homes(tree) == {b"above/below": Home(damaged.name, b"above/below")}
+    assert read_shared_directories(tree) == {b"above/below": SharedDirectory(damaged.name, b"above/below")}
     assert list(verify(tree)) == []
 
 

@@ -13,11 +13,10 @@ import pytest
 from holdfast.errors import ConsistencyUnavailable, IoFailure
 from holdfast.fs import calls
 from holdfast.fs.directory import write_all
-from holdfast.fs.trees import PAYLOAD, READY, Captured, Engine, capture, materialise, verify
-from holdfast.fs.trees.linking import Order
-from holdfast.fs.trees.linking_process import LinkingProcess
-from holdfast.fs.trees.payload import Payload
 from holdfast.testing.interpose import Attempt, interposed
+from holdfast.trees import PAYLOAD, READY, Captured, Engine, capture, materialise, verify
+from holdfast.trees.link_worker import LinkWorker, Order
+from holdfast.trees.payload import Payload
 from tests.fs.trees.groves import seen
 
 DIRECTORIES, FILES = 12, 6
@@ -62,7 +61,7 @@ class Trees:
 
 @pytest.fixture
 def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trees:
-    monkeypatch.setattr("holdfast.fs.trees.links._WORTH_A_PROCESS", 1)
+    monkeypatch.setattr("holdfast.trees.capture_files._WORTH_A_PROCESS", 1)
     return Trees(tmp_path)
 
 
@@ -93,7 +92,7 @@ def test_the_links_are_made_by_a_second_process(trees: Trees) -> None:
 def test_without_that_process_there_are_links_all_the_same(
     trees: Trees, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", program)
+    monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", program)
     trees.require_linked(*trees.take(2))
 
 
@@ -102,14 +101,14 @@ def test_a_process_that_is_killed_in_the_middle_leaves_nothing_out(
 ) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); from holdfast.fs import calls; import os;"
-        " from holdfast.fs.trees import linking; link, made = calls.link, []\n"
+        " from holdfast.trees import linking; link, made = calls.link, []\n"
         "def some(*a, **k):\n"
         "    made.append(a)\n"
         "    if len(made) > 20: os.kill(os.getpid(), 9)\n"
         "    link(*a, **k)\n"
         "calls.link = some; linking.serve(sys.argv[2:])"
     )
-    monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", program)
+    monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", program)
     trees.require_linked(*trees.take(2))
 
 
@@ -117,7 +116,7 @@ def test_where_there_can_be_no_link_there_is_a_copy(trees: Trees, monkeypatch: p
     def refused(*_: Any, **__: Any) -> None:
         raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
 
-    monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", "raise SystemExit(1)")
+    monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", "raise SystemExit(1)")
     monkeypatch.setattr(calls, "link", refused)
     tree, captured = trees.take(2)
 
@@ -136,7 +135,7 @@ def test_a_file_that_the_base_has_lost_is_copied_from_the_source(trees: Trees) -
 def test_a_file_that_the_base_has_lost_and_that_changes_meanwhile_fails_the_capture(
     trees: Trees, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.fs.trees.links import Links
+    from holdfast.trees.capture_files import Links
 
     (trees.first / PAYLOAD / "d3/f3").unlink()
     missing = Links.missing
@@ -160,7 +159,7 @@ def test_a_full_disk_fails_the_capture(trees: Trees, monkeypatch: pytest.MonkeyP
         made.append(arguments)
         link(*arguments, **options)
 
-    monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", "raise SystemExit(1)")
+    monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", "raise SystemExit(1)")
     monkeypatch.setattr(calls, "link", full)
     with pytest.raises(IoFailure, match="No space left"):
         trees.take(2)
@@ -181,7 +180,7 @@ def test_a_capture_that_fails_leaves_no_process(trees: Trees, monkeypatch: pytes
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(subprocess, "Popen", noted)
-    monkeypatch.setattr("holdfast.fs.trees.files.copy_file", broken)
+    monkeypatch.setattr("holdfast.trees.capture_files.copy_file", broken)
     with pytest.raises(IoFailure):
         trees.take(2)
     assert [each.poll() is not None for each in started] == [True] * len(started)
@@ -204,8 +203,8 @@ def test_orders_that_do_not_arrive_are_carried_out_all_the_same(
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         write_all(descriptor, content)
 
-    monkeypatch.setattr("holdfast.fs.trees.linking_process._AT_ONCE", 4)
-    monkeypatch.setattr("holdfast.fs.trees.linking_process.write_all", lossy)
+    monkeypatch.setattr("holdfast.trees.link_worker._AT_ONCE", 4)
+    monkeypatch.setattr("holdfast.trees.link_worker.write_all", lossy)
     tree, captured = trees.take(2)
 
     assert count >= failing
@@ -214,13 +213,13 @@ def test_orders_that_do_not_arrive_are_carried_out_all_the_same(
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is no second processor")
 def test_who_is_interrupted_leaves_no_process_behind(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
-    processes: list[LinkingProcess] = []
+    processes: list[LinkWorker] = []
 
-    def interrupted(self: LinkingProcess) -> list[int]:
+    def interrupted(self: LinkWorker) -> list[int]:
         processes.append(self)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LinkingProcess, "failed", interrupted)
+    monkeypatch.setattr(LinkWorker, "failed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trees.take(2)
     assert [each._process.returncode is not None for each in processes] == [True]
@@ -268,7 +267,7 @@ class Nested:
 
 @pytest.fixture
 def nested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nested:
-    monkeypatch.setattr("holdfast.fs.trees.links._WORTH_A_PROCESS", 1)
+    monkeypatch.setattr("holdfast.trees.capture_files._WORTH_A_PROCESS", 1)
     return Nested(tmp_path)
 
 
@@ -276,7 +275,7 @@ def test_directories_have_their_times_though_others_are_made_in_them_later(
     nested: Nested, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert nested.wrong() == []
-    monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", "raise SystemExit(1)")
+    monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", "raise SystemExit(1)")
     assert nested.wrong() == []
 
 
@@ -295,15 +294,15 @@ def test_a_directory_that_is_taken_for_complete_too_long_is_found(
         make(self, *arguments, **options)
         self.complete = Stubborn()
 
-    def give_and_wait(self: LinkingProcess, order: Order) -> bool:
+    def give_and_wait(self: LinkWorker, order: Order) -> bool:
         given = give(self, order)
         self._send()
         time.sleep(0.05)
         return given
 
-    make, give = Payload.__init__, LinkingProcess.try_give
+    make, give = Payload.__init__, LinkWorker.try_give
     monkeypatch.setattr(Payload, "__init__", begin)
-    monkeypatch.setattr(LinkingProcess, "try_give", give_and_wait)
+    monkeypatch.setattr(LinkWorker, "try_give", give_and_wait)
     if program:
-        monkeypatch.setattr("holdfast.fs.trees.linking_process.PROGRAM", program)
+        monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", program)
     assert nested.wrong() != []

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConsistencyUnavailable
-from holdfast.fs.trees import (
+from holdfast.trees import (
     PAYLOAD,
     Change,
     Engine,

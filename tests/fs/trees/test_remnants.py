@@ -15,13 +15,19 @@ import pytest
 
 from holdfast.errors import Corrupt, IoFailure, Refused
 from holdfast.fs import calls
-from holdfast.fs.trees import Engine, Home, capture, share_tree, verify
-from holdfast.fs.trees.freeing import freed_in_turn
-from holdfast.fs.trees.homes import write_homes
-from holdfast.fs.trees.remnants import Bin, is_trimmed, needed, needed_in_the_making, trim
-from holdfast.fs.trees.removal import remove_tree, tree_bytes
 from holdfast.testing.crash import Outcome, kill_points
 from holdfast.testing.interpose import Attempt, interposed
+from holdfast.trees import Engine, SharedDirectory, capture, share_tree, verify
+from holdfast.trees.remove import remove_tree, tree_bytes
+from holdfast.trees.retained_dirs import (
+    RetainedDirectories,
+    freed_in_turn,
+    is_trimmed,
+    needed,
+    needed_in_the_making,
+    trim,
+)
+from holdfast.trees.shared_dirs import write_homes
 from tests.fs.trees.groves import seen
 from tests.support.loop_mounts import LoopMount
 
@@ -68,7 +74,7 @@ def require_trimmed(remnant: Path, need: set[bytes]) -> None:
 
 def trimmed(remnant: Path, need: set[bytes], bin_: Path) -> None:
     bin_.mkdir()
-    trim(remnant, need, Bin(bin_))
+    trim(remnant, need, RetainedDirectories(bin_))
     remove_tree(bin_)
 
 
@@ -102,12 +108,12 @@ class Trimming:
         (directory / "bin2").mkdir()
 
     def operate(self, directory: Path) -> None:
-        trim(directory / "remnant", self.need, Bin(directory / "bin"))
+        trim(directory / "remnant", self.need, RetainedDirectories(directory / "bin"))
 
     def check(self, directory: Path, outcome: Outcome) -> None:
         for each in self.need:
             assert (directory / "remnant/payload" / each.decode() / "file").exists()
-        trim(directory / "remnant", self.need, Bin(directory / "bin2"))
+        trim(directory / "remnant", self.need, RetainedDirectories(directory / "bin2"))
         require_trimmed(directory / "remnant", set(self.need))
 
 
@@ -125,7 +131,7 @@ def test_a_trim_that_has_no_room_for_a_note_does_without(tmp_path: Path) -> None
         return attempt.perform()
 
     with interposed(full):
-        trim(remnant, {b"a"}, Bin(tmp_path / "bin"))
+        trim(remnant, {b"a"}, RetainedDirectories(tmp_path / "bin"))
     require_trimmed(remnant, {b"a"})
 
 
@@ -139,7 +145,7 @@ def test_what_is_mounted_in_a_remnant_is_not_touched(
     try:
         for need in ({b"a"}, set[bytes]()):
             with pytest.raises(Refused):
-                trim(remnant, need, Bin(tmp_path / "bin"))
+                trim(remnant, need, RetainedDirectories(tmp_path / "bin"))
         assert (remnant / "payload/f/file").exists()
     finally:
         subprocess.run(["umount", inside], check=True)
@@ -169,7 +175,9 @@ def test_a_needed_directory_that_is_lost_is_not_made_up(tmp_path: Path) -> None:
 
 def homes(tree: Path, **there: set[bytes]) -> Path:
     tree.mkdir(parents=True, exist_ok=True)
-    write_homes(tree, [(path, Home(name, path)) for name, paths in there.items() for path in sorted(paths)])
+    write_homes(
+        tree, [(path, SharedDirectory(name, path)) for name, paths in there.items() for path in sorted(paths)]
+    )
     return tree
 
 
@@ -306,7 +314,7 @@ def test_a_remnant_that_is_a_volume_of_its_own_is_trimmed_too(loop_mount: Callab
     (place / "remnants").mkdir()
     first.rename(place / "remnants" / "one")
     bin_.mkdir()
-    trim(place / "remnants" / "one", need, Bin(bin_))
+    trim(place / "remnants" / "one", need, RetainedDirectories(bin_))
 
     assert is_trimmed(place / "remnants" / "one", need)
     assert list(verify(third, captured.payload_hash)) == []

@@ -18,7 +18,7 @@ from holdfast.errors import (
     NotFound,
     PartialSnapshot,
 )
-from holdfast.fs.trees import (
+from holdfast.trees import (
     READY,
     Engine,
     capture,
@@ -31,7 +31,7 @@ from holdfast.fs.trees import (
     sync_tree,
     verify,
 )
-from holdfast.fs.trees import engines as engines_module
+from holdfast.trees import engines as engines_module
 from tests.fs.trees.groves import grow, seen
 from tests.support.loop_mounts import LoopMount
 
@@ -258,8 +258,8 @@ def test_the_command_line_of_the_juicefs_engine(scratch: Path, monkeypatch: pyte
     (programs / "juicefs").write_text(STAND_IN)
     (programs / "juicefs").chmod(0o755)
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
-    monkeypatch.setattr("holdfast.fs.trees.juicefs_clone.filesystem_kind", lambda _path: "fuse.juicefs")
-    monkeypatch.setattr("holdfast.fs.trees.engines._found", {})
+    monkeypatch.setattr("holdfast.trees.engines.filesystem_kind", lambda _path: "fuse.juicefs")
+    monkeypatch.setattr("holdfast.trees.engines._found", {})
     source = grow(scratch / "source")
 
     assert choose_engine(source, scratch) is Engine.JUICEFS_CLONE

@@ -20,14 +20,13 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConsistencyUnavailable
 from holdfast.fs import calls
-from holdfast.fs.trees import Captured, Engine, capture, changes, read_manifest, remove_tree, verify
-from holdfast.fs.trees import intake as intakes
-from holdfast.fs.trees import scout as scouts
-from holdfast.fs.trees.descent import Descent
-from holdfast.fs.trees.manifest import Manifest
-from holdfast.fs.trees.scan import look
-from holdfast.fs.trees.scouting import REPORT
-from holdfast.fs.trees.watch import SourceWatch
+from holdfast.trees import Captured, Engine, capture, changes, read_manifest, remove_tree, verify
+from holdfast.trees import capture_directories as intakes
+from holdfast.trees import scan_worker as scouts
+from holdfast.trees.manifest import Manifest
+from holdfast.trees.scan import TreeWalker, look
+from holdfast.trees.scan_worker import REPORT
+from holdfast.trees.stat_cache import SourceWatch
 from tests.fs.trees.groves import grow
 from tests.fs.trees.test_capturing import CHANGES, Desk
 from tests.fs.trees.test_random_trees import EDITS, edit, place
@@ -41,24 +40,24 @@ class Sent:
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.scouts: list[scouts.Scout] = []
+        self.scouts: list[scouts.ScanWorker] = []
         self.used: list[str] = []
-        self.meet: Callable[[scouts.Scout, str], None] = self.wait_at("")
-        make, find = scouts.Scout.__init__, scouts.Scout.find
+        self.meet: Callable[[scouts.ScanWorker, str], None] = self.wait_at("")
+        make, find = scouts.ScanWorker.__init__, scouts.ScanWorker.find
 
-        def noted(scout: scouts.Scout, *arguments: Any) -> None:
+        def noted(scout: scouts.ScanWorker, *arguments: Any) -> None:
             make(scout, *arguments)
             self.scouts.append(scout)
 
-        def found(scout: scouts.Scout, path: str) -> scouts.Report | None:
+        def found(scout: scouts.ScanWorker, path: str) -> scouts.ScanReport | None:
             self.meet(scout, path)
             report = find(scout, path)
             if report is not None:
                 self.used.append(path)
             return report
 
-        monkeypatch.setattr(scouts.Scout, "__init__", noted)
-        monkeypatch.setattr(scouts.Scout, "find", found)
+        monkeypatch.setattr(scouts.ScanWorker, "__init__", noted)
+        monkeypatch.setattr(scouts.ScanWorker, "find", found)
         monkeypatch.setattr(scouts, "_WORTH_A_SCOUT", 1)
         monkeypatch.setattr(scouts, "_PATIENCE", 1)
         monkeypatch.setattr(scouts, "processors", lambda: 2)
@@ -66,10 +65,10 @@ class Sent:
 
     def wait_at(
         self, where: str, before: Callable[[], object] = int, after: Callable[[], object] = int
-    ) -> Callable[[scouts.Scout, str], None]:
+    ) -> Callable[[scouts.ScanWorker, str], None]:
         """Wait for all reports when `where` is asked for."""
 
-        def meet(scout: scouts.Scout, path: str) -> None:
+        def meet(scout: scouts.ScanWorker, path: str) -> None:
             if path == where:
                 before()
                 wait_for_all(scout)
@@ -78,7 +77,7 @@ class Sent:
         return meet
 
 
-def wait_for_all(scout: scouts.Scout) -> None:
+def wait_for_all(scout: scouts.ScanWorker) -> None:
     """Read until the scout has ended, and leave the reports as if they had just come."""
     while scout._running:
         assert select.select((scout.pipe,), (), (), 60)[0]
@@ -227,7 +226,7 @@ def gone_after_its_report(desk: Desk, sent: Sent) -> list[str]:
     (desk.source / "d2/e9/f0").write_bytes(b"changed")
     desk.settle()
 
-    def meet(scout: scouts.Scout, path: str) -> None:
+    def meet(scout: scouts.ScanWorker, path: str) -> None:
         if path == "d1":
             wait_for_all(scout)
         elif path == "d2":
@@ -255,12 +254,12 @@ def test_taking_in_what_we_may_never_come_to_is_found(
         def __contains__(self, _: object) -> bool:
             return True
 
-    def begin(self: intakes.Intake, *arguments: Any, **options: Any) -> None:
+    def begin(self: intakes.DirectoryCapture, *arguments: Any, **options: Any) -> None:
         make(self, *arguments, **options)
         self._awaited = Everything()
 
-    make = intakes.Intake.__init__
-    monkeypatch.setattr(intakes.Intake, "__init__", begin)
+    make = intakes.DirectoryCapture.__init__
+    monkeypatch.setattr(intakes.DirectoryCapture, "__init__", begin)
     assert gone_after_its_report(desk, sent) != []
 
 
@@ -273,13 +272,13 @@ def test_what_changed_is_taken_in_when_it_is_reported(
         (desk.source / f"d{number}/e1/f0").write_bytes(b"changed")
     desk.settle()
     read: list[str] = []
-    take_in = intakes.Intake._read
+    take_in = intakes.DirectoryCapture._read
 
-    def noted(self: intakes.Intake, path: str, *rest: Any) -> intakes.Taken:
+    def noted(self: intakes.DirectoryCapture, path: str, *rest: Any) -> intakes.CapturedDirectory:
         read.append(path)
         return take_in(self, path, *rest)
 
-    monkeypatch.setattr(intakes.Intake, "_read", noted)
+    monkeypatch.setattr(intakes.DirectoryCapture, "_read", noted)
     sent.meet = sent.wait_at("d1")
     tree, captured = desk.take()
 
@@ -380,7 +379,7 @@ def test_killed_at_any_moment_it_leaves_the_rest_to_the_first_process(desk: Desk
     chance = random.Random(4)
     rounds, seen = 25, set()
 
-    def kill_soon(scout: scouts.Scout, path: str) -> None:
+    def kill_soon(scout: scouts.ScanWorker, path: str) -> None:
         if path == "":
             timer = threading.Timer(chance.uniform(0.01, 0.05), scout._process.kill)
             timer.start()
@@ -406,8 +405,8 @@ def test_it_ends_with_the_process_that_sent_it(desk: Desk) -> None:
     code = (
         "import os, sys, time, pathlib\n"
         "from holdfast.fs import calls\n"
-        "from holdfast.fs.trees import scout\n"
-        "from holdfast.fs.trees.descent import Descent\n"
+        "from holdfast.trees import scout\n"
+        "from holdfast.trees.scan import Descent\n"
         "calls.enlarge_pipe = lambda *_: None\n"
         "scout._WORTH_A_SCOUT, scout.processors, scout._is_busy = 1, lambda: 2, lambda: False\n"
         "sent = scout.Scout.start(Descent(sys.argv[1]), pathlib.Path(sys.argv[2]), None)\n"
@@ -446,7 +445,7 @@ def test_whatever_changes_after_the_scout_looked_is_noticed(
     desk.settle()
     desk.take()
     if listening:
-        monkeypatch.setattr("holdfast.fs.trees.capturing.second_look", lambda *_: None)
+        monkeypatch.setattr("holdfast.trees.capture.second_look", lambda *_: None)
     else:
         monkeypatch.setattr(SourceWatch, "begin", lambda _: -1)
     sent.meet = sent.wait_at("", after=lambda: CHANGES[name](desk.source))
@@ -462,14 +461,14 @@ def test_what_changed_shortly_before_the_scout_looked_makes_all_be_looked_at_aga
     desk.take()
     again: list[str] = []
 
-    def noted(_source: Descent, taken: Iterator[intakes.Taken], _tally: object) -> None:
+    def noted(_source: TreeWalker, taken: Iterator[intakes.CapturedDirectory], _tally: object) -> None:
         again.extend(each.path for each in taken)
 
-    monkeypatch.setattr("holdfast.fs.trees.capturing.second_look", noted)
+    monkeypatch.setattr("holdfast.trees.capture.second_look", noted)
     desk.take()
     assert again == []
     start = time.time_ns() - 3600 * 1_000_000_000
-    monkeypatch.setattr("holdfast.fs.trees.capturing._make_tree", lambda tree: tree.mkdir() or start)
+    monkeypatch.setattr("holdfast.trees.capture._make_tree", lambda tree: tree.mkdir() or start)
     desk.take()
 
     assert len(again) == DIRECTORIES
@@ -505,7 +504,7 @@ def test_a_directory_that_was_missed_by_both_is_found(
 ) -> None:
     """Planted: nobody listens, and nobody looks again."""
     monkeypatch.setattr(SourceWatch, "changed", lambda _: [])
-    monkeypatch.setattr("holdfast.fs.trees.capturing.second_look", lambda *_: None)
+    monkeypatch.setattr("holdfast.trees.capture.second_look", lambda *_: None)
     assert len(moved_across(desk, sent, monkeypatch)) == 4 * 3 - 1
 
 

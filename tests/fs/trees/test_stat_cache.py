@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.fs.trees import Captured, Engine, capture, verify
-from holdfast.fs.trees.stat_cache import Known, StatCache, append_to_cache, write_cache
+from holdfast.trees import Captured, Engine, capture, verify
+from holdfast.trees.stat_cache import KnownDirectory, StatCache, append_to_cache, write_cache
 
 DEVICE = 7
 
 
-def known(inode: int, word: str, path: str = "") -> Known:
-    return Known(
+def known(inode: int, word: str, path: str = "") -> KnownDirectory:
+    return KnownDirectory(
         os.fsencode(path or f"d{inode}"),
         inode.to_bytes(8, "little") + word.encode(),
         b"body " + word.encode(),
     )
 
 
-def first_part(path: Path, count: int = 20) -> list[Known]:
+def first_part(path: Path, count: int = 20) -> list[KnownDirectory]:
     every = [known(inode, f"first {inode}") for inode in range(1, count + 1)]
     write_cache(path, DEVICE, every)
     return every

@@ -12,13 +12,13 @@ import pytest
 
 from holdfast.errors import IoFailure
 from holdfast.fs import calls
-from holdfast.fs.trees import READY, Engine, capture, synced, verify
-from holdfast.fs.trees.syncing import EarlySync
+from holdfast.trees import READY, Engine, capture, synced, verify
+from holdfast.trees.payload import EarlySync
 
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("holdfast.fs.trees.capturing._WORTH_SYNCING_EARLY", 3)
+    monkeypatch.setattr("holdfast.trees.capture._WORTH_SYNCING_EARLY", 3)
     for number in range(4):
         (tmp_path / f"source/d{number}").mkdir(parents=True)
         (tmp_path / f"source/d{number}/f").write_text("content")
@@ -43,7 +43,7 @@ def test_many_directories_are_synced_before_the_tree_is_complete(
 
 
 def test_few_are_not(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.fs.trees.capturing._WORTH_SYNCING_EARLY", 6)
+    monkeypatch.setattr("holdfast.trees.capture._WORTH_SYNCING_EARLY", 6)
     monkeypatch.setattr(calls, "sync_filesystem", lambda _: pytest.fail("it was synced"))
     capture(source, tmp_path / "tree", engine=Engine.LINKED, quiesced=True)
 
@@ -94,7 +94,7 @@ def test_what_fails_meanwhile_does_not_leave_it_behind(
         raise IoFailure("write", "manifest", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     monkeypatch.setattr(calls, "sync_filesystem", slow)
-    monkeypatch.setattr("holdfast.fs.trees.capturing.write_manifest", full)
+    monkeypatch.setattr("holdfast.trees.capture.write_manifest", full)
     with pytest.raises(IoFailure, match="manifest"):
         capture(source, tmp_path / "tree", engine=Engine.LINKED, quiesced=True)
     assert ended.is_set()

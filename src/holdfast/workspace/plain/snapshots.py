@@ -13,7 +13,7 @@ from holdfast.worktrees.records import Consistency, Descriptor
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.fs.trees import Change
+    from holdfast.trees import Change
     from holdfast.worktrees.comparing import Comparison, Side
     from holdfast.worktrees.history import Entry, History, Marks
     from holdfast.worktrees.keeping import Plan
@@ -103,7 +103,7 @@ def undone(plan: Plan) -> list[Change]:
 
 
 def change_record(change: Change) -> dict[str, object]:
-    from holdfast.fs.trees.manifest import escaped
+    from holdfast.trees.manifest import escaped
 
     return {
         "path": escaped(change.path),

@@ -114,7 +114,7 @@ def _is_litter(name: str) -> bool:
 
 
 def _remove(path: Path) -> None:
-    from holdfast.fs.trees import remove_tree
+    from holdfast.trees import remove_tree
 
     with Directory.open(path.parent) as directory:
         status = directory.status(path.name)

@@ -12,9 +12,9 @@ from pathlib import Path
 from holdfast.errors import Corrupt, LockConflict, NotFound, Refused
 from holdfast.fs.directory import Directory, make_directories, move
 from holdfast.fs.names import is_safe_name
-from holdfast.fs.trees.remnants import Need
 from holdfast.store.audit import AuditReader
 from holdfast.store.model import Decision, View
+from holdfast.trees.retained_dirs import Need
 from holdfast.worktrees import scratch
 from holdfast.worktrees.collecting import collector_locked
 from holdfast.worktrees.control import Control
@@ -215,7 +215,7 @@ def incomplete(examination: Examination) -> Iterator[Finding]:
 
 def damaged(examination: Examination) -> Iterator[Finding]:
     """Snapshots whose content is not what it was: always the list of files, with `strict` every file."""
-    from holdfast.fs.trees import verify, verify_manifest
+    from holdfast.trees import verify, verify_manifest
 
     control = examination.control
     look = verify if examination.strict else verify_manifest

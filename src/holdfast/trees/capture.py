@@ -7,31 +7,80 @@ visible to anybody: the caller syncs once and renames the tree to its place.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.clock import SystemClock
-from holdfast.errors import ConsistencyUnavailable, Failure, NotFound
+from holdfast.errors import ConsistencyUnavailable, EngineUnavailable, Failure, NotFound
 from holdfast.fs import calls, strictjson
-from holdfast.fs.directory import write_all
-from holdfast.fs.trees.descent import Descent, shown, unwritable
-from holdfast.fs.trees.engines import Engine, clone_whole, is_whole
-from holdfast.fs.trees.files import Base
-from holdfast.fs.trees.homes import Stored, write_homes
-from holdfast.fs.trees.intake import Intake, Taken
-from holdfast.fs.trees.layout import HOMES, MANIFEST, PAYLOAD, READY
-from holdfast.fs.trees.manifest import Manifest, write_manifest
-from holdfast.fs.trees.payload import Payload
-from holdfast.fs.trees.scout import Scout
-from holdfast.fs.trees.second_look import second_look
-from holdfast.fs.trees.sharing import link_or_copy_file
-from holdfast.fs.trees.stat_cache import Known, StatCache, append_to_cache, write_cache
-from holdfast.fs.trees.syncing import EarlySync
-from holdfast.fs.trees.tally import Progress, Tally
-from holdfast.fs.trees.watch import SourceWatch
-from holdfast.fs.trees.way import NOFOLLOW
+from holdfast.fs.directory import close_quietly, write_all
+from holdfast.trees.capture_directories import CapturedDirectory, DirectoryCapture
+from holdfast.trees.capture_files import GONE, Base
+from holdfast.trees.copy import hash_file
+from holdfast.trees.engines import Engine, choose_engine, clone_whole, is_whole
+from holdfast.trees.manifest import HOMES, MANIFEST, PAYLOAD, READY, Manifest, write_manifest
+from holdfast.trees.payload import READ, EarlySync, Payload
+from holdfast.trees.remove import remove_tree
+from holdfast.trees.scan import (
+    NOFOLLOW,
+    CaptureStats,
+    Progress,
+    Recent,
+    TreeWalker,
+    joined,
+    look,
+    marks_by_name,
+    shown,
+    unreadable,
+    unwritable,
+)
+from holdfast.trees.scan_worker import ScanWorker
+from holdfast.trees.shared_dirs import Stored, link_or_copy_file, write_homes
+from holdfast.trees.stat_cache import KnownDirectory, SourceWatch, StatCache, append_to_cache, write_cache
+
+_ENOUGH = 100
+
+
+def second_look(source: TreeWalker, taken: Iterable[CapturedDirectory], tally: CaptureStats) -> None:
+    """Note in `tally.changed` what is not as it was taken in."""
+    with TreeWalker(source.root) as way:
+        for each in taken:
+            if each.identity:
+                tally.changed += _changed(way, each)
+            if len(tally.changed) > _ENOUGH:
+                return
+        tally.changed += [joined(each.path, each.name) for each in tally.recent if not _is_same(way, each)]
+
+
+def _changed(way: TreeWalker, taken: CapturedDirectory) -> list[str]:
+    try:
+        seen = look(way.enter(taken.path))
+    except OSError as error:
+        if error.errno not in GONE:
+            raise unreadable(way.where(taken.path), error) from error
+        return [taken.path]
+    if seen.identity == taken.identity:
+        return []
+    before, after = marks_by_name(taken.identity), marks_by_name(seen.identity)
+    names = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
+    return [joined(taken.path, os.fsdecode(name)) for name in names] or [taken.path]
+
+
+def _is_same(way: TreeWalker, recent: Recent) -> bool:
+    """Read a file again whose times cannot show whether it changed."""
+    try:
+        reading = calls.open(recent.name, READ, dir_fd=way.enter(recent.path))
+        try:
+            return hash_file(reading, calls.fstat(reading).st_size).digest == recent.digest
+        finally:
+            close_quietly(reading)
+    except OSError as error:
+        if error.errno not in GONE:
+            raise unreadable(way.where(recent.path, recent.name), error) from error
+        return False
+
 
 _STEP = 0.02
 _MANY_OBJECTS = 100_000
@@ -72,22 +121,22 @@ def capture(
     """
     with ExitStack() as stack:
         stack.enter_context(_collecting_rarely())
-        way = stack.enter_context(Descent(source))
-        return _Capture(stack, way, tree, engine, quiesced=quiesced).run(base, cache, Tally(progress))
+        way = stack.enter_context(TreeWalker(source))
+        return _Capture(stack, way, tree, engine, quiesced=quiesced).run(base, cache, CaptureStats(progress))
 
 
 class _Capture:
     def __init__(
-        self, stack: ExitStack, source: Descent, tree: Path, engine: Engine, *, quiesced: bool
+        self, stack: ExitStack, source: TreeWalker, tree: Path, engine: Engine, *, quiesced: bool
     ) -> None:
         self.stack, self.source, self.tree, self.engine, self.quiesced = stack, source, tree, engine, quiesced
         self.device = calls.fstat(source.enter("")).st_dev
-        self.taken: list[Taken] = []
+        self.taken: list[CapturedDirectory] = []
         self.base: Base | None = None
         self._syncing: EarlySync | None = None
         self._steps = _clock_steps()
 
-    def run(self, base: Path | None, cache: Path | None, tally: Tally) -> Captured:
+    def run(self, base: Path | None, cache: Path | None, tally: CaptureStats) -> Captured:
         """Carry out the steps."""
         now = _make_tree(self.tree)  # 1. the tree, and what time it is for its file system
         clones_later = self.engine is Engine.JUICEFS_CLONE and self.quiesced
@@ -106,7 +155,7 @@ class _Capture:
         known = StatCache.read(cache, self.device)
         if scout is not None:
             scout.use(known)
-        intake = Intake(
+        intake = DirectoryCapture(
             scanned,
             cache=known,
             tally=tally,
@@ -136,21 +185,23 @@ class _Capture:
         _write_ready(self.tree, captured, shares=shares)  # 8. complete
         return captured
 
-    def _clone(self) -> Descent:
+    def _clone(self) -> TreeWalker:
         """Let an engine that clones all at once do so; return the clone, which does not change any more."""
         payload = self.tree / PAYLOAD
         clone_whole(self.engine, self.source.root, os.fspath(payload))
-        return self.stack.enter_context(Descent(payload))
+        return self.stack.enter_context(TreeWalker(payload))
 
-    def _differing(self, clone: Descent) -> list[str]:
+    def _differing(self, clone: TreeWalker) -> list[str]:
         """What a clone that was made after the reading holds otherwise than it was read."""
-        from holdfast.fs.trees.juicefs_clone import differing
+        from holdfast.trees.engines import differing
 
         return differing(clone, ((each.encoded, each.body) for each in self.taken))
 
-    def _send_scout(self, scanned: Descent, cache: Path | None, watch: SourceWatch | None) -> Scout | None:
+    def _send_scout(
+        self, scanned: TreeWalker, cache: Path | None, watch: SourceWatch | None
+    ) -> ScanWorker | None:
         """Let somebody look at the source from its other end meanwhile, if it is large."""
-        scout = Scout.start(scanned, cache, watch)
+        scout = ScanWorker.start(scanned, cache, watch)
         return None if scout is None else self.stack.enter_context(scout)
 
     def _make_payload(self) -> Payload:
@@ -166,7 +217,7 @@ class _Capture:
         except (Failure, OSError):
             return None
 
-    def _take(self, intake: Intake) -> None:
+    def _take(self, intake: DirectoryCapture) -> None:
         self.taken += intake.take_all()
         if not self.taken:
             raise NotFound(f"there is no directory {self.source.root}", path=self.source.root)
@@ -178,7 +229,7 @@ class _Capture:
         if self._syncing is not None:
             self.stack.callback(self._syncing.close)
 
-    def _finish_payload(self, intake: Intake) -> None:
+    def _finish_payload(self, intake: DirectoryCapture) -> None:
         """Wait for the links that are still being made; then nothing more is put into the directories."""
         intake.files.finish()
         if intake.payload is not None:
@@ -192,7 +243,7 @@ class _Capture:
         if self._syncing is not None:
             self._syncing.finish()
 
-    def _require_no_change(self, watch: SourceWatch, tally: Tally) -> None:
+    def _require_no_change(self, watch: SourceWatch, tally: CaptureStats) -> None:
         """Refuse a source that changed since the capture began.
 
         We are told of changes where we listen; and whatever changed before we looked at it has a time that
@@ -259,8 +310,8 @@ def _collecting_rarely() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _known(taken: list[Taken]) -> Iterator[Known]:
-    return (Known(each.encoded, each.kept, each.body) for each in taken if each.kept)
+def _known(taken: list[CapturedDirectory]) -> Iterator[KnownDirectory]:
+    return (KnownDirectory(each.encoded, each.kept, each.body) for each in taken if each.kept)
 
 
 def _clock_steps() -> float:
@@ -269,7 +320,7 @@ def _clock_steps() -> float:
     return clock.wall() - clock.monotonic()
 
 
-def _captured(engine: Engine, payload_hash: str, tally: Tally) -> Captured:
+def _captured(engine: Engine, payload_hash: str, tally: CaptureStats) -> Captured:
     return Captured(
         engine,
         payload_hash,
@@ -313,3 +364,32 @@ def _write_ready(tree: Path, captured: Captured, *, shares: bool) -> None:
             calls.close(descriptor)
     except OSError as error:
         raise unwritable(os.fspath(where), error) from error
+
+
+def capture_best(
+    source: Path,
+    tree: Path,
+    *,
+    beside: Path,
+    wanted: Engine | str | None = None,
+    base: Path | None = None,
+    cache: Path | None = None,
+    quiesced: bool,
+    progress: Progress | None = None,
+) -> Captured:
+    """Capture `source` as the new tree `tree`, which will be kept in the file system of `beside`.
+
+    By the `wanted` engine or not at all, if one is; else by the best. Some engines leave the work to the
+    file system, which may find only then that it cannot do it: then the next best one does.
+    """
+    engine = choose_engine(source, beside, wanted)
+    try:
+        return capture(
+            source, tree, engine=engine, base=base, cache=cache, quiesced=quiesced, progress=progress
+        )
+    except EngineUnavailable:
+        if wanted is not None:
+            raise
+    remove_tree(tree)
+    engine = choose_engine(source, beside, but=engine)
+    return capture(source, tree, engine=engine, base=base, cache=cache, quiesced=quiesced, progress=progress)

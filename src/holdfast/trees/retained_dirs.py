@@ -16,7 +16,9 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +26,10 @@ from holdfast.errors import Corrupt, Failure, NotFound, Refused
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, io_failure, is_there
 from holdfast.fs.probe import mounts_beneath
-from holdfast.fs.trees.descent import Descent, shown
-from holdfast.fs.trees.homes import read_homes
-from holdfast.fs.trees.layout import PAYLOAD, READY
-from holdfast.fs.trees.manifest import Manifest, raw_entries
-from holdfast.fs.trees.removal import remove_tree
-from holdfast.fs.trees.way import joined
+from holdfast.trees.manifest import PAYLOAD, READY, Manifest, raw_entries
+from holdfast.trees.remove import remove_tree
+from holdfast.trees.scan import TreeWalker, allocated, joined, shown
+from holdfast.trees.shared_dirs import read_shared_directories
 
 TIMES = "times"
 """In a remnant, while it is trimmed: the times of directories that are about to lose one."""
@@ -42,7 +42,7 @@ def needed(trees: Iterable[Path], *, complete: bool = True) -> Need:
     """Which directories of others these trees need. `Corrupt` if one cannot say: then all may be needed."""
     need: Need = {}
     for tree in trees:
-        for home in read_homes(tree, complete=complete).values():
+        for home in read_shared_directories(tree, complete=complete).values():
             need.setdefault(home.tree, set()).add(home.path)
     return need
 
@@ -90,7 +90,7 @@ def is_trimmed(remnant: Path, need: Collection[bytes]) -> bool:
     """Whether a remnant has nothing but the directories that are needed of it. Changes nothing."""
     if not need or _others(remnant):
         return False
-    with Descent(remnant) as way:
+    with TreeWalker(remnant) as way:
         return next(_excess(way, need), None) is None
 
 
@@ -105,7 +105,7 @@ def _inside(path: str) -> str:
     return f"{PAYLOAD}/{path}" if path else PAYLOAD
 
 
-def _excess(way: Descent, need: Collection[bytes]) -> Iterator[Excess]:
+def _excess(way: TreeWalker, need: Collection[bytes]) -> Iterator[Excess]:
     kept = with_those_above(need)
     for path in sorted(os.fsdecode(each) for each in kept):
         is_needed = os.fsencode(path) in need
@@ -135,13 +135,13 @@ def has_all(tree: Path, need: Iterable[bytes], manifest: Manifest | None) -> boo
     Which files that are is known by its manifest; without one, only whether the directories are there.
     """
     try:
-        with Descent(tree) as way:
+        with TreeWalker(tree) as way:
             return all(_has(way, path, manifest) for path in need)
     except NotFound:
         return False
 
 
-def _has(way: Descent, path: bytes, manifest: Manifest | None) -> bool:
+def _has(way: TreeWalker, path: bytes, manifest: Manifest | None) -> bool:
     body = None if manifest is None else manifest.body(path)
     if manifest is not None and body is None:
         return False
@@ -168,7 +168,7 @@ def readable_manifest(tree: Path) -> Manifest | None:
 # --- Trimming ---------------------------------------------------------------------------------------
 
 
-class Bin:
+class RetainedDirectories:
     """A new directory, of the file system of the remnants, into which one puts what is to be removed."""
 
     def __init__(self, path: Path) -> None:
@@ -181,7 +181,7 @@ class Bin:
         return self._path / f"bin-{self._count}"
 
 
-def trim(remnant: Path, need: Collection[bytes], bin_: Bin) -> None:
+def trim(remnant: Path, need: Collection[bytes], bin_: RetainedDirectories) -> None:
     """Leave of a remnant the directories that are needed of it, and nothing else.
 
     What goes is put into the bin. A remnant in which something is
@@ -192,7 +192,7 @@ def trim(remnant: Path, need: Collection[bytes], bin_: Bin) -> None:
         if not need:
             calls.rename(remnant, bin_.place())
             return
-        with Descent(remnant) as way:
+        with TreeWalker(remnant) as way:
             _trim_payload(remnant, way, need, bin_)
         for name in _others(remnant):
             _discard(remnant, name, bin_)
@@ -201,7 +201,7 @@ def trim(remnant: Path, need: Collection[bytes], bin_: Bin) -> None:
 
 
 def _refuse_mounts(remnant: Path) -> None:
-    with Descent(remnant) as way:
+    with TreeWalker(remnant) as way:
         mounted = mounts_beneath(way.top())
     if mounted:
         raise Refused(
@@ -210,7 +210,7 @@ def _refuse_mounts(remnant: Path) -> None:
         )
 
 
-def _trim_payload(remnant: Path, way: Descent, need: Collection[bytes], bin_: Bin) -> None:
+def _trim_payload(remnant: Path, way: TreeWalker, need: Collection[bytes], bin_: RetainedDirectories) -> None:
     excess = list(_excess(way, need))
     times = _times_of(remnant, way, need, excess)
     for each in excess:
@@ -227,7 +227,9 @@ def _trim_payload(remnant: Path, way: Descent, need: Collection[bytes], bin_: Bi
             _put_back(way.enter(_inside(path)), time)
 
 
-def _times_of(remnant: Path, way: Descent, need: Collection[bytes], excess: list[Excess]) -> dict[str, int]:
+def _times_of(
+    remnant: Path, way: TreeWalker, need: Collection[bytes], excess: list[Excess]
+) -> dict[str, int]:
     """The times that needed directories have, or had before one who was killed; noted, if there is room."""
     noted = _noted_times(remnant)
     times = {path: time for path, time in noted.items() if os.fsencode(path) in need}
@@ -280,10 +282,118 @@ def _move_out(here: int, name: str, target: Path, where: Path) -> None:
             remove_tree(where)
 
 
-def _discard(remnant: Path, name: str, bin_: Bin) -> None:
+def _discard(remnant: Path, name: str, bin_: RetainedDirectories) -> None:
     """What is beside the payload, of whatever kind."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(calls.stat(remnant / name, follow_symlinks=False).st_mode):
             calls.rename(remnant / name, bin_.place())
         else:
             calls.unlink(remnant / name)
+
+
+_NEVER = 1 << 62
+
+
+def freed_in_turn(going: Sequence[Path], need: Need, remnants: Iterable[Path] = ()) -> list[int]:
+    """How many bytes are free once the first 0, 1, 2, ... of the trees `going` are gone. Never falls.
+
+    `need` is what all other trees need of them, and of the remnants. Blocks that clones share count for each
+    of them.
+    """
+    turns = _Turns()
+    for turn, tree in enumerate(going, 1):
+        try:
+            turns.need(tree, turn)
+        except Corrupt:  # what it needs does not matter once it is gone; and before that nothing is removed
+            continue
+    turns.need_always(need)
+    freed = _Freed()
+    for turn, tree in [(0, each) for each in remnants] + list(enumerate(going, 1)):
+        _count(tree, turns.of(tree.name), turn, freed)
+    return freed.in_turn(len(going))
+
+
+class _Turns:
+    """When each directory that is somebody's home is needed for the last time."""
+
+    def __init__(self) -> None:
+        self._last: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
+
+    def need(self, tree: Path, turn: int) -> None:
+        """Note what a tree needs until its turn."""
+        for home in read_shared_directories(tree).values():
+            last = self._last[home.tree]
+            last[home.path] = max(turn, last.get(home.path, 0))
+
+    def need_always(self, need: Need) -> None:
+        """Note what is needed by trees that stay."""
+        for tree, paths in need.items():
+            self._last[tree].update(dict.fromkeys(paths, _NEVER))
+
+    def of(self, tree: str) -> dict[bytes, int]:
+        """The directories of a tree that others need, each with the turn until which they do."""
+        return self._last.get(tree, {})
+
+
+class _Freed:
+    """What is free from which turn on."""
+
+    def __init__(self) -> None:
+        self._bytes: defaultdict[int, int] = defaultdict(int)
+        self._inodes: dict[tuple[int, int], list[int]] = {}
+
+    def add(self, turn: int, size: int) -> None:
+        self._bytes[turn] += size
+
+    def add_name(self, turn: int, status: os.stat_result) -> None:
+        """One of the names of a file."""
+        if status.st_nlink == 1:
+            self.add(turn, allocated(status))
+            return
+        found = self._inodes.setdefault((status.st_dev, status.st_ino), [0, status.st_nlink, 0, 0])
+        found[:] = found[0] + 1, found[1], max(found[2], turn), allocated(status)
+
+    def in_turn(self, count: int) -> list[int]:
+        for names, links, turn, size in self._inodes.values():
+            if names >= links:
+                self.add(turn, size)
+        self._inodes.clear()
+        return list(accumulate(self._bytes[turn] for turn in range(count + 1)))
+
+
+def _count(tree: Path, needed: dict[bytes, int], turn: int, freed: _Freed) -> None:
+    """Add what is in a tree. Its own turn is the first one at which anything of it can be free."""
+    sizes: dict[str, int] = {}
+    until: dict[str, int] = {}
+    inside = len(PAYLOAD) + 1
+    waiting = [""]
+    try:
+        with TreeWalker(tree) as way:
+            while waiting:
+                path = waiting.pop()
+                in_payload = path == PAYLOAD or path.startswith(f"{PAYLOAD}/")
+                last = max(turn, needed.get(os.fsencode(path[inside:]), 0) if in_payload else 0)
+                try:
+                    sizes[path] = _count_directory(way.enter(path), path, last, waiting, freed)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    raise io_failure("look at", way.where(shown(path)), error) from error
+                until[path] = last
+    except NotFound:
+        return
+    for path in sorted(until, key=len, reverse=True):  # one that has another in it stays as long as that
+        freed.add(until[path], sizes[path])
+        above = path.rpartition("/")[0]
+        if path:
+            until[above] = max(until[above], until[path])
+
+
+def _count_directory(here: int, path: str, turn: int, waiting: list[str], freed: _Freed) -> int:
+    with calls.scandir(here) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(joined(path, entry.name))
+            else:
+                freed.add_name(turn, entry.stat(follow_symlinks=False))
+    return allocated(calls.fstat(here))

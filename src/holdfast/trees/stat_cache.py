@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.directory import write_all
-from holdfast.fs.trees.manifest import read_whole
-from holdfast.fs.trees.scan import inode_of
-from holdfast.fs.trees.way import NOFOLLOW
+from holdfast.fs.directory import Closing, close_quietly, write_all
+from holdfast.fs.probe import filesystem_kind, is_network
+from holdfast.trees.manifest import read_whole
+from holdfast.trees.scan import NOFOLLOW, inode_of, joined
 
 _MAGIC = b"holdfast stat cache 2\n"
 _DEVICE = struct.Struct("<Q")
@@ -35,7 +37,7 @@ _END_MARK = b"\xff" * 4
 _CHUNK = 4 << 20
 
 
-class Known(NamedTuple):
+class KnownDirectory(NamedTuple):
     """What was known of a directory: where it was, how it looked, and what its record said."""
 
     path: bytes
@@ -70,7 +72,7 @@ class StatCache:
         """The number of directories."""
         return len(self._places)
 
-    def known(self, inode: int) -> Known | None:
+    def known(self, inode: int) -> KnownDirectory | None:
         """What is known of the directory with this inode."""
         place = self._places.get(inode)
         if place is None:
@@ -79,7 +81,7 @@ class StatCache:
         middle, content = at + size, self._content
         path_length = _RECORD.unpack_from(content, at - _RECORD.size)[0]
         start = at + path_length
-        return Known(content[at:start], content[start:middle], content[middle : middle + length])
+        return KnownDirectory(content[at:start], content[start:middle], content[middle : middle + length])
 
     def _index_part(self, start: int) -> int:
         """Take in the part that begins there, if it is sound; where the next one begins, or 0."""
@@ -101,7 +103,7 @@ class StatCache:
         return at + _TAIL.size
 
 
-def append_to_cache(path: Path, before: StatCache, changed: Iterable[Known]) -> bool:
+def append_to_cache(path: Path, before: StatCache, changed: Iterable[KnownDirectory]) -> bool:
     """Append what has changed to the cache at `path`, which was `before` when it was read.
 
     False if it is not that any more, or would become more than twice what it was when it was written anew, or
@@ -126,7 +128,7 @@ def append_to_cache(path: Path, before: StatCache, changed: Iterable[Known]) -> 
     return True
 
 
-def write_cache(path: Path, device: int, known: Iterable[Known]) -> None:
+def write_cache(path: Path, device: int, known: Iterable[KnownDirectory]) -> None:
     """Replace the cache at `path`. It is not brought to the disk: one that a power cut tears is not believed.
 
     What goes wrong here costs time later and nothing else, so it is no failure.
@@ -146,7 +148,7 @@ def write_cache(path: Path, device: int, known: Iterable[Known]) -> None:
         raise
 
 
-def _write(descriptor: int, device: int, known: Iterable[Known]) -> None:
+def _write(descriptor: int, device: int, known: Iterable[KnownDirectory]) -> None:
     write_all(descriptor, _MAGIC + _DEVICE.pack(device))
     checksum, parts, size = 0, list[bytes](), 0
     for each in _records(known):
@@ -161,7 +163,7 @@ def _write(descriptor: int, device: int, known: Iterable[Known]) -> None:
     write_all(descriptor, chunk + _TAIL.pack(_END, zlib.crc32(chunk, checksum)))
 
 
-def _records(known: Iterable[Known]) -> Iterator[bytes]:
+def _records(known: Iterable[KnownDirectory]) -> Iterator[bytes]:
     for path, identity, body in known:
         yield _RECORD.pack(len(path), len(identity), len(body))
         yield path
@@ -174,3 +176,78 @@ def _discard(draft: str) -> None:
         calls.unlink(draft)
     except OSError:
         return
+
+
+_EVENT = struct.Struct("iIII")
+_OVERFLOW = 0x4000
+_ENOUGH = 1 << 16
+_CLOSED = -1
+
+
+class SourceWatch(Closing):
+    """Listens to directories from the moment when each is added."""
+
+    def __init__(self, root: str) -> None:
+        self._fd = _CLOSED
+        self._paths: dict[int, str] = {}
+        self._possible = sys.platform == "linux" and not is_network(filesystem_kind(root))
+
+    def add(self, directory: int, path: str) -> bool:
+        """Listen to an open directory from now on; False if that cannot be."""
+        if sys.platform != "linux" or not self._possible:
+            return False
+        from holdfast.fs import native
+
+        number = native.inotify_watch_directory(self.begin(), directory)
+        if number < 0:  # too many
+            self._possible = False
+            return False
+        self._paths[number] = path
+        return True
+
+    def begin(self) -> int:
+        """The descriptor to listen with, also for another process; less than 0 if that cannot be."""
+        if sys.platform == "linux" and self._possible and self._fd == _CLOSED:
+            from holdfast.fs import native
+
+            self._fd = native.inotify_open()
+        return self._fd
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether somebody listens already."""
+        return self._fd != _CLOSED
+
+    def adopt(self, number: int, path: str) -> None:
+        """Know by its number what another process listens to with the same descriptor."""
+        self._paths[number] = path
+
+    def changed(self) -> list[str]:
+        """Paths that something happened to; perhaps not all of them."""
+        found: list[str] = []
+        with suppress(BlockingIOError):
+            while self._fd != _CLOSED and len(found) < _ENOUGH:
+                found += self._events(calls.read(self._fd, _ENOUGH))
+        return found
+
+    def _events(self, content: bytes) -> list[str]:
+        at, found = 0, []
+        while at < len(content):
+            number, mask, _, length = _EVENT.unpack_from(content, at)
+            at += _EVENT.size
+            name = content[at : at + length].rstrip(b"\0")
+            at += length
+            path = None if mask & _OVERFLOW else self._paths.get(number)
+            found.append("" if path is None else joined(path, os.fsdecode(name)))
+        return [path.rstrip("/") for path in found]
+
+    def close(self) -> None:
+        """Stop listening. The system takes some 10 ms for that, doing nothing; nobody has to wait for it."""
+        if self._fd != _CLOSED:
+            import threading
+
+            descriptor, self._fd = self._fd, _CLOSED
+            try:
+                threading.Thread(target=close_quietly, args=(descriptor,), daemon=True).start()
+            except RuntimeError:  # no more threads
+                close_quietly(descriptor)

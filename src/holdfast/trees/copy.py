@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from queue import SimpleQueue
 from typing import NamedTuple, Self
 
 from holdfast.fs import calls
-from holdfast.fs.directory import write_all
-from holdfast.fs.trees.scan import allocated
+from holdfast.fs.directory import close_quietly, write_all
+from holdfast.trees.manifest import Meta, Xattrs
+from holdfast.trees.payload import READ, Attributes, clone_file
+from holdfast.trees.scan import allocated
 
 _SMALL = 1 << 20
 _CHUNK = 1 << 17  # larger ones do not stay in the cache of a processor between reading and writing
@@ -222,3 +225,36 @@ def _hashing(size: int) -> _Hashing:
     except RuntimeError:
         return _Hashing()
     return hashing
+
+
+class NewFile(NamedTuple):
+    """A file to be made like another: what it is called there and here, and what it is given."""
+
+    like: str
+    name: str
+    meta: Meta
+    xattrs: Xattrs = ()
+
+
+def place_file(source: int, target: int, new: NewFile, attributes: Attributes) -> tuple[int, list[str]]:
+    """Make an independent file in the directory `target` with the content of one in the directory `source`.
+
+    Returns its size as found, and what could not be given to it.
+    """
+    like, name, meta, xattrs = new
+    reading = calls.open(like, READ, dir_fd=source)
+    try:
+        status = calls.fstat(reading)
+        if not stat.S_ISREG(status.st_mode):
+            raise IsADirectoryError(like)
+        writing = attributes.create(target, name, meta.mode)
+        try:
+            size = status.st_size
+            if not clone_file(reading, writing, size):
+                size = copy_file(reading, status, writing, hashed=False).size
+            lost = attributes.finish_file(writing, meta, xattrs)
+        finally:
+            calls.close(writing)
+    finally:
+        close_quietly(reading)
+    return size, lost

@@ -28,9 +28,19 @@ from typing import NamedTuple
 from holdfast.errors import Corrupt
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly, write_all
-from holdfast.fs.trees.descent import unreadable, unwritable
-from holdfast.fs.trees.layout import MANIFEST
-from holdfast.fs.trees.way import NOFOLLOW
+from holdfast.trees.scan import NOFOLLOW, unreadable, unwritable
+
+PAYLOAD = "payload"
+"""The captured directory."""
+MANIFEST = "manifest"
+"""What every entry of it is."""
+READY = ".READY"
+"""Written last: a tree that has it is complete. Inside of the payload a file of this name is just a file."""
+HOMES = "homes"
+"""Which of its directories are in other trees, and where; not there if none is."""
+REMNANTS = "remnants"
+"""Beside the directory of the trees: what is left of those whose snapshots are gone, for others need it."""
+
 
 MAGIC = b"holdfast manifest 1\n"
 _MAGIC_WORDS = b"holdfast manifest "

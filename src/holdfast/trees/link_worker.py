@@ -17,12 +17,15 @@ import struct
 
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly, write_all
-from holdfast.fs.trees.way import DIRECTORY, Way
+from holdfast.trees.scan import DIRECTORY, Walker
+from holdfast.trees.worker_process import program_of, start
 
-TYPE_CHECKING = False  # what checkers take for true
+TYPE_CHECKING = False  # what checkers take for true; importing `typing` costs time
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
+
 
 ORDER = struct.Struct("<III?q")
 NUMBER = struct.Struct("<I")
@@ -55,7 +58,7 @@ def serve(arguments: list[str]) -> None:
     """What the second process does; it ends early if its parent does."""
     parent, payload = int(arguments[0]), arguments[1]
     try:
-        with Way(payload) as target:
+        with Walker(payload) as target:
             numbers = _carry_out_all(target, parent)
     except _NobodyAsksError:
         return
@@ -66,7 +69,7 @@ class _NobodyAsksError(Exception):
     """There is nobody who could use an answer."""
 
 
-def _carry_out_all(target: Way, parent: int) -> list[int]:
+def _carry_out_all(target: Walker, parent: int) -> list[int]:
     """The numbers of the orders that failed, and how many there were."""
     failed: list[int] = []
     count = 0
@@ -79,7 +82,7 @@ def _carry_out_all(target: Way, parent: int) -> list[int]:
     return [*failed, count]
 
 
-def _carry_out(order: Order, target: Way, parent: int) -> None:
+def _carry_out(order: Order, target: Walker, parent: int) -> None:
     link, into = calls.link, target.enter(order.path)
     here = calls.open(order.source, DIRECTORY)
     try:
@@ -124,3 +127,72 @@ def _orders(parent: int) -> Iterator[Order]:
         unread = unread[at:]
     if unread:  # who gave it does not know how far it came
         raise _NobodyAsksError
+
+
+PROGRAM = program_of("holdfast.trees.link_worker")
+_AT_ONCE = 48
+
+
+class LinkWorker:
+    """The second process, seen from the first."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        self._process, self._pipe = process, process.stdin
+        self._given = 0
+        self._broken = False
+        self._unsent: list[bytes] = []
+
+    @classmethod
+    def start(cls, payload: str) -> LinkWorker | None:
+        """Start it; None where that cannot be, or where there is no second processor for it."""
+        process = start(PROGRAM, [payload], is_told=True)
+        return None if process is None else cls(process)
+
+    def try_give(self, order: Order) -> bool:
+        """Hand over an order, unless it has enough to do. Orders are numbered as they are given.
+
+        They are sent some at a time: it is woken for each that it gets.
+        """
+        if len(self._unsent) >= _AT_ONCE:
+            if not self._has_room():
+                return False
+            self._send()
+        self._unsent.append(order.encoded())
+        self._given += 1
+        return True
+
+    def _has_room(self) -> bool:
+        try:
+            return bool(select.select((), (self._pipe,), (), 0)[1])
+        except ValueError:  # there are more open files than this call knows
+            return False
+
+    def _send(self) -> None:
+        content = b"".join(self._unsent)
+        self._unsent.clear()
+        try:
+            if not self._broken:
+                write_all(self._pipe.fileno(), content)
+        except OSError:  # it is gone, or some orders are: nobody knows which
+            self._broken = True
+
+    def failed(self) -> list[int]:
+        """Wait until it is done; the numbers of the orders that are not carried out, or perhaps not."""
+        self._send()
+        try:
+            answer, _ = self._process.communicate()
+            *numbers, (count,), (end,) = NUMBER.iter_unpack(answer)
+        except (OSError, ValueError, struct.error):
+            end = count = 0
+        if self._broken or end != END or count != self._given:  # it did not come to its end
+            return list(range(self._given))
+        return [number for (number,) in numbers]
+
+    def kill(self) -> None:
+        """End it, wherever it is."""
+        self._process.kill()
+        try:
+            self._process.communicate()
+        except (OSError, ValueError):
+            self._process.wait()

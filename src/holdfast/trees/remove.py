@@ -13,9 +13,7 @@ from holdfast.errors import NotFound, Refused
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly, io_failure
 from holdfast.fs.probe import mounts_beneath
-from holdfast.fs.trees.descent import Descent, shown
-from holdfast.fs.trees.scan import allocated
-from holdfast.fs.trees.way import DIRECTORY, joined
+from holdfast.trees.scan import DIRECTORY, TreeWalker, allocated, joined, shown
 
 _LEVELS = 256
 
@@ -193,7 +191,7 @@ def tree_bytes(trees: Iterable[Path]) -> int:
 def _count(tree: Path, found: dict[tuple[int, int], list[int]]) -> int:
     """Add up what has one name; note the names of what has several."""
     total, waiting = 0, [""]
-    with contextlib.suppress(NotFound), Descent(tree) as way:
+    with contextlib.suppress(NotFound), TreeWalker(tree) as way:
         while waiting:
             path = waiting.pop()
             try:

@@ -9,11 +9,8 @@ from typing import NamedTuple
 
 from holdfast.fs import calls
 from holdfast.fs.probe import mounts_beneath
-from holdfast.fs.trees.content import KIND_WORDS, link_path, meta_of, read_xattrs
-from holdfast.fs.trees.descent import Descent, shown, unreadable
-from holdfast.fs.trees.files import GONE, Base, Files, Known, Place
-from holdfast.fs.trees.homes import Home, Stored
-from holdfast.fs.trees.manifest import (
+from holdfast.trees.capture_files import GONE, Base, FileCapture, KnownFiles, OpenSource
+from holdfast.trees.manifest import (
     Meta,
     encode_body,
     encode_entry,
@@ -22,33 +19,35 @@ from holdfast.fs.trees.manifest import (
     mtime_of_directory,
     raw_entries,
 )
-from holdfast.fs.trees.payload import Payload
-from holdfast.fs.trees.scan import (
+from holdfast.trees.payload import KIND_WORDS, Payload, link_path, meta_of, read_xattrs
+from holdfast.trees.scan import (
     NO_MARK,
+    CaptureStats,
     Listing,
+    TreeWalker,
     count_in,
     device_number,
     is_foreign,
     is_of,
     is_recent,
+    joined,
     listing_of,
     look,
     marks_by_name,
+    shown,
+    unreadable,
     without_recent,
 )
-from holdfast.fs.trees.scout import Report, Scout
-from holdfast.fs.trees.stat_cache import Known as KnownDirectory
-from holdfast.fs.trees.stat_cache import StatCache
-from holdfast.fs.trees.tally import Tally
-from holdfast.fs.trees.watch import SourceWatch
-from holdfast.fs.trees.way import joined
+from holdfast.trees.scan_worker import ScanReport, ScanWorker
+from holdfast.trees.shared_dirs import SharedDirectory, Stored
+from holdfast.trees.stat_cache import KnownDirectory, SourceWatch, StatCache
 
 _WORTH_WATCHING = 3000
 _FAR_FUTURE = 1 << 62  # to which nothing is recent
 _KIND = 0o170000
 
 
-class Taken(NamedTuple):
+class CapturedDirectory(NamedTuple):
     """A directory as it was taken in. With `home`, its files are there; else they are in our own payload."""
 
     path: str
@@ -56,24 +55,24 @@ class Taken(NamedTuple):
     identity: bytes
     kept: bytes  # the identity for the cache
     body: bytes
-    home: Home | None = None
+    home: SharedDirectory | None = None
     from_cache: bool = False
     watched: bool = False  # somebody tells us of changes since
 
 
-class Intake:
+class DirectoryCapture:
     """Takes directories in, into a payload or (None) only to know them."""
 
     def __init__(
         self,
-        source: Descent,
+        source: TreeWalker,
         *,
         cache: StatCache,
-        tally: Tally,
+        tally: CaptureStats,
         payload: Payload | None = None,
         base: Base | None = None,
         watch: SourceWatch | None = None,
-        scout: Scout | None = None,
+        scout: ScanWorker | None = None,
         now: int = _FAR_FUTURE,
         clones: bool = False,
         retry: bool = False,
@@ -82,18 +81,18 @@ class Intake:
         self.payload = payload
         self.base = base
         self.tally = tally
-        self.files = Files(source, payload, base, now=now, clones=clones, retry=retry, tally=tally)
+        self.files = FileCapture(source, payload, base, now=now, clones=clones, retry=retry, tally=tally)
         self._cache = cache
         self._scout = scout
         self._watch = watch
         self._now = now
         self._awaited: set[str] = set()  # directories that we shall come to
-        self._ahead: dict[str, Taken] = {}  # what of these is taken in already
+        self._ahead: dict[str, CapturedDirectory] = {}  # what of these is taken in already
         top = source.enter("")
         self._device = calls.fstat(top).st_dev
         self._mounts = mounts_beneath(top)
 
-    def take_all(self) -> Iterator[Taken]:
+    def take_all(self) -> Iterator[CapturedDirectory]:
         """Take in all directories; return them in the order of names, each before those below it."""
         waiting = [""]
         while waiting:
@@ -107,7 +106,7 @@ class Intake:
                 self._awaited.update([joined(path, name) for name in below])
                 self._take_ahead(self._scout)
 
-    def _take_ahead(self, scout: Scout) -> None:
+    def _take_ahead(self, scout: ScanWorker) -> None:
         """Take in what the scout has reported since: so it looks at the more of the source meanwhile.
 
         Only what we shall surely come to: a directory that has gone since must leave nothing behind.
@@ -120,7 +119,7 @@ class Intake:
                     self._awaited.update([joined(path, name) for name in report.directories])
                     self._ahead[path] = taken
 
-    def _take(self, path: str) -> tuple[Taken | None, list[str]]:
+    def _take(self, path: str) -> tuple[CapturedDirectory | None, list[str]]:
         """Take in one directory without what is below it; return it and the directories in it."""
         report = None if self._scout is None else self._scout.find(path)
         if report is not None:
@@ -152,17 +151,19 @@ class Intake:
             return False
         return self._watch.add(here, path)
 
-    def _mount_point(self, path: str) -> Taken:
+    def _mount_point(self, path: str) -> CapturedDirectory:
         """Only that it is there: what it shows belongs to what is mounted, and that is not ours."""
         self.tally.lose(path, ["another file system is mounted there"])
         self.tally.directories += 1
         if self.payload is not None:
             self.payload.make(path)
-        return Taken(path, os.fsencode(path), b"", b"", encode_body(Meta(b"m", 0, 0, 0, 0), b"", []))
+        return CapturedDirectory(
+            path, os.fsencode(path), b"", b"", encode_body(Meta(b"m", 0, 0, 0, 0), b"", [])
+        )
 
     # --- What is as it was -----------------------------------------------------------------------------
 
-    def _unchanged(self, path: str, listing: Listing, watched: bool) -> Taken | None:
+    def _unchanged(self, path: str, listing: Listing, watched: bool) -> CapturedDirectory | None:
         """A directory whose record is known from the last time, and which another tree has as a whole.
 
         Not one with a file that has several names: its record depends on where the others are.
@@ -179,13 +180,13 @@ class Intake:
             self._note_others(path, listing)
         return taken
 
-    def _reported(self, path: str, report: Report) -> Taken | None:
+    def _reported(self, path: str, report: ScanReport) -> CapturedDirectory | None:
         """A directory that the scout has looked at; None if we have to look at it ourselves."""
         if path in self._mounts:
             return None
         return self._as_reported(path, report) or self._read_as_reported(path, report)
 
-    def _as_reported(self, path: str, report: Report) -> Taken | None:
+    def _as_reported(self, path: str, report: ScanReport) -> CapturedDirectory | None:
         """A directory that the scout has looked at, exactly as if we had done so at that moment."""
         if report.known is None or (taken := self._as_known(path, report.known, report.watched)) is None:
             return None
@@ -197,7 +198,7 @@ class Intake:
         self.tally.report()
         return taken
 
-    def _read_as_reported(self, path: str, report: Report) -> Taken | None:
+    def _read_as_reported(self, path: str, report: ScanReport) -> CapturedDirectory | None:
         """The same for one that did change: what the scout saw in it is read."""
         listing = None if report.known is not None else listing_of(report.identity)
         if listing is None:
@@ -215,16 +216,18 @@ class Intake:
         self.tally.report()
         return taken
 
-    def _as_known(self, path: str, known: KnownDirectory, watched: bool) -> Taken | None:
+    def _as_known(self, path: str, known: KnownDirectory, watched: bool) -> CapturedDirectory | None:
         """A directory that is as it was known, unless no other tree has it as a whole."""
-        home: Home | None = None
+        home: SharedDirectory | None = None
         encoded = os.fsencode(path)
         if self.payload is not None:
             home = self._home(encoded, known)
             if home is None:
                 return None
         identity, body = known.identity, known.body
-        return Taken(path, encoded, identity, identity, body, home, encoded == known.path, watched)
+        return CapturedDirectory(
+            path, encoded, identity, identity, body, home, encoded == known.path, watched
+        )
 
     def _note_others(self, path: str, listing: Listing) -> None:
         """Of what is no file: no bytes, and a word about what is special."""
@@ -234,7 +237,7 @@ class Intake:
                 if not stat.S_ISLNK(status.st_mode):
                     self._note_special(path, name, status)
 
-    def _home(self, path: bytes, known: KnownDirectory) -> Home | None:
+    def _home(self, path: bytes, known: KnownDirectory) -> SharedDirectory | None:
         """Where the base has this very directory."""
         if self.base is not None:
             for candidate in (path, known.path):
@@ -246,9 +249,9 @@ class Intake:
 
     # --- What has to be read ---------------------------------------------------------------------------
 
-    def _read(self, path: str, here: int, listing: Listing, watched: bool) -> Taken:
+    def _read(self, path: str, here: int, listing: Listing, watched: bool) -> CapturedDirectory:
         target = -1 if self.payload is None else self.payload.make(path)
-        place = Place(path, here, target, self._known(path, listing))
+        place = OpenSource(path, here, target, self._known(path, listing))
         kept = listing.marks()
         linked = self.files.unchanged(place, listing, kept)
         entries = [linked.get(name, b"") for name in listing.names]
@@ -263,9 +266,9 @@ class Intake:
         body = encode_body(own, encode_extras(xattrs=encode_xattrs(xattrs)), [*filter(None, entries)])
         head = listing.identity[: len(listing.identity) - len(NO_MARK) * len(kept)]
         blotted = without_recent(head + b"".join(kept), listing, self._now)
-        return Taken(path, os.fsencode(path), listing.identity, blotted, body, watched=watched)
+        return CapturedDirectory(path, os.fsencode(path), listing.identity, blotted, body, watched=watched)
 
-    def _known(self, path: str, listing: Listing) -> Known:
+    def _known(self, path: str, listing: Listing) -> KnownFiles:
         known = self._cache.known(listing.own.st_ino)
         marks: dict[bytes, bytes] = {}
         raw: dict[bytes, bytes] = {}
@@ -278,10 +281,12 @@ class Intake:
                 body = self.base.manifest.body(candidate)
                 if body is not None:
                     same = known is not None and body == known.body
-                    return Known(marks, raw, raw if same else raw_entries(body), os.fsdecode(candidate))
-        return Known(marks, raw, {}, "")
+                    return KnownFiles(marks, raw, raw if same else raw_entries(body), os.fsdecode(candidate))
+        return KnownFiles(marks, raw, {}, "")
 
-    def _entry(self, place: Place, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
+    def _entry(
+        self, place: OpenSource, name: str, status: os.stat_result, mark: bytes
+    ) -> tuple[bytes, bytes]:
         """The entry of one name and the mark to remember it by; no entry if it is gone."""
         try:
             if stat.S_ISREG(status.st_mode):
@@ -295,7 +300,7 @@ class Intake:
             self.tally.changed.append(joined(place.path, name))
             return b"", NO_MARK
 
-    def _symlink(self, place: Place, name: str, status: os.stat_result) -> bytes:
+    def _symlink(self, place: OpenSource, name: str, status: os.stat_result) -> bytes:
         leads_to = calls.readlink(name, dir_fd=place.here)
         xattrs, _ = read_xattrs(link_path(place.here, name))
         meta = meta_of(status)

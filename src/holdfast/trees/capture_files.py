@@ -5,17 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from holdfast.errors import ConsistencyUnavailable
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly
-from holdfast.fs.trees.content import HEAD_OF_ENTRY, READ, clone_file, head_of_entry, meta_of, read_xattrs
-from holdfast.fs.trees.copying import Content, copy_file, hash_file
-from holdfast.fs.trees.descent import Descent, shown, split, unreadable, unwritable
-from holdfast.fs.trees.homes import Stored
-from holdfast.fs.trees.links import Links, Wanted, is_there
-from holdfast.fs.trees.manifest import (
+from holdfast.trees.copy import Content, copy_file, hash_file
+from holdfast.trees.link_worker import LinkWorker, Order
+from holdfast.trees.manifest import (
     Manifest,
     Meta,
     Xattrs,
@@ -30,10 +28,97 @@ from holdfast.fs.trees.manifest import (
     with_first_link,
     without_first_link,
 )
-from holdfast.fs.trees.payload import Payload
-from holdfast.fs.trees.scan import NO_MARK, Listing, is_recent, mark_of
-from holdfast.fs.trees.tally import Recent, Tally
-from holdfast.fs.trees.way import joined
+from holdfast.trees.payload import (
+    HEAD_OF_ENTRY,
+    READ,
+    Payload,
+    clone_file,
+    head_of_entry,
+    meta_of,
+    read_xattrs,
+)
+from holdfast.trees.scan import (
+    NO_MARK,
+    CaptureStats,
+    Listing,
+    Recent,
+    TreeWalker,
+    is_recent,
+    joined,
+    mark_of,
+    shown,
+    split,
+    unreadable,
+    unwritable,
+)
+from holdfast.trees.shared_dirs import Stored
+
+_WORTH_A_PROCESS = 32  # directories that did change
+_FEW = 4
+
+
+class LinkBatch(NamedTuple):
+    """Files of one directory of the payload that shall be links to the base's; their entries, by name.
+
+    With `time`, nothing more is put into it then, and that is all that it lacks.
+    """
+
+    path: str
+    base_path: str
+    files: dict[str, bytes]
+    time: int | None
+
+
+class Links:
+    """Makes links, now or soon; what could not be linked is told in the end."""
+
+    def __init__(self, base: Stored, payload: str) -> None:
+        self._base, self._payload = base, payload
+        self._count = 0
+        self._process: LinkWorker | None = None
+        self._given: list[LinkBatch] = []
+        self._failed: list[LinkBatch] = []
+
+    def make(self, wanted: LinkBatch, target: int) -> bool:
+        """Link files into the open directory `target` of the payload; whether that will get its time, too."""
+        self._count += 1
+        if self._count == _WORTH_A_PROCESS:
+            self._process = LinkWorker.start(self._payload)
+        if self._process is not None and len(wanted.files) >= _FEW:
+            source = self._base.where(wanted.base_path)
+            if self._process.try_give(Order(source, wanted.path, [*wanted.files], wanted.time)):
+                self._given.append(wanted)
+                return wanted.time is not None
+        link = calls.link
+        try:
+            here = self._base.enter(wanted.base_path)
+            for name in wanted.files:
+                link(name, name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
+        except OSError:
+            self._failed.append(wanted)
+        return False
+
+    def missing(self) -> Iterator[LinkBatch]:
+        """Wait until all is done that can be; what is not linked, or only in part."""
+        if self._process is not None:
+            self._failed += [self._given[number] for number in self._process.failed()]
+            self._process = None  # not before: who is interrupted meanwhile ends it
+        yield from self._failed
+
+    def close(self) -> None:
+        """End what is under way."""
+        if self._process is not None:
+            self._process.kill()
+
+
+def is_there(directory: int, name: str) -> bool:
+    """Whether there is something of this name in an open directory."""
+    try:
+        calls.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
 
 GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
 NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOENT)
@@ -47,7 +132,7 @@ class Base(NamedTuple):
     stored: Stored
 
 
-class Known(NamedTuple):
+class KnownFiles(NamedTuple):
     """What is known of the files of one directory: by the cache, and in the base."""
 
     marks: dict[bytes, bytes]
@@ -56,16 +141,16 @@ class Known(NamedTuple):
     base_path: str
 
 
-class Place(NamedTuple):
+class OpenSource(NamedTuple):
     """A directory that is being taken: where it is, open here and (or -1) in the payload."""
 
     path: str
     here: int
     target: int
-    known: Known
+    known: KnownFiles
 
 
-class Taken(NamedTuple):
+class CapturedFile(NamedTuple):
     """A file that was taken: its entry, the mark to know it by again, and what was written anew."""
 
     entry: bytes
@@ -80,7 +165,7 @@ class First(NamedTuple):
     entry: bytes
 
 
-class Files:
+class FileCapture:
     """Takes files, into a payload or (None) only to know them.
 
     With `retry`, a file that changes while it is read is read again, up to a limit.
@@ -88,14 +173,14 @@ class Files:
 
     def __init__(
         self,
-        source: Descent,
+        source: TreeWalker,
         payload: Payload | None,
         base: Base | None,
         *,
         now: int,
         clones: bool,
         retry: bool,
-        tally: Tally,
+        tally: CaptureStats,
     ) -> None:
         self._source = source
         self._payload = payload
@@ -107,7 +192,7 @@ class Files:
         self._links = None if base is None or payload is None else Links(base.stored, payload.way.root)
         self._first_links: dict[int, First] = {}
 
-    def unchanged(self, place: Place, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
+    def unchanged(self, place: OpenSource, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
         """What most files of a directory are: such as did not change, and can be linked. Entries, by name."""
         known = place.known
         if self._links is None or not known.base_raw:
@@ -127,12 +212,12 @@ class Files:
         self._tally.bytes += size
         return same
 
-    def link_unchanged(self, place: Place, same: dict[str, bytes], own: Meta, xattrs: Xattrs) -> None:
+    def link_unchanged(self, place: OpenSource, same: dict[str, bytes], own: Meta, xattrs: Xattrs) -> None:
         """Link these files, after all else is in the directory; `own` and `xattrs` are the directory's."""
         if self._links is None or self._payload is None or not same:
             return
         time = own.mtime_ns if self._payload.attributes.lacks_only_time(own, xattrs) else None
-        if self._links.make(Wanted(place.path, place.known.base_path, same, time), place.target):
+        if self._links.make(LinkBatch(place.path, place.known.base_path, same, time), place.target):
             self._payload.complete.add(place.path)
 
     def _not_to_link(self, listing: Listing) -> set[str]:
@@ -151,7 +236,7 @@ class Files:
             return
         for wanted in self._links.missing():
             self._payload.complete.discard(wanted.path)
-            with Descent(self._source.root) as way:
+            with TreeWalker(self._source.root) as way:
                 for name, raw in wanted.files.items():
                     target = self._payload.enter(wanted.path)
                     if is_there(target, name):
@@ -160,11 +245,11 @@ class Files:
                         here = way.enter(wanted.path)
                     except OSError as error:
                         raise unreadable(way.where(wanted.path), error) from error
-                    place = Place(wanted.path, here, target, Known({}, {}, {}, wanted.base_path))
+                    place = OpenSource(wanted.path, here, target, KnownFiles({}, {}, {}, wanted.base_path))
                     if not self._link_base(place, name):
                         self._copy_again(place, name, raw)
 
-    def _copy_again(self, place: Place, name: str, raw: bytes) -> None:
+    def _copy_again(self, place: OpenSource, name: str, raw: bytes) -> None:
         """Copy a file that was to be linked: it must be what it was when we looked at it."""
         path = joined(place.path, name)
         try:
@@ -172,20 +257,20 @@ class Files:
         except OSError as error:
             if error.errno not in GONE:
                 raise unreadable(self._source.where(path), error) from error
-            taken = Taken(b"", NO_MARK)
+            taken = CapturedFile(b"", NO_MARK)
         if taken.entry != raw:
             where = self._source.where(path)
             raise ConsistencyUnavailable(f"{shown(where)} changed while it was captured", paths=[shown(path)])
         self._tally.stored_bytes += taken.stored
 
-    def take(self, place: Place, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
+    def take(self, place: OpenSource, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
         """The entry of one file, and the mark to remember it by."""
         encoded, known = os.fsencode(name), place.known
         recent = is_recent(status.st_ctime_ns, self._now)
         first = self._first_links.get(status.st_ino) if status.st_nlink > 1 else None
         raw = known.raw.get(encoded, b"") if known.marks.get(encoded) == mark else b""
         if raw[:1] == b"f":
-            taken = self._known(place, name, Taken(without_first_link(raw), mark), first)
+            taken = self._known(place, name, CapturedFile(without_first_link(raw), mark), first)
         else:
             taken = self._unknown(place, name, status, first)
         entry = taken.entry
@@ -207,7 +292,7 @@ class Files:
 
     # --- Known or not ----------------------------------------------------------------------------------
 
-    def _known(self, place: Place, name: str, known: Taken, first: First | None) -> Taken:
+    def _known(self, place: OpenSource, name: str, known: CapturedFile, first: First | None) -> CapturedFile:
         """A file that is as it was the last time."""
         if self._payload is None or self._link_first(place, first, name, known.entry):
             return known
@@ -218,7 +303,9 @@ class Files:
             self._tally.changed.append(joined(place.path, name))
         return taken
 
-    def _unknown(self, place: Place, name: str, status: os.stat_result, first: First | None) -> Taken:
+    def _unknown(
+        self, place: OpenSource, name: str, status: os.stat_result, first: First | None
+    ) -> CapturedFile:
         """A file that has to be read. If it turns out to be in the base, it is linked all the same."""
         if self._payload is None:
             return self._read(place, name)
@@ -233,19 +320,19 @@ class Files:
                 return taken
         return self._copy(place, name)
 
-    def _in_base(self, place: Place, name: str) -> bytes:
+    def _in_base(self, place: OpenSource, name: str) -> bytes:
         raw = place.known.base_raw.get(os.fsencode(name), b"")
         return without_first_link(raw) if raw[:1] == b"f" else b""
 
     # --- Reading and copying ---------------------------------------------------------------------------
 
-    def _read(self, place: Place, name: str, *, like: bytes = b"") -> Taken:
+    def _read(self, place: OpenSource, name: str, *, like: bytes = b"") -> CapturedFile:
         """Read a file; it is not read, and has no entry, if it cannot have the entry `like`."""
         reading = calls.open(name, READ, dir_fd=place.here)
         try:
             status = _regular(reading)
             if like and like[:HEAD_OF_ENTRY] != head_of_entry(status):
-                return Taken(b"", NO_MARK)
+                return CapturedFile(b"", NO_MARK)
             xattrs, lost = read_xattrs(reading)
             content = hash_file(reading, status.st_size)
             mark = self._mark_after(reading, status)
@@ -253,9 +340,9 @@ class Files:
             close_quietly(reading)
         if not like:
             self._tally.lose(joined(place.path, name), lost)
-        return Taken(_entry(meta_of(status), name, content, xattrs), mark)
+        return CapturedFile(_entry(meta_of(status), name, content, xattrs), mark)
 
-    def _copy(self, place: Place, name: str) -> Taken:
+    def _copy(self, place: OpenSource, name: str) -> CapturedFile:
         """Copy a file; its entry is that of what was really copied."""
         for _ in range(_ATTEMPTS - 1):
             taken = self._copy_once(place, name)
@@ -264,7 +351,7 @@ class Files:
             calls.unlink(name, dir_fd=place.target)  # it changed meanwhile: once more
         return self._copy_once(place, name)
 
-    def _copy_once(self, place: Place, name: str) -> Taken:
+    def _copy_once(self, place: OpenSource, name: str) -> CapturedFile:
         reading = calls.open(name, READ, dir_fd=place.here)
         try:
             status = _regular(reading)
@@ -279,7 +366,7 @@ class Files:
             close_quietly(reading)
         if lost:
             self._tally.lose(joined(place.path, name), lost)
-        return Taken(_entry(meta, name, content, xattrs), mark, content.written)
+        return CapturedFile(_entry(meta, name, content, xattrs), mark, content.written)
 
     def _write(
         self, reading: int, status: os.stat_result, meta: Meta, target: int, name: str, xattrs: Xattrs
@@ -321,7 +408,7 @@ class Files:
 
     # --- Links -----------------------------------------------------------------------------------------
 
-    def _link_base(self, place: Place, name: str) -> bool:
+    def _link_base(self, place: OpenSource, name: str) -> bool:
         """Link a file from the base; where that cannot be, it has to be copied."""
         assert self._base is not None
         try:
@@ -333,14 +420,14 @@ class Files:
             raise unwritable(self._where(place, name), error) from error
         return True
 
-    def _link_first(self, place: Place, first: First | None, name: str, entry: bytes) -> bool:
+    def _link_first(self, place: OpenSource, first: First | None, name: str, entry: bytes) -> bool:
         """Link the first name that the same inode has in the payload, unless it has changed since then."""
         assert self._payload is not None
         if first is None or not is_same_file(entry, first.entry):
             return False
         directory, first_name = split(first.path)
         try:
-            with Descent(self._payload.way.root) as way:
+            with TreeWalker(self._payload.way.root) as way:
                 here = way.enter(directory)
                 calls.link(first_name, name, src_dir_fd=here, dst_dir_fd=place.target, follow_symlinks=False)
         except OSError as error:
@@ -349,7 +436,7 @@ class Files:
             raise unwritable(self._where(place, name), error) from error
         return True
 
-    def _where(self, place: Place, name: str) -> str:
+    def _where(self, place: OpenSource, name: str) -> str:
         way = self._source if self._payload is None else self._payload.way
         return way.where(place.path, name)
 

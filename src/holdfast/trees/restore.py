@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -9,15 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import AlreadyExists, Corrupt, NotFound, PartialSnapshot
+from holdfast.errors import AlreadyExists, Corrupt, ExchangeUnavailable, NotFound, PartialSnapshot
 from holdfast.fs import calls
-from holdfast.fs.trees.attributes import Attributes, meta_of_entry
-from holdfast.fs.trees.content import HEAD_OF_BODY, HEAD_OF_ENTRY, KIND_WORDS, head_of_body, head_of_entry
-from holdfast.fs.trees.descent import Descent, shown, split, unreadable, unwritable
-from holdfast.fs.trees.files import NO_LINK
-from holdfast.fs.trees.homes import Stored
-from holdfast.fs.trees.layout import PAYLOAD, READY
-from holdfast.fs.trees.manifest import (
+from holdfast.fs.directory import although_read_only, io_failure
+from holdfast.trees.capture_files import NO_LINK
+from holdfast.trees.copy import NewFile, place_file
+from holdfast.trees.manifest import (
+    PAYLOAD,
+    READY,
     Manifest,
     ManifestEntry,
     decode_entry,
@@ -26,11 +26,29 @@ from holdfast.fs.trees.manifest import (
     plain_file,
     raw_entries,
 )
-from holdfast.fs.trees.placing import NewFile, place_file
-from holdfast.fs.trees.scan import Listing, look, without_recent
-from holdfast.fs.trees.stat_cache import Known, write_cache
-from holdfast.fs.trees.tally import Progress
-from holdfast.fs.trees.way import joined
+from holdfast.trees.payload import (
+    HEAD_OF_BODY,
+    HEAD_OF_ENTRY,
+    KIND_WORDS,
+    Attributes,
+    head_of_body,
+    head_of_entry,
+    meta_of_entry,
+)
+from holdfast.trees.scan import (
+    Listing,
+    Progress,
+    TreeWalker,
+    joined,
+    look,
+    shown,
+    split,
+    unreadable,
+    unwritable,
+    without_recent,
+)
+from holdfast.trees.shared_dirs import Stored
+from holdfast.trees.stat_cache import KnownDirectory, write_cache
 
 _A_TICK = 0.03
 _KINDS = {"p": 0o010000, "s": 0o140000, "c": 0o020000, "b": 0o060000}
@@ -94,7 +112,7 @@ class _Place(NamedTuple):
 
     source: Stored
     path: str
-    target: Descent
+    target: TreeWalker
     new_path: str
     top: bytes
 
@@ -130,7 +148,7 @@ class _Making:
             raise AlreadyExists(f"{self.destination} is there already", path=str(self.destination)) from None
         except OSError as error:
             raise unwritable(os.fspath(self.destination), error) from error
-        with Stored(self.tree) as source, Descent(self.destination) as target:
+        with Stored(self.tree) as source, TreeWalker(self.destination) as target:
             attributes = Attributes(calls.fstat(target.enter("")), kept=False)
             for path in self._below(top):  # 1. all directories
                 parent, name = split(_relative(path, top))
@@ -227,7 +245,7 @@ class _Making:
             raise Corrupt(f"{where} has {found} bytes, but the manifest says {size}", path=where)
         return lost
 
-    def _complete(self, target: Descent, path: bytes, new_path: str, attributes: Attributes) -> None:
+    def _complete(self, target: TreeWalker, path: bytes, new_path: str, attributes: Attributes) -> None:
         entry = directory_of(path, self._body(path))
         if entry.kind == "m":
             self.not_preserved.append(f"{shown(os.fsdecode(path))}: what is mounted there was not captured")
@@ -251,7 +269,7 @@ class _Making:
                 f"there is no {shown(os.fsdecode(path))} in the snapshot", path=shown(os.fsdecode(path))
             )
         entry = decode_entry(os.fsencode(directory), raw)
-        with Stored(self.tree) as source, Descent(self.destination.parent) as target:
+        with Stored(self.tree) as source, TreeWalker(self.destination.parent) as target:
             place = _Place(source, directory, target, "", b"")
             into, here = place.enter()
             attributes = Attributes(None, kept=False)
@@ -276,18 +294,21 @@ class _Making:
     def write_cache(self, cache: Path) -> None:
         """Note what has just been made, once its times are old enough to be trusted."""
         time.sleep(_A_TICK)
-        with Descent(self.destination) as way, suppress(OSError):  # without a cache it is slower, and no more
+        with (
+            TreeWalker(self.destination) as way,
+            suppress(OSError),
+        ):  # without a cache it is slower, and no more
             here = way.enter("")
             status = calls.fstat(here)
             calls.utime(here, ns=(status.st_atime_ns, status.st_mtime_ns))  # so that its ctime is now
             status = calls.fstat(here)
             write_cache(cache, status.st_dev, self._known(way, status.st_ctime_ns))
 
-    def _known(self, way: Descent, now: int) -> Iterator[Known]:
+    def _known(self, way: TreeWalker, now: int) -> Iterator[KnownDirectory]:
         for path, body in self.manifest.records():
             listing = look(way.enter(os.fsdecode(path)))
             if _is_true(body, listing):
-                yield Known(path, without_recent(listing.identity, listing, now), body)
+                yield KnownDirectory(path, without_recent(listing.identity, listing, now), body)
 
 
 def _is_true(body: bytes, listing: Listing) -> bool:
@@ -315,7 +336,7 @@ def _relative(path: bytes, top: bytes) -> str:
     return os.fsdecode(path[len(top) :].lstrip(b"/") if top else path)
 
 
-def _make_directory(target: Descent, parent: str, name: str) -> None:
+def _make_directory(target: TreeWalker, parent: str, name: str) -> None:
     try:
         calls.mkdir(name, dir_fd=target.enter(parent))
     except OSError as error:
@@ -325,7 +346,7 @@ def _make_directory(target: Descent, parent: str, name: str) -> None:
 def _link(root: str, first: str, into: int, name: str) -> bool:
     """Give a file that was made before a second name; False where it cannot have one."""
     directory, first_name = split(first)
-    with Descent(root) as way:
+    with TreeWalker(root) as way:
         try:
             calls.link(
                 first_name, name, src_dir_fd=way.enter(directory), dst_dir_fd=into, follow_symlinks=False
@@ -347,3 +368,23 @@ def _other(entry: ManifestEntry, into: int, name: str, attributes: Attributes) -
         except (PermissionError, KeyError):
             return [KIND_WORDS.get(entry.kind.encode(), "an entry of an unknown kind") + " could not be made"]
     return attributes.finish_other(into, name, meta_of_entry(entry), entry.xattrs)
+
+
+_UNAVAILABLE = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two paths of one file system swap what they lead to. Commit point: the exchange; not synced.
+
+    Where the system or the file system cannot: `ExchangeUnavailable`, and nothing has changed.
+    """
+    try:
+        although_read_only(
+            lambda: calls.rename_exchange(os.fspath(one), os.fspath(other)), {one: other, other: one}
+        )
+    except OSError as error:
+        if error.errno in _UNAVAILABLE:
+            raise ExchangeUnavailable(
+                f"{one} and {other} cannot be swapped in one step here: {error.strerror}", path=str(one)
+            ) from error
+        raise io_failure("exchange", f"{one} and {other}", error) from error

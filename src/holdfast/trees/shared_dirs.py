@@ -29,10 +29,17 @@ from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import Closing, write_all
 from holdfast.fs.names import is_safe_name
-from holdfast.fs.trees.descent import Descent, unreadable, unwritable
-from holdfast.fs.trees.layout import HOMES, PAYLOAD, READY, REMNANTS
-from holdfast.fs.trees.manifest import read_whole
-from holdfast.fs.trees.way import NOFOLLOW
+from holdfast.trees.manifest import (
+    HOMES,
+    MANIFEST,
+    PAYLOAD,
+    READY,
+    REMNANTS,
+    Manifest,
+    directory_of,
+    read_whole,
+)
+from holdfast.trees.scan import NOFOLLOW, TreeWalker, unreadable, unwritable
 
 _MAGIC = b"holdfast homes 1\n"
 _NUMBER = struct.Struct("<I")
@@ -46,7 +53,7 @@ _HINT = (
 )
 
 
-class Home(NamedTuple):
+class SharedDirectory(NamedTuple):
     """Where the files of a directory are: the name of a tree, and the directory's path in it."""
 
     tree: str
@@ -56,7 +63,7 @@ class Home(NamedTuple):
 # --- The list of a tree -----------------------------------------------------------------------------
 
 
-def read_homes(tree: Path, *, complete: bool = True) -> dict[bytes, Home]:
+def read_shared_directories(tree: Path, *, complete: bool = True) -> dict[bytes, SharedDirectory]:
     """The directories of a tree that are in others. `Corrupt` if the list cannot be understood.
 
     Also if a `complete` tree has lost it: its mark says whether there is one.
@@ -86,7 +93,7 @@ def _is_marked(tree: Path) -> bool:
     return isinstance(said, dict) and said.get(HOMES) is True
 
 
-def _decoded(content: bytes) -> dict[bytes, Home]:
+def _decoded(content: bytes) -> dict[bytes, SharedDirectory]:
     if not content.startswith(_MAGIC):
         raise ValueError("it does not begin like one")
     last, checksum = _TAIL.unpack_from(content, len(content) - _TAIL.size)
@@ -111,7 +118,7 @@ def _checked(name: str) -> str:
     return name
 
 
-def _records(content: bytes, at: int, names: list[str]) -> Iterator[tuple[bytes, Home]]:
+def _records(content: bytes, at: int, names: list[str]) -> Iterator[tuple[bytes, SharedDirectory]]:
     end, unpack, size = len(content) - _TAIL.size, _RECORD.unpack_from, _RECORD.size
     while at < end:
         number, length, there = unpack(content, at)
@@ -119,13 +126,13 @@ def _records(content: bytes, at: int, names: list[str]) -> Iterator[tuple[bytes,
         path = content[start : start + length]
         at = start + length
         if there == _SAME:
-            yield path, Home(names[number], path)
+            yield path, SharedDirectory(names[number], path)
         else:
-            yield path, Home(names[number], content[at : at + there])
+            yield path, SharedDirectory(names[number], content[at : at + there])
             at += there
 
 
-def write_homes(tree: Path, homes: Iterable[tuple[bytes, Home]]) -> None:
+def write_homes(tree: Path, homes: Iterable[tuple[bytes, SharedDirectory]]) -> None:
     """Write the list of a new tree. None is written if there is nothing to say."""
     numbers: dict[str, int] = {}
     records: list[bytes] = []
@@ -173,7 +180,7 @@ def tree_beside(tree: Path, name: str) -> Path:
     return beside
 
 
-def located(tree: Path, homes: Mapping[bytes, Home], path: bytes) -> Path:
+def located(tree: Path, homes: Mapping[bytes, SharedDirectory], path: bytes) -> Path:
     """Where a file of a tree really is."""
     directory, _, name = path.rpartition(b"/")
     home = homes.get(directory)
@@ -185,17 +192,17 @@ def located(tree: Path, homes: Mapping[bytes, Home], path: bytes) -> Path:
 class Stored(Closing):
     """The way to the directories of a tree, wherever their files are."""
 
-    def __init__(self, tree: Path, homes: Mapping[bytes, Home] | None = None) -> None:
+    def __init__(self, tree: Path, homes: Mapping[bytes, SharedDirectory] | None = None) -> None:
         """`Corrupt` or an `IoFailure` if the tree's own list or payload cannot be read."""
         self.tree = tree
-        self.homes = read_homes(tree) if homes is None else homes
-        self.own = Descent(tree / PAYLOAD)
-        self._others: dict[str, Descent] = {}
+        self.homes = read_shared_directories(tree) if homes is None else homes
+        self.own = TreeWalker(tree / PAYLOAD)
+        self._others: dict[str, TreeWalker] = {}
         self._tops: dict[str, str] = {}
 
-    def home(self, path: bytes) -> Home:
+    def home(self, path: bytes) -> SharedDirectory:
         """Where the files of a directory are; in the tree itself, under its own name, if nowhere else."""
-        return self.homes.get(path) or Home(self.tree.name, path)
+        return self.homes.get(path) or SharedDirectory(self.tree.name, path)
 
     def enter(self, path: str) -> int:
         """The descriptor of a directory, good until the next call.
@@ -228,7 +235,7 @@ class Stored(Closing):
             top = self._tops[name] = os.fspath(tree_beside(self.tree, name) / PAYLOAD)
         return top
 
-    def _other(self, name: str) -> Descent:
+    def _other(self, name: str) -> TreeWalker:
         way = self._others.get(name)
         if way is None:
             way = self._open(name)
@@ -237,11 +244,11 @@ class Stored(Closing):
             self._others[name] = way
         return way
 
-    def _open(self, name: str) -> Descent:
+    def _open(self, name: str) -> TreeWalker:
         missing: Failure | None = None
         for place in places_beside(self.tree, name):
             try:
-                way = Descent(place / PAYLOAD)
+                way = TreeWalker(place / PAYLOAD)
                 self._tops[name] = way.root
                 return way
             except Failure as failure:
@@ -254,3 +261,52 @@ class Stored(Closing):
         for way in self._others.values():
             way.close()
         self._others.clear()
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+
+
+def share_tree(tree: Path, new_tree: Path) -> None:
+    """Make `new_tree`, which will stand beside `tree`, one with the same content: it notes where that is."""
+    manifest = Manifest.read(tree)
+    try:
+        calls.mkdir(new_tree)
+        calls.mkdir(new_tree / PAYLOAD)
+        with Stored(tree) as stored:
+            entered = (path for path, body in manifest.records() if directory_of(path, body).kind != "m")
+            write_homes(new_tree, ((path, stored.home(path)) for path in entered))
+        link_or_copy_file(tree / MANIFEST, new_tree / MANIFEST)
+        _mark(tree, new_tree)  # last
+    except OSError as error:
+        raise unwritable(os.fspath(new_tree), error) from error
+
+
+def _mark(tree: Path, new_tree: Path) -> None:
+    """The mark of completeness, which says that there is a list of homes. A damaged one stays what it is."""
+    where = os.fspath(tree / READY)
+    try:
+        said = strictjson.decode(read_whole(where), source=where)
+    except Failure:
+        said = None
+    if isinstance(said, dict):
+        _write(new_tree / READY, strictjson.encode({**said, HOMES: True}) + b"\n")
+    else:
+        link_or_copy_file(tree / READY, new_tree / READY)
+
+
+def link_or_copy_file(source: Path, target: Path) -> None:
+    """Give a file of a tree a second name in another one, or else copy it."""
+    try:
+        calls.link(source, target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _FULL or isinstance(error, FileNotFoundError | FileExistsError):
+            raise
+        _write(target, read_whole(os.fspath(source)))
+
+
+def _write(target: Path, content: bytes) -> None:
+    descriptor = calls.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+    try:
+        write_all(descriptor, content)
+    finally:
+        calls.close(descriptor)

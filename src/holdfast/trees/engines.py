@@ -1,0 +1,350 @@
+"""The ways to put a directory into a snapshot, and which of them work at a place.
+
+All give the same payload and the same manifest. They differ in what they cost, and `reflink` and the
+engines that clone all at once also in what they share with the source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from holdfast.errors import EngineUnavailable, IoFailure
+from holdfast.fs import calls, probe
+from holdfast.fs.directory import Directory, close_quietly
+from holdfast.fs.probe import filesystem_kind
+from holdfast.trees.capture_files import GONE
+from holdfast.trees.manifest import ManifestEntry, decode_entry, directory_of, raw_entries
+from holdfast.trees.scan import TreeWalker, joined, open_directory, shown, unreadable, unwritable
+
+_SUBVOLUME_ROOT = 256  # the inode of every btrfs subvolume's root
+
+
+class Engine(StrEnum):
+    """How a directory gets into a snapshot."""
+
+    JUICEFS_CLONE = "juicefs-clone"
+    BTRFS_SUBVOLUME = "btrfs-subvolume"
+    REFLINK = "reflink"
+    LINKED = "linked"
+    COPY = "copy"
+
+
+def is_whole(engine: Engine) -> bool:
+    """Whether an engine clones a source in one step, and not file by file."""
+    return engine in (Engine.JUICEFS_CLONE, Engine.BTRFS_SUBVOLUME)
+
+
+def choose_engine(
+    source: Path, beside: Path, wanted: Engine | str | None = None, *, but: Engine | None = None
+) -> Engine:
+    """The best engine, `but` for one, for snapshots of `source` that are kept in the directory `beside`.
+
+    Found out by trying, once per process and pair of file systems. A `wanted` engine that does not work
+    here, or that nobody knows, is `EngineUnavailable`.
+    """
+    if wanted is not None:
+        return _require(wanted, source, beside)
+    return next(engine for engine in Engine if engine is not but and not _why_not(engine, source, beside))
+
+
+def _require(wanted: Engine | str, source: Path, beside: Path) -> Engine:
+    try:
+        engine = Engine(wanted)
+    except ValueError:
+        known = ", ".join(Engine)
+        raise EngineUnavailable(
+            f"there is no engine {wanted!r}; known are {known}", engine=str(wanted)
+        ) from None
+    why = _why_not(engine, source, beside)
+    if why:
+        raise EngineUnavailable(
+            f"the engine {engine} cannot be used for {source}: {why}", engine=str(engine), reason=why
+        )
+    return engine
+
+
+_found: dict[tuple[Engine, int, str, int, str], str] = {}
+
+
+def _why_not(engine: Engine, source: Path, beside: Path) -> str:
+    """Why an engine does not work here; "" if it does."""
+    if engine is Engine.COPY:
+        return ""
+    try:
+        from_status, to_status = calls.stat(source), calls.stat(beside)
+    except OSError as error:
+        raise IoFailure("look at", source, error) from error
+    if engine is Engine.BTRFS_SUBVOLUME and from_status.st_ino != _SUBVOLUME_ROOT:
+        return "it is not a btrfs subvolume"
+    kinds = filesystem_kind(source), filesystem_kind(beside)  # numbers of devices are given again
+    key = (engine, from_status.st_dev, kinds[0], to_status.st_dev, kinds[1])
+    if key not in _found:
+        _found[key] = _PROBES[engine](source, beside)
+    return _found[key]
+
+
+# --- Probes -----------------------------------------------------------------------------------------
+
+
+def _juicefs(source: Path, beside: Path) -> str:
+
+    return why_not(source, beside)
+
+
+def _btrfs(source: Path, beside: Path) -> str:
+    if filesystem_kind(source) != "btrfs" or filesystem_kind(beside) != "btrfs":
+        return "it is not on btrfs"
+    place = f".holdfast-probe-{os.urandom(6).hex()}"
+    why = ""
+    with Directory.open(beside) as parent:
+        try:
+            _snapshot(os.fspath(source), parent, place)
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            from holdfast.trees.remove import remove_tree
+
+            remove_tree(beside / place)
+    return why
+
+
+def _reflink(source: Path, beside: Path) -> str:
+    both_on_btrfs = filesystem_kind(source) == filesystem_kind(beside) == "btrfs"
+    if (
+        calls.stat(source).st_dev != calls.stat(beside).st_dev and not both_on_btrfs
+    ):  # subvolumes share blocks
+        return "the snapshots are on another file system"
+    return "" if _try_with_two_files(beside, _clone) else "this file system cannot share blocks between files"
+
+
+def _linked(source: Path, beside: Path) -> str:
+    return "" if _try_with_two_files(beside, _link) else "this file system has no hard links"
+
+
+_PROBES = {
+    Engine.JUICEFS_CLONE: _juicefs,
+    Engine.BTRFS_SUBVOLUME: _btrfs,
+    Engine.REFLINK: _reflink,
+    Engine.LINKED: _linked,
+}
+
+
+def _clone(directory: int, one: str, other: str) -> None:
+    source = calls.open(one, os.O_RDONLY, dir_fd=directory)
+    try:
+        target = calls.open(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=directory)
+        try:
+            calls.clone(target, source)
+        finally:
+            calls.close(target)
+    finally:
+        close_quietly(source)
+
+
+def _link(directory: int, one: str, other: str) -> None:
+    calls.link(one, other, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
+
+
+def _try_with_two_files(place: Path, attempt: Callable[[int, str, str], None]) -> bool:
+    one = f".holdfast-probe-{os.urandom(6).hex()}"
+    other = f"{one}-2"
+    directory = open_directory(os.fspath(place))
+    try:
+        try:
+            fresh = calls.open(one, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+            calls.write(fresh, bytes(4096))
+            calls.close(fresh)
+        except OSError as error:
+            raise unwritable(os.fspath(place), error) from error
+        try:
+            attempt(directory, one, other)
+        except OSError:
+            return False
+        return True
+    finally:
+        for name in (one, other):
+            with contextlib.suppress(OSError):
+                calls.unlink(name, dir_fd=directory)
+        close_quietly(directory)
+
+
+# --- Cloning all at once ----------------------------------------------------------------------------
+
+
+def clone_whole(engine: Engine, source: str, payload: str) -> None:
+    """Make the new directory `payload` a clone of `source`, in one step."""
+    parent, name = os.path.split(payload)
+    if engine is Engine.BTRFS_SUBVOLUME:
+        with Directory.open(parent) as directory:
+            try:
+                _snapshot(source, directory, name)
+            except OSError as error:
+                raise unwritable(payload, error) from error
+        return
+
+    clone_directory(source, payload)
+
+
+def _snapshot(source: str, parent: Directory, name: str) -> None:
+    if parent.fd is None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+    descriptor = open_directory(source)
+    try:
+        calls.snapshot_subvolume(parent.fd, os.fsencode(name), descriptor)
+    finally:
+        close_quietly(descriptor)
+
+
+_PROGRAM = "juicefs"
+
+
+def why_not(source: Path, beside: Path) -> str:
+    """Why a directory cannot be cloned to a place; "" if it can."""
+    if any(filesystem_kind(each) != probe.KIND for each in (source, beside)):
+        return "it is not on JuiceFS"
+    if calls.stat(source).st_dev != calls.stat(beside).st_dev:
+        return "the snapshots are on another JuiceFS"
+    try:
+        done = subprocess.run(
+            [_PROGRAM, "clone", "--help"], stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+    except OSError:
+        return "the command `juicefs` is not to be found"
+    return "" if done.returncode == 0 else "this `juicefs` has no command `clone`"
+
+
+def clone_directory(source: str, payload: str) -> None:
+    """Make the new directory `payload` a clone of `source`, with its hard links.
+
+    `EngineUnavailable` if JuiceFS cannot: an extended attribute without content, for one, is too much for it
+    if its records are in an SQL database. Other engines may do then.
+    """
+    try:
+        done = subprocess.run(
+            [_PROGRAM, "clone", "--preserve", source, payload],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        raise _unable(source, f"cannot run `{_PROGRAM}`: {error.strerror}") from error
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["it said nothing"]
+        raise _unable(source, f"`juicefs clone` ended with status {done.returncode}: {said[0]}")
+    with TreeWalker(source) as way, TreeWalker(payload) as one, TreeWalker(payload) as other:
+        for (first_path, first), *others in _juicefs_clone_linked(way):
+            for path, name in others:
+                try:
+                    _link_again(one.enter(first_path), first, other.enter(path), name)
+                except OSError as error:
+                    if error.errno not in GONE:  # by now: that is noticed by whoever looks for changes
+                        raise unwritable(other.where(path, name), error) from error
+
+
+def _unable(source: str, why: str) -> EngineUnavailable:
+    return EngineUnavailable(
+        f"the engine juicefs-clone cannot be used for {shown(source)}: {why}",
+        engine="juicefs-clone",
+        reason=why,
+    )
+
+
+def _juicefs_clone_linked(way: TreeWalker) -> list[list[tuple[str, str]]]:
+    """The directory and name of every file that has several names here, those of one file together."""
+    found: dict[int, list[tuple[str, str]]] = {}
+    waiting = [""]
+    while waiting:
+        path = waiting.pop()
+        try:
+            here = way.enter(path)
+            entries = [
+                (name, calls.stat(name, dir_fd=here, follow_symlinks=False)) for name in calls.listdir(here)
+            ]
+        except OSError as error:
+            if error.errno not in GONE:
+                raise unreadable(way.where(path), error) from error
+            continue
+        waiting += [joined(path, name) for name, status in entries if stat.S_ISDIR(status.st_mode)]
+        for name, status in entries:
+            if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+                found.setdefault(status.st_ino, []).append((path, name))
+    return [names for names in found.values() if len(names) > 1]
+
+
+def _link_again(first_directory: int, first: str, directory: int, name: str) -> None:
+    """Make two names of the clone one file, if they are the same. The directory's mode and times stay."""
+    one = calls.stat(first, dir_fd=first_directory, follow_symlinks=False)
+    other = calls.stat(name, dir_fd=directory, follow_symlinks=False)
+    if (one.st_size, one.st_mtime_ns) != (other.st_size, other.st_mtime_ns):
+        return  # changed between the cloning of the two
+    before = calls.fstat(directory)
+    writable = before.st_mode & stat.S_IWUSR
+    if not writable:
+        calls.chmod(directory, stat.S_IMODE(before.st_mode) | stat.S_IRWXU)
+    calls.unlink(name, dir_fd=directory)
+    calls.link(first, name, src_dir_fd=first_directory, dst_dir_fd=directory, follow_symlinks=False)
+    if not writable:
+        calls.chmod(directory, stat.S_IMODE(before.st_mode))
+    calls.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+# --- Whether a clone is what was read ----------------------------------------------------------------
+
+
+def differing(clone: TreeWalker, records: Iterable[tuple[bytes, bytes]]) -> list[str]:
+    """The paths at which a clone is not what these records of a manifest say, by all that a status shows."""
+    bodies = dict(records)
+    return [
+        shown(os.fsdecode(path))
+        for directory, body in bodies.items()
+        if directory_of(directory, body).kind == "d"
+        for path in _differing_in(clone, directory, raw_entries(body), bodies)
+    ]
+
+
+def _differing_in(
+    clone: TreeWalker, directory: bytes, entries: Mapping[bytes, bytes], bodies: Mapping[bytes, bytes]
+) -> Iterator[bytes]:
+    try:
+        here = clone.enter(os.fsdecode(directory))
+        present = {os.fsencode(name) for name in calls.listdir(here)}
+    except OSError as error:
+        if error.errno not in GONE:
+            raise unreadable(clone.where(os.fsdecode(directory)), error) from error
+        yield directory
+        return
+    start = directory + b"/" if directory else b""
+    yield from (start + name for name in present - entries.keys() if start + name not in bodies)
+    for name, raw in entries.items():
+        entry = decode_entry(directory, raw)
+        if entry.kind in "fl" and not _is_as_told(here, os.fsdecode(name), entry):
+            yield entry.path
+
+
+def _is_as_told(here: int, name: str, entry: ManifestEntry) -> bool:
+    try:
+        status = calls.stat(name, dir_fd=here, follow_symlinks=False)
+        if entry.kind == "l":
+            return (
+                stat.S_ISLNK(status.st_mode)
+                and os.fsencode(calls.readlink(name, dir_fd=here)) == entry.target
+            )
+    except OSError as error:
+        if error.errno not in (*GONE, errno.EINVAL):
+            raise unreadable(name, error) from error
+        return False
+    told = (entry.mode, entry.size, entry.mtime_ns)
+    return stat.S_ISREG(status.st_mode) and told == (
+        stat.S_IMODE(status.st_mode),
+        status.st_size,
+        status.st_mtime_ns,
+    )
