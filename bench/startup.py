@@ -63,8 +63,8 @@ EXPECTED = {GUARD_REFUSING: REFUSED}
 def prepare(directory: Path) -> None:
     """Make a repository whose worktree `main` is leased by somebody else: by the first process here."""
     from holdfast.locks.identity import current_holder, holder_with_pid
-    from holdfast.workspace.initialising import initialise
-    from holdfast.workspace.repository import Repository
+    from holdfast.repository.init import initialise
+    from holdfast.repository.repository import Repository
 
     root = directory / REPOSITORY
     initialise(root)

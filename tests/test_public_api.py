@@ -17,6 +17,8 @@ import pytest
 
 import holdfast
 from holdfast import (
+    AgentContext,
+    AssignmentOptions,
     AsyncLedger,
     Failure,
     HeldLease,
@@ -25,8 +27,6 @@ from holdfast import (
     Repository,
     State,
     Update,
-    Wish,
-    Workshop,
     find_ledger,
     find_repository,
     init_ledger,
@@ -71,7 +71,7 @@ def do_the_work(project: Path) -> Outcome:
         tracker.initialise()
         tracker.create(NewIssue(title="Do it"))
         ledger = init_ledger(project).ledger
-        with take_work(Workshop(repository, tracker, ledger), Wish()) as work:
+        with take_work(AgentContext(repository, tracker, ledger), AssignmentOptions()) as work:
             (work.path / "file").write_text("two")
             outcome = work.succeed()
         assert asyncio.run(appended(AsyncLedger(ledger))) == 2

@@ -32,34 +32,34 @@ if TYPE_CHECKING:
     from holdfast.locks.repo_lock import RepoLock as RepoLock
     from holdfast.locks.retry import RetryConfig as RetryConfig
     from holdfast.locks.retry import retry_with_backoff as retry_with_backoff
-    from holdfast.workspace.assignments import Assignment as Assignment
-    from holdfast.workspace.assignments import Outcome as Outcome
-    from holdfast.workspace.assignments import Wish as Wish
-    from holdfast.workspace.assignments import Workshop as Workshop
-    from holdfast.workspace.assignments import take_work as take_work
-    from holdfast.workspace.initialising import initialise as initialise
-    from holdfast.workspace.ledgers import OpenLedger as OpenLedger
-    from holdfast.workspace.ledgers import find_ledger as find_ledger
-    from holdfast.workspace.ledgers import init_ledger as init_ledger
-    from holdfast.workspace.ledgers import open_ledger as open_ledger
-    from holdfast.workspace.overview import Overview as Overview
-    from holdfast.workspace.overview import look_around as look_around
-    from holdfast.workspace.repository import Repository as Repository
-    from holdfast.workspace.repository import find_repository as find_repository
-    from holdfast.workspace.trackers import open_tracker as open_tracker
-    from holdfast.worktrees.keeping import Snapshots as Snapshots
-    from holdfast.worktrees.lifecycle import Worktrees as Worktrees
-    from holdfast.worktrees.records import Descriptor as Descriptor
+    from holdfast.repository.agent import AgentContext as AgentContext
+    from holdfast.repository.agent import Assignment as Assignment
+    from holdfast.repository.agent import AssignmentOptions as AssignmentOptions
+    from holdfast.repository.agent import Outcome as Outcome
+    from holdfast.repository.agent import take_work as take_work
+    from holdfast.repository.init import initialise as initialise
+    from holdfast.repository.opening import OpenLedger as OpenLedger
+    from holdfast.repository.opening import find_ledger as find_ledger
+    from holdfast.repository.opening import init_ledger as init_ledger
+    from holdfast.repository.opening import open_ledger as open_ledger
+    from holdfast.repository.opening import open_tracker as open_tracker
+    from holdfast.repository.overview import Overview as Overview
+    from holdfast.repository.overview import look_around as look_around
+    from holdfast.repository.records import Descriptor as Descriptor
+    from holdfast.repository.repository import Repository as Repository
+    from holdfast.repository.repository import Snapshots as Snapshots
+    from holdfast.repository.repository import find_repository as find_repository
+    from holdfast.repository.worktrees import Worktrees as Worktrees
 
 _HOMES = {
-    "initialise": "holdfast.workspace.initialising",
-    "find_repository": "holdfast.workspace.repository",
-    "Repository": "holdfast.workspace.repository",
+    "initialise": "holdfast.repository.init",
+    "find_repository": "holdfast.repository.repository",
+    "Repository": "holdfast.repository.repository",
     "HeldLease": "holdfast.leases.service",
-    "Worktrees": "holdfast.worktrees.lifecycle",
-    "Snapshots": "holdfast.worktrees.keeping",
-    "Descriptor": "holdfast.worktrees.records",
-    "open_tracker": "holdfast.workspace.trackers",
+    "Worktrees": "holdfast.repository.worktrees",
+    "Snapshots": "holdfast.repository.repository",
+    "Descriptor": "holdfast.repository.records",
+    "open_tracker": "holdfast.repository.opening",
     "Tracker": "holdfast.issues.tracker",
     "Claiming": "holdfast.issues.claims",
     "Dependencies": "holdfast.issues.dependencies",
@@ -69,21 +69,21 @@ _HOMES = {
     "Issue": "holdfast.issues.model",
     "State": "holdfast.issues.model",
     "Priority": "holdfast.issues.model",
-    "take_work": "holdfast.workspace.assignments",
-    "Workshop": "holdfast.workspace.assignments",
-    "Wish": "holdfast.workspace.assignments",
-    "Assignment": "holdfast.workspace.assignments",
-    "Outcome": "holdfast.workspace.assignments",
-    "init_ledger": "holdfast.workspace.ledgers",
-    "find_ledger": "holdfast.workspace.ledgers",
-    "open_ledger": "holdfast.workspace.ledgers",
-    "OpenLedger": "holdfast.workspace.ledgers",
+    "take_work": "holdfast.repository.agent",
+    "AgentContext": "holdfast.repository.agent",
+    "AssignmentOptions": "holdfast.repository.agent",
+    "Assignment": "holdfast.repository.agent",
+    "Outcome": "holdfast.repository.agent",
+    "init_ledger": "holdfast.repository.opening",
+    "find_ledger": "holdfast.repository.opening",
+    "open_ledger": "holdfast.repository.opening",
+    "OpenLedger": "holdfast.repository.opening",
     "Ledger": "holdfast.ledger.log",
     "Claims": "holdfast.ledger.service",
     "AsyncLedger": "holdfast.ledger.asynchronous",
     "AsyncClaims": "holdfast.ledger.asynchronous",
-    "look_around": "holdfast.workspace.overview",
-    "Overview": "holdfast.workspace.overview",
+    "look_around": "holdfast.repository.overview",
+    "Overview": "holdfast.repository.overview",
     "FileLocker": "holdfast.locks.file_lock",
     "LockGuard": "holdfast.locks.file_lock",
     "RepoLock": "holdfast.locks.repo_lock",

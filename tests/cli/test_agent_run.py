@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.leases.rules import LeaseKeys
-from holdfast.workspace.repository import Repository
+from holdfast.repository.repository import Repository
 from tests.cli.commands import HOLDFAST, Running, data, envelope, error, holdfast, python, wait_until
 from tests.worktrees.stages import files_kept
 

@@ -13,7 +13,7 @@ from holdfast.demo.audit import examine
 from holdfast.demo.crew import Ended
 from holdfast.demo.stage import Stage, set_up
 from holdfast.demo.task import work
-from holdfast.workspace.assignments import Wish, Workshop, take
+from holdfast.repository.agent import AgentContext, AssignmentOptions, take
 from tests.cli.commands import HOLDFAST, Result, Running, data, environment, error, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot pause a process")
@@ -77,9 +77,9 @@ class Played:
 
     def work_all(self) -> None:
         repository, tracker, ledger = self.stage.repository(), self.stage.tracker(), self.stage.ledger()
-        shop = Workshop(repository, tracker, ledger.ledger)
+        shop = AgentContext(repository, tracker, ledger.ledger)
         for issue in self.issues:
-            with take(shop, Wish(issue_id=issue, assignee="agent:1")) as assignment:
+            with take(shop, AssignmentOptions(issue_id=issue, assignee="agent:1")) as assignment:
                 name = "attempt-1-step-1.txt"
                 (assignment.path / name).write_text(f"{issue} 1 1\n")
                 self.stage.note(f"{issue}-1-1.json", {"issue": issue, "token": 1, "file": name})

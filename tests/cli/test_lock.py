@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.locks.identity import Liveness
-from holdfast.workspace.repository import Repository
+from holdfast.repository.repository import Repository
 from tests.cli.commands import HOLDFAST, Running, data, environment, error, holdfast
 from tests.worktrees.stages import expire, json_at, make_repository
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.records import DESCRIPTORS
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.records import DESCRIPTORS
+from holdfast.repository.repository import Repository
 from tests.cli.commands import Running, data, error, holdfast, wait_until
 from tests.worktrees import damage
 from tests.worktrees.kept import keep, line_of, snapshots_of
@@ -38,7 +38,7 @@ def ids(root: Path) -> list[str]:
     return ordered
 
 
-def opened(root: Path) -> Control:
+def opened(root: Path) -> RepositoryContext:
     return Repository(root).control
 
 

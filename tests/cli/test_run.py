@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.leases.rules import LeaseKeys
-from holdfast.workspace.repository import Repository
+from holdfast.repository.repository import Repository
 from tests.cli.commands import (
     HOLDFAST,
     LISTENING,

@@ -16,8 +16,8 @@ from unittest import mock
 import pytest
 
 from holdfast.cli import entry
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.records import MAIN
+from holdfast.repository.records import MAIN
+from holdfast.repository.repository import Repository
 from tests.cli.commands import (
     HOLDFAST,
     Result,

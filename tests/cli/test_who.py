@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.errors import StoreUnavailable
 from holdfast.locks.identity import current_holder
-from holdfast.workspace import overview
+from holdfast.repository import overview
 from tests.cli.commands import (
     HOLDFAST,
     RepoLockHeld,
@@ -287,7 +287,7 @@ def test_who_ended_after_a_command_took_a_claim_is_not_said_to_be_dead(busy: Pat
 
 def test_who_held_a_claim_itself_and_was_killed_is_dead(busy: Path) -> None:
     program = (
-        "import time; from holdfast.workspace.ledgers import open_ledger\n"
+        "import time; from holdfast.repository.opening import open_ledger\n"
         f"with open_ledger({str(busy)!r}).claims.claim('1', 'bob', ttl=600):\n"
         "    print('held', flush=True); time.sleep(99)"
     )
@@ -467,8 +467,8 @@ def test_top_says_how_much_does_not_fit_on_the_terminal(root: Path) -> None:
 
 def test_an_operation_that_somebody_died_over_is_finished_by_the_command_that_is_told(root: Path) -> None:
     program = (
-        "import os, signal; from holdfast.workspace.repository import Repository\n"
-        "from holdfast.worktrees import creating\n"
+        "import os, signal; from holdfast.repository.repository import Repository\n"
+        "from holdfast.repository import creating\n"
         "creating._move_into_place = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"Repository({str(root)!r}).worktrees.create('begun')"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.workspace.repository import Repository
+from holdfast.repository.repository import Repository
 from tests.cli.commands import data, error, holdfast
 from tests.worktrees.stages import files_in, make_repository, put_files
 

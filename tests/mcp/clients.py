@@ -16,9 +16,8 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 from holdfast.issues.creating import NewIssue
-from holdfast.workspace.initialising import initialise
-from holdfast.workspace.ledgers import init_ledger
-from holdfast.workspace.trackers import open_tracker
+from holdfast.repository.init import initialise
+from holdfast.repository.opening import init_ledger, open_tracker
 from tests.cli.commands import HOLDFAST, PATIENCE, environment
 
 NAME = "test-client"

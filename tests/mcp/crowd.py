@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 from mcp import MCPError
 
-from holdfast.workspace.trackers import open_tracker
+from holdfast.repository.opening import open_tracker
 from tests.locks.workers import Line
 from tests.mcp.clients import ERAS, Agent, ToolFailed, connected
 

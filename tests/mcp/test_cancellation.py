@@ -15,8 +15,8 @@ import pytest
 from holdfast.mcp.calls import Call, carry_out
 from holdfast.mcp.held import Held
 from holdfast.mcp.project import Settings
-from holdfast.workspace.repository import Repository
-from holdfast.workspace.trackers import open_tracker
+from holdfast.repository.opening import open_tracker
+from holdfast.repository.repository import Repository
 from tests.cli.commands import PATIENCE
 from tests.mcp.clients import ERAS, Agent, connected, make_shop, run
 

@@ -13,8 +13,8 @@ import anyio
 import psutil
 import pytest
 
-from holdfast.workspace.repository import Repository
-from holdfast.workspace.trackers import open_tracker
+from holdfast.repository.opening import open_tracker
+from holdfast.repository.repository import Repository
 from tests.cli.commands import environment, holdfast, wait_until
 from tests.mcp.clients import Agent, connected, make_shop, run, send, server_pid
 

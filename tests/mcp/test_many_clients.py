@@ -17,10 +17,9 @@ import psutil
 import pytest
 
 from holdfast.issues.creating import NewIssue
-from holdfast.workspace.ledgers import open_ledger
-from holdfast.workspace.overview import look_around
-from holdfast.workspace.repository import Repository
-from holdfast.workspace.trackers import open_tracker
+from holdfast.repository.opening import open_ledger, open_tracker
+from holdfast.repository.overview import look_around
+from holdfast.repository.repository import Repository
 from tests.cli.commands import holdfast
 from tests.issues.trackers import problems
 from tests.locks.workers import Worker, Workers

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.errors import NotFound
 from holdfast.mcp.project import Settings, actor_of, find_project, path_of
-from holdfast.workspace.repository import Repository
+from holdfast.repository.repository import Repository
 from tests.cli.commands import error, holdfast
 from tests.mcp.clients import ERAS, connected, make_shop, run
 

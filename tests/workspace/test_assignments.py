@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from holdfast import NewIssue, Repository, Wish, Workshop, init_ledger, initialise, open_tracker, take_work
+from holdfast import (
+    AgentContext,
+    AssignmentOptions,
+    NewIssue,
+    Repository,
+    init_ledger,
+    initialise,
+    open_tracker,
+    take_work,
+)
 from holdfast.errors import FencingMismatch
 from holdfast.ledger.log import Ledger, Recorded
 
@@ -16,7 +25,7 @@ from holdfast.ledger.log import Ledger, Recorded
 class Stopped(Ledger):
     """A ledger whose user is stopped just before its first append, while another one does its work."""
 
-    def __init__(self, ledger: Ledger, workshop: Workshop) -> None:
+    def __init__(self, ledger: Ledger, workshop: AgentContext) -> None:
         super().__init__(ledger.store)
         self._other = workshop
         self._stopped = False
@@ -29,12 +38,12 @@ class Stopped(Ledger):
             assert record is not None
             assert record.claim is not None
             give_back(self._other, record.claim.claim_id)
-            with take_work(self._other, Wish(worktree="another")) as work:
+            with take_work(self._other, AssignmentOptions(worktree="another")) as work:
                 work.succeed()
         return super().append_if_sequence(event, expected)
 
 
-def give_back(workshop: Workshop, claim_id: str) -> None:
+def give_back(workshop: AgentContext, claim_id: str) -> None:
     """As if the claim had run out."""
     from holdfast.issues.model import ClaimId
 
@@ -49,14 +58,15 @@ def test_one_who_was_stopped_before_its_record_records_nothing_after_the_next_on
     initialise(tmp_path)
     ledger = init_ledger(tmp_path).ledger
     workshops = [
-        Workshop(Repository(tmp_path), open_tracker(tmp_path, actor=f"agent:{name}"), ledger) for name in "ab"
+        AgentContext(Repository(tmp_path), open_tracker(tmp_path, actor=f"agent:{name}"), ledger)
+        for name in "ab"
     ]
     mine, other = workshops
     mine.tracker.initialise()
     issue = mine.tracker.create(NewIssue(title="x")).id
 
     stopped = mine._replace(ledger=Stopped(ledger, other))
-    with take_work(stopped, Wish()) as work, pytest.raises(FencingMismatch):
+    with take_work(stopped, AssignmentOptions()) as work, pytest.raises(FencingMismatch):
         work.succeed() if how == "succeed" else work.fail("it did not work")
 
     assert [(each.event["type"], each.event["claim_token"]) for each in ledger.events()] == [("work_done", 2)]

@@ -22,12 +22,11 @@ from holdfast.errors import LockConflict
 from holdfast.fs import calls
 from holdfast.issues.creating import NewIssue
 from holdfast.locks.identity import Holder, boot_clock_id, current_holder, holder_with_pid
-from holdfast.workspace.glance import Place, check, glance, holds_nothing, place_of
-from holdfast.workspace.guard import look_closer
-from holdfast.workspace.initialising import initialise
-from holdfast.workspace.own_leases import own_leases
-from holdfast.workspace.repository import Repository
-from holdfast.workspace.trackers import open_tracker
+from holdfast.repository.agent import own_leases
+from holdfast.repository.guard import WorktreePath, check, glance, holds_nothing, look_closer, place_of
+from holdfast.repository.init import initialise
+from holdfast.repository.opening import open_tracker
+from holdfast.repository.repository import Repository
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="ancestors are looked at by way of /proc")
 
@@ -45,8 +44,8 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def place(root: Path) -> Place:
-    return Place(str(root), "theirs")
+def place(root: Path) -> WorktreePath:
+    return WorktreePath(str(root), "theirs")
 
 
 @pytest.fixture
@@ -59,13 +58,13 @@ def stranger() -> Iterator[Holder]:
         process.kill()
 
 
-def at_a_glance(place: Place, lock_id: str | None = None, actor: str | None = None) -> Answer:
+def at_a_glance(place: WorktreePath, lock_id: str | None = None, actor: str | None = None) -> Answer:
     seen = glance(place, lock_id, actor)
     assert seen is not None, "a glance was not enough"
     return seen if seen is True else told(seen)
 
 
-def at_length(place: Place, lock_id: str | None = None, actor: str | None = None) -> Answer:
+def at_length(place: WorktreePath, lock_id: str | None = None, actor: str | None = None) -> Answer:
     try:
         look_closer(place, lock_id, actor)
     except LockConflict as conflict:
@@ -83,7 +82,7 @@ def told(conflict: LockConflict) -> Mapping[str, object]:
     return record
 
 
-def both(place: Place, lock_id: str | None = None, actor: str | None = None) -> Answer:
+def both(place: WorktreePath, lock_id: str | None = None, actor: str | None = None) -> Answer:
     """What the two ways to look say, which must be the same."""
     quick, long = at_a_glance(place, lock_id, actor), at_length(place, lock_id, actor)
     assert quick == long
@@ -163,13 +162,15 @@ def lease_of(kind: Kind, stranger: Holder) -> dict[str, Any]:
     }
 
 
-def write_lease(place: Place, content: str) -> None:
+def write_lease(place: WorktreePath, content: str) -> None:
     file = Path(place.root, ".jvs/locks/theirs.json")
     file.parent.mkdir(exist_ok=True)
     file.write_text(content)
 
 
-def test_a_glance_says_what_the_repository_says_whatever_the_lease_is(place: Place, stranger: Holder) -> None:
+def test_a_glance_says_what_the_repository_says_whatever_the_lease_is(
+    place: WorktreePath, stranger: Holder
+) -> None:
     for kind in random.Random(8).sample(KINDS, 500):
         write_lease(place, json.dumps(lease_of(kind, stranger)))
         answer = both(place, kind.lock_id, kind.actor)
@@ -182,7 +183,7 @@ def test_a_glance_says_what_the_repository_says_whatever_the_lease_is(place: Pla
             assert answer["liveness"] == expected, kind
 
 
-def test_who_holds_nothing_at_a_glance_has_nothing_to_renew(place: Place, stranger: Holder) -> None:
+def test_who_holds_nothing_at_a_glance_has_nothing_to_renew(place: WorktreePath, stranger: Holder) -> None:
     below = os.path.join(place.root, "main", "sub")
     answers = set()
     for kind in random.Random(8).sample(KINDS, 150):
@@ -196,7 +197,7 @@ def test_who_holds_nothing_at_a_glance_has_nothing_to_renew(place: Place, strang
     assert holds_nothing("/", None)
 
 
-def test_a_record_of_an_earlier_version_is_understood(place: Place, stranger: Holder) -> None:
+def test_a_record_of_an_earlier_version_is_understood(place: WorktreePath, stranger: Holder) -> None:
     record = lease_of(Kind("stranger", "", False, "", "this", "later", None, None), stranger)
     for later in ("actor", "on_behalf_of", "detached", "purpose", "boot_expires_at"):
         del record[later]
@@ -208,7 +209,7 @@ def test_a_record_of_an_earlier_version_is_understood(place: Place, stranger: Ho
     assert (answer["holder_id"], answer["actor"]) == (stranger.holder_id, "")
 
 
-def test_what_cannot_be_read_is_left_to_the_repository(place: Place) -> None:
+def test_what_cannot_be_read_is_left_to_the_repository(place: WorktreePath) -> None:
     for content in ("", "{", "[]", "null", '{"lock_id": 1}', "\0", '{"lock_id": "x"}'):
         write_lease(place, content)
         assert glance(place, None) is None, content
@@ -217,7 +218,7 @@ def test_what_cannot_be_read_is_left_to_the_repository(place: Place) -> None:
 # --- Real ones ----------------------------------------------------------------------------------------
 
 
-def test_without_a_lease_everything_may_be_written_claims_or_not(root: Path, place: Place) -> None:
+def test_without_a_lease_everything_may_be_written_claims_or_not(root: Path, place: WorktreePath) -> None:
     assert both(place) is True
     tracker = open_tracker(root, actor="agent:a")
     tracker.initialise()
@@ -227,12 +228,12 @@ def test_without_a_lease_everything_may_be_written_claims_or_not(root: Path, pla
     assert both(place) is True
 
 
-def test_ones_own_lease_is_in_nobodys_way_of_ones_own(root: Path, place: Place) -> None:
+def test_ones_own_lease_is_in_nobodys_way_of_ones_own(root: Path, place: WorktreePath) -> None:
     with Repository(root).lease("theirs"):
         assert both(place) is True
 
 
-def test_agents_of_one_process_are_told_apart_by_their_names(root: Path, place: Place) -> None:
+def test_agents_of_one_process_are_told_apart_by_their_names(root: Path, place: WorktreePath) -> None:
     with Repository(root, actor="agent:a").lease("theirs") as lease:
         assert both(place, actor="agent:a") is True
         assert both(place) is True, "who says no name is known by its process"
@@ -244,7 +245,7 @@ def test_agents_of_one_process_are_told_apart_by_their_names(root: Path, place: 
 
 
 def test_the_lease_of_another_process_is_refused_until_it_runs_out(
-    root: Path, place: Place, stranger: Holder
+    root: Path, place: WorktreePath, stranger: Holder
 ) -> None:
     Repository(root, holder=stranger).lease("theirs", ttl=MINUTE, purpose="refactoring")
 
@@ -256,7 +257,7 @@ def test_the_lease_of_another_process_is_refused_until_it_runs_out(
         check(place, None)
 
 
-def test_an_unfinished_commit_is_looked_at_closely(root: Path, place: Place, stranger: Holder) -> None:
+def test_an_unfinished_commit_is_looked_at_closely(root: Path, place: WorktreePath, stranger: Holder) -> None:
     Repository(root, holder=stranger).lease("theirs", ttl=MINUTE)
     intents = root / ".holdfast/intents"
     intents.mkdir(parents=True, exist_ok=True)
@@ -268,7 +269,7 @@ def test_an_unfinished_commit_is_looked_at_closely(root: Path, place: Place, str
 
 
 def test_what_may_not_be_looked_into_is_left_to_the_repository(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: WorktreePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*given: object, **options: object) -> NoReturn:
         raise PermissionError(errno.EACCES, "no")
@@ -288,8 +289,8 @@ def test_paths_are_placed_wherever_links_lead(root: Path, tmp_path: Path) -> Non
     (root / "main/link").symlink_to(root / "worktrees/theirs")
     (root / "main/away").symlink_to(outside)
     (outside / "into").symlink_to(root / "worktrees/theirs/sub")
-    theirs = Place(str(root.resolve()), "theirs")
-    main = Place(str(root.resolve()), "main")
+    theirs = WorktreePath(str(root.resolve()), "theirs")
+    main = WorktreePath(str(root.resolve()), "main")
 
     assert place_of(str(root / "main/link/new/file")) == theirs
     assert place_of(str(outside / "into/file")) == theirs
@@ -308,7 +309,7 @@ def test_a_repository_in_a_worktree_of_another_one_is_a_repository_of_its_own(
 
     nested = place_of(str(inner / "main/x"))
 
-    assert nested == Place(str(inner.resolve()), "main")
+    assert nested == WorktreePath(str(inner.resolve()), "main")
     assert nested is not None
     assert both(nested) is True
     around = place_of(str(inner.parent / "x"))

@@ -16,11 +16,11 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.fs.probe import Capabilities
+from holdfast.repository import init
+from holdfast.repository.init import initialise
+from holdfast.repository.records import MAIN, Isolation
+from holdfast.repository.repository import Repository, find_repository
 from holdfast.testing.crash import Outcome, kill_points
-from holdfast.workspace import initialising
-from holdfast.workspace.initialising import initialise
-from holdfast.workspace.repository import Repository, find_repository
-from holdfast.worktrees.records import MAIN, Isolation
 from tests.locks.workers import Line, Workers
 from tests.worktrees.stages import LASTING, events, files_in, json_at, make_repository, put_files, unprobed
 
@@ -162,8 +162,8 @@ def test_a_repository_that_somebody_makes_while_it_is_looked_for_is_not_taken_fo
 ) -> None:
     first = initialise(scratch / "repo", probe=unprobed)
     looks = iter([None])  # it is made right after the first look
-    look = initialising._known_format
-    monkeypatch.setattr(initialising, "_known_format", lambda root: next(looks, look(root)))
+    look = init._known_format
+    monkeypatch.setattr(init, "_known_format", lambda root: next(looks, look(root)))
     again = initialise(scratch / "repo", probe=unprobed)
     assert not again.created
     assert again.format == first.format

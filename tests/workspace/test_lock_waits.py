@@ -31,9 +31,9 @@ from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.kernel_locks import inode_of
 from holdfast.locks.repo_lock import RepoLock
-from holdfast.workspace.ledgers import OpenLedger
-from holdfast.workspace.lock_waits import LockWaits, Surroundings, surroundings, waits_of_repository
-from holdfast.workspace.repository import Repository
+from holdfast.repository.opening import OpenLedger
+from holdfast.repository.repository import Repository
+from holdfast.repository.waits import LockWaits, WaitContext, surroundings, waits_of_repository
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 from tests.workspace.test_waits import (
     LONG,
@@ -283,7 +283,7 @@ def test_one_of_those_who_share_a_file_may_be_in_a_circle(shop: Shop) -> None:
 def test_only_who_waits_in_turn_waits_for_the_one_whose_turn_it_is(shop: Shop) -> None:
     path = shop.root / "x.lock"
     FileLocker(fair=True).lock_exclusive(path).release()  # makes both files
-    waits = LockWaits(Surroundings(WaitNotes([])))
+    waits = LockWaits(WaitContext(WaitNotes([])))
     fair, any_time = (
         waits.for_file_lock(str(path), 0.0, shared=False, fair=each).note.thing for each in (True, False)
     )

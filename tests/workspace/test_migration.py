@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.errors import Corrupt, Refused
 from holdfast.leases.service import LeaseService
+from holdfast.repository.migration import RawCodec, migrate
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
 from holdfast.store.layout import TABLE, Kind
@@ -17,7 +18,6 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Create, Delete, Family, Key, Replace, Store, Stream
 from holdfast.store.open import close_store, open_address, open_store, open_to_look
 from holdfast.testing.contract_clients import EVENTS, INDEX, ISSUES, Event, Item, apply, number_of
-from holdfast.workspace.migration import RawCodec, migrate
 from tests.cli.commands import data, error, holdfast
 
 MANY = 130

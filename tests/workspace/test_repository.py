@@ -12,11 +12,11 @@ import pytest
 
 from holdfast.errors import LockConflict, LockNotHeld, LockTimeout, NotFound
 from holdfast.leases.rules import LeaseKeys
+from holdfast.repository.overview import look_around
+from holdfast.repository.payloads import payload_locked
+from holdfast.repository.records import MAIN, OPERATIONS, Operation, OperationKind
+from holdfast.repository.repository import Repository
 from holdfast.store.model import Create, Decision
-from holdfast.workspace.overview import look_around
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.payload_lock import payload_locked
-from holdfast.worktrees.records import MAIN, OPERATIONS, Operation, OperationKind
 from tests.locks.workers import Line, Workers
 from tests.worktrees.stages import expire, make_repository
 

@@ -16,13 +16,13 @@ import pytest
 
 from holdfast.cli.entry import run
 from holdfast.errors import AlreadyExists, Failure, NotFound, StoreUnavailable
+from holdfast.repository.doctor import Finding, Severity
+from holdfast.repository.init import initialise
+from holdfast.repository.overview import describe
+from holdfast.repository.repository import Repository
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.etcd_gateway import coded
 from holdfast.store.open import CONFIG, configure_store
-from holdfast.workspace.describing import describe
-from holdfast.workspace.initialising import initialise
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.doctor import Finding, Severity
 from tests.cli.commands import Result, data, envelope, error, holdfast
 from tests.support.guarded import PASSWORD, QUOTED, GuardedPostgres
 from tests.support.servers import Etcd, Postgres, free_port
@@ -192,7 +192,7 @@ def _check_what_is_told(root: Path) -> None:
 
 
 def test_the_checks_are_those_that_would_be_made_with_the_store(tmp_path: Path, etcd_url: str) -> None:
-    from holdfast.workspace.checks import all_checks
+    from holdfast.repository.checks import all_checks
 
     broken = Broken(tmp_path / "repository", etcd_url)
     broken.move_to(f"{etcd_url}-other")

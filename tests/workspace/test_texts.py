@@ -12,10 +12,10 @@ from holdfast.fs.names import LONGEST_DESCRIPTION, LONGEST_TEXT
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.gates import Definition
 from holdfast.issues.tracker import Tracker, Update
+from holdfast.repository.history import add_pin, create_reference
+from holdfast.repository.repository import Repository
+from holdfast.repository.restore import InPlace
 from holdfast.store.memory import MemoryStore
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.references import add_pin, create_reference
-from holdfast.worktrees.restoring import InPlace
 from tests.worktrees.stages import make_repository
 
 Write = Callable[[str], object]

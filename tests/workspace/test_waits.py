@@ -25,11 +25,11 @@ import pytest
 from holdfast.errors import Failure, LockTimeout
 from holdfast.leases import deadlock
 from holdfast.leases.deadlock import Circle, WaitEdge
-from holdfast.workspace.holdings import Waiting
-from holdfast.workspace.initialising import initialise
-from holdfast.workspace.ledgers import OpenLedger, init_ledger, open_ledger
-from holdfast.workspace.overview import look_around
-from holdfast.workspace.repository import Repository
+from holdfast.repository.holdings import HoldingWaiter
+from holdfast.repository.init import initialise
+from holdfast.repository.opening import OpenLedger, init_ledger, open_ledger
+from holdfast.repository.overview import look_around
+from holdfast.repository.repository import Repository
 from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
@@ -237,7 +237,7 @@ def test_who_shows_those_who_wait_for_leases_and_claims_in_their_places(shop: Sh
 
         return work
 
-    def line_of(what: tuple[str, str]) -> tuple[Waiting, ...]:
+    def line_of(what: tuple[str, str]) -> tuple[HoldingWaiter, ...]:
         seen = {(each.kind, each.what): each.waiting for each in look_around(shop.root).holdings}
         return seen.get(what, ())
 

@@ -12,13 +12,9 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.leases.rules import Identity, LeaseKeys, LeaseQueue, LeaseWaiter
-from holdfast.store.files import FileStore
-from holdfast.store.intents import Intent, Intents, Step
-from holdfast.store.layout import Layout
-from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace
-from holdfast.worktrees import planning
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.records import (
+from holdfast.repository import gc_plan
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.records import (
     DESCRIPTORS,
     MAIN,
     OPERATIONS,
@@ -30,10 +26,14 @@ from holdfast.worktrees.records import (
     Pin,
     Reference,
 )
-from holdfast.worktrees.retention import PLANS, PlanState
+from holdfast.repository.retention import PLANS, PlanState
+from holdfast.store.files import FileStore
+from holdfast.store.intents import Intent, Intents, Step
+from holdfast.store.layout import Layout
+from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace
 from tests.worktrees.kept import keep, line_of, snapshots_of
 
-Plant = Callable[[Control], object]
+Plant = Callable[[RepositoryContext], object]
 
 
 class Damage(NamedTuple):
@@ -47,7 +47,7 @@ class Damage(NamedTuple):
     also: tuple[str, ...] = ()
 
 
-def prepare(control: Control) -> None:
+def prepare(control: RepositoryContext) -> None:
     """What is there before: two snapshots, a reference, a pin, a directory for more worktrees."""
     control.places.worktrees.mkdir(exist_ok=True)
     first, second = line_of(control, 2)
@@ -58,18 +58,18 @@ def prepare(control: Control) -> None:
         commit(control, Create(key, record))
 
 
-def commit(control: Control, *changes: Change) -> None:
+def commit(control: RepositoryContext, *changes: Change) -> None:
     keys: list[Key[Any]] = [change.key for change in changes if not hasattr(change, "stream")]
     control.store.transact(keys, lambda view, now: Decision(list(changes), None))
 
 
-def head_of(control: Control) -> str:
+def head_of(control: RepositoryContext) -> str:
     head = control.config(MAIN).head_snapshot_id
     assert head is not None
     return head
 
 
-def change(control: Control, key: Key[Any], **fields: object) -> None:
+def change(control: RepositoryContext, key: Key[Any], **fields: object) -> None:
     document = control.store.read(key)
     assert document is not None
     commit(control, Replace(key, msgspec.structs.replace(document.record, **fields)))
@@ -78,17 +78,17 @@ def change(control: Control, key: Key[Any], **fields: object) -> None:
 # --- What dead processes leave ------------------------------------------------------------------------
 
 
-def unfinished_commit(control: Control) -> None:
+def unfinished_commit(control: RepositoryContext) -> None:
     """A commit to two documents, decided and not carried out."""
     store = control.store
     assert isinstance(store, FileStore)
-    plan = planning.propose(control, store=False).plan
+    plan = gc_plan.propose(control, store=False).plan
     content = msgspec.json.encode(plan).decode() + "\n"
     steps = (Step("jvs/plans/x1", "put", content), Step("jvs/plans/x2", "put", content))
     Intents(store._root, Layout()).publish(Intent("dead", steps))
 
 
-def blocked_commit(control: Control) -> None:
+def blocked_commit(control: RepositoryContext) -> None:
     """The same, and another program has put something else where one of them is to be."""
     unfinished_commit(control)
     place = control.places.root / Layout().place("jvs/plans/x2").path
@@ -96,7 +96,7 @@ def blocked_commit(control: Control) -> None:
     place.write_text("{}")
 
 
-def unfinished_operation(control: Control) -> None:
+def unfinished_operation(control: RepositoryContext) -> None:
     """A creation whose process died before its directory was in place."""
     commit(
         control,
@@ -113,35 +113,35 @@ def unfinished_operation(control: Control) -> None:
     )
 
 
-def undecided_collection(control: Control) -> None:
+def undecided_collection(control: RepositoryContext) -> None:
     parent = snapshots_of(control)[head_of(control)].parent_id
     assert parent is not None
     change(control, DESCRIPTORS.key(parent), doomed_by="gone")
 
 
-def decided_collection(control: Control) -> None:
+def decided_collection(control: RepositoryContext) -> None:
     """A run that was killed between the deletion of the tree and that of the descriptor."""
     extra = keep(control, {"extra": "x"}, head=False)
-    plan = planning.propose(control).plan
+    plan = gc_plan.propose(control).plan
     assert plan.snapshots == (extra,)
     change(control, PLANS.key(plan.plan_id), state=PlanState.DECIDED)
     change(control, DESCRIPTORS.key(extra), doomed_by=plan.plan_id)
     os.rename(control.places.tree(extra), control.places.root.parent / "elsewhere")
 
 
-def expired_plan(control: Control) -> None:
-    plan = planning.propose(control, store=False).plan
+def expired_plan(control: RepositoryContext) -> None:
+    plan = gc_plan.propose(control, store=False).plan
     old = msgspec.structs.replace(plan, expires_at=format_instant(control.store.now() - 1))
     commit(control, Create(PLANS.key(plan.plan_id), old))
 
 
-def abandoned_scratch(control: Control) -> None:
+def abandoned_scratch(control: RepositoryContext) -> None:
     place = control.places.scratch / "left"
     (place / "tree" / "payload").mkdir(parents=True)
     (place / "tree" / "payload" / "file").write_text("half")
 
 
-def orphaned_tree(control: Control) -> None:
+def orphaned_tree(control: RepositoryContext) -> None:
     """What a snapshot leaves that is killed just before its commit: its scratch, and a whole tree."""
     unknown_tree(control)
     scratch = control.places.scratch / "0123456789abcdef"
@@ -149,7 +149,7 @@ def orphaned_tree(control: Control) -> None:
     (scratch / "lock").touch()
 
 
-def useless_remnant(control: Control) -> None:
+def useless_remnant(control: RepositoryContext) -> None:
     """What a collection leaves that is killed before it looks who needs what."""
     remnant = control.places.remnants / "fedcba9876543210"
     (remnant / "payload" / "directory").mkdir(parents=True)
@@ -157,24 +157,24 @@ def useless_remnant(control: Control) -> None:
     (remnant / ".READY").touch()
 
 
-def partial_tree(control: Control) -> None:
+def partial_tree(control: RepositoryContext) -> None:
     (control.places.tree("0123456789abcdef") / "payload").mkdir(parents=True)
 
 
-def unknown_tree(control: Control) -> None:
+def unknown_tree(control: RepositoryContext) -> None:
     tree = control.places.tree("0123456789abcdef")
     (tree / "payload").mkdir(parents=True)
     (tree / ".READY").touch()
 
 
-def old_draft(control: Control) -> None:
+def old_draft(control: RepositoryContext) -> None:
     draft = control.places.root / ".jvs" / "refs" / ".v2.json-0123456789ab.tmp"
     draft.write_text("{")
     old = time.time() - 7200
     os.utime(draft, (old, old))
 
 
-def old_probe(control: Control) -> None:
+def old_probe(control: RepositoryContext) -> None:
     directory = control.places.root / ".jvs" / ".holdfast-probe-0123456789ab"
     directory.mkdir()
     (directory / "a").touch()
@@ -182,7 +182,7 @@ def old_probe(control: Control) -> None:
     os.utime(directory, (old, old))
 
 
-def expired_lease(control: Control) -> None:
+def expired_lease(control: RepositoryContext) -> None:
     lease = control.desk.acquire(MAIN, control.desk.request(ttl=60.0)).lease
     change(
         control,
@@ -193,13 +193,13 @@ def expired_lease(control: Control) -> None:
     assert lease.lock_id
 
 
-def orphaned_lease(control: Control) -> None:
+def orphaned_lease(control: RepositoryContext) -> None:
     lease = control.desk.acquire(MAIN, control.desk.request(ttl=60.0)).lease
     control.desk.release(MAIN, lease.lock_id)
     commit(control, Create(LeaseKeys.of("gone").lease, msgspec.structs.replace(lease, worktree_id="gone")))
 
 
-def dead_waiter(control: Control) -> None:
+def dead_waiter(control: RepositoryContext) -> None:
     now = format_instant(control.store.now() - 600)
     waiter = LeaseWaiter(
         ticket="t", holder_id="elsewhere:u:1:1", priority=0, since=now, seen_at=now, identity=Identity()
@@ -210,34 +210,34 @@ def dead_waiter(control: Control) -> None:
 # --- What should not be -------------------------------------------------------------------------------
 
 
-def lost_descriptor(control: Control) -> None:
+def lost_descriptor(control: RepositoryContext) -> None:
     extra = keep(control, {"extra": "x"}, head=False)
     commit(control, Delete(DESCRIPTORS.key(extra)))
 
 
-def strange_snapshot_directory(control: Control) -> None:
+def strange_snapshot_directory(control: RepositoryContext) -> None:
     (control.places.snapshots / "a note to myself").write_text("mine")
 
 
-def lost_tree(control: Control) -> None:
+def lost_tree(control: RepositoryContext) -> None:
     os.rename(control.places.tree(head_of(control)), control.places.root.parent / "elsewhere")
 
 
-def lost_mark(control: Control) -> None:
+def lost_mark(control: RepositoryContext) -> None:
     (control.places.tree(head_of(control)) / ".READY").unlink()
 
 
-def lost_payload(control: Control) -> None:
+def lost_payload(control: RepositoryContext) -> None:
     os.rename(control.places.tree(head_of(control)) / "payload", control.places.root.parent / "elsewhere")
 
 
-def lost_file(control: Control) -> None:
+def lost_file(control: RepositoryContext) -> None:
     tree = control.places.tree(head_of(control))
     (tree / "payload").chmod(0o700)
     (tree / "payload" / "file-1").unlink()
 
 
-def changed_manifest(control: Control) -> None:
+def changed_manifest(control: RepositoryContext) -> None:
     path = control.places.tree(head_of(control)) / "manifest"
     path.chmod(0o600)
     content = bytearray(path.read_bytes())
@@ -245,7 +245,7 @@ def changed_manifest(control: Control) -> None:
     path.write_bytes(bytes(content))
 
 
-def changed_file(control: Control) -> None:
+def changed_file(control: RepositoryContext) -> None:
     path = control.places.tree(head_of(control)) / "payload" / "file-1"
     path.chmod(0o600)
     status = path.stat()
@@ -253,80 +253,80 @@ def changed_file(control: Control) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def head_behind(control: Control) -> None:
+def head_behind(control: RepositoryContext) -> None:
     keep(control, {"extra": "x"}, head=False)
 
 
-def head_forked(control: Control) -> None:
+def head_forked(control: RepositoryContext) -> None:
     keep(control, {"extra": "x"}, head=False)
     keep(control, {"extra": "y"}, head=False)
 
 
-def head_missing(control: Control) -> None:
+def head_missing(control: RepositoryContext) -> None:
     change(control, WORKTREES.key(MAIN), head_snapshot_id="f" * 16)
 
 
-def parent_missing(control: Control) -> None:
+def parent_missing(control: RepositoryContext) -> None:
     change(control, DESCRIPTORS.key(head_of(control)), parent_id="f" * 16)
 
 
-def dangling_reference(control: Control) -> None:
+def dangling_reference(control: RepositoryContext) -> None:
     change(control, REFERENCES.key("v1"), snapshot_id="f" * 16)
 
 
-def dangling_pin(control: Control) -> None:
+def dangling_pin(control: RepositoryContext) -> None:
     change(control, PINS.key("p1"), snapshot_id="f" * 16)
 
 
-def missing_directory(control: Control) -> None:
+def missing_directory(control: RepositoryContext) -> None:
     os.rename(control.places.payload(MAIN), control.places.root.parent / "elsewhere")
 
 
-def unknown_directory(control: Control) -> None:
+def unknown_directory(control: RepositoryContext) -> None:
     (control.places.worktrees / "mine").mkdir()
     (control.places.worktrees / "mine" / "work").write_text("precious")
 
 
-def control_file_in_payload(control: Control) -> None:
+def control_file_in_payload(control: RepositoryContext) -> None:
     (control.places.payload(MAIN) / ".jvs").mkdir()
 
 
-def foreign_record(control: Control) -> None:
+def foreign_record(control: RepositoryContext) -> None:
     (control.places.root / ".jvs" / "worktrees" / MAIN / "head_snapshot").write_text("x")
 
 
-def _trail(control: Control) -> Path:
+def _trail(control: RepositoryContext) -> Path:
     return control.places.root / ".jvs" / "audit" / "audit.jsonl"
 
 
-def forged_entry(control: Control) -> None:
+def forged_entry(control: RepositoryContext) -> None:
     path = _trail(control)
     lines = path.read_text().splitlines(keepends=True)
     lines[0] = lines[0].replace("snapshot_published", "snapshot_forgotten")
     path.write_text("".join(lines))
 
 
-def unreadable_entry(control: Control) -> None:
+def unreadable_entry(control: RepositoryContext) -> None:
     path = _trail(control)
     path.write_text("not json\n" + path.read_text())
 
 
-def corrupt_document(control: Control) -> None:
+def corrupt_document(control: RepositoryContext) -> None:
     (control.places.root / ".jvs" / "refs" / "v1.json").write_text("{")
 
 
-def clock_set_back(control: Control) -> None:
+def clock_set_back(control: RepositoryContext) -> None:
     later = format_instant(control.store.now() + 3600)
     change(control, DESCRIPTORS.key(head_of(control)), created_at=later)
 
 
-def clock_of_a_lease(control: Control) -> None:
+def clock_of_a_lease(control: RepositoryContext) -> None:
     control.desk.acquire(MAIN, control.desk.request(ttl=60.0))
     later = format_instant(control.store.now() + 3600)
     change(control, LeaseKeys.of(MAIN).lease, last_renewed_at=later)
 
 
-def open_to_all(control: Control) -> None:
+def open_to_all(control: RepositoryContext) -> None:
     (control.places.root / ".jvs" / "descriptors").chmod(0o777)
 
 

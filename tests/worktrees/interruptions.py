@@ -14,6 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.fs import calls
+from holdfast.repository.context import Proof, RepositoryContext
+from holdfast.repository.history import line
+from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES
+from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.restore import InPlace, differs_from_head, restore_in_place
+from holdfast.repository.snapshots import SnapshotOptions, snapshot
+from holdfast.repository.worktrees import settle
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import (
     Ending,
@@ -29,15 +36,6 @@ from holdfast.testing.crash import (
 )
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.trees import verify
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.finishing import settle
-from holdfast.worktrees.history import line
-from holdfast.worktrees.keeping import Snapshots
-from holdfast.worktrees.proof import Proof
-from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES
-from holdfast.worktrees.restoring import InPlace, differs_from_head, restore_in_place
-from holdfast.worktrees.snapshots import Wanted, snapshot
 from tests.worktrees.repositories import make_repository
 from tests.worktrees.stages import files_kept
 
@@ -81,9 +79,9 @@ def world(contents: Contents = MANY) -> Iterator[World]:
         proof = Proof(lease.lock_id, lease.fencing_token)
         payload = repository.control.places.payload(MAIN)
         write(payload, contents.first)
-        first = snapshot(repository.control, MAIN, proof, Wanted(note="first")).snapshot_id
+        first = snapshot(repository.control, MAIN, proof, SnapshotOptions(note="first")).snapshot_id
         write(payload, contents.second)
-        second = snapshot(repository.control, MAIN, proof, Wanted(note="second")).snapshot_id
+        second = snapshot(repository.control, MAIN, proof, SnapshotOptions(note="second")).snapshot_id
         write(payload, contents.unsaved)
         yield World(root, proof, first, second, contents)
 
@@ -104,7 +102,7 @@ def content_of(directory: Path) -> Content:
 
 
 @contextmanager
-def opened(directory: Path) -> Iterator[Control]:
+def opened(directory: Path) -> Iterator[RepositoryContext]:
     control = Repository(directory).control
     assert isinstance(control.store, FileStore)
     with control.store:
@@ -118,7 +116,7 @@ class Case:
     def __init__(
         self,
         world: World,
-        operation: Callable[[Control, World], object],
+        operation: Callable[[RepositoryContext, World], object],
         steps: list[Content],
         after: Content,
     ) -> None:
@@ -140,7 +138,7 @@ class Case:
         with opened(directory) as control:
             self._check(control, outcome)
 
-    def _check(self, control: Control, outcome: Outcome) -> None:
+    def _check(self, control: RepositoryContext, outcome: Outcome) -> None:
         payload = control.places.payload(MAIN)
         added = self.added(control)
         unsaved = self.world.contents.unsaved
@@ -156,7 +154,7 @@ class Case:
             assert done is (len(added) == len(self.steps)), "the worktree does not fit the history"
         self.next(control)
 
-    def added(self, control: Control) -> list[str]:
+    def added(self, control: RepositoryContext) -> list[str]:
         """The snapshots that are there and were not before: the first of those that are to come, whole."""
         found = [each.descriptor for each in line(control, MAIN).entries][::-1]
         assert [each.snapshot_id for each in found[:2]] == [self.world.first, self.world.second]
@@ -171,14 +169,14 @@ class Case:
         assert {name for name, _ in control.store.scan(DESCRIPTORS)} == {each.snapshot_id for each in found}
         return [each.snapshot_id for each in found[2:]]
 
-    def settled(self, control: Control) -> None:
+    def settled(self, control: RepositoryContext) -> None:
         settle(control, MAIN)
         assert control.store.read(OPERATIONS.key(MAIN)) is None
 
-    def next(self, control: Control) -> None:
+    def next(self, control: RepositoryContext) -> None:
         """The next operation works, and is on top of all."""
         before = line(control, MAIN).entries
-        made = snapshot(control, MAIN, self.world.proof, Wanted(note="next"))
+        made = snapshot(control, MAIN, self.world.proof, SnapshotOptions(note="next"))
         entries = line(control, MAIN).entries
         assert entries[0].descriptor == made
         assert [each.descriptor for each in entries[1:]] == [each.descriptor for each in before]
@@ -186,10 +184,10 @@ class Case:
 
 
 def cases(world: World) -> dict[str, Case]:
-    def take(control: Control, world: World) -> None:
-        snapshot(control, MAIN, world.proof, Wanted(note="taken", tag="v1"))
+    def take(control: RepositoryContext, world: World) -> None:
+        snapshot(control, MAIN, world.proof, SnapshotOptions(note="taken", tag="v1"))
 
-    def restore(**how: object) -> Callable[[Control, World], object]:
+    def restore(**how: object) -> Callable[[RepositoryContext, World], object]:
         wanted = InPlace(**{"reason": "tested", **how})  # type: ignore[arg-type]
         return lambda control, world: restore_in_place(control, MAIN, world.first, world.proof, wanted)
 
@@ -210,10 +208,10 @@ class NewWorktree(Case):
         super().__init__(world, self.restore, [], world.contents.unsaved)
 
     @staticmethod
-    def restore(control: Control, world: World) -> None:
+    def restore(control: RepositoryContext, world: World) -> None:
         Snapshots(control).restore(world.first, "new")
 
-    def _check(self, control: Control, outcome: Outcome) -> None:
+    def _check(self, control: RepositoryContext, outcome: Outcome) -> None:
         settle(control, "new")
         new = control.places.payload("new")
         made = control.store.read(WORKTREES.key("new"))

@@ -12,11 +12,10 @@ from pathlib import Path
 import msgspec
 
 from holdfast.clock import format_instant
+from holdfast.repository.context import RepositoryContext, is_ready, new_snapshot_id
+from holdfast.repository.records import DESCRIPTORS, MAIN, WORKTREES, Consistency, Descriptor
 from holdfast.store.model import Change, Create, Decision, Replace, View
 from holdfast.trees import Engine, capture, read_shared_directories, verify
-from holdfast.worktrees.control import Control, new_snapshot_id
-from holdfast.worktrees.naming import is_ready
-from holdfast.worktrees.records import DESCRIPTORS, MAIN, WORKTREES, Consistency, Descriptor
 
 Content = Mapping[str, str]
 
@@ -24,7 +23,7 @@ _TICK = 0.03
 
 
 def keep(
-    control: Control,
+    control: RepositoryContext,
     content: Content,
     *,
     worktree: str = MAIN,
@@ -88,7 +87,7 @@ def keep(
 
 
 def line_of(
-    control: Control, count: int, *, worktree: str = MAIN, age: float = 0.0, shared: bool = False
+    control: RepositoryContext, count: int, *, worktree: str = MAIN, age: float = 0.0, shared: bool = False
 ) -> list[str]:
     """So many snapshots, one on top of the other, oldest first.
 
@@ -105,15 +104,15 @@ def line_of(
     return made
 
 
-def snapshots_of(control: Control) -> dict[str, Descriptor]:
+def snapshots_of(control: RepositoryContext) -> dict[str, Descriptor]:
     return {name: document.record for name, document in control.store.scan(DESCRIPTORS)}
 
 
-def trees_of(control: Control) -> set[str]:
+def trees_of(control: RepositoryContext) -> set[str]:
     return {path.name for path in control.places.snapshots.iterdir()}
 
 
-def remnants_of(control: Control) -> set[str]:
+def remnants_of(control: RepositoryContext) -> set[str]:
     """The snapshots that are gone, and of which something is left."""
     return (
         {path.name for path in control.places.remnants.iterdir()}
@@ -122,7 +121,7 @@ def remnants_of(control: Control) -> set[str]:
     )
 
 
-def require_no_more_than_needed(control: Control) -> None:
+def require_no_more_than_needed(control: RepositoryContext) -> None:
     """Nothing is left of what is gone but directories that a tree names; and of each all that it needs."""
     need: dict[str, set[str]] = {}
     for tree in control.places.snapshots.iterdir():
@@ -144,7 +143,7 @@ def require_no_more_than_needed(control: Control) -> None:
         assert ends <= wanted, f"{remnant} has {ends - wanted}, which nobody needs"
 
 
-def parents_of(control: Control, start: str | None) -> list[str]:
+def parents_of(control: RepositoryContext, start: str | None) -> list[str]:
     """A line of history, from a snapshot to its oldest ancestor; a missing one is an error."""
     found: list[str] = []
     while start is not None:
@@ -155,7 +154,7 @@ def parents_of(control: Control, start: str | None) -> list[str]:
     return found
 
 
-def require_whole(control: Control) -> None:
+def require_whole(control: RepositoryContext) -> None:
     """Every snapshot that is visible is what it was when it was taken."""
     for snapshot_id, descriptor in snapshots_of(control).items():
         if is_ready(control.places, snapshot_id):

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.clock import format_instant
-from holdfast.store.files import FileStore
-from holdfast.store.model import Change, Create, Decision, Replace
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.records import (
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.records import (
     DESCRIPTORS,
     FORMAT,
     FORMAT_VERSION,
@@ -24,6 +21,9 @@ from holdfast.worktrees.records import (
     SnapshotDefaults,
     WorktreeConfig,
 )
+from holdfast.repository.repository import Repository
+from holdfast.store.files import FileStore
+from holdfast.store.model import Change, Create, Decision, Replace
 
 BEGIN = 1_700_000_000.0
 
@@ -39,7 +39,7 @@ def make_repository(root: Path, *, isolation: Isolation = Isolation.EXCLUSIVE) -
 
 
 def add_worktree(
-    control: Control,
+    control: RepositoryContext,
     name: str,
     *,
     isolation: Isolation = Isolation.EXCLUSIVE,
@@ -62,7 +62,7 @@ def add_worktree(
 
 
 def add_snapshot(
-    control: Control,
+    control: RepositoryContext,
     snapshot_id: str,
     *,
     parent: str | None = None,
@@ -101,7 +101,7 @@ def add_snapshot(
     return descriptor
 
 
-def add_reference(control: Control, name: str, snapshot_id: str) -> None:
+def add_reference(control: RepositoryContext, name: str, snapshot_id: str) -> None:
     key = REFERENCES.key(name)
     record = Reference(name=name, snapshot_id=snapshot_id, created_at=format_instant(BEGIN))
     control.store.transact([key], lambda view, now: Decision([Create(key, record)], None))

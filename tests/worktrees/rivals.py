@@ -17,16 +17,14 @@ from holdfast.clock import ManualClock
 from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.leases.service import LeaseService
+from holdfast.repository import snapshots
+from holdfast.repository.context import Proof, RepositoryContext, RepositoryPaths, is_ready, may_be_leased
+from holdfast.repository.history import line
+from holdfast.repository.records import DESCRIPTORS, MAIN, worktree_keys
+from holdfast.repository.restore import InPlace, restore_in_place
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
 from holdfast.testing.interpose import Attempt, interposed
-from holdfast.worktrees import snapshots
-from holdfast.worktrees.control import Control, Places, may_be_leased
-from holdfast.worktrees.history import line
-from holdfast.worktrees.naming import is_ready
-from holdfast.worktrees.proof import Proof
-from holdfast.worktrees.records import DESCRIPTORS, MAIN, worktree_keys
-from holdfast.worktrees.restoring import InPlace, restore_in_place
 from tests.locks.workers import Line, stop_myself
 
 BEGIN = 1_700_000_000.0
@@ -41,11 +39,11 @@ class Answer(NamedTuple):
     snapshot_id: str = ""
 
 
-def control_at(root: Path, clock: ManualClock, *, timeout: float = 60.0) -> Control:
+def control_at(root: Path, clock: ManualClock, *, timeout: float = 60.0) -> RepositoryContext:
     """The repository at `root` with a clock of its own."""
     store, trail = FileStore(root, clock=clock, timeout=timeout), AuditTrail()
     desk = LeaseService(store, trail, also_named=worktree_keys, precondition=may_be_leased, clock=clock)
-    return Control(Places(root), store, trail, desk)
+    return RepositoryContext(RepositoryPaths(root), store, trail, desk)
 
 
 class Rival:
@@ -89,7 +87,7 @@ class Rival:
 # --- Judging ----------------------------------------------------------------------------------------
 
 
-def stale_commits(control: Control) -> list[int]:
+def stale_commits(control: RepositoryContext) -> list[int]:
     """The audit entries of what was published with a token that was not the current one any more."""
     current, stale = 0, []
     for entry in verify(control.store.entries(control.trail.stream)):
@@ -104,14 +102,14 @@ def stale_commits(control: Control) -> list[int]:
     return stale
 
 
-def published(control: Control) -> list[str]:
+def published(control: RepositoryContext) -> list[str]:
     """The snapshots that were published, in the order of the audit trail."""
     names = {"snapshot_published": "snapshot_id", "restore_begun": "operation_id"}
     entries = verify(control.store.entries(control.trail.stream))
     return [str(each.facts[names[each.event]]) for each in entries if each.event in PUBLISHING]
 
 
-def require_one_line(control: Control, *, hidden: Sequence[str] = ()) -> None:
+def require_one_line(control: RepositoryContext, *, hidden: Sequence[str] = ()) -> None:
     """All that was published is one line in that order, and there is nothing else, visible or not."""
     expected = published(control)
     assert [each.descriptor.snapshot_id for each in line(control, MAIN).entries] == expected[::-1]

@@ -12,13 +12,13 @@ from holdfast.clock import format_instant
 from holdfast.fs import calls
 from holdfast.fs.probe import Capabilities
 from holdfast.leases.rules import Lease, LeaseKeys
+from holdfast.repository.init import initialise
+from holdfast.repository.records import DESCRIPTORS, MAIN, Consistency, Descriptor
+from holdfast.repository.repository import Repository
 from holdfast.store.audit import AuditEntry, verify
 from holdfast.store.model import Create, Decision, Replace, View
 from holdfast.trees import capture, choose_engine, read_manifest, read_shared_directories
 from holdfast.trees.shared_dirs import located
-from holdfast.workspace.initialising import initialise
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.records import DESCRIPTORS, MAIN, Consistency, Descriptor
 
 LASTING = tuple(
     name

@@ -18,12 +18,10 @@ from holdfast.errors import (
     SettingInvalid,
     UsageFailure,
 )
-from holdfast.store.audit import check_chain
-from holdfast.store.model import Create, Decision, Replace, View
-from holdfast.worktrees import collecting, planning, removing, scratch
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, Operation, OperationKind
-from holdfast.worktrees.references import (
+from holdfast.repository import gc, gc_plan, payloads, worktree_changes
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.gc_plan import survey
+from holdfast.repository.history import (
     add_pin,
     create_reference,
     delete_reference,
@@ -31,8 +29,10 @@ from holdfast.worktrees.references import (
     references,
     remove_pin,
 )
-from holdfast.worktrees.retention import PLANS, RETENTION, Plan, PlanState, Policy, Protection
-from holdfast.worktrees.surveying import survey
+from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, Operation, OperationKind
+from holdfast.repository.retention import PLANS, RETENTION, GcPlan, PlanState, Policy, Protection
+from holdfast.store.audit import check_chain
+from holdfast.store.model import Create, Decision, Replace, View
 from tests.worktrees.kept import (
     fingerprint,
     keep,
@@ -46,15 +46,15 @@ from tests.worktrees.repositories import add_worktree, make_repository
 
 
 @pytest.fixture
-def control(scratch: Path) -> Control:
+def control(scratch: Path) -> RepositoryContext:
     return make_repository(scratch / "repository").control
 
 
-def head_of(control: Control, worktree: str = MAIN) -> str | None:
+def head_of(control: RepositoryContext, worktree: str = MAIN) -> str | None:
     return control.config(worktree).head_snapshot_id
 
 
-def doom(control: Control, snapshot_id: str, plan_id: str | None) -> None:
+def doom(control: RepositoryContext, snapshot_id: str, plan_id: str | None) -> None:
     key = DESCRIPTORS.key(snapshot_id)
 
     def decide(view: View, now: float) -> Decision[None]:
@@ -68,26 +68,26 @@ def doom(control: Control, snapshot_id: str, plan_id: str | None) -> None:
 # --- Plans ------------------------------------------------------------------------------------------
 
 
-def test_a_plan_is_all_that_planning_writes_and_a_dry_one_writes_nothing(control: Control) -> None:
+def test_a_plan_is_all_that_planning_writes_and_a_dry_one_writes_nothing(control: RepositoryContext) -> None:
     line_of(control, 3)
-    planning.set_policy(control, Policy(keep_last=1))
+    gc_plan.set_policy(control, Policy(keep_last=1))
     before = fingerprint(control.places.root)
-    dry = planning.propose(control, store=False)
+    dry = gc_plan.propose(control, store=False)
     assert fingerprint(control.places.root) == before
-    wet = planning.propose(control)
+    wet = gc_plan.propose(control)
     changed = {name for name, what in fingerprint(control.places.root).items() if before.get(name) != what}
     new = {f".jvs/plans/{wet.plan.plan_id}.json", ".jvs/audit/audit.jsonl", ".jvs/plans"}
     assert {name for name in changed if "guards" not in name and ".holdfast" not in name} == new
     assert dry.plan.snapshots == wet.plan.snapshots
     with pytest.raises(NotFound):
-        collecting.run(control, dry.plan.plan_id)
+        gc.run(control, dry.plan.plan_id)
 
 
-def test_a_plan_says_what_goes_what_stays_and_why_and_what_it_frees(control: Control) -> None:
+def test_a_plan_says_what_goes_what_stays_and_why_and_what_it_frees(control: RepositoryContext) -> None:
     first, second, third = line_of(control, 3)
     create_reference(control, "v1", second)
-    planning.set_policy(control, Policy(keep_last=1))
-    proposal = planning.propose(control)
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    proposal = gc_plan.propose(control)
     assert proposal.plan.snapshots == (first,)
     assert proposal.candidates[0].why == "beyond the newest 1"
     assert [each.protection for each in proposal.protected[second]] == [Protection.REFERENCE]
@@ -96,58 +96,62 @@ def test_a_plan_says_what_goes_what_stays_and_why_and_what_it_frees(control: Con
 
 
 @pytest.mark.req("WT-11")
-def test_the_snapshots_of_a_removed_worktree_stay_until_they_are_collected(control: Control) -> None:
+def test_the_snapshots_of_a_removed_worktree_stay_until_they_are_collected(
+    control: RepositoryContext,
+) -> None:
     (root,) = line_of(control, 1)
     add_worktree(control, "dev", head=root)
     pinned, named, loose = line_of(control, 3, worktree="dev")
     add_pin(control, pinned)
     create_reference(control, "named", named)
-    assert planning.propose(control).plan.snapshots == ()
-    removing.remove(control, "dev", save=None, force=True)
+    assert gc_plan.propose(control).plan.snapshots == ()
+    worktree_changes.remove(control, "dev", save=None, force=True)
     assert {root, pinned, named, loose} == snapshots_of(control).keys()
-    plan = planning.propose(control).plan
+    plan = gc_plan.propose(control).plan
     assert plan.snapshots == (loose,)
-    collecting.run(control, plan.plan_id)
+    gc.run(control, plan.plan_id)
     assert {root, pinned, named} == snapshots_of(control).keys() == trees_of(control)
 
 
-def test_with_a_budget_the_oldest_go_until_the_rest_fits(control: Control) -> None:
+def test_with_a_budget_the_oldest_go_until_the_rest_fits(control: RepositoryContext) -> None:
     ids = [keep(control, {"file": "x" * 40_000 * number}) for number in range(1, 6)]
-    planning.set_policy(control, Policy(max_bytes=1 << 40))
-    assert planning.propose(control).plan.snapshots == ()
-    total = planning.propose(control).total_bytes
-    planning.set_policy(control, Policy(max_bytes=total - 1))
-    proposal = planning.propose(control)
+    gc_plan.set_policy(control, Policy(max_bytes=1 << 40))
+    assert gc_plan.propose(control).plan.snapshots == ()
+    total = gc_plan.propose(control).total_bytes
+    gc_plan.set_policy(control, Policy(max_bytes=total - 1))
+    proposal = gc_plan.propose(control)
     assert proposal.plan.snapshots == (ids[0],)
     assert proposal.over_budget == 0
     assert {each.protection for each in proposal.protected[ids[1]]} == {Protection.BUDGET}
-    planning.set_policy(control, Policy(max_bytes=0))
-    proposal = planning.propose(control)
+    gc_plan.set_policy(control, Policy(max_bytes=0))
+    proposal = gc_plan.propose(control)
     assert proposal.plan.snapshots == tuple(ids[:-1])
     assert proposal.over_budget > 0
 
 
-def test_a_policy_that_makes_no_sense_is_refused_and_the_one_that_keeps_all_is_none(control: Control) -> None:
+def test_a_policy_that_makes_no_sense_is_refused_and_the_one_that_keeps_all_is_none(
+    control: RepositoryContext,
+) -> None:
     nonsense = [Policy(keep_last=0), Policy(keep_for=0.0), Policy(keep_for=math.nan), Policy(max_bytes=-1)]
     for wrong in nonsense:
         with pytest.raises(SettingInvalid):
-            planning.set_policy(control, wrong)
+            gc_plan.set_policy(control, wrong)
     assert control.store.read(RETENTION) is None
-    assert planning.set_policy(control, Policy(keep_last=3)) == planning.policy_of(control)
-    planning.set_policy(control, Policy())
+    assert gc_plan.set_policy(control, Policy(keep_last=3)) == gc_plan.policy_of(control)
+    gc_plan.set_policy(control, Policy())
     assert control.store.read(RETENTION) is None
 
 
 # --- Runs -------------------------------------------------------------------------------------------
 
 
-def test_a_run_deletes_what_the_plan_says_and_links_the_children_anew(control: Control) -> None:
+def test_a_run_deletes_what_the_plan_says_and_links_the_children_anew(control: RepositoryContext) -> None:
     ids = line_of(control, 6)
     create_reference(control, "kept", ids[2])
-    planning.set_policy(control, Policy(keep_last=1))
-    plan = planning.propose(control).plan
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
     assert set(plan.snapshots) == {ids[0], ids[1], ids[3], ids[4]}
-    done = collecting.run(control, plan.plan_id)
+    done = gc.run(control, plan.plan_id)
     assert set(done.snapshots) == set(plan.snapshots)
     assert done.plan.state is PlanState.FINISHED
     assert parents_of(control, ids[5]) == [ids[5], ids[2]]
@@ -159,50 +163,50 @@ def test_a_run_deletes_what_the_plan_says_and_links_the_children_anew(control: C
     check_chain(control.store, control.trail)
 
 
-def test_running_a_plan_again_does_nothing(control: Control) -> None:
+def test_running_a_plan_again_does_nothing(control: RepositoryContext) -> None:
     line_of(control, 3)
-    planning.set_policy(control, Policy(keep_last=1))
-    plan = planning.propose(control).plan
-    collecting.run(control, plan.plan_id)
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
+    gc.run(control, plan.plan_id)
     before = fingerprint(control.places.root)
-    assert collecting.run(control, plan.plan_id).snapshots == ()
+    assert gc.run(control, plan.plan_id).snapshots == ()
     assert fingerprint(control.places.root) == before
 
 
 def test_many_snapshots_go_in_several_transactions_and_the_lines_stay_whole(
-    control: Control, monkeypatch: pytest.MonkeyPatch
+    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "BATCH", 3)
+    monkeypatch.setattr(gc, "BATCH", 3)
     ids = line_of(control, 11)
-    planning.set_policy(control, Policy(keep_last=2))
+    gc_plan.set_policy(control, Policy(keep_last=2))
     seen: list[tuple[int, int]] = []
-    plan = planning.propose(control).plan
-    collecting.run(control, plan.plan_id, progress=lambda done, of: seen.append((done, of)))
+    plan = gc_plan.propose(control).plan
+    gc.run(control, plan.plan_id, progress=lambda done, of: seen.append((done, of)))
     assert seen == [(3, 9), (6, 9), (9, 9)]
     assert parents_of(control, ids[-1]) == [ids[10], ids[9]]
 
 
-def test_freed_bytes_are_those_that_nothing_shares(control: Control) -> None:
+def test_freed_bytes_are_those_that_nothing_shares(control: RepositoryContext) -> None:
     keep(control, {"large": "x" * 1_000_000})
     keep(control, {"small": "y"})
-    planning.set_policy(control, Policy(keep_last=1))
-    assert planning.propose(control).plan.bytes < 500_000  # the large file is in the head too
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    assert gc_plan.propose(control).plan.bytes < 500_000  # the large file is in the head too
 
 
 # --- When things have changed since -----------------------------------------------------------------
 
 
-def refused_after(control: Control, plan_id: str, *, untouched: set[str]) -> PlanMismatch:
+def refused_after(control: RepositoryContext, plan_id: str, *, untouched: set[str]) -> PlanMismatch:
     with pytest.raises(PlanMismatch) as caught:
-        collecting.check(control, plan_id)
+        gc.check(control, plan_id)
     with pytest.raises(PlanMismatch) as caught:
-        collecting.run(control, plan_id)
+        gc.run(control, plan_id)
     assert snapshots_of(control).keys() == trees_of(control) == untouched
     assert all(each.doomed_by is None for each in snapshots_of(control).values())
     return caught.value
 
 
-def operate(control: Control, snapshot_id: str) -> None:
+def operate(control: RepositoryContext, snapshot_id: str) -> None:
     record = Operation(
         operation_id="0",
         kind=OperationKind.RESTORE,
@@ -216,10 +220,10 @@ def operate(control: Control, snapshot_id: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["reference", "pin", "head", "operation", "policy", "expired", "gone"])
-def test_a_plan_that_does_not_fit_any_more_deletes_nothing(control: Control, how: str) -> None:
+def test_a_plan_that_does_not_fit_any_more_deletes_nothing(control: RepositoryContext, how: str) -> None:
     ids = line_of(control, 4)
-    planning.set_policy(control, Policy(keep_last=1))
-    plan = planning.propose(control).plan
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
     untouched = set(ids)
     if how == "reference":
         create_reference(control, "late", ids[1])
@@ -230,14 +234,14 @@ def test_a_plan_that_does_not_fit_any_more_deletes_nothing(control: Control, how
     elif how == "operation":
         operate(control, ids[1])
     elif how == "policy":
-        planning.set_policy(control, Policy(keep_last=2))
+        gc_plan.set_policy(control, Policy(keep_last=2))
     elif how == "expired":
         key = PLANS.key(plan.plan_id)
         old = msgspec.structs.replace(plan, expires_at=format_instant(control.store.now() - 1))
         control.store.transact([key], lambda view, now: Decision([Replace(key, old)], None))
     else:
-        other = planning.propose(control).plan
-        collecting.run(control, other.plan_id)
+        other = gc_plan.propose(control).plan
+        gc.run(control, other.plan_id)
         untouched = {ids[-1]}
     failure = refused_after(control, plan.plan_id, untouched=untouched)
     assert failure.code == "E_GC_PLAN_MISMATCH"
@@ -245,59 +249,59 @@ def test_a_plan_that_does_not_fit_any_more_deletes_nothing(control: Control, how
         assert [each["snapshot_id"] for each in failure.facts["changed"]] == [ids[1]]  # type: ignore[attr-defined]
 
 
-def test_what_a_running_process_needs_is_not_deleted(control: Control) -> None:
+def test_what_a_running_process_needs_is_not_deleted(control: RepositoryContext) -> None:
     ids = line_of(control, 3)
-    planning.set_policy(control, Policy(keep_last=1))
-    plan = planning.propose(control).plan
-    with scratch.scratch(control, "restore", uses=[ids[0]]):
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
+    with payloads.scratch(control, "restore", uses=[ids[0]]):
         refused_after(control, plan.plan_id, untouched=set(ids))
-    collecting.run(control, plan.plan_id)
+    gc.run(control, plan.plan_id)
     assert snapshots_of(control).keys() == {ids[2]}
 
 
 def test_what_is_protected_between_the_two_looks_is_let_go_again(
-    control: Control, monkeypatch: pytest.MonkeyPatch
+    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one does who wrote its intent before the doom, and whom only the second look can see."""
     ids = line_of(control, 3)
-    planning.set_policy(control, Policy(keep_last=1))
-    plan = planning.propose(control).plan
-    doom_all = collecting._doom
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
+    doom_all = gc._doom
 
-    def late(control: Control, plan: Plan) -> None:
+    def late(control: RepositoryContext, plan: GcPlan) -> None:
         doom_all(control, plan)
         assert snapshots_of(control)[ids[0]].doomed_by == plan.plan_id
         add_worktree(control, "late", head=ids[0])
 
-    monkeypatch.setattr(collecting, "_doom", late)
+    monkeypatch.setattr(gc, "_doom", late)
     with pytest.raises(PlanMismatch):
-        collecting.run(control, plan.plan_id)
+        gc.run(control, plan.plan_id)
     assert snapshots_of(control).keys() == set(ids)
     assert all(each.doomed_by is None for each in snapshots_of(control).values())
 
 
 def test_an_interruption_before_the_decision_lets_all_go_again(
-    control: Control, monkeypatch: pytest.MonkeyPatch
+    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = line_of(control, 3)
-    planning.set_policy(control, Policy(keep_last=1))
-    plan = planning.propose(control).plan
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
 
-    def interrupted(control: Control) -> object:
+    def interrupted(control: RepositoryContext) -> object:
         if any(each.doomed_by for each in snapshots_of(control).values()):
             raise KeyboardInterrupt
         return survey(control)
 
     with monkeypatch.context() as patched:
-        patched.setattr(collecting, "survey", interrupted)
+        patched.setattr(gc, "survey", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            collecting.run(control, plan.plan_id)
+            gc.run(control, plan.plan_id)
     assert all(each.doomed_by is None for each in snapshots_of(control).values())
-    collecting.run(control, plan.plan_id)
+    gc.run(control, plan.plan_id)
     assert snapshots_of(control).keys() == {ids[-1]}
 
 
-def test_nothing_new_refers_to_a_doomed_snapshot(control: Control) -> None:
+def test_nothing_new_refers_to_a_doomed_snapshot(control: RepositoryContext) -> None:
     (only,) = line_of(control, 1)
     doom(control, only, "some-plan")
     with pytest.raises(Refused):
@@ -308,30 +312,30 @@ def test_nothing_new_refers_to_a_doomed_snapshot(control: Control) -> None:
     assert pins(control) == []
 
 
-def test_one_collection_runs_at_a_time(control: Control) -> None:
+def test_one_collection_runs_at_a_time(control: RepositoryContext) -> None:
     line_of(control, 2)
-    planning.set_policy(control, Policy(keep_last=1))
-    plan = planning.propose(control).plan
-    with collecting.collector_locked(control), pytest.raises(LockConflict):
-        collecting.run(control, plan.plan_id)
-    collecting.run(control, plan.plan_id)
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
+    with gc.collector_locked(control), pytest.raises(LockConflict):
+        gc.run(control, plan.plan_id)
+    gc.run(control, plan.plan_id)
 
 
-def test_a_dead_run_that_was_not_decided_is_called_off(control: Control) -> None:
+def test_a_dead_run_that_was_not_decided_is_called_off(control: RepositoryContext) -> None:
     ids = line_of(control, 3)
-    planning.set_policy(control, Policy(keep_last=1))
-    plan = planning.propose(control).plan
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
     doom(control, ids[0], plan.plan_id)
-    collecting.end_dead_run(control, plan.plan_id)
+    gc.end_dead_run(control, plan.plan_id)
     assert all(each.doomed_by is None for each in snapshots_of(control).values())
-    collecting.run(control, plan.plan_id)  # the plan itself still fits
+    gc.run(control, plan.plan_id)  # the plan itself still fits
     assert snapshots_of(control).keys() == {ids[2]}
 
 
 # --- References and pins ----------------------------------------------------------------------------
 
 
-def test_a_reference_is_created_once_and_deleted_once(control: Control) -> None:
+def test_a_reference_is_created_once_and_deleted_once(control: RepositoryContext) -> None:
     first, second = line_of(control, 2)
     create_reference(control, "v1", first, note="why")
     with pytest.raises(AlreadyExists):
@@ -347,7 +351,7 @@ def test_a_reference_is_created_once_and_deleted_once(control: Control) -> None:
         delete_reference(control, "v1")
 
 
-def test_a_snapshot_has_as_many_pins_as_people_who_need_it(control: Control) -> None:
+def test_a_snapshot_has_as_many_pins_as_people_who_need_it(control: RepositoryContext) -> None:
     (only,) = line_of(control, 1)
     mine, yours = add_pin(control, only, reason="mine"), add_pin(control, only, reason="yours")
     remove_pin(control, mine.pin_id)

@@ -17,17 +17,15 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.errors import Failure, LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
+from holdfast.repository import compare, gc, gc_plan, history, payloads, worktree_changes, worktrees
+from holdfast.repository.context import RepositoryContext, is_ready, usable, visible
+from holdfast.repository.records import DESCRIPTORS, MAIN, WORKTREES, Isolation
+from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.restore import InPlace, restore_in_place
+from holdfast.repository.retention import GcPlan, Policy
+from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.store.audit import check_chain
 from holdfast.trees import changes, materialise, verify
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import collecting, comparing, creating, planning, references, removing, scratch
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.keeping import Snapshots
-from holdfast.worktrees.naming import is_ready, usable, visible
-from holdfast.worktrees.records import DESCRIPTORS, MAIN, WORKTREES, Isolation
-from holdfast.worktrees.restoring import InPlace, restore_in_place
-from holdfast.worktrees.retention import Plan, Policy
-from holdfast.worktrees.snapshots import Wanted, snapshot
 from tests.locks.race_rounds import delay_calls
 from tests.locks.workers import Line, Workers
 from tests.worktrees.kept import keep, parents_of, require_whole, snapshots_of
@@ -53,7 +51,7 @@ class Tally(NamedTuple):
     violations: tuple[str, ...] = ()
 
 
-def take_any(control: Control) -> str | None:
+def take_any(control: RepositoryContext) -> str | None:
     """The id of some snapshot that may be collected any moment: an old one, and no head."""
     heads = {document.record.head_snapshot_id for _, document in control.store.scan(WORKTREES)}
     found = [document.record for _, document in control.store.scan(DESCRIPTORS)]
@@ -61,7 +59,7 @@ def take_any(control: Control) -> str | None:
     return random.choice(old[:4])[1] if old else None
 
 
-def require_there(control: Control, snapshot_id: str) -> None:
+def require_there(control: RepositoryContext, snapshot_id: str) -> None:
     document = control.store.read(DESCRIPTORS.key(snapshot_id))
     assert document is not None, f"{snapshot_id} has no descriptor any more"
     assert document.record.doomed_by is None or is_ready(control.places, snapshot_id), "its tree is gone"
@@ -69,22 +67,22 @@ def require_there(control: Control, snapshot_id: str) -> None:
     assert problems == [], f"{snapshot_id}: {problems}"
 
 
-def refer(control: Control, snapshot_id: str, round_: int) -> None:
+def refer(control: RepositoryContext, snapshot_id: str, round_: int) -> None:
     name = f"ref-{round_}"
-    references.create_reference(control, name, snapshot_id)
+    history.create_reference(control, name, snapshot_id)
     require_there(control, snapshot_id)
-    references.delete_reference(control, name)
+    history.delete_reference(control, name)
 
 
-def pin(control: Control, snapshot_id: str, round_: int) -> None:
-    made = references.add_pin(control, snapshot_id)
+def pin(control: RepositoryContext, snapshot_id: str, round_: int) -> None:
+    made = history.add_pin(control, snapshot_id)
     require_there(control, snapshot_id)
-    references.remove_pin(control, made.pin_id)
+    history.remove_pin(control, made.pin_id)
 
 
-def use(control: Control, snapshot_id: str, round_: int) -> None:
+def use(control: RepositoryContext, snapshot_id: str, round_: int) -> None:
     """As a snapshot does with its parent, and a restore with what it restores: intent, look, work."""
-    with scratch.scratch(control, "restore", uses=[snapshot_id]) as room:
+    with payloads.scratch(control, "restore", uses=[snapshot_id]) as room:
         usable(visible(control, snapshot_id))
         tree = control.places.tree(snapshot_id)
         materialise(tree, room.path / "payload")
@@ -92,15 +90,15 @@ def use(control: Control, snapshot_id: str, round_: int) -> None:
         require_there(control, snapshot_id)
 
 
-def create(control: Control, snapshot_id: str, round_: int) -> None:
+def create(control: RepositoryContext, snapshot_id: str, round_: int) -> None:
     name = f"made-{round_}"
-    creating.create(control, creating.Wanted(name, snapshot_id, Isolation.SHARED))
+    worktrees.create(control, worktrees.CreateOptions(name, snapshot_id, Isolation.SHARED))
     require_there(control, snapshot_id)
     assert control.config(name).head_snapshot_id == snapshot_id
-    removing.remove(control, name, save=None, force=True)
+    worktree_changes.remove(control, name, save=None, force=True)
 
 
-def restore(control: Control, snapshot_id: str, round_: int) -> None:
+def restore(control: RepositoryContext, snapshot_id: str, round_: int) -> None:
     """In place, which makes a new head with the same content; nothing that was there is kept."""
     how = InPlace(reason="tested", allow_shared=True, keep=False)
     done = restore_in_place(control, TARGET, snapshot_id, None, how)
@@ -110,7 +108,7 @@ def restore(control: Control, snapshot_id: str, round_: int) -> None:
     require_there(control, done.published.snapshot_id)
 
 
-USERS: dict[str, Callable[[Control, str, int], None]] = {
+USERS: dict[str, Callable[[RepositoryContext, str, int], None]] = {
     "refer": refer,
     "pin": pin,
     "use": use,
@@ -119,7 +117,7 @@ USERS: dict[str, Callable[[Control, str, int], None]] = {
 }
 
 
-def user(root: Path, act: Callable[[Control, str, int], None]) -> Callable[[Line], None]:
+def user(root: Path, act: Callable[[RepositoryContext, str, int], None]) -> Callable[[Line], None]:
     def task(line: Line) -> None:
         delay_calls(most=0.001)
         control, succeeded, refused, violations = Repository(root).control, 0, 0, list[str]()
@@ -152,7 +150,7 @@ def writer(root: Path) -> Callable[[Line], None]:
                 count += 1
                 (control.places.payload(MAIN) / "id").write_text(f"{count}")
                 parent = control.config(MAIN).head_snapshot_id
-                made = snapshot(control, MAIN, None, Wanted(note=f"{count}"))
+                made = snapshot(control, MAIN, None, SnapshotOptions(note=f"{count}"))
                 assert made.parent_id == parent
             else:
                 time.sleep(PAUSE)
@@ -167,9 +165,9 @@ def collector(root: Path) -> Callable[[Line], None]:
         control, deleted, refused = Repository(root).control, 0, 0
         while not line.has_news():
             try:
-                plan = planning.propose(control).plan
+                plan = gc_plan.propose(control).plan
                 if plan.snapshots:
-                    deleted += len(collecting.run(control, plan.plan_id).snapshots)
+                    deleted += len(gc.run(control, plan.plan_id).snapshots)
                 else:
                     time.sleep(PAUSE)
             except (PlanMismatch, LockConflict):
@@ -182,7 +180,7 @@ def collector(root: Path) -> Callable[[Line], None]:
 def test_a_snapshot_that_somebody_uses_never_vanishes(scratch: Path) -> None:
     root = scratch / "repository"
     control = make_repository(root, isolation=Isolation.SHARED).control
-    planning.set_policy(control, Policy(keep_last=1))
+    gc_plan.set_policy(control, Policy(keep_last=1))
     keep(control, {"id": "0"}, note="0")
     add_worktree(control, TARGET, isolation=Isolation.SHARED)
     with Workers() as workers:
@@ -209,33 +207,33 @@ def test_a_snapshot_that_somebody_uses_never_vanishes(scratch: Path) -> None:
 # --- Round by round ---------------------------------------------------------------------------------
 
 
-def hold_reference(control: Control, snapshot_id: str) -> None:
-    references.create_reference(control, "held", snapshot_id)
+def hold_reference(control: RepositoryContext, snapshot_id: str) -> None:
+    history.create_reference(control, "held", snapshot_id)
 
 
-def hold_pin(control: Control, snapshot_id: str) -> None:
-    references.add_pin(control, snapshot_id)
+def hold_pin(control: RepositoryContext, snapshot_id: str) -> None:
+    history.add_pin(control, snapshot_id)
 
 
-def hold_worktree(control: Control, snapshot_id: str) -> None:
-    creating.create(control, creating.Wanted("held", snapshot_id, Isolation.SHARED))
+def hold_worktree(control: RepositoryContext, snapshot_id: str) -> None:
+    worktrees.create(control, worktrees.CreateOptions("held", snapshot_id, Isolation.SHARED))
 
 
-def read_only(control: Control, snapshot_id: str) -> None:
+def read_only(control: RepositoryContext, snapshot_id: str) -> None:
     use(control, snapshot_id, 0)
 
 
-def look(control: Control, snapshot_id: str) -> None:
+def look(control: RepositoryContext, snapshot_id: str) -> None:
     """Without keeping it: what is seen is right, or it is said that it is being collected."""
-    found = comparing.compare(control, MAIN, snapshot_id, "head")
-    assert all(each.lines is not None for each in comparing.patches(control, found))
+    found = compare.compare(control, MAIN, snapshot_id, "head")
+    assert all(each.lines is not None for each in compare.patches(control, found))
     assert list(Snapshots(control).verify(snapshot_id)) == []
 
 
 HOLDERS = [hold_reference, hold_pin, hold_worktree]
 
 
-def in_turn(root: Path, act: Callable[[Control, str], object]) -> Callable[[Line], None]:
+def in_turn(root: Path, act: Callable[[RepositoryContext, str], object]) -> Callable[[Line], None]:
     """A worker that does what it is told, and answers with the code of the failure that it met, or ""."""
 
     def task(line: Line) -> None:
@@ -253,13 +251,13 @@ def in_turn(root: Path, act: Callable[[Control, str], object]) -> Callable[[Line
     return task
 
 
-def let_go(control: Control) -> None:
-    for reference in references.references(control):
-        references.delete_reference(control, reference.name)
-    for each in references.pins(control):
-        references.remove_pin(control, each.pin_id)
+def let_go(control: RepositoryContext) -> None:
+    for reference in history.references(control):
+        history.delete_reference(control, reference.name)
+    for each in history.pins(control):
+        history.remove_pin(control, each.pin_id)
     if control.store.read(WORKTREES.key("held")) is not None:
-        removing.remove(control, "held", save=None, force=True)
+        worktree_changes.remove(control, "held", save=None, force=True)
 
 
 def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_way(scratch: Path) -> None:
@@ -269,13 +267,13 @@ def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_
     keep(control, {"id": "0"})
     outcomes: Counter[str] = Counter()
     with Workers() as workers:
-        collecting_ = workers.start(in_turn(root, collecting.run))
+        collecting_ = workers.start(in_turn(root, gc.run))
         holders = [workers.start(in_turn(root, act)) for act in HOLDERS]
         reader = workers.start(in_turn(root, read_only))
         watcher = workers.start(in_turn(root, look))
         for round_ in range(ROUNDS):
             snapshot_id = keep(control, {"id": f"{round_}"}, head=False)
-            plan = planning.propose(control).plan
+            plan = gc_plan.propose(control).plan
             assert plan.snapshots == (snapshot_id,)
             taking_part = random.sample(holders, k=random.choice([0, 1, 1, 1, 2, 3]))
             collecting_.say((plan.plan_id, 0.0))
@@ -299,8 +297,8 @@ def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_
             outcomes["overtaken"] += looked == "E_SNAPSHOT_COLLECTED"
             require_whole(control)
             let_go(control)
-            if (rest := planning.propose(control)).stored:
-                collecting.run(control, rest.plan.plan_id)
+            if (rest := gc_plan.propose(control)).stored:
+                gc.run(control, rest.plan.plan_id)
             assert snapshot_id not in snapshots_of(control)
     assert all(outcomes[each] >= 3 for each in ("held", "collected", "refused", "looked")), outcomes
     assert Repository(root).examine(strict=True) == []
@@ -311,25 +309,25 @@ def test_the_race_is_found_if_a_collector_does_not_look_again(
 ) -> None:
     """A planted fault: it looks once, before it dooms."""
     looked: list[str] = []
-    still_right = collecting._still_right
+    still_right = gc._still_right
 
-    def once(control: Control, plan: Plan) -> None:
+    def once(control: RepositoryContext, plan: GcPlan) -> None:
         if plan.plan_id not in looked:
             looked.append(plan.plan_id)
             still_right(control, plan)
 
-    monkeypatch.setattr(collecting, "_still_right", once)
-    doom = collecting._doom
+    monkeypatch.setattr(gc, "_still_right", once)
+    doom = gc._doom
 
-    def slowly(control: Control, plan: Plan) -> None:
-        references.create_reference(control, "meanwhile", plan.snapshots[0])
+    def slowly(control: RepositoryContext, plan: GcPlan) -> None:
+        history.create_reference(control, "meanwhile", plan.snapshots[0])
         doom(control, plan)
 
-    monkeypatch.setattr(collecting, "_doom", slowly)
+    monkeypatch.setattr(gc, "_doom", slowly)
     control = make_repository(scratch / "repository").control
     first = keep(control, {"id": "0"})
     keep(control, {"id": "1"})
-    planning.set_policy(control, Policy(keep_last=1))
-    collecting.run(control, planning.propose(control).plan.plan_id)
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    gc.run(control, gc_plan.propose(control).plan.plan_id)
     with pytest.raises(AssertionError, match="no descriptor"):
         require_there(control, first)

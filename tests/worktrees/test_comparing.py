@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import PartialSnapshot
-from holdfast.worktrees.comparing import Comparison, compare, patches, status
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.proof import Proof
-from holdfast.worktrees.records import MAIN
-from holdfast.worktrees.snapshots import Wanted, snapshot
+from holdfast.repository.compare import Comparison, compare, patches, status
+from holdfast.repository.context import Proof, RepositoryContext
+from holdfast.repository.records import MAIN
+from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from tests.worktrees.history_states import state_of
 from tests.worktrees.interruptions import write
 from tests.worktrees.repositories import make_repository
@@ -22,13 +21,13 @@ from tests.worktrees.repositories import make_repository
 class Site:
     def __init__(self, root: Path) -> None:
         repository = make_repository(root)
-        self.control: Control = repository.control
+        self.control: RepositoryContext = repository.control
         self.payload = self.control.places.payload(MAIN)
         lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
         self.proof = Proof(lease.lock_id, lease.fencing_token)
 
     def take(self, tag: str) -> str:
-        return snapshot(self.control, MAIN, self.proof, Wanted(tag=tag)).snapshot_id
+        return snapshot(self.control, MAIN, self.proof, SnapshotOptions(tag=tag)).snapshot_id
 
 
 @pytest.fixture

@@ -17,13 +17,12 @@ from holdfast.errors import LockConflict
 from holdfast.fs import probe as probing
 from holdfast.fs.directory import make_directories
 from holdfast.locks.file_lock import FileLocker
-from holdfast.workspace import checks
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import doctor, scratch
-from holdfast.worktrees.checks import CHECKS, litter, surroundings
-from holdfast.worktrees.doctor import Check, Examination, Finding, Severity, is_wrong
-from holdfast.worktrees.payload_lock import payload_locked
-from holdfast.worktrees.records import WORKTREES
+from holdfast.repository import checks, checks_leftovers, checks_storage, doctor, payloads
+from holdfast.repository.checks import CHECKS
+from holdfast.repository.doctor import Check, Examination, Finding, Severity, is_wrong
+from holdfast.repository.payloads import payload_locked
+from holdfast.repository.records import WORKTREES
+from holdfast.repository.repository import Repository
 from tests.worktrees import damage
 from tests.worktrees.kept import fingerprint, keep, require_whole
 from tests.worktrees.repositories import add_worktree, make_repository
@@ -120,7 +119,7 @@ def test_an_unsafe_filesystem_is_found(repository: Repository, monkeypatch: pyte
 
 
 def test_an_older_format_is_a_note(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(surroundings, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(checks_storage, "FORMAT_VERSION", 2)
     findings = repository.examine()
     assert codes(findings) == {"format-old"}
     assert not is_wrong(findings)
@@ -140,7 +139,7 @@ def test_of_two_users_one_cannot_write_what_the_other_owns() -> None:
     if sys.platform == "win32":
         raise NotImplementedError
     status = os.stat_result((0o040755, 0, 0, 1, 4_000_000, 4_000_000, 0, 0, 0, 0))
-    assert surroundings._can_write(status) is (os.geteuid() == 0)
+    assert checks_storage._can_write(status) is (os.geteuid() == 0)
 
 
 # --- What lives is not damage -----------------------------------------------------------------------
@@ -148,7 +147,7 @@ def test_of_two_users_one_cannot_write_what_the_other_owns() -> None:
 
 def test_a_scratch_in_use_is_left_alone(repository: Repository) -> None:
     control = repository.control
-    with scratch.scratch(control, "snapshot") as room:
+    with payloads.scratch(control, "snapshot") as room:
         room.tree.mkdir()
         assert repository.examine() == []
         assert repository.repair().fixed == ()
@@ -161,11 +160,11 @@ def test_a_scratch_that_is_about_to_be_locked_is_left_alone(
     """Its lock file is there a moment before it is locked; and it may be locked a moment after we looked."""
     begun = repository.control.places.scratch / ("b" * 16)
     begun.mkdir(parents=True)
-    (begun / scratch.LOCK).touch()
+    (begun / payloads.LOCK).touch()
     assert repository.examine() == []
-    with scratch.scratch(repository.control, "test") as room:
-        seen = scratch.Abandoned(room.scratch_id, room.path, None)
-        monkeypatch.setattr(scratch, "abandoned", lambda places: iter([seen]))
+    with payloads.scratch(repository.control, "test") as room:
+        seen = payloads.AbandonedScratch(room.scratch_id, room.path, None)
+        monkeypatch.setattr(payloads, "abandoned", lambda places: iter([seen]))
         assert repository.examine() == []
 
 
@@ -183,7 +182,7 @@ def test_a_scratch_that_a_pending_operation_needs_is_left_until_that_is_over(rep
 
 def test_a_tree_that_is_being_published_is_left_alone(repository: Repository) -> None:
     control = repository.control
-    with scratch.scratch(control, "snapshot", scratch_id="0123456789abcdef"):
+    with payloads.scratch(control, "snapshot", scratch_id="0123456789abcdef"):
         damage.unknown_tree(control)
         assert repository.examine() == []
     assert codes(repository.examine()) == {"tree-unknown"}
@@ -225,7 +224,7 @@ def test_a_commit_in_progress_is_left_alone(repository: Repository) -> None:
 def test_a_young_draft_is_left_alone(repository: Repository) -> None:
     damage.old_draft(repository.control)
     (draft,) = (repository.root / ".jvs" / "refs").glob(".v2*")
-    os.utime(draft, (time.time(), time.time() - litter.DRAFT_AGE / 2))
+    os.utime(draft, (time.time(), time.time() - checks_leftovers.DRAFT_AGE / 2))
     assert repository.examine() == []
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import collecting, planning
-from holdfast.worktrees.doctor import Severity
-from holdfast.worktrees.records import MAIN, Isolation
-from holdfast.worktrees.restoring import InPlace
-from holdfast.worktrees.retention import Policy
+from holdfast.repository import gc, gc_plan
+from holdfast.repository.doctor import Severity
+from holdfast.repository.records import MAIN, Isolation
+from holdfast.repository.repository import Repository
+from holdfast.repository.restore import InPlace
+from holdfast.repository.retention import Policy
 from tests.locks.race_rounds import delay_calls
 from tests.locks.workers import Line, Workers
 from tests.worktrees.kept import line_of, require_whole
@@ -49,9 +49,9 @@ def restore(repository: Repository, round_: int) -> None:
 
 
 def collect(repository: Repository, round_: int) -> None:
-    proposal = planning.propose(repository.control)
+    proposal = gc_plan.propose(repository.control)
     if proposal.stored:
-        collecting.run(repository.control, proposal.plan.plan_id)
+        gc.run(repository.control, proposal.plan.plan_id)
 
 
 def busy(root: Path, act: Act) -> Callable[[Line], None]:
@@ -78,7 +78,7 @@ def test_nothing_is_wrong_with_a_repository_in_which_others_are_at_work(scratch:
     control.places.worktrees.mkdir()
     add_worktree(control, "target", isolation=Isolation.SHARED)
     line_of(control, 2)
-    planning.set_policy(control, Policy(keep_last=3))
+    gc_plan.set_policy(control, Policy(keep_last=3))
     with Workers() as workers:
         at_work = [workers.start(busy(root, act)) for act in (take, come_and_go, restore, collect)]
         for _ in range(LOOKS):

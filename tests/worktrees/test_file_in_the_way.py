@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from holdfast.errors import AlreadyExists, DirectoryReplaced, ExchangeUnavailable, NotFound
+from holdfast.repository import exchange as repository_exchange
+from holdfast.repository.context import Proof
+from holdfast.repository.history import line
+from holdfast.repository.records import OPERATIONS
+from holdfast.repository.repository import Repository
+from holdfast.repository.restore import InPlace
+from holdfast.repository.snapshots import SnapshotOptions
+from holdfast.repository.worktrees import settle
 from holdfast.testing.crash import Kill, cut_short
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import exchanging
-from holdfast.worktrees.finishing import settle
-from holdfast.worktrees.history import line
-from holdfast.worktrees.proof import Proof
-from holdfast.worktrees.records import OPERATIONS
-from holdfast.worktrees.restoring import InPlace
-from holdfast.worktrees.snapshots import Wanted
 from tests.cli.commands import error, holdfast
 from tests.worktrees.stages import files_in, files_kept, make_repository, put_files
 from tests.worktrees.test_worktree_crashes import WORK, CreationFromASnapshot, Removal, Renaming, begun, names
@@ -41,7 +41,9 @@ class Site:
         put_files(self.path, SAVED)
         lease = self.repository.desk.acquire("dev", self.repository.desk.request(ttl=3600.0)).lease
         self.proof = Proof(lease.lock_id, lease.fencing_token)
-        self.saved = self.repository.snapshots.take("dev", self.proof, Wanted(note="saved")).snapshot_id
+        self.saved = self.repository.snapshots.take(
+            "dev", self.proof, SnapshotOptions(note="saved")
+        ).snapshot_id
         self.taken = root.parent / "taken"
 
     def replace(self) -> None:
@@ -123,7 +125,7 @@ def test_a_file_at_a_name_that_is_free_is_a_stranger(site: Site) -> None:
 def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
     site: Site, monkeypatch: pytest.MonkeyPatch, exchanges: bool
 ) -> None:
-    exchange = exchanging._exchange
+    exchange = repository_exchange._exchange
 
     def replace_first(*arguments: Any) -> None:
         site.replace()
@@ -132,7 +134,7 @@ def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
     def unavailable(*_: object) -> None:
         raise ExchangeUnavailable("not here")
 
-    monkeypatch.setattr(exchanging, "_exchange", replace_first)
+    monkeypatch.setattr(repository_exchange, "_exchange", replace_first)
     if not exchanges:
         monkeypatch.setattr("holdfast.trees.exchange", unavailable, raising=False)
     how = InPlace(reason="tested")

@@ -17,14 +17,14 @@ import pytest
 
 from holdfast.errors import IoFailure
 from holdfast.fs.reserve import FILES, LARGE, LARGE_BYTES, Reserve
+from holdfast.repository import gc
+from holdfast.repository.gc_plan import propose, set_policy
+from holdfast.repository.init import initialise
+from holdfast.repository.records import MAIN
+from holdfast.repository.repository import Repository
+from holdfast.repository.retention import Policy
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.trees import verify
-from holdfast.workspace.initialising import initialise
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import collecting
-from holdfast.worktrees.planning import propose, set_policy
-from holdfast.worktrees.records import MAIN
-from holdfast.worktrees.retention import Policy
 from tests.cli.commands import error, holdfast
 from tests.support.loop_mounts import LoopMount, run
 from tests.worktrees import damage
@@ -283,7 +283,7 @@ def test_with_a_quota_that_is_used_up_too(scratch: Path, code: int) -> None:
         lambda: repository.desk.renew(MAIN, lease.lock_id),
         lambda: repository.desk.release(MAIN, lease.lock_id),
         lambda: set_policy(control, Policy(keep_last=1)),
-        lambda: collecting.run(control, propose(control).plan.plan_id),
+        lambda: gc.run(control, propose(control).plan.plan_id),
     ]
     for step in steps:
         assert reserve.fill()

@@ -11,14 +11,14 @@ import pytest
 
 from holdfast.errors import NotFound
 from holdfast.fs import calls
+from holdfast.repository import history
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.history import History, everything, line
+from holdfast.repository.records import DESCRIPTORS, Consistency, Descriptor
+from holdfast.repository.repository import Repository
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decision, Delete, Replace
 from holdfast.testing.interpose import Attempt, interposed
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import history
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.history import History, everything, line
-from holdfast.worktrees.records import DESCRIPTORS, Consistency, Descriptor
 from tests.worktrees.history_states import state_of
 from tests.worktrees.repositories import (
     BEGIN,
@@ -32,7 +32,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 @pytest.fixture
-def control(scratch: Path) -> Control:
+def control(scratch: Path) -> RepositoryContext:
     return make_repository(scratch).control
 
 
@@ -40,13 +40,15 @@ def ids(found: History) -> list[str]:
     return [entry.descriptor.snapshot_id for entry in found.entries]
 
 
-def add_line(control: Control, *names: str, start: str | None = None, worktree: str = "main") -> None:
+def add_line(
+    control: RepositoryContext, *names: str, start: str | None = None, worktree: str = "main"
+) -> None:
     for number, name in enumerate(names):
         add_snapshot(control, name, parent=start, worktree=worktree, at=BEGIN + number)
         start = name
 
 
-def test_history_follows_the_parents_from_the_head(control: Control) -> None:
+def test_history_follows_the_parents_from_the_head(control: RepositoryContext) -> None:
     assert line(control, "main") == History(())
     add_line(control, "s1", "s2", "s3")
     assert ids(line(control, "main")) == ["s3", "s2", "s1"]
@@ -55,7 +57,7 @@ def test_history_follows_the_parents_from_the_head(control: Control) -> None:
         line(control, "nowhere")
 
 
-def test_a_limit_says_that_there_is_more(control: Control) -> None:
+def test_a_limit_says_that_there_is_more(control: RepositoryContext) -> None:
     add_line(control, "s1", "s2", "s3")
     short = line(control, "main", limit=2)
     assert ids(short) == ["s3", "s2"]
@@ -66,7 +68,9 @@ def test_a_limit_says_that_there_is_more(control: Control) -> None:
 
 
 @pytest.mark.req("LC-27")
-def test_only_complete_snapshots_are_shown_and_the_line_goes_on_behind_them(control: Control) -> None:
+def test_only_complete_snapshots_are_shown_and_the_line_goes_on_behind_them(
+    control: RepositoryContext,
+) -> None:
     add_line(control, "s1", "s2", "s3")
     (control.places.tree("s2") / ".READY").unlink()
     control.places.tree("unpublished").mkdir()
@@ -77,20 +81,20 @@ def test_only_complete_snapshots_are_shown_and_the_line_goes_on_behind_them(cont
         assert found.missing == ()
 
 
-def test_a_parent_that_is_not_there_is_named(control: Control) -> None:
+def test_a_parent_that_is_not_there_is_named(control: RepositoryContext) -> None:
     add_line(control, "s2", "s3", start="s1")
     assert line(control, "main").missing == ("s1",)
     assert everything(control).missing == ("s1",)
     assert line(control, "main", limit=1).missing == ()
 
 
-def test_parents_that_go_round_in_a_circle_end_and_nothing_is_left_out(control: Control) -> None:
+def test_parents_that_go_round_in_a_circle_end_and_nothing_is_left_out(control: RepositoryContext) -> None:
     add_line(control, "s1", "s2", start="s2")
     assert ids(line(control, "main")) == ["s2", "s1"]
     assert sorted(ids(everything(control))) == ["s1", "s2"]
 
 
-def test_all_lines_are_shown_children_first_whatever_the_clocks_said(control: Control) -> None:
+def test_all_lines_are_shown_children_first_whatever_the_clocks_said(control: RepositoryContext) -> None:
     add_line(control, "s1", "s2", "s3")
     add_worktree(control, "dev")
     add_snapshot(control, "d1", parent="s1", worktree="dev", at=BEGIN + 10)
@@ -111,14 +115,14 @@ def test_all_lines_are_shown_children_first_whatever_the_clocks_said(control: Co
 
 
 @pytest.mark.req("LC-22")
-def test_every_best_effort_snapshot_carries_a_warning(control: Control) -> None:
+def test_every_best_effort_snapshot_carries_a_warning(control: RepositoryContext) -> None:
     add_line(control, "s1")
     add_snapshot(control, "s2", parent="s1", consistency=Consistency.BEST_EFFORT)
     assert [entry.warning for entry in line(control, "main").entries] == [True, False]
 
 
 def test_what_is_collected_meanwhile_is_passed_over(
-    control: Control, monkeypatch: pytest.MonkeyPatch
+    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parent goes, and its child is linked to the next, between our looks at the two."""
     add_line(control, "s1", "s2", "s3")
@@ -148,7 +152,7 @@ def test_what_is_collected_meanwhile_is_passed_over(
 
 @pytest.mark.req("LC-24")
 @pytest.mark.skipif(sys.platform == "win32", reason="files are compared by their inodes")
-def test_history_takes_no_lock_and_changes_nothing(control: Control) -> None:
+def test_history_takes_no_lock_and_changes_nothing(control: RepositoryContext) -> None:
     add_line(control, "s1", "s2")
     root = control.places.root
     before = state_of(root)

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.repository import snapshots
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.records import Descriptor, WorktreeConfig
+from holdfast.repository.snapshots import publishing
 from holdfast.store.model import Append, Decision
 from holdfast.testing.crash import Fault, Report
 from holdfast.testing.powercut import power_cuts
-from holdfast.worktrees import snapshots
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.records import Descriptor, WorktreeConfig
-from holdfast.worktrees.snapshots import publishing
 from tests.worktrees.interruptions import FEW, World, cases, failed_everywhere, killed_everywhere, world
 
 pytestmark = pytest.mark.skipif(
@@ -49,7 +49,7 @@ def test_an_error_at_any_call_leaves_the_old_or_the_new_and_the_next_one_goes_on
 
 
 def publish_in_two_steps(
-    control: Control, config: WorktreeConfig, descriptor: Descriptor, proof: object, tag: object
+    control: RepositoryContext, config: WorktreeConfig, descriptor: Descriptor, proof: object, tag: object
 ) -> Descriptor:
     """The mistake: the descriptor in one commit, and the head in the next."""
     (created, moved), published = publishing(config, descriptor)

@@ -23,12 +23,12 @@ from holdfast.errors import (
 )
 from holdfast.fs.probe import SAFE_OPTIONS, find_capabilities, require_safe, settings_of
 from holdfast.locks.file_lock import FileLocker
+from holdfast.repository.init import initialise
+from holdfast.repository.records import MAIN
+from holdfast.repository.repository import Repository
 from holdfast.testing.crash import Kill, Report, fresh, judge, run_killed
 from holdfast.trees import Engine, capture, capture_best, choose_engine, materialise, verify
 from holdfast.trees import engines as cloning
-from holdfast.workspace.initialising import initialise
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.records import MAIN
 from tests.cli.commands import environment, error, holdfast
 from tests.fs.trees.groves import grow, seen
 from tests.support.juicefs import COHERENT, JuiceFs
@@ -313,7 +313,7 @@ ROUNDS = 20
 _RIVAL = """
 import os, pathlib, sys, time
 from holdfast.errors import LockConflict
-from holdfast.workspace.repository import Repository
+from holdfast.repository.repository import Repository
 root, start, rounds = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
 repository = Repository(root)
 print("ready", flush=True)

@@ -24,12 +24,12 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.leases.rules import LeaseKeys
+from holdfast.repository.context import Proof
+from holdfast.repository.records import MAIN, Isolation
+from holdfast.repository.repository import Repository
+from holdfast.repository.restore import InPlace
+from holdfast.repository.worktrees import settle
 from holdfast.testing.interpose import Attempt, interposed
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.finishing import settle
-from holdfast.worktrees.proof import Proof
-from holdfast.worktrees.records import MAIN, Isolation
-from holdfast.worktrees.restoring import InPlace
 from tests.worktrees.stages import (
     events,
     expire,

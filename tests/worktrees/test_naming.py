@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Ambiguous, NameInvalid, NotFound, PartialSnapshot, Refused, UsageFailure
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.naming import reference_name, resolve, resolve_usable
+from holdfast.repository.context import RepositoryContext, reference_name, resolve, resolve_usable
 from tests.worktrees.repositories import add_reference, add_snapshot, add_worktree, make_repository
 
 FIRST, SECOND, THIRD = "4f1c000000000001", "4f2d000000000002", "a000000000000003"
 
 
 @pytest.fixture
-def control(scratch: Path) -> Control:
+def control(scratch: Path) -> RepositoryContext:
     """A line of three snapshots in `main`, and a reference to the second."""
     control = make_repository(scratch).control
     add_snapshot(control, FIRST)
@@ -43,19 +42,19 @@ def control(scratch: Path) -> Control:
     ],
 )
 def test_a_snapshot_is_named_by_its_id_a_part_of_it_a_reference_or_from_a_head(
-    control: Control, text: str, expected: str
+    control: RepositoryContext, text: str, expected: str
 ) -> None:
     assert resolve(control, text).snapshot_id == expected
 
 
-def test_head_is_that_of_the_worktree_one_is_in(control: Control) -> None:
+def test_head_is_that_of_the_worktree_one_is_in(control: RepositoryContext) -> None:
     add_worktree(control, "dev", head=FIRST)
     assert resolve(control, "head", worktree="dev").snapshot_id == FIRST
     assert resolve(control, "main:head", worktree="dev").snapshot_id == THIRD
     assert resolve(control, "dev:head").snapshot_id == FIRST
 
 
-def test_a_beginning_that_several_have_is_refused_with_all_of_them(control: Control) -> None:
+def test_a_beginning_that_several_have_is_refused_with_all_of_them(control: RepositoryContext) -> None:
     with pytest.raises(Ambiguous) as refused:
         resolve(control, "4f")
     assert refused.value.facts["candidates"] == [FIRST, SECOND]
@@ -63,25 +62,25 @@ def test_a_beginning_that_several_have_is_refused_with_all_of_them(control: Cont
 
 
 @pytest.mark.parametrize("text", ["nothing", "head~3", "b", "nowhere:head"])
-def test_what_is_not_there_is_not_found(control: Control, text: str) -> None:
+def test_what_is_not_there_is_not_found(control: RepositoryContext, text: str) -> None:
     with pytest.raises(NotFound):
         resolve(control, text)
 
 
 @pytest.mark.parametrize("text", ["", "~1", "head~x", "../main", "a/b", "a b", "main:v1", ":head", "head^"])
-def test_what_cannot_be_a_name_is_refused(control: Control, text: str) -> None:
+def test_what_cannot_be_a_name_is_refused(control: RepositoryContext, text: str) -> None:
     with pytest.raises(NameInvalid):
         resolve(control, text)
 
 
-def test_a_worktree_without_snapshots_has_no_head(control: Control) -> None:
+def test_a_worktree_without_snapshots_has_no_head(control: RepositoryContext) -> None:
     add_worktree(control, "empty")
     with pytest.raises(NotFound, match="no snapshot yet"):
         resolve(control, "head", worktree="empty")
 
 
 @pytest.mark.req("LC-27", "LC-29")
-def test_naming_a_partial_snapshot_is_refused_as_such(control: Control) -> None:
+def test_naming_a_partial_snapshot_is_refused_as_such(control: RepositoryContext) -> None:
     add_snapshot(control, "b000000000000001", ready=False, head=False)  # .READY is not there
     add_snapshot(control, "b100000000000002", tree=False, head=False)  # nothing of its tree is there
     (control.places.tree("b200000000000003") / "payload").mkdir(
@@ -97,19 +96,21 @@ def test_naming_a_partial_snapshot_is_refused_as_such(control: Control) -> None:
 
 
 @pytest.mark.req("LC-27")
-def test_a_directory_called_ready_makes_no_snapshot_complete(control: Control) -> None:
+def test_a_directory_called_ready_makes_no_snapshot_complete(control: RepositoryContext) -> None:
     add_snapshot(control, "c000000000000001", ready=False, head=False)
     (control.places.tree("c000000000000001") / ".READY").mkdir()
     with pytest.raises(PartialSnapshot):
         resolve(control, "c0")
 
 
-def test_a_partial_tree_does_not_make_the_name_of_a_complete_one_ambiguous(control: Control) -> None:
+def test_a_partial_tree_does_not_make_the_name_of_a_complete_one_ambiguous(
+    control: RepositoryContext,
+) -> None:
     control.places.tree("4f1cffffffffffff").mkdir()
     assert resolve(control, "4f1c").snapshot_id == FIRST
 
 
-def test_a_doomed_snapshot_can_be_looked_at_but_not_used(control: Control) -> None:
+def test_a_doomed_snapshot_can_be_looked_at_but_not_used(control: RepositoryContext) -> None:
     add_snapshot(control, "d000000000000001", doomed_by="plan-7", head=False)
     assert resolve(control, "d0").doomed_by == "plan-7"
     with pytest.raises(Refused, match="plan-7"):

@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
+from holdfast.repository import context as proofs
+from holdfast.repository import restore, snapshots
+from holdfast.repository.context import Permission, Proof, RepositoryContext, settled_config
+from holdfast.repository.records import MAIN
 from holdfast.store.model import Decision, View
 from holdfast.testing.interpose import interposed
-from holdfast.worktrees import proof as proofs
-from holdfast.worktrees import restoring, snapshots
-from holdfast.worktrees.control import Control, settled_config
-from holdfast.worktrees.proof import Permission, Proof
-from holdfast.worktrees.records import MAIN
 from tests.locks.workers import Line, Worker, Workers
 from tests.worktrees.repositories import make_repository
 from tests.worktrees.rivals import (
@@ -181,7 +180,9 @@ def test_delayed_at_random_no_stale_holder_ever_restores_in_place(root: Path, wo
 # --- The detectors ----------------------------------------------------------------------------------
 
 
-def validate_then_publish(control: Control, config: Any, descriptor: Any, proof: Any, tag: Any) -> Any:
+def validate_then_publish(
+    control: RepositoryContext, config: Any, descriptor: Any, proof: Any, tag: Any
+) -> Any:
     """The mistake: the lease is checked in one transaction, and the head moved in the next."""
 
     ask = proofs.permission(control, MAIN, proof)
@@ -200,7 +201,7 @@ def validate_then_publish(control: Control, config: Any, descriptor: Any, proof:
 REAL_PUBLISH = snapshots._publish
 
 
-def asked_too_early(control: Control, worktree: str, proof: Proof | None) -> Permission:
+def asked_too_early(control: RepositoryContext, worktree: str, proof: Proof | None) -> Permission:
     """The same mistake of a restore in place: what its transaction asks was answered before."""
     config = proofs.check_early(control, worktree, proof)
     return lambda view, now: config
@@ -209,7 +210,7 @@ def asked_too_early(control: Control, worktree: str, proof: Proof | None) -> Per
 def test_stopping_finds_a_restore_that_validates_first_and_decides_then(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restoring, "permission", asked_too_early)
+    monkeypatch.setattr(restore, "permission", asked_too_early)
     control = Rival(root).control
     first = published(control)[0]
     assert any(stale_commits(control) for _ in stopped_everywhere(root, lambda rival: rival.restore(first)))

@@ -15,16 +15,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.errors import NotFound, Refused, SnapshotCollected
+from holdfast.repository import compare, gc, gc_plan
+from holdfast.repository.context import RepositoryContext, resolve
+from holdfast.repository.history import create_reference
+from holdfast.repository.records import MAIN, Isolation
+from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.restore import InPlace
+from holdfast.repository.retention import GcPlan, PlanState, Policy
 from holdfast.testing.interpose import Attempt, interposed
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import collecting, comparing, planning
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.keeping import Snapshots
-from holdfast.worktrees.naming import resolve
-from holdfast.worktrees.records import MAIN, Isolation
-from holdfast.worktrees.references import create_reference
-from holdfast.worktrees.restoring import InPlace
-from holdfast.worktrees.retention import Plan, PlanState, Policy
 from tests.worktrees.kept import keep
 from tests.worktrees.repositories import make_repository
 
@@ -45,56 +43,60 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     first = keep(control, {"file": "zero\n"})
     old = keep(control, {"file": "one\n", "other": "same\n"})
     keep(control, {"file": "two\n"})
-    planning.set_policy(control, Policy(keep_last=1))
+    gc_plan.set_policy(control, Policy(keep_last=1))
     create_reference(control, "first", first)
-    return World(root, old, planning.propose(control).plan.plan_id)
+    return World(root, old, gc_plan.propose(control).plan.plan_id)
 
 
 # --- How far a collection has come ------------------------------------------------------------------
 
 
-def doom(control: Control, plan: Plan) -> None:
-    collecting._doom(control, plan)
+def doom(control: RepositoryContext, plan: GcPlan) -> None:
+    gc._doom(control, plan)
 
 
-def move(control: Control, plan: Plan) -> None:
+def move(control: RepositoryContext, plan: GcPlan) -> None:
     doom(control, plan)
-    decided = collecting._mark(control, plan, PlanState.DECIDED, "gc_decided")
+    decided = gc._mark(control, plan, PlanState.DECIDED, "gc_decided")
     for each in decided.snapshots:
         control.places.tree(each).rename(control.places.root / ".jvs" / each)
 
 
-def finish(control: Control, plan: Plan) -> None:
-    collecting.run(control, plan.plan_id)
+def finish(control: RepositoryContext, plan: GcPlan) -> None:
+    gc.run(control, plan.plan_id)
 
 
-STAGES: dict[str, Callable[[Control, Plan], None]] = {"doomed": doom, "moved": move, "finished": finish}
+STAGES: dict[str, Callable[[RepositoryContext, GcPlan], None]] = {
+    "doomed": doom,
+    "moved": move,
+    "finished": finish,
+}
 
 
 # --- Readers ----------------------------------------------------------------------------------------
 
 
-def diff(control: Control, old: str) -> object:
-    found = comparing.compare(control, MAIN, old, "head")
-    return [(each.change.path, each.lines) for each in comparing.patches(control, found)]
+def diff(control: RepositoryContext, old: str) -> object:
+    found = compare.compare(control, MAIN, old, "head")
+    return [(each.change.path, each.lines) for each in compare.patches(control, found)]
 
 
-def diff_worktree(control: Control, old: str) -> object:
-    return [each.path for each in comparing.compare(control, MAIN, old, None).changes]
+def diff_worktree(control: RepositoryContext, old: str) -> object:
+    return [each.path for each in compare.compare(control, MAIN, old, None).changes]
 
 
-def verify(control: Control, old: str) -> object:
+def verify(control: RepositoryContext, old: str) -> object:
     return list(Snapshots(control).verify(old))
 
 
-def name(control: Control, old: str) -> object:
+def name(control: RepositoryContext, old: str) -> object:
     """By its beginning; `head~1` is another one when it is gone, never nothing."""
     resolve(control, old[:10])
     parent = resolve(control, "head~1").snapshot_id
     return parent == old or parent == resolve(control, "first").snapshot_id
 
 
-def plan_restore(control: Control, old: str) -> object:
+def plan_restore(control: RepositoryContext, old: str) -> object:
     how = InPlace(reason="tested", allow_shared=True)
     return [each.path for each in Snapshots(control).plan(MAIN, old, how).comparison.changes]
 
@@ -141,7 +143,7 @@ def test_what_is_read_is_right_or_the_failure_names_the_collection(
         root = scratch / "repository"
         shutil.copytree(world.root, root, symlinks=True)
         control, rival = Repository(root).control, Repository(root).control
-        plan = planning.plan_of(rival, world.plan)
+        plan = gc_plan.plan_of(rival, world.plan)
         overtaken = Overtaken(index, partial(advance, rival, plan))
         try:
             with interposed(overtaken):

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Refused
+from holdfast.repository import payloads
+from holdfast.repository.records import OPERATIONS
+from holdfast.repository.repository import Repository
+from holdfast.repository.worktrees import settle
 from holdfast.testing.crash import Ending, Kill, Outcome, cut_short
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import payloads
-from holdfast.worktrees.finishing import settle
-from holdfast.worktrees.records import OPERATIONS
 from tests.support.loop_mounts import LoopMount, run
 from tests.worktrees.interruptions import FEW, SEEN, cases, world
 from tests.worktrees.stages import LASTING, files_in, put_files

@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.errors import Corrupt, Failure, LockConflict, PlanMismatch, Refused
+from holdfast.repository import compare, gc, gc_plan, gc_sweep, snapshots, worktree_changes
+from holdfast.repository import payloads as scratches
+from holdfast.repository import restore as repository_restore
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.history import add_pin, create_reference, pins, remove_pin
+from holdfast.repository.records import MAIN, Isolation
+from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.restore import InPlace, restore_in_place
+from holdfast.repository.retention import Policy
+from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.store.model import Store
 from holdfast.testing.interpose import Attempt, interposed
 from holdfast.trees import SharedDirectory, materialise, read_shared_directories
 from holdfast.trees import shared_dirs as homes_module
 from holdfast.trees.shared_dirs import write_homes
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import collecting, comparing, planning, removing, restoring, snapshots, sweeping
-from holdfast.worktrees import scratch as scratches
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.keeping import Snapshots
-from holdfast.worktrees.records import MAIN, Isolation
-from holdfast.worktrees.references import add_pin, create_reference, pins, remove_pin
-from holdfast.worktrees.restoring import InPlace, restore_in_place
-from holdfast.worktrees.retention import Policy
-from holdfast.worktrees.snapshots import Wanted, snapshot
 from tests.locks.race_rounds import delay_calls
 from tests.locks.workers import Line, Workers
 from tests.worktrees.kept import (
@@ -49,16 +49,16 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="trees need dire
 
 
 @pytest.fixture
-def control(scratch: Path) -> Control:
+def control(scratch: Path) -> RepositoryContext:
     control = make_repository(scratch / "repository", isolation=Isolation.SHARED).control
-    planning.set_policy(control, Policy(keep_last=1))
+    gc_plan.set_policy(control, Policy(keep_last=1))
     return control
 
 
-def collect(control: Control) -> tuple[str, ...]:
+def collect(control: RepositoryContext) -> tuple[str, ...]:
     """Let go whatever may go."""
-    proposal = planning.propose(control)
-    return collecting.run(control, proposal.plan.plan_id).snapshots if proposal.stored else ()
+    proposal = gc_plan.propose(control)
+    return gc.run(control, proposal.plan.plan_id).snapshots if proposal.stored else ()
 
 
 def used(places: list[Path]) -> int:
@@ -80,7 +80,7 @@ def used(places: list[Path]) -> int:
 class Histories:
     """Two lines of snapshots of random content, in which directories come, change, move and go."""
 
-    def __init__(self, control: Control, chance: random.Random) -> None:
+    def __init__(self, control: RepositoryContext, chance: random.Random) -> None:
         self.control = control
         self.chance = chance
         self.held: dict[str, dict[str, str]] = {}
@@ -121,7 +121,7 @@ class Histories:
 @pytest.mark.req("WT-11")
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_collected_in_whatever_order_the_rest_is_whole_and_nothing_else_is_left(
-    control: Control, scratch: Path, seed: int
+    control: RepositoryContext, scratch: Path, seed: int
 ) -> None:
     add_worktree(control, "dev", isolation=Isolation.SHARED)
     chance = random.Random(seed)
@@ -132,13 +132,13 @@ def test_whatever_is_collected_in_whatever_order_the_rest_is_whole_and_nothing_e
             histories.grow()
         histories.protect()
         policy = chance.choice([Policy(keep_last=1), Policy(keep_last=2), Policy(max_bytes=50_000)])
-        planning.set_policy(control, policy)
-        proposal = planning.propose(control)
+        gc_plan.set_policy(control, policy)
+        proposal = gc_plan.propose(control)
         if not proposal.stored:
             continue
         places = [control.places.snapshots, control.places.remnants]
         before = used(places)
-        collecting.run(control, proposal.plan.plan_id)
+        gc.run(control, proposal.plan.plan_id)
         assert before - used(places) == proposal.plan.bytes
         require_whole(control)
         require_no_more_than_needed(control)
@@ -153,36 +153,36 @@ def test_whatever_is_collected_in_whatever_order_the_rest_is_whole_and_nothing_e
     assert Repository(control.places.root).examine(strict=True) == []
 
 
-def test_a_remnant_goes_with_the_last_snapshot_that_needs_it(control: Control) -> None:
+def test_a_remnant_goes_with_the_last_snapshot_that_needs_it(control: RepositoryContext) -> None:
     ids = line_of(control, 4, shared=True)
     collect(control)
     assert remnants_of(control)
     shutil.rmtree(control.places.payload(MAIN))
     control.places.payload(MAIN).mkdir()
     last = keep(control, {"file": "nothing else"}, shared=True)
-    plan = planning.propose(control).plan
+    plan = gc_plan.propose(control).plan
     places = [control.places.snapshots, control.places.remnants]
     before = used(places)
-    collecting.run(control, plan.plan_id)
+    gc.run(control, plan.plan_id)
     assert before - used(places) == plan.bytes
     assert (remnants_of(control), trees_of(control)) == (set(), {last})
     assert ids[0] not in snapshots_of(control)
 
 
-def test_what_is_needed_counts_for_the_budget_but_not_as_free(control: Control) -> None:
+def test_what_is_needed_counts_for_the_budget_but_not_as_free(control: RepositoryContext) -> None:
     keep(control, {"large/file": "x" * 400_000, "file": "1"}, shared=True)
     keep(control, {"file": "2"}, shared=True)
     keep(control, {"file": "3"}, shared=True)
-    planning.set_policy(control, Policy(max_bytes=100_000))
-    proposal = planning.propose(control)
+    gc_plan.set_policy(control, Policy(max_bytes=100_000))
+    proposal = gc_plan.propose(control)
     assert len(proposal.plan.snapshots) == 2
     assert proposal.plan.bytes < 100_000
     assert proposal.over_budget > 250_000
-    collecting.run(control, proposal.plan.plan_id)
-    assert planning.propose(control).total_bytes >= 400_000
+    gc.run(control, proposal.plan.plan_id)
+    assert gc_plan.propose(control).total_bytes >= 400_000
 
 
-def test_a_shared_directory_is_shared_on_after_its_home_is_trimmed(control: Control) -> None:
+def test_a_shared_directory_is_shared_on_after_its_home_is_trimmed(control: RepositoryContext) -> None:
     """Its time is what it was: else all of it would be stored once more."""
     first, *_ = line_of(control, 3, shared=True)
     collect(control)
@@ -191,14 +191,14 @@ def test_a_shared_directory_is_shared_on_after_its_home_is_trimmed(control: Cont
     assert first in {home.tree for home in read_shared_directories(control.places.tree(newest)).values()}
 
 
-def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(control: Control) -> None:
+def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(control: RepositoryContext) -> None:
     ids = line_of(control, 3, shared=True)
     shutil.copytree(control.places.tree(ids[0]), control.places.root / "copy", symlinks=True)
     collect(control)
     assert ids[0] in remnants_of(control)
     (control.places.root / "copy").rename(control.places.tree(ids[0]))
-    sweeping.retire(control, [ids[0]])
-    sweeping.sweep(control)
+    gc_sweep.retire(control, [ids[0]])
+    gc_sweep.sweep(control)
     require_whole(control)
     require_no_more_than_needed(control)
     assert trees_of(control) == {ids[2]}
@@ -207,7 +207,7 @@ def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(control: Co
 @pytest.mark.req("WT-11")
 @pytest.mark.parametrize("damage", ["empty", "some files", "no manifest"])
 def test_a_part_of_a_tree_that_was_brought_back_does_not_replace_what_others_need(
-    control: Control, damage: str
+    control: RepositoryContext, damage: str
 ) -> None:
     """Copying it back was interrupted; what is left of it among the remnants is all that there is."""
     ids = line_of(control, 3, shared=True)
@@ -231,7 +231,9 @@ def test_a_part_of_a_tree_that_was_brought_back_does_not_replace_what_others_nee
     require_no_more_than_needed(control)
 
 
-def test_a_tree_that_was_a_snapshot_again_takes_the_place_of_what_was_left_of_it(control: Control) -> None:
+def test_a_tree_that_was_a_snapshot_again_takes_the_place_of_what_was_left_of_it(
+    control: RepositoryContext,
+) -> None:
     """A directory that had been on the way to a needed one is needed itself by then."""
     first = keep(control, {"d/file": "1", "d/below/file": "1"}, shared=True)
     shutil.copytree(control.places.tree(first), control.places.root / "copy", symlinks=True)
@@ -247,14 +249,16 @@ def test_a_tree_that_was_a_snapshot_again_takes_the_place_of_what_was_left_of_it
         control.places.tree("0" * 16),
         [(b"d/below", SharedDirectory(first, b"d/below")), (b"d", SharedDirectory(first, b"d"))],
     )
-    sweeping.retire(control, [first])
-    sweeping.sweep(control)
+    gc_sweep.retire(control, [first])
+    gc_sweep.sweep(control)
     assert (control.places.remnants / first / "payload" / "d" / "file").read_text() == "1"
     require_whole(control)
     require_no_more_than_needed(control)
 
 
-def test_of_two_trees_neither_of_which_has_all_that_is_needed_none_is_removed(control: Control) -> None:
+def test_of_two_trees_neither_of_which_has_all_that_is_needed_none_is_removed(
+    control: RepositoryContext,
+) -> None:
     ids = line_of(control, 3, shared=True)
     shutil.copytree(control.places.tree(ids[0]), control.places.root / "copy", symlinks=True)
     collect(control)
@@ -263,14 +267,14 @@ def test_of_two_trees_neither_of_which_has_all_that_is_needed_none_is_removed(co
         (top / "payload" / kept).unlink()
     (control.places.root / "copy").rename(control.places.tree(ids[0]))
     with pytest.raises(Refused, match="neither"):
-        sweeping.retire(control, [ids[0]])
+        gc_sweep.retire(control, [ids[0]])
     assert ids[0] in trees_of(control) & remnants_of(control)
 
 
 # --- What cannot be known ---------------------------------------------------------------------------
 
 
-def spoil(control: Control, snapshot_id: str, *, lost: bool = False) -> None:
+def spoil(control: RepositoryContext, snapshot_id: str, *, lost: bool = False) -> None:
     where = control.places.tree(snapshot_id) / "homes"
     where.chmod(0o600)
     if lost:
@@ -280,50 +284,52 @@ def spoil(control: Control, snapshot_id: str, *, lost: bool = False) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut off", "lost", "lost after a restore"])
-def test_while_one_tree_cannot_say_what_it_needs_nothing_is_deleted(control: Control, how: str) -> None:
+def test_while_one_tree_cannot_say_what_it_needs_nothing_is_deleted(
+    control: RepositoryContext, how: str
+) -> None:
     ids = line_of(control, 4, shared=True)
     if how == "lost after a restore":
         restore_in_place(control, MAIN, ids[1], None, InPlace(reason="tested", allow_shared=True))
         ids.append(str(control.config(MAIN).head_snapshot_id))
-    plan = planning.propose(control).plan
+    plan = gc_plan.propose(control).plan
     spoil(control, ids[-1], lost=how != "cut off")
     before = fingerprint(control.places.root)
     with pytest.raises(Corrupt, match="homes"):
-        collecting.run(control, plan.plan_id)
+        gc.run(control, plan.plan_id)
     with pytest.raises(Corrupt, match="homes"):
-        planning.propose(control)
+        gc_plan.propose(control)
     after = {name: what for name, what in fingerprint(control.places.root).items() if "guards" not in name}
     assert after.items() <= before.items()
     codes = {each.code for each in Repository(control.places.root).examine()}
     assert codes == {"snapshot-damaged"}
 
 
-def test_one_that_is_spoilt_after_the_decision_stops_the_sweep_alone(control: Control) -> None:
+def test_one_that_is_spoilt_after_the_decision_stops_the_sweep_alone(control: RepositoryContext) -> None:
     ids = line_of(control, 4, shared=True)
-    plan = planning.propose(control).plan
+    plan = gc_plan.propose(control).plan
     whole = (control.places.tree(ids[-1]) / "homes").read_bytes()
-    retire = sweeping.retire
+    retire = gc_sweep.retire
     repository = Repository(control.places.root)
 
-    def late(control: Control, snapshot_ids: Any) -> None:
+    def late(control: RepositoryContext, snapshot_ids: Any) -> None:
         retire(control, snapshot_ids)
         spoil(control, ids[-1])
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(collecting, "retire", late)
+        patched.setattr(gc, "retire", late)
         with pytest.raises(Corrupt):
-            collecting.run(control, plan.plan_id)
+            gc.run(control, plan.plan_id)
     assert remnants_of(control) == set(ids[:-1])
     assert repository.repair().failed  # it says so, and touches nothing
     assert remnants_of(control) == set(ids[:-1])
     (control.places.tree(ids[-1]) / "homes").write_bytes(whole)
-    collecting.run(control, plan.plan_id)
+    gc.run(control, plan.plan_id)
     require_whole(control)
     require_no_more_than_needed(control)
     assert repository.examine() == []
 
 
-def test_a_spoilt_one_can_be_deleted_itself(control: Control) -> None:
+def test_a_spoilt_one_can_be_deleted_itself(control: RepositoryContext) -> None:
     ids = line_of(control, 4, shared=True)
     spoil(control, ids[2])
     collect(control)
@@ -335,7 +341,7 @@ def test_a_spoilt_one_can_be_deleted_itself(control: Control) -> None:
 # --- Trees in the making ----------------------------------------------------------------------------
 
 
-def in_the_making(control: Control, home: str, path: bytes) -> Path:
+def in_the_making(control: RepositoryContext, home: str, path: bytes) -> Path:
     """A complete tree that a process has not put in its place yet."""
     tree = control.places.scratch / "0123456789abcdef" / "tree"
     (tree / "payload").mkdir(parents=True)
@@ -344,14 +350,14 @@ def in_the_making(control: Control, home: str, path: bytes) -> Path:
     return tree
 
 
-def require_kept_for(control: Control, tree: Path) -> None:
+def require_kept_for(control: RepositoryContext, tree: Path) -> None:
     for home in read_shared_directories(tree).values():
         assert (control.places.remnants / home.tree / "payload" / os.fsdecode(home.path)).is_dir(), (
             "it is gone"
         )
 
 
-def test_what_a_tree_in_the_making_needs_stays(control: Control) -> None:
+def test_what_a_tree_in_the_making_needs_stays(control: RepositoryContext) -> None:
     ids = line_of(control, 3, shared=True)
     tree = in_the_making(control, ids[0], b"main-0/lost")
     collect(control)
@@ -363,7 +369,7 @@ def test_what_a_tree_in_the_making_needs_stays(control: Control) -> None:
     require_no_more_than_needed(control)
 
 
-def test_what_a_tree_in_quarantine_needs_stays(control: Control) -> None:
+def test_what_a_tree_in_quarantine_needs_stays(control: RepositoryContext) -> None:
     ids = line_of(control, 3, shared=True)
     tree = in_the_making(control, ids[0], b"main-0/lost")
     control.places.quarantine.mkdir()
@@ -377,7 +383,9 @@ def test_what_a_tree_in_quarantine_needs_stays(control: Control) -> None:
 # --- The doctor -------------------------------------------------------------------------------------
 
 
-def test_a_tree_without_a_descriptor_that_others_need_is_never_taken_from_them(control: Control) -> None:
+def test_a_tree_without_a_descriptor_that_others_need_is_never_taken_from_them(
+    control: RepositoryContext,
+) -> None:
     """One of which nothing is known is left where it is; one that is not missed is left as a remnant."""
     ids = line_of(control, 3, shared=True)
     repository = Repository(control.places.root)
@@ -410,7 +418,7 @@ def test_a_tree_without_a_descriptor_that_others_need_is_never_taken_from_them(c
     assert fingerprint(control.places.root) == once
 
 
-def test_a_home_that_is_lost_is_told_as_damage(control: Control) -> None:
+def test_a_home_that_is_lost_is_told_as_damage(control: RepositoryContext) -> None:
     ids = line_of(control, 3, shared=True)
     collect(control)
     assert ids[0] in remnants_of(control)
@@ -421,10 +429,12 @@ def test_a_home_that_is_lost_is_told_as_damage(control: Control) -> None:
     assert found.fix is None
 
 
-def test_the_doctor_says_nothing_of_what_a_running_collection_is_about_to_do(control: Control) -> None:
+def test_the_doctor_says_nothing_of_what_a_running_collection_is_about_to_do(
+    control: RepositoryContext,
+) -> None:
     ids = line_of(control, 3, shared=True)
-    with collecting.collector_locked(control):
-        sweeping.retire(control, [ids[0]])
+    with gc.collector_locked(control):
+        gc_sweep.retire(control, [ids[0]])
         codes = {each.code for each in Repository(control.places.root).examine()}
     assert "remnant-excessive" not in codes
 
@@ -449,22 +459,22 @@ class Overtaken:
         return attempt.perform()
 
 
-def verify(control: Control, snapshot_id: str) -> object:
+def verify(control: RepositoryContext, snapshot_id: str) -> object:
     return list(Snapshots(control).verify(snapshot_id))
 
 
-def restore(control: Control, snapshot_id: str) -> object:
+def restore(control: RepositoryContext, snapshot_id: str) -> object:
     into = control.places.root / "restored"
     materialise(control.places.tree(snapshot_id), into)
     return fingerprint(into)
 
 
-def diff(control: Control, snapshot_id: str) -> object:
-    found = comparing.compare(control, MAIN, "first", snapshot_id)
-    return [(each.change.path, each.lines) for each in comparing.patches(control, found)]
+def diff(control: RepositoryContext, snapshot_id: str) -> object:
+    found = compare.compare(control, MAIN, "first", snapshot_id)
+    return [(each.change.path, each.lines) for each in compare.patches(control, found)]
 
 
-def examine(control: Control, snapshot_id: str) -> object:
+def examine(control: RepositoryContext, snapshot_id: str) -> object:
     codes = {each.code for each in Repository(control.places.root).examine()}
     return codes - {"collection-unfinished"}
 
@@ -489,9 +499,9 @@ def homely(tmp_path_factory: pytest.TempPathFactory) -> Homely:
         keep(control, {"a": "2"}, shared=True),
         keep(control, {"a": "3"}, shared=True),
     ]
-    planning.set_policy(control, Policy(keep_last=1))
+    gc_plan.set_policy(control, Policy(keep_last=1))
     create_reference(control, "first", ids[0])
-    return Homely(root, ids[3], planning.propose(control).plan.plan_id)
+    return Homely(root, ids[3], gc_plan.propose(control).plan.plan_id)
 
 
 @pytest.mark.parametrize("reader", list(READERS))
@@ -503,7 +513,7 @@ def test_a_reader_of_what_stays_never_notices_that_the_homes_of_its_directories_
 
 
 def overtaken(
-    homely: Homely, scratch: Path, read: Callable[[Control, str], object], step: int = 1
+    homely: Homely, scratch: Path, read: Callable[[RepositoryContext, str], object], step: int = 1
 ) -> list[object]:
     """What a reader sees if at one of its calls in turn a collection comes in between: all that differs."""
     seen: list[object] = []
@@ -513,7 +523,7 @@ def overtaken(
         root = scratch / "repository"
         shutil.copytree(homely.root, root, symlinks=True)
         control, rival = Repository(root).control, Repository(root).control
-        rule = Overtaken(index, partial(collecting.run, rival, homely.plan))
+        rule = Overtaken(index, partial(gc.run, rival, homely.plan))
         try:
             with interposed(rule, ["open", "stat", "scandir"]):
                 found = read(control, homely.head)
@@ -559,15 +569,15 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
     control = make_repository(root, isolation=Isolation.SHARED).control
     old = keep(control, {"a": "0", "one/file": "1", "one/two/file": "2"}, shared=True)
     keep(control, {"a": "1", "three/file": "3"}, shared=True)
-    planning.set_policy(control, Policy(keep_last=1))
+    gc_plan.set_policy(control, Policy(keep_last=1))
     return Begun(root, old)
 
 
-def take(control: Control, old: str) -> None:
-    snapshot(control, MAIN, None, Wanted(note="taken"))
+def take(control: RepositoryContext, old: str) -> None:
+    snapshot(control, MAIN, None, SnapshotOptions(note="taken"))
 
 
-def put_back(control: Control, old: str) -> None:
+def put_back(control: RepositoryContext, old: str) -> None:
     how = InPlace(reason="tested", allow_shared=True, keep=False, force=True)
     restore_in_place(control, MAIN, old, None, how)
 
@@ -578,7 +588,7 @@ TOO_LATE = ("", "E_REFUSED", "E_NOT_FOUND", "E_SNAPSHOT_COLLECTED")
 SHARERS = {"snapshot": take, "restore in place": put_back}
 
 
-def collect_all_but_a_new_head(control: Control) -> None:
+def collect_all_but_a_new_head(control: RepositoryContext) -> None:
     """Somebody else publishes a snapshot that shares no directory, and collects whatever may go."""
     keep(control, {})
     with contextlib.suppress(PlanMismatch, LockConflict):
@@ -605,7 +615,9 @@ class BetweenTransactions(Overtaken):
         return attempt.perform() if self.inside else super().__call__(attempt)
 
 
-def met(begun: Begun, scratch: Path, share: Callable[[Control, str], object], step: int) -> Iterator[str]:
+def met(
+    begun: Begun, scratch: Path, share: Callable[[RepositoryContext, str], object], step: int
+) -> Iterator[str]:
     """Let somebody begin to share directories, and at one of its calls after the other all else be collected.
     What is wrong after that: something visible that is not whole, or a failure that does not say why."""
     index, over, shared = 1 - step, False, 0
@@ -650,7 +662,7 @@ def test_who_does_not_say_what_it_shares_does(
 ) -> None:
     """A planted mistake."""
     real = scratches.scratch
-    for module in (snapshots, restoring):
+    for module in (snapshots, repository_restore):
         monkeypatch.setattr(module, "scratch", lambda *words, **more: real(*words, **{**more, "uses": ()}))
     assert next(met(begun, scratch, SHARERS[sharer], step=2), "")
 
@@ -677,7 +689,7 @@ def taker(root: Path) -> Callable[[Line], None]:
                     directory = top / f"d{chance.randrange(8)}" / f"e{chance.randrange(3)}"
                     directory.mkdir(parents=True, exist_ok=True)
                     (directory / "file").write_text(f"{count}")
-                    snapshot(control, MAIN, None, Wanted(note=f"{count}"))
+                    snapshot(control, MAIN, None, SnapshotOptions(note=f"{count}"))
                 line.say("")
             except Failure as failure:
                 line.say(failure.code)
@@ -698,7 +710,7 @@ def gatherer(root: Path) -> Callable[[Line], None]:
     return task
 
 
-def storm(control: Control, rounds: int) -> tuple[int, int]:
+def storm(control: RepositoryContext, rounds: int) -> tuple[int, int]:
     """Take snapshots and collect at the same time; all that is visible is whole all the time. How many were
     collected, and in how many rounds somebody needed a remnant."""
     root, collected, shared = control.places.root, 0, 0
@@ -716,7 +728,7 @@ def storm(control: Control, rounds: int) -> tuple[int, int]:
     return collected, shared
 
 
-def test_of_what_is_captured_while_others_collect_nothing_is_ever_missing(control: Control) -> None:
+def test_of_what_is_captured_while_others_collect_nothing_is_ever_missing(control: RepositoryContext) -> None:
     line_of(control, 3, shared=True)
     collected, shared = storm(control, ROUNDS)
     assert collected > ROUNDS / 4
@@ -727,7 +739,7 @@ def test_of_what_is_captured_while_others_collect_nothing_is_ever_missing(contro
 
 
 def test_who_collects_and_is_killed_at_any_time_leaves_nothing_that_one_repair_does_not_end(
-    control: Control,
+    control: RepositoryContext,
 ) -> None:
     """While somebody goes on taking snapshots, and after each kill is asked for more."""
     line_of(control, 3, shared=True)
@@ -758,67 +770,69 @@ def test_who_collects_and_is_killed_at_any_time_leaves_nothing_that_one_repair_d
 
 
 def test_a_sweep_that_looks_at_what_was_needed_before_is_found(
-    control: Control, monkeypatch: pytest.MonkeyPatch
+    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line_of(control, 3, shared=True)
     collect(control)
-    stale = sweeping.need_of_all(control.places)
-    monkeypatch.setattr(sweeping, "need_of_all", lambda places: stale)
+    stale = gc_sweep.need_of_all(control.places)
+    monkeypatch.setattr(gc_sweep, "need_of_all", lambda places: stale)
     with pytest.raises(AssertionError):
         storm(control, ROUNDS)
 
 
 def test_a_sweep_that_leaves_trees_in_the_making_out_is_found(
-    control: Control, monkeypatch: pytest.MonkeyPatch
+    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = line_of(control, 3, shared=True)
     tree = in_the_making(control, ids[0], b"main-0/lost")
-    monkeypatch.setattr(sweeping, "trees_in_the_making", lambda places: [])
+    monkeypatch.setattr(gc_sweep, "trees_in_the_making", lambda places: [])
     collect(control)
     with pytest.raises(AssertionError, match="it is gone"):
         require_kept_for(control, tree)
 
 
 def test_a_sweep_that_takes_one_directory_too_much_is_found(
-    control: Control, monkeypatch: pytest.MonkeyPatch
+    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line_of(control, 4, shared=True)
-    real = sweeping.need_of_all
+    real = gc_sweep.need_of_all
 
     def less(places: Any, **options: Any) -> Any:
         return {name: set(sorted(paths)[1:]) for name, paths in real(places, **options).items()}
 
-    monkeypatch.setattr(sweeping, "need_of_all", less)
+    monkeypatch.setattr(gc_sweep, "need_of_all", less)
     collect(control)
     with pytest.raises(AssertionError):
         require_whole(control)
 
 
-def test_a_sweep_that_leaves_something_is_found(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_leaves_something_is_found(
+    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     line_of(control, 4, shared=True)
-    monkeypatch.setattr(collecting, "sweep", lambda control: None)
+    monkeypatch.setattr(gc, "sweep", lambda control: None)
     collect(control)
     with pytest.raises(AssertionError, match="not trimmed"):
         require_no_more_than_needed(control)
 
 
-def test_a_worktree_that_is_removed_frees_what_only_it_needed(control: Control) -> None:
+def test_a_worktree_that_is_removed_frees_what_only_it_needed(control: RepositoryContext) -> None:
     (first,) = line_of(control, 1, shared=True)
     add_worktree(control, "dev", head=first, isolation=Isolation.SHARED)
     keep(control, {"only/here": "1"}, worktree="dev", shared=True)
     keep(control, {"file": "2"}, worktree="dev", shared=True)
     collect(control)
     assert remnants_of(control)
-    removing.remove(control, "dev", save=None, force=True)
+    worktree_changes.remove(control, "dev", save=None, force=True)
     collect(control)
     assert remnants_of(control) == set()
     require_whole(control)
 
 
-def test_a_snapshot_whose_base_is_doomed_shares_nothing_with_it(control: Control) -> None:
+def test_a_snapshot_whose_base_is_doomed_shares_nothing_with_it(control: RepositoryContext) -> None:
     """A scratch that names its base is seen by the collector: of the two, one steps back."""
     ids = line_of(control, 3, shared=True)
-    plan = planning.propose(control).plan
+    plan = gc_plan.propose(control).plan
     with scratches.scratch(control, "snapshot", uses=[ids[1]]), pytest.raises(PlanMismatch):
-        collecting.run(control, plan.plan_id)
+        gc.run(control, plan.plan_id)
     assert trees_of(control) == set(ids)

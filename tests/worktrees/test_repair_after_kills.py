@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.repository.records import MAIN
+from holdfast.repository.repository import Repository
+from holdfast.repository.restore import InPlace
+from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.testing.crash import Kill, Outcome, Report, fresh, judge, run_killed
 from holdfast.testing.crash import scratch as swept_directory
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.records import MAIN
-from holdfast.worktrees.restoring import InPlace
-from holdfast.worktrees.snapshots import Wanted
 from tests.worktrees.interruptions import SEEN, World, world
 from tests.worktrees.kept import parents_of, require_whole, trees_of
 from tests.worktrees.test_retention_kills import repaired
@@ -41,7 +41,7 @@ def old() -> Iterator[World]:
 Operate = Callable[[Repository, World], object]
 
 OPERATIONS: dict[str, Operate] = {
-    "snapshot": lambda repository, old: repository.snapshots.take(MAIN, old.proof, Wanted(tag="v1")),
+    "snapshot": lambda repository, old: repository.snapshots.take(MAIN, old.proof, SnapshotOptions(tag="v1")),
     "restore in place": lambda repository, old: repository.snapshots.restore_in_place(
         MAIN, old.first, old.proof, InPlace(reason="tested")
     ),

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.clock import format_instant
-from holdfast.worktrees.records import Consistency, Descriptor, Operation, OperationKind, Pin, Reference
-from holdfast.worktrees.retention import (
+from holdfast.repository.records import Consistency, Descriptor, Operation, OperationKind, Pin, Reference
+from holdfast.repository.retention import (
     Collectable,
     Policy,
     Protection,
+    RetentionDecision,
     Standing,
     Use,
-    Verdict,
     judge,
     line,
     within_budget,
@@ -73,11 +73,11 @@ def operation(snapshot_id: str) -> Operation:
     )
 
 
-def collectable(verdict: Verdict) -> list[str]:
+def collectable(verdict: RetentionDecision) -> list[str]:
     return [each.snapshot_id for each in verdict.collectable]
 
 
-def rules(verdict: Verdict, snapshot_id: str) -> set[Protection]:
+def rules(verdict: RetentionDecision, snapshot_id: str) -> set[Protection]:
     return {reason.protection for reason in verdict.protected[snapshot_id]}
 
 

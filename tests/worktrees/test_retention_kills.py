@@ -18,19 +18,18 @@ from typing import NamedTuple
 
 import pytest
 
+from holdfast.repository import gc, gc_plan, gc_sweep
+from holdfast.repository.context import RepositoryContext, is_ready
+from holdfast.repository.history import create_reference
+from holdfast.repository.records import MAIN
+from holdfast.repository.repository import Repository
+from holdfast.repository.retention import PlanState, Policy
 from holdfast.store.audit import check_chain
 from holdfast.store.files import FileStore
 from holdfast.testing.crash import Fault, Kill, Outcome, Report, fresh, judge, run_killed
 from holdfast.testing.crash import scratch as swept_directory
 from holdfast.testing.powercut import power_cuts
 from holdfast.trees import read_shared_directories
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import collecting, planning, sweeping
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.naming import is_ready
-from holdfast.worktrees.records import MAIN
-from holdfast.worktrees.references import create_reference
-from holdfast.worktrees.retention import PlanState, Policy
 from tests.worktrees import damage
 from tests.worktrees.interruptions import SEEN, failed_everywhere, killed_everywhere
 from tests.worktrees.kept import (
@@ -109,20 +108,20 @@ class CollectionKilled(Copied):
     """A run that deletes four snapshots of two lines, two at a time."""
 
     def operate(self, directory: Path) -> None:
-        collecting.BATCH = 2
-        collecting.run(Repository(directory).control, self.world.plan_id)
+        gc.BATCH = 2
+        gc.run(Repository(directory).control, self.world.plan_id)
 
     def judge(self, repository: Repository, outcome: Outcome) -> None:
         control, world = repository.control, self.world
         self.require_sound(control)
         if outcome.call is None or outcome.call.index % 2:
-            state = planning.plan_of(control, world.plan_id).state
+            state = gc_plan.plan_of(control, world.plan_id).state
             repaired(repository)
             gone = frozenset() if state is PlanState.PROPOSED else world.going
             assert snapshots_of(control).keys() == (world.staying | world.going) - gone
             assert trees_of(control) == snapshots_of(control).keys()
             self.require_sound(control)
-        done = collecting.run(control, world.plan_id)  # goes on, or does nothing
+        done = gc.run(control, world.plan_id)  # goes on, or does nothing
         assert done.plan.state is PlanState.FINISHED
         assert snapshots_of(control).keys() == trees_of(control) == world.staying
         self.require_sound(control)
@@ -132,14 +131,14 @@ class CollectionKilled(Copied):
         keep(control, {"next": "works"})
         self.require_sound(control)
 
-    def require_sound(self, control: Control) -> None:
+    def require_sound(self, control: RepositoryContext) -> None:
         require_whole(control)
         assert world_is_there(control, self.world.staying)
         for worktree in (MAIN, "dev"):
             parents_of(control, control.config(worktree).head_snapshot_id)
 
 
-def world_is_there(control: Control, snapshot_ids: frozenset[str]) -> bool:
+def world_is_there(control: RepositoryContext, snapshot_ids: frozenset[str]) -> bool:
     found = snapshots_of(control)
     return all(each in found and found[each].doomed_by is None for each in snapshot_ids)
 
@@ -152,8 +151,8 @@ def test_a_collection_that_is_killed_anywhere_loses_nothing_and_goes_on(
     create_reference(control, "kept", ids[2])
     add_worktree(control, "dev", head=ids[1])
     line_of(control, 2, worktree="dev", shared=True)
-    planning.set_policy(control, Policy(keep_last=1))
-    plan = planning.propose(control).plan
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
     going = frozenset(plan.snapshots)
     assert len(going) == 4
     world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
@@ -186,7 +185,7 @@ class RepairKilled(Copied):
         keep(control, {"next": "works"})
         assert repository.examine() == []
 
-    def require_sound(self, control: Control) -> None:
+    def require_sound(self, control: RepositoryContext) -> None:
         require_whole(control)
         assert self.world.staying <= snapshots_of(control).keys()
         assert (control.places.payload(MAIN) / "unsaved").read_text() == "precious"
@@ -238,11 +237,11 @@ def test_the_sweep_finds_a_collection_that_deletes_descriptors_before_their_chil
 ) -> None:
     control = make_world("planted").control
     line_of(control, 3)
-    planning.set_policy(control, Policy(keep_last=1))
+    gc_plan.set_policy(control, Policy(keep_last=1))
     add_worktree(control, "dev", head=control.config(MAIN).head_snapshot_id)
-    plan = planning.propose(control).plan
+    plan = gc_plan.propose(control).plan
     going = frozenset(plan.snapshots)
-    monkeypatch.setattr(collecting, "staying_ancestor", lambda descriptor, going: descriptor.parent_id)
+    monkeypatch.setattr(gc, "staying_ancestor", lambda descriptor, going: descriptor.parent_id)
     world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
     report = Report("planted")
     scenario = CollectionKilled(world)
@@ -259,7 +258,7 @@ class CollectionWithoutPower(CollectionKilled):
     """A run of one snapshot, in which the other has a directory. What is rebuilt has no times, so contents
     are compared, not manifests."""
 
-    def require_sound(self, control: Control) -> None:
+    def require_sound(self, control: RepositoryContext) -> None:
         found = snapshots_of(control)
         for each in self.world.staying:
             assert found[each].doomed_by is None
@@ -277,8 +276,8 @@ def without_power(repository: Repository) -> Report:
     control = repository.control
     going = frozenset({keep(control, {"file": "old", "one/file": "1", "one/two/file": "2"}, shared=True)})
     keep(control, {"file": "new", "one/two/file": "3"}, shared=True)
-    planning.set_policy(control, Policy(keep_last=1))
-    plan = planning.propose(control).plan
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
     staying = frozenset(snapshots_of(control)) - going
     world = World(control.places.root, plan.plan_id, going, staying, left=going)
     return power_cuts(CollectionWithoutPower(world), limit=2)
@@ -295,7 +294,7 @@ def test_a_collection_that_is_cut_off_from_power_loses_nothing_and_goes_on(
 def test_the_sweep_finds_a_collection_that_does_not_sync_what_it_moved(
     make_world: Callable[[str], Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeping, "durable", SimpleNamespace(sync_names=lambda directory: None))
+    monkeypatch.setattr(gc_sweep, "durable", SimpleNamespace(sync_names=lambda directory: None))
     assert without_power(make_world("planted power")).violations
 
 
@@ -308,8 +307,8 @@ def test_a_collection_that_fails_anywhere_loses_nothing_and_goes_on(
     control = make_world("errors").control
     line_of(control, 2)
     add_worktree(control, "dev", head=control.config(MAIN).head_snapshot_id)
-    planning.set_policy(control, Policy(keep_last=1))
-    plan = planning.propose(control).plan
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
     going = frozenset(plan.snapshots)
     world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
     faults = [Fault(errno.EIO), Fault(errno.ENOSPC, lasting=True), Fault(errno.ENOSPC)]

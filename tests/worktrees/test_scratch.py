@@ -12,10 +12,10 @@ import pytest
 
 from holdfast.errors import Failure
 from holdfast.locks.file_lock import FileLocker
+from holdfast.repository import payloads as scratches
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.repository import Repository
 from holdfast.testing.interpose import Attempt, interposed
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import scratch as scratches
-from holdfast.worktrees.control import Control
 from tests.locks.race_rounds import delay_calls
 from tests.locks.workers import Line, Workers
 from tests.worktrees.repositories import make_repository
@@ -24,15 +24,15 @@ ROUNDS = 100
 
 
 @pytest.fixture
-def control(scratch: Path) -> Control:
+def control(scratch: Path) -> RepositoryContext:
     return make_repository(scratch / "repository").control
 
 
-def left_over(control: Control) -> list[str]:
+def left_over(control: RepositoryContext) -> list[str]:
     return [path.name for path in control.places.scratch.iterdir()]
 
 
-def test_a_scratch_is_in_use_until_its_block_ends(control: Control) -> None:
+def test_a_scratch_is_in_use_until_its_block_ends(control: RepositoryContext) -> None:
     with scratches.scratch(control, "test", uses=["a", "b"]) as room:
         (intent,) = scratches.in_use(control.places)
         assert (intent.scratch_id, intent.purpose, intent.uses) == (room.scratch_id, "test", ("a", "b"))
@@ -43,7 +43,7 @@ def test_a_scratch_is_in_use_until_its_block_ends(control: Control) -> None:
     assert list(scratches.in_use(control.places)) == []
 
 
-def test_what_cannot_be_removed_is_litter_and_undoes_nothing(control: Control) -> None:
+def test_what_cannot_be_removed_is_litter_and_undoes_nothing(control: RepositoryContext) -> None:
     """A file that nobody may delete, for instance: what was done in the scratch is done all the same."""
 
     def refuse(attempt: Attempt) -> Any:
@@ -56,7 +56,7 @@ def test_what_cannot_be_removed_is_litter_and_undoes_nothing(control: Control) -
     assert left_over(control) == []
 
 
-def test_looking_makes_nothing_in_a_scratch(control: Control) -> None:
+def test_looking_makes_nothing_in_a_scratch(control: RepositoryContext) -> None:
     place = control.places.scratch / "bare"
     place.mkdir(parents=True)
     (found,) = scratches.abandoned(control.places)
@@ -67,7 +67,7 @@ def test_looking_makes_nothing_in_a_scratch(control: Control) -> None:
     assert left_over(control) == []
 
 
-def test_a_sweep_that_was_killed_is_finished_by_the_next(control: Control) -> None:
+def test_a_sweep_that_was_killed_is_finished_by_the_next(control: RepositoryContext) -> None:
     for name in ("dead", "dead" + scratches.SWEPT):
         place = control.places.scratch / name
         (place / "tree").mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_a_sweep_that_was_killed_is_finished_by_the_next(control: Control) -> No
     assert left_over(control) == []
 
 
-def test_what_somebody_is_removing_is_left_to_them(control: Control) -> None:
+def test_what_somebody_is_removing_is_left_to_them(control: RepositoryContext) -> None:
     place = control.places.scratch / ("gone" + scratches.SWEPT)
     place.mkdir(parents=True)
     with FileLocker().lock_exclusive(place / scratches.LOCK):

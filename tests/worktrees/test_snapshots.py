@@ -23,17 +23,10 @@ from holdfast.errors import (
     OutcomeUnknown,
     UsageFailure,
 )
-from holdfast.store.model import Create, Decision, Replace
-from holdfast.testing.interpose import Attempt, interposed
-from holdfast.trees import Engine, read_shared_directories, verify
-from holdfast.trees.shared_dirs import located
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import snapshots
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.history import line
-from holdfast.worktrees.naming import resolve
-from holdfast.worktrees.proof import Proof, proof_of
-from holdfast.worktrees.records import (
+from holdfast.repository import snapshots
+from holdfast.repository.context import Proof, RepositoryContext, proof_of, resolve
+from holdfast.repository.history import line
+from holdfast.repository.records import (
     DESCRIPTORS,
     MAIN,
     OPERATIONS,
@@ -43,7 +36,12 @@ from holdfast.worktrees.records import (
     Operation,
     OperationKind,
 )
-from holdfast.worktrees.snapshots import MOST_LISTED, Wanted, snapshot
+from holdfast.repository.repository import Repository
+from holdfast.repository.snapshots import MOST_LISTED, SnapshotOptions, snapshot
+from holdfast.store.model import Create, Decision, Replace
+from holdfast.testing.interpose import Attempt, interposed
+from holdfast.trees import Engine, read_shared_directories, verify
+from holdfast.trees.shared_dirs import located
 from tests.locks.workers import Line, Workers
 from tests.worktrees.repositories import add_reference, add_worktree, make_repository
 from tests.worktrees.stages import expire, files_kept
@@ -56,14 +54,14 @@ class Site:
 
     def __init__(self, root: Path) -> None:
         self.repository = make_repository(root)
-        self.control: Control = self.repository.control
+        self.control: RepositoryContext = self.repository.control
         self.payload = self.control.places.payload(MAIN)
         lease = self.repository.desk.acquire(MAIN, self.repository.desk.request(ttl=3600.0)).lease
         self.proof = Proof(lease.lock_id, lease.fencing_token)
         (self.payload / "file").write_text("content")
 
     def take(self, **wanted: Any) -> str:
-        return snapshot(self.control, MAIN, self.proof, Wanted(**wanted)).snapshot_id
+        return snapshot(self.control, MAIN, self.proof, SnapshotOptions(**wanted)).snapshot_id
 
     def ids(self, worktree: str = MAIN) -> list[str]:
         return [each.descriptor.snapshot_id for each in line(self.control, worktree).entries]
@@ -121,7 +119,7 @@ def once(action: Callable[[], object]) -> Callable[[int, int], None]:
 def test_a_snapshot_holds_what_was_there_and_is_the_new_head(site: Site) -> None:
     (site.payload / "directory").mkdir()
     (site.payload / "directory" / "below").write_text("deep")
-    made = snapshot(site.control, MAIN, site.proof, Wanted(note="first"))
+    made = snapshot(site.control, MAIN, site.proof, SnapshotOptions(note="first"))
     tree = site.control.places.tree(made.snapshot_id)
     assert files_kept(tree)["directory/below"] == "deep"
     assert list(verify(tree, made.payload_hash)) == []
@@ -215,7 +213,7 @@ def test_a_shared_worktree_needs_no_lock_and_is_best_effort_unless_a_policy_says
     site: Site, policy: Consistency | None, wanted: Consistency | None, expected: Consistency
 ) -> None:
     add_worktree(site.control, "open", isolation=Isolation.SHARED, consistency=policy)
-    made = snapshot(site.control, "open", None, Wanted(consistency=wanted))
+    made = snapshot(site.control, "open", None, SnapshotOptions(consistency=wanted))
     assert made.consistency_level is expected
     assert made.lock_id is None
     assert site.ids("open") == [made.snapshot_id]
@@ -280,7 +278,7 @@ def test_with_a_writer_at_work_quiesced_fails_and_best_effort_works(site: Site, 
     assert writer.hear() == "writing"
     taken = undisturbed(site)
     site.require_nothing_left(*reversed(taken))
-    rough = snapshot(site.control, MAIN, site.proof, Wanted(consistency=BEST_EFFORT))
+    rough = snapshot(site.control, MAIN, site.proof, SnapshotOptions(consistency=BEST_EFFORT))
     assert writer.ask("stop") == "stopped"
     assert rough.files == 1001
     assert list(verify(site.control.places.tree(rough.snapshot_id), rough.payload_hash)) == []

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InUse
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.proof import Proof
-from holdfast.worktrees.records import MAIN
-from holdfast.worktrees.restoring import InPlace, Restored
-from holdfast.worktrees.usage import usage_of
+from holdfast.repository.context import Proof
+from holdfast.repository.records import MAIN
+from holdfast.repository.repository import Repository
+from holdfast.repository.restore import InPlace, Restored
+from holdfast.repository.usage import usage_of
 from tests.worktrees.stages import files_in, make_repository, put_files
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="what is in use cannot be moved there anyway")

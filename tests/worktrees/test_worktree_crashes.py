@@ -16,15 +16,15 @@ from typing import Any, ClassVar
 import pytest
 
 from holdfast.leases.rules import LeaseKeys
+from holdfast.repository import worktree_changes, worktrees
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, Isolation, Operation, OperationKind
+from holdfast.repository.repository import Repository
+from holdfast.repository.worktrees import settle
 from holdfast.store.model import Change, Decision, Delete
 from holdfast.testing.crash import Ending, Kill, Outcome, cut_short, error_points, kill_points
 from holdfast.testing.powercut import power_cuts
 from holdfast.trees import remove_tree
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import finishing, renaming
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.finishing import settle
-from holdfast.worktrees.records import DESCRIPTORS, MAIN, OPERATIONS, Isolation, Operation, OperationKind
 from tests.worktrees.stages import (
     LASTING,
     events,
@@ -301,7 +301,7 @@ def test_a_disk_that_is_full_or_broken_leaves_the_old_or_the_new() -> None:
 # --- Planted mistakes, which the sweeps must find -----------------------------------------------------
 
 
-def forget(control: Control, operation: Operation) -> None:
+def forget(control: RepositoryContext, operation: Operation) -> None:
     """A finisher that only forgets what was begun."""
     key = OPERATIONS.key(operation.worktree_id)
     control.store.transact([key], lambda view, now: Decision([Delete(key)], None))
@@ -314,19 +314,19 @@ def nothing(*_: Any) -> list[Change]:
 PLANTED: dict[str, tuple[type[Case], Callable[[pytest.MonkeyPatch], None]]] = {
     "a creation whose directory is there is forgotten": (
         Creation,
-        lambda patch: patch.setitem(finishing._FINISHERS, OperationKind.CREATE, forget),
+        lambda patch: patch.setitem(worktrees._FINISHERS, OperationKind.CREATE, forget),
     ),
     "a removal that has begun is forgotten": (
         Removal,
-        lambda patch: patch.setitem(finishing._FINISHERS, OperationKind.REMOVE, forget),
+        lambda patch: patch.setitem(worktrees._FINISHERS, OperationKind.REMOVE, forget),
     ),
     "a renaming leaves the lock behind": (
         Renaming,
-        lambda patch: patch.setattr(renaming, "_end_of_lease", nothing),
+        lambda patch: patch.setattr(worktree_changes, "_end_of_lease", nothing),
     ),
     "a renaming counts tokens from the start": (
         Renaming,
-        lambda patch: patch.setattr(renaming, "_counted_on", nothing),
+        lambda patch: patch.setattr(worktree_changes, "_counted_on", nothing),
     ),
     "the payload is deleted before anything is decided": (
         RemovalOfUnsavedWork,

@@ -16,10 +16,10 @@ import pytest
 
 from holdfast.errors import Failure
 from holdfast.leases.rules import LeaseKeys
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.control import Control
-from holdfast.worktrees.guarding import Right
-from holdfast.worktrees.records import MAIN, OPERATIONS
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.payloads import Right
+from holdfast.repository.records import MAIN, OPERATIONS
+from holdfast.repository.repository import Repository
 from tests.locks.workers import Line, Worker, Workers
 from tests.worktrees.stages import events, expire, files_in, json_at, make_repository, put_files
 
@@ -227,7 +227,7 @@ def test_removing_against_others_leaves_all_or_nothing(stage: Stage, orders: lis
 
 
 @contextlib.contextmanager
-def no_lease(control: Control, worktree: str, purpose: str, **_: object) -> Iterator[Right]:
+def no_lease(control: RepositoryContext, worktree: str, purpose: str, **_: object) -> Iterator[Right]:
     """Forgets to acquire the lease before a worktree is renamed or removed."""
     yield Right(control.config(worktree), None, control)
 
@@ -235,11 +235,10 @@ def no_lease(control: Control, worktree: str, purpose: str, **_: object) -> Iter
 @pytest.mark.parametrize(
     ("module", "name", "planted"),
     [
-        ("holdfast.worktrees.renaming", "guarded", no_lease),
-        ("holdfast.worktrees.removing", "guarded", no_lease),
-        ("holdfast.workspace.repository", "may_be_leased", lambda view, worktree: None),
+        ("holdfast.repository.worktree_changes", "guarded", no_lease),
+        ("holdfast.repository.repository", "may_be_leased", lambda view, worktree: None),
     ],
-    ids=["rename-without-lease", "remove-without-lease", "lease-of-what-is-not-there"],
+    ids=["rename-or-remove-without-lease", "lease-of-what-is-not-there"],
 )
 def test_a_planted_mistake_is_found(
     scratch: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, planted: object

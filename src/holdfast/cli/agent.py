@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.cli.child import Ended
     from holdfast.issues.model import Issue
     from holdfast.ledger.log import Ledger
-    from holdfast.workspace.assignments import Assignment, Outcome, Wish, Workshop
+    from holdfast.repository.agent import AgentContext, Assignment, AssignmentOptions, Outcome
 
 LOST = """\
 The command was ended: the claim or the lease was lost, so somebody else may have been given this work.
@@ -104,7 +104,7 @@ def run(
       while holdfast agent run --next --patience none -- ./my-agent; do :; done
     """
     from holdfast.cli import child
-    from holdfast.workspace.assignments import Wish, Workshop
+    from holdfast.repository.agent import AgentContext, AssignmentOptions
 
     if patience is not None and not take_next:
         raise click.UsageError("--patience is for --next.", click.get_current_context())
@@ -112,7 +112,7 @@ def run(
         raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
     if remove_worktree and worktree is not None:
         raise click.UsageError("--remove-worktree is for worktrees of an issue's own.")
-    wish = Wish(
+    wish = AssignmentOptions(
         issue_id=issue_id,
         worktree=worktree,
         assignee=actor,
@@ -124,14 +124,14 @@ def run(
     environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
     repository = open_repository(repo, environment)
     with tracking(repo or str(repository.root), actor) as tracker:
-        workshop = Workshop(repository, tracker, _ledger(repository.root))
+        workshop = AgentContext(repository, tracker, _ledger(repository.root))
         ended = _work(workshop, wish, command, environment, output, remove_worktree=remove_worktree)
     return child.end_like(ended)
 
 
 def _work(
-    workshop: Workshop,
-    wish: Wish,
+    workshop: AgentContext,
+    wish: AssignmentOptions,
     command: tuple[str, ...],
     environment: dict[str, str],
     output: Output,
@@ -140,8 +140,8 @@ def _work(
 ) -> Ended:
     from holdfast.cli import child, signals
     from holdfast.cli.issue_view import warn_of_broken
-    from holdfast.workspace.assignments import take
-    from holdfast.workspace.plain.issues import broken_records, outcome_record
+    from holdfast.issues.reading import outcome_to_json, unreadable_issues_to_json
+    from holdfast.repository.agent import take
 
     with take(workshop, wish, quietly=signals.kept_back) as assignment:
         _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
@@ -160,8 +160,8 @@ def _work(
             )
         except (LockNotHeld, LockExpired, FencingMismatch) as failure:
             raise CommandFailed(failure, advice=LOST) from failure
-    record = {**ended.as_record(), **outcome_record(outcome, assignment)}
-    broken = broken_records(assignment.broken)
+    record = {**ended.as_record(), **outcome_to_json(outcome, assignment)}
+    broken = unreadable_issues_to_json(assignment.broken)
     output.result({**record, "worktree_removed": kept is None, "worktree_kept": kept, "broken": broken})
     _tell(output, _conclusion(outcome))
     return ended
@@ -219,7 +219,7 @@ def _named(assignment: Assignment, root: Path) -> dict[str, str]:
 
 
 def _ledger(root: Path) -> Ledger | None:
-    from holdfast.workspace.ledgers import open_ledger
+    from holdfast.repository.opening import open_ledger
 
     try:
         return open_ledger(root, address=store_address(os.environ)).ledger

@@ -14,8 +14,8 @@ from holdfast.cli.repository import open_repository, repo_option
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from holdfast.repository.repository import Repository
     from holdfast.store.audit import AuditEntry
-    from holdfast.workspace.repository import Repository
 
 FOLLOW_PAUSE = 5.0
 """How long a look for news lasts at most: so that an interruption is noticed on every system."""

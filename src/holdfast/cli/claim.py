@@ -201,10 +201,10 @@ def history(output: Output, *, node: str, directory: str) -> None:
     Example:
       holdfast claim history 1.2.3
     """
-    from holdfast.cli.ledger_io import as_record
+    from holdfast.cli.ledger_io import event_to_json
     from holdfast.cli.ledger_view import event_line
 
     found = open_at(directory).claims.history(node)
     lines = [event_line(each) for each in found]
-    record = {"node_id": node, "events": [as_record(each) for each in found]}
+    record = {"node_id": node, "events": [event_to_json(each) for each in found]}
     output.result(record, lines or [f"Nobody has ever claimed {node}."])

@@ -13,9 +13,9 @@ from holdfast.cli.repository import open_worktree, repo_option, worktree_option
 from holdfast.errors import Corrupt, NotFound, PartialSnapshot, UsageFailure
 
 if TYPE_CHECKING:
-    from holdfast.worktrees.comparing import Comparison
-    from holdfast.worktrees.control import Control
-    from holdfast.worktrees.keeping import Snapshots
+    from holdfast.repository.compare import Comparison
+    from holdfast.repository.context import RepositoryContext
+    from holdfast.repository.repository import Snapshots
 
 all_option = click.option(
     "--all", "all_of_it", is_flag=True, help="Name everything below directories that came or went whole, too."
@@ -38,12 +38,12 @@ def status(output: Output, *, all_of_it: bool, repo: str | None, worktree: str |
       holdfast status
       holdfast status --worktree experiment --json
     """
-    from holdfast.cli.snapshot_view import comparison_record, summary
+    from holdfast.cli.snapshot_view import comparison_to_json, summary
 
     opened = open_worktree(repo, worktree)
     found = opened.repository.snapshots.status(opened.worktree)
     clean = not found.changes
-    data = {"worktree_id": opened.worktree, "clean": clean, **comparison_record(found)}
+    data = {"worktree_id": opened.worktree, "clean": clean, **comparison_to_json(found)}
     head = (
         f"{opened.worktree}: head {found.old.label}"
         if found.old.descriptor
@@ -82,13 +82,13 @@ def diff(
       holdfast diff v1 head --stat
       holdfast diff head~1 --patch
     """
-    from holdfast.cli.snapshot_view import comparison_record, summary
+    from holdfast.cli.snapshot_view import comparison_to_json, summary
 
     if patch and stat:
         raise UsageFailure("--patch and --stat do not go together", hint="Choose one of them.")
     opened = open_worktree(repo, worktree)
     found = opened.repository.snapshots.compare(opened.worktree, old, new)
-    data = comparison_record(found)
+    data = comparison_to_json(found)
     lines = _listed(found, all_of_it=all_of_it)
     if patch:
         data["patches"], lines = _patches(opened.repository.control, found)
@@ -104,10 +104,10 @@ def _listed(found: Comparison, *, all_of_it: bool) -> Iterator[str]:
     return change_lines(found.changes) if all_of_it else brief_change_lines(found.changes)
 
 
-def _patches(control: Control, found: Comparison) -> tuple[list[object], Iterator[str]]:
+def _patches(control: RepositoryContext, found: Comparison) -> tuple[list[object], Iterator[str]]:
     from holdfast.cli.snapshot_view import change_lines
+    from holdfast.repository.compare import patches
     from holdfast.trees.manifest import escaped
-    from holdfast.worktrees.comparing import patches
 
     made = list(patches(control, found))
     records: list[object] = [
@@ -129,9 +129,9 @@ def _patches(control: Control, found: Comparison) -> tuple[list[object], Iterato
     return records, lines()
 
 
-def _statistics(control: Control, found: Comparison) -> tuple[list[object], Iterator[str]]:
+def _statistics(control: RepositoryContext, found: Comparison) -> tuple[list[object], Iterator[str]]:
+    from holdfast.repository.compare import patches
     from holdfast.trees.manifest import escaped
-    from holdfast.worktrees.comparing import patches
 
     made = list(patches(control, found))
     records: list[object] = [

@@ -42,13 +42,13 @@ def add(output: Output, *, issue_id: str, depends_on: str, repo: str | None, act
     Example:
       holdfast dep add 4f1c 9a2b
     """
-    from holdfast.cli.issue_view import SHORT, summary
+    from holdfast.cli.issue_view import SHORT, issue_summary_to_json
 
     with tracking(repo, actor) as tracker:
         found, on = tracker.find_id(issue_id), tracker.find_id(depends_on)
         added = tracker.dependencies.add(found, on)
         record = {
-            **summary(added.issue, tracker.state(added.issue)),
+            **issue_summary_to_json(added.issue, tracker.state(added.issue)),
             "depends_on": on,
             "added": added.added,
             "implied_by": list(added.implied_by),
@@ -76,7 +76,7 @@ def remove(output: Output, *, issue_id: str, depends_on: str, repo: str | None, 
     Example:
       holdfast dep remove 4f1c 9a2b
     """
-    from holdfast.cli.issue_view import SHORT, summary
+    from holdfast.cli.issue_view import SHORT, issue_summary_to_json
     from holdfast.errors import NotFound
 
     with tracking(repo, actor) as tracker:
@@ -86,7 +86,7 @@ def remove(output: Output, *, issue_id: str, depends_on: str, repo: str | None, 
         issue = tracker.dependencies.remove(found, on)
         if issue is None:
             raise NotFound(f"{found[:SHORT]} does not depend on {on[:SHORT]}", issue_id=found, depends_on=on)
-        record = {**summary(issue, tracker.state(issue)), "depends_on": on, "removed": True}
+        record = {**issue_summary_to_json(issue, tracker.state(issue)), "depends_on": on, "removed": True}
         output.result(record, [f"removed {found[:SHORT]} -> {on[:SHORT]}"])
 
 
@@ -102,7 +102,7 @@ def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) 
     Example:
       holdfast dep tree 4f1c
     """
-    from holdfast.cli.issue_view import broken_records, summary, warn_of_broken
+    from holdfast.cli.issue_view import issue_summary_to_json, unreadable_issues_to_json, warn_of_broken
 
     with tracking(repo) as tracker:
         found = tracker.find_id(issue_id)
@@ -112,13 +112,19 @@ def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) 
     def lost(issue_id: str) -> str:
         return "broken" if issue_id in snapshot.broken_issues else "missing"
 
-    issues = [{**summary(each, snapshot.state(each)), "depth": level} for level, _, each in rows if each]
+    issues = [
+        {**issue_summary_to_json(each, snapshot.state(each)), "depth": level}
+        for level, _, each in rows
+        if each
+    ]
     lines = [
         "  " * level
         + (f"{here[:8]} ({snapshot.state(each).value}) {each.title}" if each else f"{here} ({lost(here)})")
         for level, here, each in rows
     ]
-    output.result({"id": found, "issues": issues, "broken": broken_records(snapshot.broken)}, lines)
+    output.result(
+        {"id": found, "issues": issues, "broken": unreadable_issues_to_json(snapshot.broken)}, lines
+    )
     warn_of_broken(output, snapshot.broken)
 
 

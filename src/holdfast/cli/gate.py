@@ -117,12 +117,14 @@ def require(
     Example:
       holdfast gate require 4f1c review tests
     """
-    from holdfast.cli.issue_view import SHORT, summary
+    from holdfast.cli.issue_view import SHORT, issue_summary_to_json
 
     with tracking(repo, actor) as tracker:
         issue = tracker.gates.require(tracker.find_id(issue_id), keys)
         needs = ", ".join(issue.gates_required)
-        output.result(summary(issue, tracker.state(issue)), [f"{issue.id[:SHORT]} needs {needs}"])
+        output.result(
+            issue_summary_to_json(issue, tracker.state(issue)), [f"{issue.id[:SHORT]} needs {needs}"]
+        )
 
 
 @group.command(short_help="Run the checkers of an issue's gates.")
@@ -187,11 +189,16 @@ def fail(
 def _judge(
     output: Output, issue_id: str, key: str, status: str, force: bool, repo: str | None, actor: str | None
 ) -> None:
-    from holdfast.cli.issue_view import SHORT, summary
+    from holdfast.cli.issue_view import SHORT, issue_summary_to_json
     from holdfast.issues.model import GateStatus
 
     with tracking(repo, actor) as tracker:
         issue = tracker.gates.judge(tracker.find_id(issue_id), key, GateStatus(status), force=force)
         state = tracker.state(issue)
-    record = {**summary(issue, state), "gate": key, "status": status, "open_gates": issue.open_gates()}
+    record = {
+        **issue_summary_to_json(issue, state),
+        "gate": key,
+        "status": status,
+        "open_gates": issue.open_gates(),
+    }
     output.result(record, [f"{key} of {issue.id[:SHORT]} is {status}; the issue is {state.value}"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.cli.issue_view import SHORT, summary
+from holdfast.cli.issue_view import SHORT, issue_summary_to_json
 from holdfast.cli.output import Output
 from holdfast.errors import GateFailed
 from holdfast.issues.model import GateRun, GateStatus
@@ -30,7 +30,7 @@ def check_gates(
         if not output.as_json:
             _tell(output, run)
     state = tracker.state(issue)
-    record: dict[str, Any] = {**summary(issue, state), "runs": [_record(run) for run in runs]}
+    record: dict[str, Any] = {**issue_summary_to_json(issue, state), "runs": [_record(run) for run in runs]}
     failed = [run.gate_key for run in runs if run.status != GateStatus.PASSED]
     if failed:
         raise GateFailed(f"not passed by {issue_id[:SHORT]}: {', '.join(failed)}", **record)

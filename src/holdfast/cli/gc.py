@@ -12,7 +12,7 @@ from holdfast.cli.output import Output
 from holdfast.cli.repository import open_repository, repo_option
 
 if TYPE_CHECKING:
-    from holdfast.worktrees.retention import Policy
+    from holdfast.repository.retention import Policy
 
 group = Group(
     "gc",
@@ -48,7 +48,7 @@ def plan(output: Output, *, dry_run: bool, repo: str | None) -> None:
       holdfast gc plan --dry-run --json
     """
     from holdfast.cli.gc_view import proposal_lines, proposal_record
-    from holdfast.worktrees.planning import propose
+    from holdfast.repository.gc_plan import propose
 
     proposal = propose(open_repository(repo).control, store=not dry_run)
     output.result(proposal_record(proposal), proposal_lines(proposal))
@@ -73,14 +73,14 @@ def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> Non
     """
     from holdfast.cli.gc_view import counted
     from holdfast.cli.sizes import format_size
-    from holdfast.worktrees import collecting
+    from holdfast.repository import gc
 
     control = open_repository(repo).control
     if dry_run:
-        found = collecting.check(control, plan_id)
+        found = gc.check(control, plan_id)
         deleted, text = 0, f"The plan {plan_id} fits: it would delete {counted(len(found.snapshots))}."
     else:
-        done = collecting.run(control, plan_id)
+        done = gc.run(control, plan_id)
         found, deleted = done.plan, len(done.snapshots)
         text = f"Deleted {counted(deleted)}; {format_size(found.bytes)} are free. The plan {plan_id} is done."
     output.result(
@@ -152,7 +152,7 @@ def policy(
       holdfast gc policy --keep-for none
     """
     from holdfast.cli.gc_view import policy_lines
-    from holdfast.worktrees.planning import check_policy, policy_of, set_policy
+    from holdfast.repository.gc_plan import check_policy, policy_of, set_policy
 
     control = open_repository(repo).control
     before = policy_of(control)

@@ -8,8 +8,8 @@ import msgspec
 
 from holdfast.cli.sizes import format_size
 from holdfast.clock import format_duration
-from holdfast.worktrees.planning import Proposal
-from holdfast.worktrees.retention import Policy
+from holdfast.repository.gc_plan import Proposal
+from holdfast.repository.retention import Policy
 
 MOST_SHOWN = 20
 """People want to see what goes, and a few of those that stay; programs get everything."""

@@ -30,7 +30,7 @@ def guard(output: Output, *, paths: tuple[str, ...], lock_id: str | None) -> Non
       holdfast guard src/main.py
       holdfast guard worktrees/experiment || echo "somebody is at it"
     """
-    from holdfast.workspace.glance import check, place_of
+    from holdfast.repository.guard import check, place_of
 
     own = known_lock_id(lock_id)
     places = {path: place_of(os.path.abspath(path)) for path in paths}

@@ -12,7 +12,7 @@ from holdfast.cli.output import Output
 from holdfast.cli.repository import open_worktree, repo_option, worktree_option
 
 if TYPE_CHECKING:
-    from holdfast.worktrees.history import History
+    from holdfast.repository.history import History
 
 
 @click.command(short_help="Show the snapshots that led to where a worktree is.")
@@ -43,12 +43,12 @@ def history(
       holdfast history --limit 10
       holdfast history --all --graph
     """
-    from holdfast.workspace.plain.snapshots import history_record
+    from holdfast.repository.to_json import history_to_json
 
     opened = open_worktree(repo, worktree)
     snapshots = opened.repository.snapshots
     found = snapshots.everything(limit=limit) if all_lines else snapshots.line(opened.worktree, limit=limit)
-    data = history_record(found, None if all_lines else opened.worktree)
+    data = history_to_json(found, None if all_lines else opened.worktree)
     output.result(data, _lines(found, graph=graph, with_worktree=all_lines))
 
 
@@ -95,13 +95,13 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
       holdfast show head~1
       holdfast show v1 --files --json
     """
-    from holdfast.cli.snapshot_view import lines, marks_record, record
+    from holdfast.cli.snapshot_view import lines, marks_to_json, snapshot_to_json
 
     opened = open_worktree(repo, worktree)
     snapshots = opened.repository.snapshots
     found = snapshots.named(snapshot, seen_from=opened.worktree)
     marks = snapshots.marks(found.snapshot_id)
-    data = {**record(found), **marks_record(marks)}
+    data = {**snapshot_to_json(found), **marks_to_json(marks)}
     shown = [*lines(found, marks)]
     if files:
         from holdfast.trees import read_manifest

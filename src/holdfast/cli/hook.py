@@ -20,7 +20,7 @@ from holdfast.cli.output import Output, printable
 from holdfast.cli.repository import ACTOR, LOCK_ID
 
 if TYPE_CHECKING:
-    from holdfast.workspace.repository import Repository
+    from holdfast.repository.repository import Repository
 
 
 @click.command(hidden=True)
@@ -39,7 +39,7 @@ def _session_start(output: Output, said: Mapping[str, Any], program: str) -> int
     from pathlib import Path
 
     from holdfast.cli.who import seen_lines
-    from holdfast.workspace.overview import find_workspace, look_around
+    from holdfast.repository.overview import find_workspace, look_around
 
     seen = look_around(find_workspace(Path(directory(said))))
     lines = ["Holdfast keeps those apart who work here at the same time. 'holdfast who' shows this again."]
@@ -51,7 +51,7 @@ def _session_start(output: Output, said: Mapping[str, Any], program: str) -> int
 
 def after_tool(output: Output, said: Mapping[str, Any], program: str) -> int:
     """Keep the leases of the agent alive; tell it to stop if one cannot be."""
-    from holdfast.workspace.own_leases import renew_own
+    from holdfast.repository.agent import renew_own
 
     kept = renew_own(_repository(said), os.environ.get(LOCK_ID))
     lost = [each for each in kept if each.problem is not None]
@@ -64,7 +64,7 @@ def after_tool(output: Output, said: Mapping[str, Any], program: str) -> int:
 
 
 def _session_end(output: Output, said: Mapping[str, Any], program: str) -> int:
-    from holdfast.workspace.own_leases import release_own
+    from holdfast.repository.agent import release_own
 
     release_own(_repository(said))
     return 0
@@ -80,6 +80,6 @@ _EVENTS: dict[str, Callable[[Output, Mapping[str, Any], str], int]] = {
 
 
 def _repository(said: Mapping[str, Any]) -> Repository:
-    from holdfast.workspace.repository import Repository, find_repository
+    from holdfast.repository.repository import Repository, find_repository
 
     return Repository(find_repository(directory(said)), actor=os.environ.get(ACTOR))

@@ -52,7 +52,7 @@ def pre_commit(output: Output, said: Mapping[str, Any], program: str) -> int:
 
 def has_nothing_to_renew(said: Mapping[str, Any]) -> bool:
     """Whether it is certain that the agent holds no lease: after most tools it does not."""
-    from holdfast.workspace.glance import holds_nothing
+    from holdfast.repository.guard import holds_nothing
 
     return holds_nothing(directory(said), os.environ.get(_LOCK_ID), os.environ.get(_ACTOR))
 
@@ -83,7 +83,7 @@ def _here() -> str:
 
 
 def _guarded(output: Output, paths: list[str], program: str) -> int:
-    from holdfast.workspace.glance import check, place_of
+    from holdfast.repository.guard import check, place_of
 
     try:
         for place in dict.fromkeys(place for path in paths if (place := place_of(path)) is not None):

@@ -23,8 +23,8 @@ def info(output: Output, *, repo: str | None) -> None:
       holdfast info
       holdfast info --json
     """
-    from holdfast.cli.worktree_view import one_line, record
-    from holdfast.workspace.describing import describe
+    from holdfast.cli.worktree_view import one_line, worktree_to_json
+    from holdfast.repository.overview import describe
 
     opened = open_worktree(repo, None, to_examine=True)
     found = describe(opened.repository)
@@ -34,7 +34,7 @@ def info(output: Output, *, repo: str | None) -> None:
         "repository_id": found.format.repository_id if found.format else None,
         "created_at": found.format.created_at if found.format else None,
         "worktree": opened.worktree,
-        "worktrees": [record(each) for each in found.worktrees],
+        "worktrees": [worktree_to_json(each) for each in found.worktrees],
         "snapshots": found.snapshots,
         "best_effort_snapshots": [
             {"snapshot_id": each.snapshot_id, "worktree_id": each.worktree_id, "warning": "best_effort"}

@@ -43,9 +43,9 @@ def init(output: Output, *, directory: str, source: str | None, store: str | Non
       holdfast init my-repo --import ~/my-project
       holdfast init /shared/my-repo --store postgresql://db.example.org/holdfast
     """
+    from holdfast.repository.init import initialise
     from holdfast.store.addresses import advice_about_secrets
     from holdfast.store.open import address_of
-    from holdfast.workspace.initialising import initialise
 
     made = initialise(directory, source=source, store=store, nested=nested)
     main = made.root / "main"

@@ -189,10 +189,10 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
       holdfast issue show 4f1c
       holdfast issue show 4f1c --field state
     """
-    from holdfast.cli.issue_view import full, lines
+    from holdfast.cli.issue_view import issue_to_json, lines
 
     with tracking(repo) as tracker:
-        record = full(tracker, tracker.find_id(issue_id))
+        record = issue_to_json(tracker, tracker.find_id(issue_id))
         tell(output, field, record, list(lines(record)))
 
 
@@ -251,13 +251,13 @@ def delete(
     Example:
       holdfast issue delete 4f1c
     """
-    from holdfast.cli.issue_view import SHORT, summary
+    from holdfast.cli.issue_view import SHORT, issue_summary_to_json
 
     with tracking(repo, actor) as tracker:
         found = tracker.find_id(issue_id)
         dependents = list(tracker.dependents_of(found))
         issue = tracker.issue(found) if dry_run else tracker.delete(found, claim=claim_for(found, claim_text))
-        record = {**summary(issue, issue.state), "deleted": not dry_run, "freed": dependents}
+        record = {**issue_summary_to_json(issue, issue.state), "deleted": not dry_run, "freed": dependents}
         freed = (
             f"; no longer waited for by {', '.join(each[:SHORT] for each in dependents)}"
             if dependents

@@ -53,13 +53,13 @@ def claim(
     Example:
       holdfast issue claim 4f1c --ttl 30m
     """
-    from holdfast.cli.issue_view import claimed_lines, claimed_record
+    from holdfast.cli.issue_view import claimed_issue_to_json, claimed_lines
     from holdfast.locks.identity import calling_agent
 
     with tracking(repo, actor) as tracker:
         request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
         claimed = tracker.claims.claim(tracker.find_id(issue_id), request)
-        tell(output, field, claimed_record(claimed), list(claimed_lines(claimed)))
+        tell(output, field, claimed_issue_to_json(claimed), list(claimed_lines(claimed)))
 
 
 @click.command()
@@ -98,7 +98,12 @@ def claim_next(
     Example:
       holdfast issue claim-next --label area:parser
     """
-    from holdfast.cli.issue_view import broken_records, claimed_lines, claimed_record, warn_of_broken
+    from holdfast.cli.issue_view import (
+        claimed_issue_to_json,
+        claimed_lines,
+        unreadable_issues_to_json,
+        warn_of_broken,
+    )
     from holdfast.issues.tracker import Query
     from holdfast.locks.identity import calling_agent
 
@@ -110,7 +115,7 @@ def claim_next(
             wanted=lambda issue: query.fits(issue, issue.state),
             wait=None if wait == UNLIMITED else wait or 0.0,
         )
-        record = {**claimed_record(claimed), "broken": broken_records(claimed.broken)}
+        record = {**claimed_issue_to_json(claimed), "broken": unreadable_issues_to_json(claimed.broken)}
         tell(output, field, record, list(claimed_lines(claimed)))
         warn_of_broken(output, claimed.broken)
 
@@ -138,7 +143,7 @@ def heartbeat(
     Example:
       holdfast issue heartbeat 4f1c
     """
-    from holdfast.cli.issue_view import SHORT, claim_record
+    from holdfast.cli.issue_view import SHORT, issue_claim_to_json
 
     with tracking(repo, actor) as tracker:
         found = tracker.find_id(issue_id)
@@ -146,7 +151,7 @@ def heartbeat(
         if shown is None:
             raise UsageFailure("no claim was shown", hint="Show it: --claim, or HOLDFAST_CLAIM_ID.")
         renewed = tracker.claims.renew(shown, ttl)
-        record = {"id": found, **claim_record(renewed, tracker.transactions.moment())}
+        record = {"id": found, **issue_claim_to_json(renewed, tracker.transactions.moment())}
         output.result(record, [f"{found[:SHORT]} is yours until {renewed.expires_at}"])
 
 

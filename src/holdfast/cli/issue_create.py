@@ -13,8 +13,8 @@ from holdfast.errors import UsageFailure
 from holdfast.issues.creating import Created, NewIssue
 from holdfast.issues.exchange import read_batch
 from holdfast.issues.model import Priority
+from holdfast.issues.reading import SHORT, created_issues_to_json
 from holdfast.issues.tracker import Tracker
-from holdfast.workspace.plain.issues import SHORT, created_record
 
 
 def create_one(
@@ -29,7 +29,7 @@ def create_one(
     words["priority"] = Priority(words["priority"])
     new = NewIssue(**words, depends_on=tuple(map(tracker.find_id, depends_on)), **more)
     [created] = tracker.create_all([new])
-    tell(output, field, created_record(created), _lines(created))
+    tell(output, field, created_issues_to_json(created), _lines(created))
 
 
 def create_batch(tracker: Tracker, output: Output, field: str | None) -> None:
@@ -45,7 +45,7 @@ def create_batch(tracker: Tracker, output: Output, field: str | None) -> None:
         for each in new
     ]
     created = tracker.create_all(resolved)
-    records = [created_record(each) for each in created]
+    records = [created_issues_to_json(each) for each in created]
     lines = [line for each in created for line in _lines(each)]
     tell(output, field, {"issues": records, "count": len(records)}, lines, records=records)
 

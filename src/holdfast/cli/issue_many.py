@@ -36,13 +36,13 @@ def breakdown(
       holdfast issue breakdown 4f1c --part "Read the file" --part "Check the file"
     """
     from holdfast.issues.creating import NewIssue
-    from holdfast.workspace.plain.issues import SHORT, created_record
+    from holdfast.issues.reading import SHORT, created_issues_to_json
 
     with tracking(repo, actor) as tracker:
         whole = tracker.issue(tracker.find_id(issue_id))
         new = [NewIssue(title=title, priority=whole.priority, labels=whole.labels) for title in parts]
         created = tracker.break_down(whole.id, new)
-    record = {"id": whole.id, "parts": [created_record(each) for each in created]}
+    record = {"id": whole.id, "parts": [created_issues_to_json(each) for each in created]}
     lines = [f"{whole.id[:SHORT]} now waits for {len(created)} parts:"]
     lines += [f"  {each.issue.id[:SHORT]} ({each.issue.state.value}): {each.issue.title}" for each in created]
     output.result(record, lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.cli.fields import tell
-from holdfast.cli.issue_view import SHORT, summary
+from holdfast.cli.issue_view import SHORT, issue_summary_to_json
 from holdfast.cli.output import Output
 from holdfast.cli.tracking import claim_for
 from holdfast.errors import SettingInvalid, UsageFailure
@@ -21,7 +21,11 @@ def update_one(tracker: Tracker, output: Output, issue_id: str, words: dict[str,
     claim = claim_for(issue_id, words["claim_text"])
     issue = tracker.update(issue_id, change, claim=claim, if_version=words["if_version"])
     state = tracker.state(issue)
-    record = {**summary(issue, state), "context": issue.context, "open_gates": issue.open_gates()}
+    record = {
+        **issue_summary_to_json(issue, state),
+        "context": issue.context,
+        "open_gates": issue.open_gates(),
+    }
     line = f"updated {issue.id[:SHORT]} ({state.value}): {issue.title}"
     if state is State.GATED and issue.open_gates():
         line += f"; done when these are passed: {', '.join(issue.open_gates())}"

@@ -11,14 +11,13 @@ from holdfast.cli.tracking import show_field
 from holdfast.clock import format_duration
 from holdfast.issues.claims import Claimed
 from holdfast.issues.model import Issue, State
-from holdfast.issues.reading import Broken, IssueSet
-from holdfast.workspace.plain.issues import SHORT as SHORT
-from holdfast.workspace.plain.issues import broken_records as broken_records
-from holdfast.workspace.plain.issues import claim_record as claim_record
-from holdfast.workspace.plain.issues import claimed_record as claimed_record
-from holdfast.workspace.plain.issues import full as full
-from holdfast.workspace.plain.issues import list_record
-from holdfast.workspace.plain.issues import summary as summary
+from holdfast.issues.reading import SHORT as SHORT
+from holdfast.issues.reading import Broken, IssueSet, issues_to_json
+from holdfast.issues.reading import claimed_issue_to_json as claimed_issue_to_json
+from holdfast.issues.reading import issue_claim_to_json as issue_claim_to_json
+from holdfast.issues.reading import issue_summary_to_json as issue_summary_to_json
+from holdfast.issues.reading import issue_to_json as issue_to_json
+from holdfast.issues.reading import unreadable_issues_to_json as unreadable_issues_to_json
 
 COLUMNS = ("ID", "STATE", "PRIORITY", "ASSIGNEE", "TITLE")
 
@@ -37,9 +36,9 @@ def claimed_lines(claimed: Claimed) -> Iterator[str]:
 def show_issues(output: Output, snapshot: IssueSet, issues: Iterable[Issue], field: str | None) -> None:
     """A list of issues: as a table, as records, or one field of each; and what could not be read."""
     if field:
-        show_field(output, list_record(snapshot, issues)["issues"], field)
+        show_field(output, issues_to_json(snapshot, issues)["issues"], field)
     elif output.as_json:
-        output.result(list_record(snapshot, issues))
+        output.result(issues_to_json(snapshot, issues))
     else:
         show_table(output, COLUMNS, [_row(issue, snapshot.state(issue)) for issue in issues])
     warn_of_broken(output, snapshot.broken, told=output.as_json and not field)
@@ -61,7 +60,7 @@ def changed(
     output: Output, what: str, issue: Issue, state: State, extra: dict[str, Any] | None = None
 ) -> None:
     """What has become of one issue."""
-    record = {**summary(issue, state), **(extra or {})}
+    record = {**issue_summary_to_json(issue, state), **(extra or {})}
     output.result(record, [f"{what} {issue.id[:SHORT]} ({state.value}): {issue.title}"])
 
 

@@ -63,9 +63,9 @@ def work(
     from holdfast.cli.signals import Duty, kept_back
     from holdfast.issues.claims import HeldIssueClaim
     from holdfast.issues.model import ClaimId
+    from holdfast.issues.reading import unreadable_issues_to_json
     from holdfast.leases.heartbeat import BEATS
     from holdfast.locks.identity import calling_agent
-    from holdfast.workspace.plain.issues import broken_records
 
     if take_next is (issue_id is not None):
         raise click.UsageError("Give an ID, or --next.", click.get_current_context())
@@ -88,7 +88,7 @@ def work(
             ended = child.run(command, duty=duty)
         issue = _concluded(tracker, shown, then, succeeded=ended.exit_status == 0)
         record = {"id": issue.id, "state": tracker.state(issue).value, **ended.as_record()}
-        output.result({**record, "broken": broken_records(claimed.broken)})
+        output.result({**record, "broken": unreadable_issues_to_json(claimed.broken)})
     return child.end_like(ended)
 
 

@@ -16,8 +16,8 @@ from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound
 from holdfast.fs import calls
 from holdfast.fs.names import checked_text
 from holdfast.leases.service import HeldLease
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.records import Isolation
+from holdfast.repository.records import Isolation
+from holdfast.repository.repository import Repository
 
 LOST = """\
 The command was ended: the lock was lost, so somebody else may be writing.

@@ -15,7 +15,7 @@ from holdfast.cli.places import store_address
 from holdfast.cli.repository import ACTOR, REPO
 
 if TYPE_CHECKING:
-    from holdfast.workspace.ledgers import OpenLedger
+    from holdfast.repository.opening import OpenLedger
 
 group = Group(
     "ledger",
@@ -37,7 +37,7 @@ def _nearest(context: click.Context, _: click.Parameter, named: str | None) -> s
     """The directory that was named, else the nearest one that has a ledger, else the one we are in."""
     if named or context.resilient_parsing:
         return named or "."
-    from holdfast.workspace.ledgers import find_ledger
+    from holdfast.repository.opening import find_ledger
 
     found = find_ledger(".")
     if found is None and (repo := os.environ.get(REPO)):
@@ -66,7 +66,7 @@ _new_directory_option = click.option(
 
 def open_at(directory: str) -> OpenLedger:
     """The ledger of the directory that was named."""
-    from holdfast.workspace.ledgers import open_ledger
+    from holdfast.repository.opening import open_ledger
 
     return open_ledger(directory, address=store_address(os.environ), actor=os.environ.get(ACTOR))
 
@@ -96,7 +96,7 @@ def init(output: Output, *, directory: str, lock_timeout: float, claim_files: bo
       holdfast ledger init
       holdfast ledger init --dir proof --lock-timeout 10m
     """
-    from holdfast.workspace.ledgers import init_ledger
+    from holdfast.repository.opening import init_ledger
 
     address = store_address(os.environ)
     made = init_ledger(directory, lock_timeout=lock_timeout, claim_files=claim_files, address=address)

@@ -13,9 +13,8 @@ from holdfast.cli.ledger_view import event_line, event_lines
 from holdfast.cli.output import Output
 from holdfast.errors import Failure, JsonInvalid, NotFound, UsageFailure
 from holdfast.fs import strictjson
-from holdfast.ledger.log import Event, Ledger, Recorded, is_node_id, is_under, node_id
-from holdfast.workspace.plain.events import as_record as as_record
-from holdfast.workspace.plain.events import list_record
+from holdfast.ledger.log import Event, Ledger, Recorded, events_to_json, is_node_id, is_under, node_id
+from holdfast.ledger.log import event_to_json as event_to_json
 
 
 class Selection(NamedTuple):
@@ -45,7 +44,7 @@ def append_one(ledger: Ledger, text: str, if_sequence: int | None, output: Outpu
     """Append the event that was written on the command line."""
     event = _event(text.encode("utf-8", "surrogateescape"), "EVENT")
     made = ledger.append(event) if if_sequence is None else ledger.append_if_sequence(event, if_sequence)
-    tell(output, field, as_record(made), [f"Appended event {made.sequence}."])
+    tell(output, field, event_to_json(made), [f"Appended event {made.sequence}."])
 
 
 def append_lines(ledger: Ledger, output: Output, field: str | None) -> None:
@@ -53,7 +52,7 @@ def append_lines(ledger: Ledger, output: Output, field: str | None) -> None:
     lines = [] if sys.stdin is None else sys.stdin.buffer.read().splitlines()
     events = [_event(line, f"line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     made = ledger.append_many(events)
-    records = [as_record(each) for each in made]
+    records = [event_to_json(each) for each in made]
     shown = (
         f"Appended events {made[0].sequence} to {made[-1].sequence}."
         if made
@@ -68,7 +67,7 @@ def show_log(ledger: Ledger, selection: Selection, output: Output) -> None:
     found = (each for each in _events(ledger, selection) if selection.takes(each.event))
     chosen = found if selection.last is None else iter(deque(found, maxlen=selection.last))
     if output.as_json:
-        output.result(list_record(chosen))
+        output.result(events_to_json(chosen))
     else:
         _show(chosen, output)
 
@@ -83,7 +82,7 @@ def show_watch(
     limited = chosen if count is None else (each for _, each in zip(range(count), chosen, strict=False))
     if output.as_json:
         for each in limited:
-            output.result(as_record(each))
+            output.result(event_to_json(each))
     else:
         _show(limited, output)
 
@@ -100,7 +99,7 @@ def show_one(ledger: Ledger, name: str, output: Output) -> None:
             hint="If you were to find out whether an append was made: it was not.",
             event_id=name,
         )
-    output.result(as_record(found), event_lines(found))
+    output.result(event_to_json(found), event_lines(found))
 
 
 def _events(ledger: Ledger, selection: Selection) -> Iterator[Recorded]:
@@ -118,7 +117,7 @@ def _show(events: Iterable[Recorded], output: Output) -> None:
             output.line(event_line(each))
     else:
         for each in events:
-            output.text(_harmless(strictjson.encode(as_record(each)).decode()))
+            output.text(_harmless(strictjson.encode(event_to_json(each)).decode()))
 
 
 def _harmless(text: str) -> str:

@@ -12,7 +12,7 @@ from holdfast.ledger.log import Recorded
 from holdfast.ledger.verify import LedgerReport
 from holdfast.locks.identity import Liveness
 from holdfast.locks.ledger_lock import LedgerLock, LedgerLockState
-from holdfast.workspace.ledgers import OpenLedger
+from holdfast.repository.opening import OpenLedger
 
 _SHOWN_FIRST = ("type", "timestamp", "node_id", "owner")
 _NOT_SHOWN = ("id", "claim_id", "ticket", "holder")

@@ -186,11 +186,11 @@ def renew(
     Example:
       holdfast lock renew --ttl 10m
     """
-    from holdfast.cli.lock_view import lease_record
+    from holdfast.cli.lock_view import lease_to_json
 
     opened = open_worktree(repo, worktree)
     lease = opened.repository.desk.renew(opened.worktree, held_lock_id(lock_id), ttl)
-    output.result(lease_record(lease), [f"{lease.worktree_id}: locked until {lease.lease_expires_at}"])
+    output.result(lease_to_json(lease), [f"{lease.worktree_id}: locked until {lease.lease_expires_at}"])
 
 
 @group.command(short_help="Give your lock back.")
@@ -206,11 +206,11 @@ def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: 
     Example:
       holdfast lock release
     """
-    from holdfast.cli.lock_view import lease_record
+    from holdfast.cli.lock_view import lease_to_json
 
     opened = open_worktree(repo, worktree)
     lease = opened.repository.desk.release(opened.worktree, held_lock_id(lock_id))
-    output.result(lease_record(lease), [f"{lease.worktree_id}: released"])
+    output.result(lease_to_json(lease), [f"{lease.worktree_id}: released"])
 
 
 @group.command(short_help="Show who holds the lock of a worktree.")
@@ -226,12 +226,12 @@ def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
       holdfast lock status
       holdfast lock status --worktree experiment --json
     """
-    from holdfast.cli.lock_view import state_lines, state_record
+    from holdfast.cli.lock_view import lease_state_to_json, state_lines
 
     opened = open_worktree(repo, worktree)
     config = opened.repository.control.config(opened.worktree)
     state = opened.repository.desk.state(opened.worktree)
-    output.result(state_record(config, state), state_lines(config, state))
+    output.result(lease_state_to_json(config, state), state_lines(config, state))
 
 
 @group.command("list", short_help="Show the locks of all worktrees.")
@@ -245,12 +245,12 @@ def list_(output: Output, *, repo: str | None) -> None:
     Example:
       holdfast lock list --json
     """
-    from holdfast.cli.lock_view import state_lines, state_record
+    from holdfast.cli.lock_view import lease_state_to_json, state_lines
 
     repository = open_repository(repo)
     states = [(each, repository.desk.state(each.worktree_id)) for each in repository.worktrees.configs()]
     output.result(
-        {"root": str(repository.root), "worktrees": [state_record(*each) for each in states]},
+        {"root": str(repository.root), "worktrees": [lease_state_to_json(*each) for each in states]},
         [line for each in states for line in state_lines(*each)],
     )
 
@@ -266,10 +266,10 @@ def _given_back_if_nobody_is_told(opened: Opened, lease: Lease) -> Iterator[None
 
 
 def _print_granted(output: Output, lease: Lease, *, field: str | None, export: bool) -> None:
-    from holdfast.cli.lock_view import lease_record
+    from holdfast.cli.lock_view import lease_to_json
     from holdfast.clock import format_duration
 
-    record = lease_record(lease)
+    record = lease_to_json(lease)
     if field is not None or output.as_json:
         tell(output, field, record, ())
     elif export:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from holdfast.clock import format_duration
 from holdfast.locks.identity import Liveness
-from holdfast.workspace.plain.leases import lease_record as lease_record
-from holdfast.workspace.plain.leases import state_record as state_record
-from holdfast.workspace.plain.leases import state_word
-from holdfast.worktrees.records import Isolation
+from holdfast.repository.records import Isolation
+from holdfast.repository.to_json import lease_state_to_json as lease_state_to_json
+from holdfast.repository.to_json import lease_state_word
+from holdfast.repository.to_json import lease_to_json as lease_to_json
 
 if TYPE_CHECKING:
     from holdfast.leases.service import LeaseState
-    from holdfast.worktrees.records import WorktreeConfig
+    from holdfast.repository.records import WorktreeConfig
 
 HIGH_RISK = "shared (high-risk: nothing keeps writers apart)"
 
@@ -42,7 +42,7 @@ def state_lines(config: WorktreeConfig, state: LeaseState | None) -> Iterator[st
 
 def summary(state: LeaseState) -> str:
     """Who holds a lock, in one line."""
-    return f"{state_word(state)}{', was held' if state.expired else ''} by {state.lease.who()}"
+    return f"{lease_state_word(state)}{', was held' if state.expired else ''} by {state.lease.who()}"
 
 
 def _expiry(state: LeaseState) -> str:

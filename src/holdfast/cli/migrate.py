@@ -37,6 +37,7 @@ def migrate(
       holdfast migrate --to 'postgresql://db.example/work?schema=hf' --dry-run
       holdfast migrate --to files --overwrite
     """
+    from holdfast.repository.migration import migrate as copy
     from holdfast.store.addresses import advice_about_secrets
     from holdfast.store.open import (
         address_of,
@@ -47,7 +48,6 @@ def migrate(
         open_to_look,
         require_other_store,
     )
-    from holdfast.workspace.migration import migrate as copy
 
     source = source or store_address(os.environ)
     old = address_of(directory, source)

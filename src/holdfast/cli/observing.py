@@ -19,7 +19,7 @@ from holdfast.leases.queue import DeadlockWatch
 if TYPE_CHECKING:
     from holdfast.locks.flock_wait import LockWait
     from holdfast.locks.repo_lock import RepoLock
-    from holdfast.workspace.lock_waits import LockWaits, NotedWait
+    from holdfast.repository.waits import LockWaits, NotedWait
 
 
 def observe_file_lock(path: str, wait: LockWait, *, shared: bool, fair: bool) -> DeadlockWatch:
@@ -47,7 +47,7 @@ def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
     from holdfast.cli.places import data_directory, store_address
     from holdfast.cli.repository import ACTOR, LOCK_ID
     from holdfast.locks.identity import calling_agent
-    from holdfast.workspace.lock_waits import LockWaits, surroundings
+    from holdfast.repository.waits import LockWaits, surroundings
 
     if data_dir is None:
         with contextlib.suppress(Failure):  # there is no home directory
@@ -60,7 +60,7 @@ def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
 def _repository(path: str | None) -> Path | None:
     """The repository that this command is in; else the one that what it is about is in."""
     from holdfast.cli.repository import REPO
-    from holdfast.workspace.glance import repository_around
+    from holdfast.repository.guard import repository_around
 
     starts = [os.environ.get(REPO) or "."]
     if path is not None:

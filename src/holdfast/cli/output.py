@@ -16,8 +16,8 @@ from typing import TextIO
 
 from holdfast.errors import Failure, IoFailure
 from holdfast.fs import calls
-from holdfast.workspace.plain.values import in_utf_8
-from holdfast.workspace.plain.values import printable as printable
+from holdfast.fs.names import in_utf_8
+from holdfast.fs.names import printable as printable
 
 SCHEMA_VERSION = 1
 

@@ -50,8 +50,8 @@ def add(
     """
     import msgspec
 
-    from holdfast.worktrees.naming import resolve_usable
-    from holdfast.worktrees.references import add_pin
+    from holdfast.repository.context import resolve_usable
+    from holdfast.repository.history import add_pin
 
     found = open_worktree(repo, worktree)
     control = found.repository.control
@@ -80,8 +80,8 @@ def list_(output: Output, *, repo: str | None) -> None:
     """
     import msgspec
 
-    from holdfast.worktrees.references import pins
-    from holdfast.worktrees.retention import pin_holds
+    from holdfast.repository.history import pins
+    from holdfast.repository.retention import pin_holds
 
     control = open_repository(repo).control
     found, now = pins(control), control.store.now()
@@ -109,7 +109,7 @@ def remove(output: Output, *, pin_id: str, repo: str | None) -> None:
     """
     import msgspec
 
-    from holdfast.worktrees.references import remove_pin
+    from holdfast.repository.history import remove_pin
 
     gone = remove_pin(open_repository(repo).control, pin_id)
     output.result(msgspec.structs.asdict(gone), [f"The pin {gone.pin_id} on {gone.snapshot_id} is gone."])

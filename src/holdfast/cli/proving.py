@@ -14,7 +14,7 @@ from holdfast.cli.repository import LOCK_ID, TOKEN, WORKTREE, Opened
 from holdfast.errors import LockConflict, SettingInvalid
 
 if TYPE_CHECKING:
-    from holdfast.worktrees.proof import Proof
+    from holdfast.repository.context import Proof
 
 TTL = 20.0
 """How long the lock lasts that a command takes for itself; it is renewed until the command ends."""
@@ -43,8 +43,8 @@ def proven(
     A lock that the environment names counts for the worktree that it names with it. The token is the
     one that came with this lock, never one that is found at the moment. None if there are no locks.
     """
-    from holdfast.worktrees.proof import Proof, proof_of
-    from holdfast.worktrees.records import Isolation
+    from holdfast.repository.context import Proof, proof_of
+    from holdfast.repository.records import Isolation
 
     repository, worktree = opened
     control = repository.control

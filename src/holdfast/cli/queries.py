@@ -51,7 +51,12 @@ def blocked(output: Output, *, field: str | None, repo: str | None) -> None:
     Example:
       holdfast blocked
     """
-    from holdfast.cli.issue_view import SHORT, broken_records, summary, warn_of_broken
+    from holdfast.cli.issue_view import (
+        SHORT,
+        issue_summary_to_json,
+        unreadable_issues_to_json,
+        warn_of_broken,
+    )
 
     with tracking(repo) as tracker:
         snapshot = tracker.snapshot()
@@ -67,8 +72,8 @@ def blocked(output: Output, *, field: str | None, repo: str | None) -> None:
             reasons.append({"id": on, "state": state, "title": other.title if other else None})
             advice = _ADVICE.get(state, "")
             lines.append(f"  waits for {on[:SHORT]} ({state}) {other.title if other else ''}{advice}")
-        records.append({**summary(issue, snapshot.state(issue)), "blocked_by": reasons})
-    broken = broken_records(snapshot.broken)
+        records.append({**issue_summary_to_json(issue, snapshot.state(issue)), "blocked_by": reasons})
+    broken = unreadable_issues_to_json(snapshot.broken)
     record = {"issues": records, "count": len(records), "broken": broken}
     tell(output, field, record, lines, records=records)
     warn_of_broken(output, snapshot.broken, told=output.as_json and not field)
@@ -102,13 +107,13 @@ def graph(output: Output, *, form: str, everything: bool, repo: str | None) -> N
       holdfast graph --format dot | dot -Tsvg > issues.svg
     """
     from holdfast.cli import graph_view
-    from holdfast.cli.issue_view import broken_records, warn_of_broken
+    from holdfast.cli.issue_view import unreadable_issues_to_json, warn_of_broken
 
     with tracking(repo) as tracker:
         snapshot = tracker.snapshot()
     picture = graph_view.Picture(snapshot, everything=everything)
     if output.as_json:
-        output.result({**picture.as_record(), "broken": broken_records(snapshot.broken)})
+        output.result({**picture.as_record(), "broken": unreadable_issues_to_json(snapshot.broken)})
     else:
         output.text("\n".join(getattr(picture, form)()))
     warn_of_broken(output, snapshot.broken)

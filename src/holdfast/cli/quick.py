@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from holdfast.workspace.glance import glance, place_of
+from holdfast.repository.guard import glance, place_of
 
 _EVENTS = ("before-write", "pre-commit", "after-tool")
 _LOCK_ID, _ACTOR = "HOLDFAST_LOCK_ID", "HOLDFAST_ACTOR"

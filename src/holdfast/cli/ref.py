@@ -44,8 +44,8 @@ def create(
     """
     import msgspec
 
-    from holdfast.worktrees.naming import resolve_usable
-    from holdfast.worktrees.references import create_reference
+    from holdfast.repository.context import resolve_usable
+    from holdfast.repository.history import create_reference
 
     found = open_worktree(repo, worktree)
     control = found.repository.control
@@ -67,7 +67,7 @@ def list_(output: Output, *, repo: str | None) -> None:
     """
     import msgspec
 
-    from holdfast.worktrees.references import references
+    from holdfast.repository.history import references
 
     found = references(open_repository(repo).control)
     lines = [f"{each.name}  {each.snapshot_id}  {each.created_at}  {each.note}".rstrip() for each in found]
@@ -91,7 +91,7 @@ def delete(output: Output, *, name: str, repo: str | None) -> None:
     """
     import msgspec
 
-    from holdfast.worktrees.references import delete_reference
+    from holdfast.repository.history import delete_reference
 
     gone = delete_reference(open_repository(repo).control, name)
     output.result(msgspec.structs.asdict(gone), [f"{gone.name} no longer names {gone.snapshot_id}."])

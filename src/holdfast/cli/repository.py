@@ -21,7 +21,7 @@ from holdfast.cli.places import store_address
 from holdfast.errors import LockNotHeld, LockReentry, NotFound
 
 if TYPE_CHECKING:
-    from holdfast.workspace.repository import Repository
+    from holdfast.repository.repository import Repository
 
 REPO, WORKTREE = "HOLDFAST_REPO", "HOLDFAST_WORKTREE"
 LOCK_ID, TOKEN = "HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN"
@@ -65,7 +65,7 @@ def open_repository(
     flag: str | None, environment: Mapping[str, str] = os.environ, *, to_examine: bool = False
 ) -> Repository:
     """The repository that a command is about; `to_examine` opens it even if its store cannot be used."""
-    from holdfast.workspace.repository import Repository, find_repository
+    from holdfast.repository.repository import Repository, find_repository
 
     chosen, actor, address = flag or environment.get(REPO), environment.get(ACTOR), store_address(environment)
     if not chosen:
@@ -87,7 +87,7 @@ def open_worktree(
     to_examine: bool = False,
 ) -> Opened:
     """The repository and the worktree that a command is about; it need not be there."""
-    from holdfast.worktrees.payloads import worktree_name
+    from holdfast.repository.payloads import worktree_name
 
     repository = open_repository(repo, environment, to_examine=to_examine)
     chosen = worktree or environment.get(WORKTREE)

@@ -22,9 +22,9 @@ from holdfast.errors import UsageFailure
 
 if TYPE_CHECKING:
     from holdfast.cli.repository import Opened
-    from holdfast.worktrees.proof import Proof
-    from holdfast.worktrees.records import Descriptor
-    from holdfast.worktrees.restoring import InPlace
+    from holdfast.repository.context import Proof
+    from holdfast.repository.records import Descriptor
+    from holdfast.repository.restore import InPlace
 
 
 @click.command(short_help="Bring a snapshot back: into a new worktree, or in place.")
@@ -80,7 +80,7 @@ def restore(
       holdfast restore v1 --inplace --reason "was lost" --path docs/plan.md
     """
     from holdfast.fs.names import shortened
-    from holdfast.worktrees.restoring import InPlace
+    from holdfast.repository.restore import InPlace
 
     opened = open_worktree(repo, worktree)
     found = opened.repository.snapshots.named(snapshot, seen_from=opened.worktree)
@@ -116,35 +116,35 @@ def _refuse(options: list[str], why: str) -> None:
 
 
 def _into_new(output: Output, opened: Opened, found: Descriptor, name: str | None, *, dry_run: bool) -> None:
-    from holdfast.workspace.plain.snapshots import restored_record
+    from holdfast.repository.to_json import restored_to_json
 
     snapshots = opened.repository.snapshots
     if dry_run:
         chosen = name or next(snapshots.free_names(found.snapshot_id))
         path = opened.repository.control.places.payload(chosen)
         output.result(
-            restored_record(chosen, path, found.snapshot_id, dry_run=True),
+            restored_to_json(chosen, path, found.snapshot_id, dry_run=True),
             [f"Would restore {found.snapshot_id} into the new worktree {chosen}: {path}"],
         )
         return
     config = snapshots.restore(found.snapshot_id, name)
     path = opened.repository.control.places.payload(config.worktree_id)
     output.result(
-        restored_record(config.worktree_id, path, found.snapshot_id, dry_run=False),
+        restored_to_json(config.worktree_id, path, found.snapshot_id, dry_run=False),
         [f"Restored {found.snapshot_id} into the new worktree {config.worktree_id}: {path}"],
     )
 
 
 def _plan(output: Output, opened: Opened, found: Descriptor, how: InPlace) -> None:
     from holdfast.cli.snapshot_view import change_lines
-    from holdfast.workspace.plain.snapshots import counts, plan_record, undone
+    from holdfast.repository.to_json import counts, restore_plan_to_json, undone
 
     plan = opened.repository.snapshots.plan(opened.worktree, found.snapshot_id, how)
     numbers = counts(undone(plan))
     told = [f"{numbers[what]} would {verb}" for what, verb in _VERBS.items()]
     kept = "What is there now would be kept as a snapshot first." if plan.keeps else _not_kept(how)
     output.result(
-        plan_record(opened.worktree, how, plan),
+        restore_plan_to_json(opened.worktree, how, plan),
         [
             f"Would restore {found.snapshot_id} in {opened.worktree}:",
             *change_lines(undone(plan)),
@@ -177,8 +177,8 @@ def _in_place(
     right: Callable[[], AbstractContextManager[Proof | None]],
 ) -> None:
     from holdfast.cli import progress
-    from holdfast.workspace.plain.snapshots import restored_in_place_record
-    from holdfast.worktrees.restoring import checked
+    from holdfast.repository.restore import checked
+    from holdfast.repository.to_json import restored_in_place_to_json
 
     checked(opened.repository.control, opened.worktree, how)  # before anybody's lock is asked for
     inside = how.path is None and _is_inside(opened)
@@ -197,4 +197,4 @@ def _in_place(
         lines.append(f"What was written while it was restored is in the snapshot {restored.late}.")
     lines += [f"The head is now {head}."] if head else ["It is unsaved work on top of the head."]
     lines += ['You are in the old directory. Enter the new one: cd "$PWD"'] if inside else []
-    output.result(restored_in_place_record(opened.worktree, how, restored), lines)
+    output.result(restored_in_place_to_json(opened.worktree, how, restored), lines)

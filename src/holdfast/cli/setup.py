@@ -71,7 +71,7 @@ def setup(output: Output, *, program: str, remove: bool, dry_run: bool, project:
 
 def _afterwards(target: Target, project: Path) -> list[str]:
     """What is left to do for the person who has set it up."""
-    from holdfast.workspace.repository import find_repository
+    from holdfast.repository.repository import find_repository
 
     lines = [AFTERWARDS[target]] if target in AFTERWARDS else []
     with contextlib.suppress(NotFound):

@@ -69,16 +69,16 @@ def snapshot(
     """
     from holdfast.cli import progress
     from holdfast.cli.snapshot_view import WARNING
-    from holdfast.workspace.plain.snapshots import is_best_effort, taken_record
-    from holdfast.worktrees.records import Consistency
-    from holdfast.worktrees.snapshots import Wanted
+    from holdfast.repository.records import Consistency
+    from holdfast.repository.snapshots import SnapshotOptions
+    from holdfast.repository.to_json import is_best_effort, new_snapshot_to_json
 
     opened = open_worktree(repo, worktree)
     with (
         proven(opened, lock_id, "snapshot", wait=wait) as proof,
         progress.shown(output, "Capturing", files=_about_how_many(opened)) as told,
     ):
-        wanted = Wanted(
+        wanted = SnapshotOptions(
             note=note,
             consistency=Consistency(consistency) if consistency else None,
             tag=tag,
@@ -91,7 +91,7 @@ def snapshot(
     lines += [f"  {WARNING}"] if is_best_effort(made) else []
     lines += [f"  recorded, not captured: {each}" for each in made.special]
     lines += [f"  not preserved: {each}" for each in made.not_preserved]
-    tell(output, field, taken_record(made, tag), lines)
+    tell(output, field, new_snapshot_to_json(made, tag), lines)
 
 
 def engine_named(flag: str | None) -> Engine | None:
@@ -109,7 +109,7 @@ def engine_named(flag: str | None) -> Engine | None:
 
 def _about_how_many(opened: Opened) -> int | None:
     """How many files the head has: most likely about as many as there will be."""
-    from holdfast.worktrees.records import DESCRIPTORS
+    from holdfast.repository.records import DESCRIPTORS
 
     control = opened.repository.control
     head = control.config(opened.worktree).head_snapshot_id

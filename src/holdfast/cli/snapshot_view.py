@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from holdfast.cli.progress import bytes_as_text, files_as_text
-from holdfast.workspace.plain.snapshots import comparison_record as comparison_record
-from holdfast.workspace.plain.snapshots import counts, is_best_effort
-from holdfast.workspace.plain.snapshots import marks_record as marks_record
-from holdfast.workspace.plain.snapshots import record as record
+from holdfast.repository.to_json import comparison_to_json as comparison_to_json
+from holdfast.repository.to_json import counts, is_best_effort
+from holdfast.repository.to_json import marks_to_json as marks_to_json
+from holdfast.repository.to_json import snapshot_to_json as snapshot_to_json
 
 if TYPE_CHECKING:
+    from holdfast.repository.history import HistoryEntry, Marks
+    from holdfast.repository.records import Descriptor
     from holdfast.trees import Change
-    from holdfast.worktrees.history import Entry, Marks
-    from holdfast.worktrees.records import Descriptor
 
 MANY_BELOW = 20
 """How many entries of a new directory are named one by one."""
@@ -32,7 +32,7 @@ KINDS = {
 }
 
 
-def entry_lines(entry: Entry, *, with_worktree: bool) -> list[str]:
+def entry_lines(entry: HistoryEntry, *, with_worktree: bool) -> list[str]:
     """A snapshot of a history, for people: one line, and one more for each thing to know about it."""
     descriptor = entry.descriptor
     first = f"{descriptor.snapshot_id}  {descriptor.created_at[:19].replace('T', ' ')}Z"

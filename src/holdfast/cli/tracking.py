@@ -64,7 +64,7 @@ def tracking(repo: str | None, actor: str | None = None, *, init: bool = False) 
     """The tracker, opened as the options and the environment say; with advice if a lock cannot be had."""
     from holdfast.fs.names import checked_actor
     from holdfast.locks.retry import lock_timeout, retry_config
-    from holdfast.workspace.trackers import find_root, open_tracker
+    from holdfast.repository.opening import find_root, open_tracker
 
     named = repo or os.environ.get(REPO_VARIABLE)
     start = Path(os.path.abspath(named or os.getcwd()))

@@ -19,8 +19,8 @@ from holdfast.cli.repository import REPO, current_directory, repo_option
 from holdfast.cli.tables import plain_table, show_table
 
 if TYPE_CHECKING:
-    from holdfast.workspace.holdings import Holding, Waiting
-    from holdfast.workspace.overview import Overview
+    from holdfast.repository.holdings import Holding, HoldingWaiter
+    from holdfast.repository.overview import Overview
 
 COLUMNS = ("WHAT", "HELD BY", "SINCE", "LEFT", "ALIVE", "WAITING", "TO GET IT")
 INDENT, MOST_NARROW = 13, 40
@@ -121,7 +121,7 @@ def _show_live(looks: Iterator[Overview]) -> None:
 
 def _look(repo: str | None, data_dir: str | None) -> Overview:
     from holdfast.locks.repo_lock import RepoLock
-    from holdfast.workspace.overview import check_workspace, find_workspace, look_around
+    from holdfast.repository.overview import check_workspace, find_workspace, look_around
 
     chosen, address = repo or os.environ.get(REPO) or None, store_address(os.environ)
     if chosen is None:
@@ -204,14 +204,14 @@ def row(held: Holding, now: float) -> list[str]:
     ]
 
 
-def _waiters(waiting: Sequence[Waiting], now: float) -> str:
+def _waiters(waiting: Sequence[HoldingWaiter], now: float) -> str:
     """Those who wait, in their places; those who have none are served in no order, and it says so."""
     shown = ", ".join(_waiter(each, now) for each in waiting)
     unordered = sum(each.place is None for each in waiting)
     return f"{shown}; in no order" if unordered > 1 else shown
 
 
-def _waiter(waiting: Waiting, now: float) -> str:
+def _waiter(waiting: HoldingWaiter, now: float) -> str:
     from holdfast.clock import format_duration, parse_instant
 
     known = []

@@ -60,14 +60,14 @@ def create(
       holdfast worktree create experiment --from head
       holdfast worktree create scratchpad --shared --label "anybody may write"
     """
-    from holdfast.cli.worktree_view import one_line, record
-    from holdfast.worktrees.records import Isolation
+    from holdfast.cli.worktree_view import one_line, worktree_to_json
+    from holdfast.repository.records import Isolation
 
     repository, here = open_worktree(repo, None)
     isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE
     repository.worktrees.create(name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label)
     state = repository.worktrees.state(name)
-    tell(output, field, record(state), [f"Made {state.path}", one_line(state)])
+    tell(output, field, worktree_to_json(state), [f"Made {state.path}", one_line(state)])
 
 
 @group.command("list", short_help="Show all worktrees.")
@@ -83,7 +83,7 @@ def list_(output: Output, *, repo: str | None) -> None:
     """
     from holdfast.cli.tables import show_table
     from holdfast.cli.worktree_view import COLUMNS, row
-    from holdfast.workspace.plain.worktrees import list_record
+    from holdfast.repository.to_json import worktrees_to_json
 
     repository = open_repository(repo)
     states = list(repository.worktrees.states())
@@ -91,7 +91,7 @@ def list_(output: Output, *, repo: str | None) -> None:
     with contextlib.suppress(NotFound):  # the current directory may be gone
         here = current_directory()
     if output.as_json:
-        output.result(list_record(repository.root, states))
+        output.result(worktrees_to_json(repository.root, states))
     else:
         show_table(output, COLUMNS, [row(each, here) for each in states])
 
@@ -108,13 +108,13 @@ def show(output: Output, *, name: str | None, repo: str | None) -> None:
     Example:
       holdfast worktree show experiment
     """
-    from holdfast.cli.worktree_view import lines, record, usage_record
-    from holdfast.worktrees.usage import Usage
+    from holdfast.cli.worktree_view import lines, usage_record, worktree_to_json
+    from holdfast.repository.usage import Usage
 
     repository, worktree = open_worktree(repo, name)
     state = repository.worktrees.state(worktree)
     usage = repository.worktrees.usage(worktree) if state.is_there else Usage((), 0)
-    output.result({**record(state), **usage_record(usage)}, lines(state, usage))
+    output.result({**worktree_to_json(state), **usage_record(usage)}, lines(state, usage))
 
 
 @group.command(short_help="Print the directory of a worktree.")
@@ -149,13 +149,13 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
     Example:
       holdfast worktree rename experiment parser
     """
-    from holdfast.cli.worktree_view import record
+    from holdfast.cli.worktree_view import worktree_to_json
 
     repository = open_repository(repo)
     config = repository.worktrees.change_name(old, new, force=force)
     state = repository.worktrees.state(config.worktree_id)
     line = f"{old} is now {config.worktree_id}: {state.path}"
-    output.result({**record(state), "renamed_from": old}, [line])
+    output.result({**worktree_to_json(state), "renamed_from": old}, [line])
 
 
 @group.command(short_help="Remove a worktree; its snapshots stay.")
@@ -186,13 +186,13 @@ def remove(
       holdfast worktree remove experiment --dry-run
       holdfast worktree remove experiment
     """
-    from holdfast.cli.worktree_view import lines, record, usage_record
+    from holdfast.cli.worktree_view import lines, usage_record, worktree_to_json
 
     repository = open_repository(repo)
     if dry_run:
         state, usage = repository.worktrees.state(name), repository.worktrees.usage(name)
         output.result(
-            {"dry_run": True, "would_remove": {**record(state), **usage_record(usage)}},
+            {"dry_run": True, "would_remove": {**worktree_to_json(state), **usage_record(usage)}},
             ["Would remove:", *lines(state, usage)],
         )
         return

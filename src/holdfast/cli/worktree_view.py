@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from holdfast.cli.lock_view import HIGH_RISK, state_lines, summary
-from holdfast.workspace.plain.worktrees import record as record
+from holdfast.repository.to_json import worktree_to_json as worktree_to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.worktrees.lifecycle import WorktreeState
-    from holdfast.worktrees.usage import Usage
+    from holdfast.repository.usage import Usage
+    from holdfast.repository.worktrees import WorktreeState
 
 
 def usage_record(usage: Usage) -> dict[str, object]:

@@ -21,13 +21,13 @@ from holdfast.demo.stage import Stage
 from holdfast.errors import AuditChainBroken, NotFound, Refused
 from holdfast.fs import durable
 from holdfast.issues.model import State
+from holdfast.repository import doctor
+from holdfast.repository.checks import all_checks
+from holdfast.repository.overview import look_around
+from holdfast.repository.records import DESCRIPTORS, Descriptor
+from holdfast.repository.repository import Repository
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.trees.shared_dirs import located, read_shared_directories
-from holdfast.workspace.checks import all_checks
-from holdfast.workspace.overview import look_around
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees import doctor
-from holdfast.worktrees.records import DESCRIPTORS, Descriptor
 
 
 class Audit(NamedTuple):

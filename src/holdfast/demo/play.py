@@ -13,7 +13,7 @@ from holdfast.demo.crew import Agent, Command, Crew
 from holdfast.demo.stage import Stage, set_up
 from holdfast.issues.model import CLAIMS, Issue, State
 from holdfast.issues.tracker import Tracker
-from holdfast.workspace.overview import look_around
+from holdfast.repository.overview import look_around
 
 KILLS = 3
 LOOK_EVERY = 0.1

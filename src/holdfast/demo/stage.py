@@ -12,10 +12,9 @@ from holdfast.fs.directory import Directory, make_directories
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import Priority
 from holdfast.issues.tracker import Tracker
-from holdfast.workspace.initialising import initialise
-from holdfast.workspace.ledgers import OpenLedger, init_ledger, open_ledger
-from holdfast.workspace.repository import Repository
-from holdfast.workspace.trackers import open_tracker
+from holdfast.repository.init import initialise
+from holdfast.repository.opening import OpenLedger, init_ledger, open_ledger, open_tracker
+from holdfast.repository.repository import Repository
 
 ACTOR = "auto:demo"
 IN_A_ROW = 6

@@ -11,8 +11,10 @@ The others go on without it. Who waits for it goes on waiting: nobody knows whet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from holdfast.clock import ClockReading, Now
 from holdfast.errors import Corrupt, Failure, IoFailure, NotInitialised, Refused, StoreIncompatible
@@ -20,6 +22,14 @@ from holdfast.fs.names import is_safe_name
 from holdfast.issues import rules
 from holdfast.issues.model import CLAIMS, INDEX, ISSUES, ClaimRecord, Issue, State
 from holdfast.store.model import Key, Record, Store
+
+if TYPE_CHECKING:
+    from holdfast.issues.claims import Claimed
+    from holdfast.issues.creating import Created
+    from holdfast.issues.model import IssueClaim
+    from holdfast.issues.tracker import Tracker
+    from holdfast.repository.agent import Assignment, Outcome
+
 
 TOLERANT_ISSUES = ISSUES.tolerant()
 
@@ -230,3 +240,98 @@ def tried(store: Store, key: Key[Record], issue_id: str) -> Record | Broken | No
 def _is_broken(failure: Failure) -> bool:
     """Whether it is this one document that cannot be read: not the store, which would be the end of all."""
     return isinstance(failure, Corrupt | IoFailure | Refused) and not isinstance(failure, StoreIncompatible)
+
+
+SHORT = 8
+
+
+def issue_summary_to_json(issue: Issue, state: State) -> dict[str, Any]:
+    """What lists show of an issue; the state is the one that it is in, whatever is stored."""
+    return {
+        "id": issue.id,
+        "short_id": issue.id[:SHORT],
+        "title": issue.title,
+        "state": state.value,
+        "priority": issue.priority.value,
+        "assignee": issue.assignee,
+        "labels": list(issue.labels),
+        "dependencies": list(issue.dependencies),
+        "gates_required": list(issue.gates_required),
+        "created_at": issue.created_at,
+        "updated_at": issue.updated_at,
+    }
+
+
+def issues_to_json(snapshot: IssueSet, issues: Iterable[Issue]) -> dict[str, Any]:
+    """Some issues of a tracker, and what of it could not be read."""
+    listed = [issue_summary_to_json(issue, snapshot.state(issue)) for issue in issues]
+    return {"issues": listed, "count": len(listed), "broken": unreadable_issues_to_json(snapshot.broken)}
+
+
+def unreadable_issues_to_json(broken: Iterable[Broken]) -> list[dict[str, str]]:
+    """What cannot be read: where it is, and what to do about it."""
+    return [each.as_record() for each in broken]
+
+
+def issue_to_json(tracker: Tracker, issue_id: str) -> dict[str, Any]:
+    """Everything that is known of one issue."""
+    from holdfast.issues import rules
+
+    issue, version = tracker.document(issue_id)
+    known = msgspec.to_builtins(issue)
+    known.pop("(unknown)", None)
+    record = tracker.claims.state(issue_id)
+    seen = tracker.transactions.with_dependencies(issue)
+    return {
+        **known,
+        **{name: value for name, value in issue.unknown.items() if name not in known},
+        "state": rules.state_of(issue, seen.issues.get).value,
+        "short_id": issue.id[:SHORT],
+        "blocked_by": rules.open_dependencies(issue, seen.issues.get),
+        "broken": unreadable_issues_to_json(seen.broken.values()),
+        "dependents": list(tracker.dependents_of(issue_id)),
+        "claim": issue_claim_to_json(record.claim, tracker.transactions.moment())
+        if record and record.claim
+        else None,
+        "version": version,
+    }
+
+
+def issue_claim_to_json(claim: IssueClaim, moment: Now) -> dict[str, Any]:
+    """A claim as others see it now: expired means that anybody may take its place."""
+    left = claim.time_left(moment, for_others=True)
+    return {**msgspec.to_builtins(claim), "expired": left <= 0, "time_left": round(left, 3)}
+
+
+def claimed_issue_to_json(claimed: Claimed) -> dict[str, Any]:
+    """What a claimer is told: the issue, and what to show from now on."""
+    claim = claimed.claim
+    return {
+        **issue_summary_to_json(claimed.issue, claimed.issue.state),
+        "claim_id": claim.claim_id,
+        "token": claim.token,
+        "ttl": claim.ttl,
+        "expires_at": claim.expires_at,
+        "taken_over_from": claimed.taken_over_from,
+    }
+
+
+def created_issues_to_json(created: Created) -> dict[str, Any]:
+    """The issue, and which dependencies were left out."""
+    skipped = [{"depends_on": on, "implied_by": way} for on, way in created.implied.items()]
+    return {**issue_summary_to_json(created.issue, created.issue.state), "skipped_dependencies": skipped}
+
+
+def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:
+    """What became of a piece of work."""
+    return {
+        "issue_id": outcome.issue.id,
+        "state": outcome.issue.state.value,
+        "succeeded": outcome.succeeded,
+        "worktree_id": assignment.lease.worktree,
+        "claim_token": assignment.claim.claim.token,
+        "fencing_token": assignment.lease.token,
+        "snapshot_id": outcome.snapshot_id,
+        "sequence": outcome.sequence,
+        "taken_over_from": assignment.taken_over_from,
+    }

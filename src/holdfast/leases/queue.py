@@ -7,6 +7,7 @@ then in the order of asking. Here is only how the time until then passes.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import sys
@@ -271,3 +272,28 @@ class _Lookout:
             self._refuse_circle()
         except BaseException as found:  # for the one who waits, in its own thread
             self._found = found
+
+
+async def in_a_thread(
+    wait_for_it: Callable[[threading.Event], Got], give_back: Callable[[Got], object]
+) -> Got:
+    """What `wait_for_it` returns, which runs in a thread and ends soon after the event it is given is set.
+
+    If the coroutine is cancelled the event is set, and what comes too late is given back.
+    """
+    cancelled = threading.Event()
+
+    def wait() -> Got:
+        got = wait_for_it(cancelled)
+        if cancelled.is_set():
+            give_back(got)
+        return got
+
+    waiting = asyncio.ensure_future(asyncio.to_thread(wait))
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        cancelled.set()
+        if waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+            await asyncio.to_thread(give_back, waiting.result())  # it came while we were being cancelled
+        raise

@@ -489,3 +489,13 @@ def checked_ttl(ttl: float, setting: str = "ttl") -> float:
     if not SHORTEST <= ttl <= LONGEST_META:
         raise SettingInvalid(setting, f"{ttl:g}s", "a duration from 1s to 1h")
     return float(ttl)
+
+
+def event_to_json(recorded: Recorded) -> dict[str, Any]:
+    """An event for programs."""
+    return {"sequence": recorded.sequence, "event": recorded.event}
+
+
+def events_to_json(events: Iterable[Recorded]) -> dict[str, Any]:
+    """Some events of a ledger."""
+    return {"events": [event_to_json(each) for each in events]}

@@ -18,7 +18,7 @@ from mcp_types import (
 )
 
 from holdfast.errors import Failure, NotFound, UsageFailure
-from holdfast.workspace.plain.values import in_utf_8, printable
+from holdfast.fs.names import in_utf_8, printable
 
 JSON = "application/json"
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 from holdfast.errors import Ambiguous, LockNotHeld, NotFound
 from holdfast.leases.service import HeldLease
-from holdfast.workspace.assignments import Assignment
+from holdfast.repository.agent import Assignment
 
 _log = logging.getLogger(__name__)
 

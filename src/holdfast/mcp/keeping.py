@@ -7,11 +7,11 @@ from holdfast.mcp import arguments
 from holdfast.mcp.calls import Call, Plain
 from holdfast.mcp.held import Place
 from holdfast.mcp.leasing import proven
-from holdfast.workspace.plain import snapshots
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.records import DESCRIPTORS, Consistency
-from holdfast.worktrees.restoring import InPlace, checked
-from holdfast.worktrees.snapshots import Wanted
+from holdfast.repository import to_json
+from holdfast.repository.records import DESCRIPTORS, Consistency
+from holdfast.repository.repository import Repository
+from holdfast.repository.restore import InPlace, checked
+from holdfast.repository.snapshots import SnapshotOptions
 
 
 def snapshot(call: Call, given: arguments.Snapshot) -> Plain:
@@ -20,7 +20,7 @@ def snapshot(call: Call, given: arguments.Snapshot) -> Plain:
     head = repository.control.config(place.worktree).head_snapshot_id
     known = repository.control.store.read(DESCRIPTORS.key(head)) if head else None
     call.total = known.record.files if known else None
-    wanted = Wanted(
+    wanted = SnapshotOptions(
         note=given.note,
         tag=given.tag,
         consistency=Consistency(given.consistency) if given.consistency else None,
@@ -29,15 +29,15 @@ def snapshot(call: Call, given: arguments.Snapshot) -> Plain:
     with proven(call, repository, place, given.lock_id, "snapshot") as proof:
         call.check()
         made = repository.snapshots.take(place.worktree, proof, wanted)
-    return snapshots.taken_record(made, given.tag)
+    return to_json.new_snapshot_to_json(made, given.tag)
 
 
 def history(call: Call, given: arguments.History) -> Plain:
     repository = call.project.repository()
     if given.all_worktrees:
-        return snapshots.history_record(repository.snapshots.everything(limit=given.limit), None)
+        return to_json.history_to_json(repository.snapshots.everything(limit=given.limit), None)
     worktree = call.project.worktree(repository, given.worktree)
-    return snapshots.history_record(repository.snapshots.line(worktree, limit=given.limit), worktree)
+    return to_json.history_to_json(repository.snapshots.line(worktree, limit=given.limit), worktree)
 
 
 def restore(call: Call, given: arguments.Restore) -> Plain:
@@ -62,7 +62,7 @@ def _restore_into_new(repository: Repository, snapshot_id: str, given: arguments
     else:
         name = repository.snapshots.restore(snapshot_id, given.into).worktree_id
     path = repository.control.places.payload(name)
-    return snapshots.restored_record(name, path, snapshot_id, dry_run=given.dry_run)
+    return to_json.restored_to_json(name, path, snapshot_id, dry_run=given.dry_run)
 
 
 def _restore_in_place(
@@ -72,10 +72,10 @@ def _restore_in_place(
     how = InPlace(reason=given.reason, path=path, progress=call.progress)
     if given.dry_run:
         plan = repository.snapshots.plan(place.worktree, snapshot_id, how)
-        return snapshots.plan_record(place.worktree, how, plan)
+        return to_json.restore_plan_to_json(place.worktree, how, plan)
     checked(repository.control, place.worktree, how)  # before anybody's lease is asked for
     purpose = f"restore {snapshot_id} in place"
     with proven(call, repository, place, given.lock_id, purpose) as proof:
         call.check()
         restored = repository.snapshots.restore_in_place(place.worktree, snapshot_id, proof, how)
-    return snapshots.restored_in_place_record(place.worktree, how, restored)
+    return to_json.restored_in_place_to_json(place.worktree, how, restored)

@@ -15,10 +15,10 @@ from holdfast.leases.service import DEFAULT_TTL, HeldLease
 from holdfast.mcp import arguments
 from holdfast.mcp.calls import Call, Plain
 from holdfast.mcp.held import Place
-from holdfast.workspace.plain.leases import lease_record
-from holdfast.workspace.repository import Repository
-from holdfast.worktrees.proof import Proof, proof_of
-from holdfast.worktrees.records import Isolation
+from holdfast.repository.context import Proof, proof_of
+from holdfast.repository.records import Isolation
+from holdfast.repository.repository import Repository
+from holdfast.repository.to_json import lease_to_json
 
 OWN_TTL = 20.0
 """How long a lease lasts that is taken for the duration of one step; it is renewed until that ends."""
@@ -29,21 +29,21 @@ def take_lease(call: Call, given: arguments.TakeLease) -> Plain:
     place = Place(repository.root, call.project.worktree(repository, given.worktree))
     ttl = None if given.ttl is None else parse_duration(given.ttl, setting="ttl")
     if (lease := _renewed(call, place, ttl)) is not None:
-        return lease_record(lease)
+        return lease_to_json(lease)
     if (handed_on := call.project.given_lease(place.worktree)) is not None:
-        return lease_record(repository.desk.renew(place.worktree, handed_on.lock_id, ttl))
+        return lease_to_json(repository.desk.renew(place.worktree, handed_on.lock_id, ttl))
     taken = _taken(call, repository, place, given, ttl)
     if isinstance(taken, Lease):
-        return lease_record(taken)
+        return lease_to_json(taken)
     call.held.keep_lease(place, taken)
     call.undo = partial(_given_back, call, place)
-    return lease_record(taken.lease)
+    return lease_to_json(taken.lease)
 
 
 def release_lease(call: Call, given: arguments.ReleaseLease) -> Plain:
     repository = call.project.repository()
     place = Place(repository.root, call.project.worktree(repository, given.worktree))
-    return lease_record(_given_back(call, place))
+    return lease_to_json(_given_back(call, place))
 
 
 def _renewed(call: Call, place: Place, ttl: float | None) -> Lease | None:

@@ -15,11 +15,10 @@ from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import Holder
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.locks.retry import RetryConfig
-from holdfast.workspace.ledgers import open_ledger
-from holdfast.workspace.overview import find_workspace
-from holdfast.workspace.repository import Repository, find_repository
-from holdfast.workspace.trackers import find_root, open_tracker
-from holdfast.worktrees.payloads import worktree_name
+from holdfast.repository.opening import find_root, open_ledger, open_tracker
+from holdfast.repository.overview import find_workspace
+from holdfast.repository.payloads import worktree_name
+from holdfast.repository.repository import Repository, find_repository
 
 
 class GivenLease(NamedTuple):

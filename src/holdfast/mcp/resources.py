@@ -10,10 +10,12 @@ from urllib.parse import unquote
 from mcp_types import Resource, ResourceTemplate
 
 from holdfast.errors import NotFound, UsageFailure
+from holdfast.issues import reading
+from holdfast.ledger import log
 from holdfast.mcp import arguments, keeping, working
 from holdfast.mcp.answers import JSON
 from holdfast.mcp.calls import Call, Plain
-from holdfast.workspace.plain import events, issues, worktrees
+from holdfast.repository import to_json
 
 SCHEME = "holdfast://"
 TAIL = 50
@@ -51,7 +53,7 @@ def _who(call: Call) -> Plain:
 
 def _worktrees(call: Call) -> Plain:
     repository = call.project.repository()
-    return worktrees.list_record(repository.root, repository.worktrees.states())
+    return to_json.worktrees_to_json(repository.root, repository.worktrees.states())
 
 
 def _history(call: Call, worktree: str | None = None) -> Plain:
@@ -60,24 +62,24 @@ def _history(call: Call, worktree: str | None = None) -> Plain:
 
 def _ready(call: Call) -> Plain:
     found = call.project.tracker(call.actor).snapshot()
-    return issues.list_record(found, found.ready())
+    return reading.issues_to_json(found, found.ready())
 
 
 def _issue(call: Call, name: str) -> Plain:
     tracker = call.project.tracker(call.actor)
-    return issues.full(tracker, tracker.find_id(name))
+    return reading.issue_to_json(tracker, tracker.find_id(name))
 
 
 def _tail(call: Call) -> Plain:
     ledger = call.project.ledger()
     last = deque(ledger.events(after=max(0, ledger.sequence - TAIL)), maxlen=TAIL)
-    return events.list_record(last)
+    return log.events_to_json(last)
 
 
 def _event(call: Call, sequence: str) -> Plain:
     if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 12):
         raise UsageFailure(f"{sequence!a} is not a sequence", hint="A number, from 1.")
-    return events.as_record(call.project.ledger().read(int(sequence)))
+    return log.event_to_json(call.project.ledger().read(int(sequence)))
 
 
 OFFERS = (

@@ -7,15 +7,16 @@ from functools import partial
 
 from holdfast.clock import parse_duration
 from holdfast.errors import FencingMismatch, LockExpired, LockNotHeld
+from holdfast.issues import reading
 from holdfast.issues.claims import Claimed
 from holdfast.issues.creating import NewIssue
 from holdfast.issues.model import Priority
+from holdfast.ledger import log
 from holdfast.mcp import arguments
 from holdfast.mcp.calls import Call, Plain
 from holdfast.mcp.held import Place, Work
-from holdfast.workspace.assignments import Wish, Workshop, take
-from holdfast.workspace.overview import look_around
-from holdfast.workspace.plain import events, issues
+from holdfast.repository.agent import AgentContext, AssignmentOptions, take
+from holdfast.repository.overview import look_around
 
 
 def who(call: Call, given: arguments.Who) -> Plain:
@@ -25,8 +26,8 @@ def who(call: Call, given: arguments.Who) -> Plain:
 def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Plain:
     project = call.project
     repository = project.repository()
-    workshop = Workshop(repository, project.tracker(call.actor), project.ledger_if_any())
-    wish = Wish(
+    workshop = AgentContext(repository, project.tracker(call.actor), project.ledger_if_any())
+    wish = AssignmentOptions(
         issue_id=given.issue,
         worktree=given.worktree,
         assignee=call.actor,
@@ -44,13 +45,13 @@ def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Plain:
     call.undo = partial(_dropped, call, assignment.issue.id)
     claimed = Claimed(assignment.issue, assignment.claim.claim, assignment.taken_over_from)
     return {
-        **issues.claimed_record(claimed),
+        **reading.claimed_issue_to_json(claimed),
         "description": assignment.issue.description,
         "worktree_id": assignment.lease.worktree,
         "path": str(assignment.path),
         "lock_id": assignment.lease.lock_id,
         "fencing_token": assignment.lease.token,
-        "broken": issues.broken_records(assignment.broken),
+        "broken": reading.unreadable_issues_to_json(assignment.broken),
     }
 
 
@@ -75,7 +76,7 @@ def finish_work(call: Call, given: arguments.FinishWork) -> Plain:
         call.held.keep_work(work)  # still ours: it can be tried again, or given up
         raise
     work.end.close()
-    return issues.outcome_record(outcome, assignment)
+    return reading.outcome_to_json(outcome, assignment)
 
 
 def add_work(call: Call, given: arguments.AddWork) -> Plain:
@@ -88,11 +89,11 @@ def add_work(call: Call, given: arguments.AddWork) -> Plain:
         labels=tuple(given.labels),
     )
     [created] = tracker.create_all([new])
-    return issues.created_record(created)
+    return reading.created_issues_to_json(created)
 
 
 def append_to_ledger(call: Call, given: arguments.AppendToLedger) -> Plain:
     ledger = call.project.ledger()
     if given.if_sequence is None:
-        return events.as_record(ledger.append(given.event))
-    return events.as_record(ledger.append_if_sequence(given.event, given.if_sequence))
+        return log.event_to_json(ledger.append(given.event))
+    return log.event_to_json(ledger.append_if_sequence(given.event, given.if_sequence))

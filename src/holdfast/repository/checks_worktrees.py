@@ -1,0 +1,302 @@
+"""The directories of worktrees, and files that do not belong where they are."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.errors import LockConflict, NotFound
+from holdfast.fs.directory import Directory
+from holdfast.repository import history as referring
+from holdfast.repository.context import RepositoryContext, is_ready, settled_config
+from holdfast.repository.doctor import Examination, Finding, Severity
+from holdfast.repository.records import (
+    DESCRIPTORS,
+    PINS,
+    REFERENCES,
+    WORKTREES,
+    Descriptor,
+    Pin,
+    Reference,
+    WorktreeConfig,
+    worktree_keys,
+)
+from holdfast.store.model import Decision, Delete, Key, Replace, View
+
+_CONTROL_FILES = (".jvs", ".holdfast")
+"""Names that are ours: in the root of a payload they lead commands astray."""
+
+
+def worktrees(examination: Examination) -> Iterator[Finding]:
+    """Worktrees without a directory, and directories without a worktree.
+
+    The order is that of handing over: directories, then operations, then records. What is being
+    created has an operation until the commit that makes its record.
+    """
+    places = examination.control.places
+    there = _names(places.worktrees)
+    pending = set(examination.operations())
+    configs = examination.configs()
+    for worktree in configs:
+        path = places.payload(worktree)
+        if _is_directory(path) or worktree in examination.operations():
+            continue
+        if examination.config(worktree) is not None and not _is_directory(path):
+            instead = ", and something else stands there" if _exists(path) else ""
+            yield Finding(
+                "worktree-directory-missing",
+                Severity.ERROR,
+                worktree,
+                f"the directory of {worktree} is not there{instead}: {path}",
+                "Somebody moved or deleted it. What was saved is in its snapshots.",
+                "nothing: put it back, or restore its head into a new worktree and remove this one",
+                facts={"path": str(path)},
+            )
+    for name in there:
+        if name in configs or name in pending:
+            continue
+        if not _exists(places.worktrees / name):
+            continue
+        yield Finding(
+            "worktree-directory-unknown",
+            Severity.WARNING,
+            name,
+            f"{places.worktrees / name} belongs to no worktree",
+            "Somebody put it there. Holdfast does not look into it, and takes no snapshots of it.",
+            "nothing: it may be somebody's work; move it elsewhere",
+        )
+
+
+def payloads(examination: Examination) -> Iterator[Finding]:
+    """Control files among users' files."""
+    for worktree in examination.configs():
+        payload = examination.control.places.payload(worktree)
+        for name in _CONTROL_FILES if _is_directory(payload) else ():
+            if _exists(payload / name):
+                yield Finding(
+                    "control-file-in-payload",
+                    Severity.WARNING,
+                    f"{worktree}/{name}",
+                    f"{payload / name} looks like a file of Holdfast, but is among the files of {worktree}",
+                    "Commands that are run there may take it for the repository. It is in every snapshot.",
+                    "nothing: it is among your files; move it away if it is not yours",
+                )
+
+
+def records(examination: Examination) -> Iterator[Finding]:
+    """Files beside a worktree's record, which is the only source of what the worktree is."""
+    directory = examination.control.places.root / ".jvs" / "worktrees"
+    for worktree in _names(directory):
+        for name in _names(directory / worktree):
+            if name != "config.json" and not name.startswith("."):
+                yield Finding(
+                    "record-foreign",
+                    Severity.WARNING,
+                    f"{worktree}/{name}",
+                    f"{directory / worktree / name} is not a file of this version of Holdfast",
+                    "Nobody reads it: the record of a worktree is config.json alone.",
+                    "nothing: it is not ours to remove",
+                )
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        with Directory.open(path) as directory:
+            return sorted(directory.names())
+    except NotFound:
+        return []
+
+
+def _exists(path: Path) -> bool:
+    return _status_mode(path) is not None
+
+
+def _is_directory(path: Path) -> bool:
+    mode = _status_mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def _status_mode(path: Path) -> int | None:
+    try:
+        with Directory.open(path.parent) as directory:
+            status = directory.status(path.name)
+    except NotFound:
+        return None
+    return None if status is None else status.st_mode
+
+
+def heads(examination: Examination) -> Iterator[Finding]:
+    """Heads that are not there, and heads behind the newest snapshot of their line.
+
+    The descriptors are read before the records: a snapshot that is in them was published before, and
+    moved its head in the same commit.
+    """
+    newer = examination.descriptors
+    for worktree, config in examination.configs().items():
+        start = config.head_snapshot_id or config.base_snapshot_id
+        if start is not None and examination.descriptor(start) is None:
+            if examination.config(worktree) == config:
+                yield _head_missing(worktree, start)
+            continue
+        tips = _tips_ahead(examination, newer, config, start)
+        if tips:
+            yield _head_behind(examination.control, config, start, tips)
+
+
+def _head_missing(worktree: str, head: str) -> Finding:
+    return Finding(
+        "head-missing",
+        Severity.ERROR,
+        worktree,
+        f"the head of {worktree} is the snapshot {head}, which is not there",
+        "History cannot be shown, and no snapshot be taken on top of it. The worktree's files are untouched.",
+        "nothing: which snapshot it should be cannot be known; bring the descriptor back from a copy",
+        facts={"snapshot_id": head},
+    )
+
+
+def _tips_ahead(
+    examination: Examination, descriptors: dict[str, Descriptor], config: WorktreeConfig, start: str | None
+) -> list[str]:
+    """The ends of lines that go on behind the head, by snapshots that this very worktree has published."""
+    own = {
+        each.snapshot_id
+        for each in _behind(descriptors, start)
+        if each.worktree_id == config.worktree_id
+        and each.created_at >= config.created_at  # not those of an earlier worktree of this name
+        and each.doomed_by is None
+        and is_ready(examination.control.places, each.snapshot_id)
+    }
+    parents = {descriptors[each].parent_id for each in own}
+    return sorted(own - parents)
+
+
+def _behind(descriptors: dict[str, Descriptor], start: str | None) -> Iterator[Descriptor]:
+    """All snapshots whose line leads to this one; without one, all whose line has a beginning."""
+    children: dict[str | None, list[Descriptor]] = {}
+    for each in descriptors.values():
+        children.setdefault(each.parent_id, []).append(each)
+    seen, waiting = {start}, [start]
+    while waiting:
+        for each in children.get(waiting.pop(), ()):
+            if each.snapshot_id not in seen:
+                seen.add(each.snapshot_id)
+                waiting.append(each.snapshot_id)
+                yield each
+
+
+def _head_behind(
+    control: RepositoryContext, config: WorktreeConfig, start: str | None, tips: list[str]
+) -> Finding:
+    newest = tips[0]
+    one = len(tips) == 1
+    return Finding(
+        "head-behind",
+        Severity.ERROR,
+        config.worktree_id,
+        f"the head of {config.worktree_id} is {start}, but its line goes on to {', '.join(tips)}",
+        "History does not show a snapshot that was published, and collecting would delete it.",
+        f"move the head to {newest}; no file of the worktree changes"
+        if one
+        else "nothing: there is more than one line; keep each with 'holdfast ref create'",
+        fix=partial(_move_head, control, config, newest) if one else None,
+        facts={"head_snapshot_id": start, "newest": tips},
+    )
+
+
+def _move_head(control: RepositoryContext, before: WorktreeConfig, snapshot_id: str) -> None:
+    worktree = before.worktree_id
+    key = DESCRIPTORS.key(snapshot_id)
+
+    def decide(view: View, now: float) -> Decision[None]:
+        config, descriptor = settled_config(view, worktree), view.get(key)
+        if config != before or descriptor is None or descriptor.doomed_by is not None:
+            raise LockConflict(f"{worktree} has changed meanwhile", worktree=worktree)
+        moved = msgspec.structs.replace(config, head_snapshot_id=snapshot_id)
+        facts = {"worktree_id": worktree, "from": before.head_snapshot_id, "to": snapshot_id}
+        entry = control.audit(view, now, "head_repaired", **facts)
+        return Decision([Replace(WORKTREES.key(worktree), moved), entry], None)
+
+    control.store.transact([*worktree_keys(worktree), key, control.trail.stream], decide)
+
+
+def parents(examination: Examination) -> Iterator[Finding]:
+    """Parents that are not there. Collecting links children anew in the same commit, so it leaves none."""
+    descriptors = examination.descriptors
+    for each in descriptors.values():
+        parent = each.parent_id
+        if parent is None or parent in descriptors or examination.descriptor(parent) is not None:
+            continue
+        now = examination.descriptor(each.snapshot_id)
+        if now is not None and now.parent_id == parent:
+            yield Finding(
+                "parent-missing",
+                Severity.ERROR,
+                each.snapshot_id,
+                f"the parent of the snapshot {each.snapshot_id} is {parent}, which is not there",
+                "History ends here though it went on. The snapshot itself is whole.",
+                "nothing: bring the descriptor back from a copy",
+                facts={"parent_id": parent},
+            )
+
+
+def references(examination: Examination) -> Iterator[Finding]:
+    """References to nothing."""
+    for each in referring.references(examination.control):
+        key = REFERENCES.key(each.name)
+        if _is_dangling(examination, key, each):
+            yield Finding(
+                "reference-dangling",
+                Severity.WARNING,
+                each.name,
+                f"the reference {each.name} names the snapshot {each.snapshot_id}, which is not there",
+                "It keeps nothing.",
+                "delete it; the audit trail keeps what it said",
+                fix=partial(_delete, examination.control, key, each, "reference_deleted"),
+                facts={"snapshot_id": each.snapshot_id},
+            )
+
+
+def pins(examination: Examination) -> Iterator[Finding]:
+    """Pins on nothing."""
+    for each in referring.pins(examination.control):
+        key = PINS.key(each.pin_id)
+        if _is_dangling(examination, key, each):
+            yield Finding(
+                "pin-dangling",
+                Severity.WARNING,
+                each.pin_id,
+                f"the pin {each.pin_id} is on the snapshot {each.snapshot_id}, which is not there",
+                "It keeps nothing.",
+                "remove it; the audit trail keeps what it said",
+                fix=partial(_delete, examination.control, key, each, "pin_removed"),
+                facts={"snapshot_id": each.snapshot_id},
+            )
+
+
+Referring = TypeVar("Referring", Reference, Pin)
+
+
+def _is_dangling(examination: Examination, key: Key[Referring], found: Referring) -> bool:
+    """Whether it names nothing, and is there still: else the snapshot may have been collected rightly."""
+    if examination.descriptor(found.snapshot_id) is not None:
+        return False
+    document = examination.control.store.read(key)
+    return document is not None and document.record == found
+
+
+def _delete(control: RepositoryContext, key: Key[Referring], found: Referring, event: str) -> None:
+    snapshot = DESCRIPTORS.key(found.snapshot_id)
+
+    def decide(view: View, now: float) -> Decision[None]:
+        if view.get(snapshot) is not None or view.get(key) != found:
+            return Decision([], None)
+        facts = {**msgspec.structs.asdict(found), "because": "there is no such snapshot"}
+        return Decision([Delete(key), control.audit(view, now, event, **facts)], None)
+
+    control.store.transact([key, snapshot, control.trail.stream], decide)

@@ -1,0 +1,241 @@
+"""A glance at whether a path may be written to, loading next to nothing: a hook asks before every write.
+
+What can be told from a few small files is told here, by the rules that leases have; for everything else
+(a store that is not files, a commit that is being carried out, a record that cannot be read) the answer
+is None: ask `Repository`, which takes longer because it knows more.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import msgspec
+
+from holdfast.errors import NotFound
+from holdfast.fs import calls, directory
+from holdfast.leases.service import LeaseState
+from holdfast.locks.identity import acts_under
+from holdfast.repository.repository import Repository
+
+TYPE_CHECKING = False  # what checkers take for true; importing `typing` costs time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, Literal
+
+    from holdfast.errors import LockConflict
+    from holdfast.locks.identity import Holder, Liveness
+
+
+MOST_BYTES = 1 << 16
+
+
+class WorktreePath:
+    """A worktree of a repository, by the path of something in it. (Not a tuple with names: see above.)"""
+
+    __slots__ = ("root", "worktree")
+
+    def __init__(self, root: str, worktree: str) -> None:
+        self.root = root
+        self.worktree = worktree
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WorktreePath) and (self.root, self.worktree) == (other.root, other.worktree)
+
+    def __hash__(self) -> int:
+        return hash((self.root, self.worktree))
+
+    def __repr__(self) -> str:
+        return f"Place({self.root!r}, {self.worktree!r})"
+
+
+def place_of(path: str) -> WorktreePath | None:
+    """The worktree that a path is in, wherever links on the way lead; None if it is in none."""
+    here = calls.realpath(path)
+    below: list[str] = []
+    while True:
+        if below and _is_directory(os.path.join(here, ".jvs")):
+            return _worktree(here, below[::-1])
+        above, name = os.path.split(here)
+        if above == here:
+            return None
+        below.append(name)
+        here = above
+
+
+def glance(
+    place: WorktreePath, lock_id: str | None, actor: str | None = None
+) -> LockConflict | Literal[True] | None:
+    """True if nobody else has leased the worktree, the conflict if somebody has; None if it takes more.
+
+    A lease is ours if we name its `lock_id`, or if we act under it: see `acts_under`.
+    """
+    try:
+        if not _is_settled(place.root):
+            return None
+        content = directory.read_small(
+            os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json"), MOST_BYTES
+        )
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError):
+        return None
+    import json
+
+    try:
+        lease = json.loads(content)
+        if lock_id and lease["lock_id"] == lock_id:
+            return True
+        return _judged(place, lease, actor)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not as we write it
+        return None
+
+
+def check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
+    """Raise `LockConflict` if somebody else holds the lease of this worktree, however long that takes."""
+    seen = glance(place, lock_id, actor)
+    if seen is None:
+        look_closer(place, lock_id, actor)
+    elif seen is not True:
+        raise seen
+
+
+def holds_nothing(start: str, lock_id: str | None, actor: str | None = None) -> bool:
+    """Whether it is certain, at a glance, that this agent has no lease in the repository around `start`."""
+    root = repository_around(start)
+    if root is None:
+        return True
+    leases = os.path.join(root, ".jvs", "locks")
+    try:
+        return _is_settled(root) and not any(
+            _may_be_ours(os.path.join(leases, name), lock_id, actor)
+            for name in _names(leases)
+            if name.endswith(".json")
+        )
+    except OSError:
+        return False
+
+
+def conflict(
+    place: WorktreePath, lease: Mapping[str, Any], time_left: float, liveness: Liveness
+) -> LockConflict:
+    """Why not to write into a worktree."""
+    from holdfast.clock import format_duration
+    from holdfast.errors import LockConflict
+
+    holder_id, actor = lease["holder_id"], lease.get("actor", "")
+    purpose = f", for: {lease['purpose']}" if lease.get("purpose") else ""
+    return LockConflict(
+        f"do not write into {place.worktree}: it is leased by {f'{actor}, ' if actor else ''}{holder_id} "
+        f"since {lease['created_at']}{purpose}; the lease runs for another {format_duration(time_left)} "
+        f"(holder {liveness.value})",
+        hint="Work in a worktree of your own ('holdfast worktree create NAME'), or wait: "
+        f"'holdfast lock acquire --worktree {place.worktree} --wait 10m'.",
+        worktree=place.worktree,
+        root=place.root,
+        holder_id=holder_id,
+        host=holder_id.partition(":")[0],
+        actor=actor,
+        liveness=liveness.value,
+        purpose=lease.get("purpose", ""),
+        since=lease["created_at"],
+        expires_at=lease["lease_expires_at"],
+        time_left=time_left,
+    )
+
+
+def _judged(place: WorktreePath, lease: Mapping[str, Any], actor: str | None) -> LockConflict | Literal[True]:
+    from holdfast.clock import SYSTEM_CLOCK, BootMark, ClockReading
+    from holdfast.locks.identity import acts_under, boot_clock_id, liveness_behind
+
+    mark = BootMark(*lease["boot_expires_at"]) if lease.get("boot_expires_at") else None
+    moment = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot()).at(SYSTEM_CLOCK.wall())
+    left = moment.until(lease["lease_expires_at"], mark, margin=True)
+    if left <= 0:
+        return True
+    holders = _holders(lease, "holder_id", "on_behalf_of")
+    if acts_under(holders, lease.get("actor"), actor):
+        return True
+    return conflict(place, lease, left, liveness_behind(holders[0], detached=bool(lease.get("detached"))))
+
+
+def _may_be_ours(path: str, lock_id: str | None, actor: str | None) -> bool:
+    import json
+
+    from holdfast.locks.identity import acts_under
+
+    try:
+        lease = json.loads(directory.read_small(path, MOST_BYTES))
+        return bool(lock_id and lease["lock_id"] == lock_id) or acts_under(
+            _holders(lease, "holder_id"), lease.get("actor"), actor
+        )
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return True
+
+
+def _holders(lease: Mapping[str, Any], *fields: str) -> list[Holder | None]:
+    from holdfast.locks.identity import Holder
+
+    return [Holder.from_record({"holder_id": lease.get(each), **lease["identity"]}) for each in fields]
+
+
+def repository_around(start: str) -> str | None:
+    """The repository that a path is in: the nearest one upwards that has `.jvs/`; None if it is in none."""
+    here = os.path.abspath(start)
+    while not _is_directory(os.path.join(here, ".jvs")):
+        above = os.path.dirname(here)
+        if above == here:
+            return None
+        here = above
+    return here
+
+
+def _is_settled(root: str) -> bool:
+    """Whether the files say all: the store is files, and no commit waits to be carried out."""
+    ours = os.path.join(root, ".holdfast")
+    return "config.json" not in _names(ours) and all(
+        name.endswith(".done") for name in _names(os.path.join(ours, "intents"))
+    )
+
+
+def _worktree(root: str, below: list[str]) -> WorktreePath | None:
+    if below[0] == "main":
+        return WorktreePath(root, "main")
+    if below[0] == "worktrees" and len(below) > 1:
+        return WorktreePath(root, below[1])
+    return None
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(calls.stat(path, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _names(path: str) -> set[str]:
+    """What is in a directory; nothing if there is none. One that cannot be looked into raises `OSError`."""
+    try:
+        with calls.scandir(path) as entries:
+            return {entry.name for entry in entries}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+def look_closer(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
+    """Raise `LockConflict` if somebody else holds the lease of this worktree, whatever that is kept in."""
+    state = _state(place)
+    if state is None or state.expired or state.lease.lock_id == lock_id:
+        return
+    if not acts_under(state.lease.holders(), state.lease.actor, actor):
+        raise conflict(place, msgspec.to_builtins(state.lease), state.time_left, state.liveness)
+
+
+def _state(place: WorktreePath) -> LeaseState | None:
+    try:
+        return Repository(place.root).desk.state(place.worktree)
+    except NotFound:
+        return None  # not a repository after all, or a newcomer in the making

@@ -1,1 +1,0 @@
-"""Workspaces: a directory opened and wired to its store; the only place that does so."""
