@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.exit_statuses import MEANINGS
+from holdfast.cli.entry import MEANINGS
 from holdfast.errors import ExitStatus
 from tools.generate_reference import DIRECTORY, PAGES
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast.cli.exit_statuses import MEANINGS
+from holdfast.cli.entry import MEANINGS
 from holdfast.errors import ExitStatus, Failure, all_failures
 from tools.command_reference import GENERATED, commands_page
 from tools.python_reference import python_page

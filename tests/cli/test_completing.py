@@ -16,8 +16,8 @@ from typing import NamedTuple
 import click
 import pytest
 
-from holdfast.cli.completing import source_of
-from holdfast.cli.root import root as holdfast_command
+from holdfast.cli.candidates import source_of
+from holdfast.cli.entry import root as holdfast_command
 from tests.cli.commands import HOLDFAST, PATIENCE, environment, holdfast
 
 if sys.platform == "win32":

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import click
 import pytest
 
-from holdfast.cli import fields
+from holdfast.cli import options
+from holdfast.cli.entry import root as holdfast_command
 from holdfast.cli.entry import run
-from holdfast.cli.root import root as holdfast_command
 
 COMMANDS: dict[str, list[str]] = {
     "lock acquire": ["--ttl", "1h"],
@@ -190,7 +190,7 @@ def test_values_are_texts_as_they_are_and_all_else_json(place: Place) -> None:
 
 
 def test_help_names_a_few_of_the_fields(place: Place) -> None:
-    for names in (fields.ISSUE, fields.LEASE, fields.CLAIM, fields.SNAPSHOT, fields.WORKTREE):
+    for names in (options.ISSUE, options.LEASE, options.CLAIM, options.SNAPSHOT, options.WORKTREE):
         assert len(set(names)) == len(names)
     shown = call("lock", "acquire", "--help").stdout
     assert "lock_id" in shown

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import file_lock_state
-from holdfast.cli.file_lock_state import look
+from holdfast.cli import lock
+from holdfast.cli.lock import look
 from tests.cli.commands import FileLockHeld, data, error, holdfast
 
 needs_proc_locks = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds")
@@ -47,7 +47,7 @@ def test_who_holds_it_and_how_is_shown(tmp_path: Path, options: list[str], state
 def test_where_the_system_does_not_tell_the_lock_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], state: str
 ) -> None:
-    monkeypatch.setattr(file_lock_state, "find_holders", lambda path: None)
+    monkeypatch.setattr(lock, "find_holders", lambda path: None)
     with FileLockHeld(tmp_path / "a.lock", *options):
         held = look(str(tmp_path / "a.lock"))
     free = look(str(tmp_path / "a.lock"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.cli.graph import drawn
+from holdfast.cli.history import drawn
 
 
 def drawing(*history: tuple[str, str | None]) -> list[str]:

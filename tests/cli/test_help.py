@@ -13,8 +13,7 @@ import click
 import pytest
 
 import holdfast as package
-from holdfast.cli.exit_statuses import MEANINGS
-from holdfast.cli.root import COMMANDS, root
+from holdfast.cli.entry import COMMANDS, MEANINGS, root
 from tests.cli.commands import HOLDFAST, data, environment, holdfast
 from tools.command_reference import commands_page
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from holdfast.cli.root import root
+from holdfast.cli.entry import root
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src/holdfast").rglob("*.py"))

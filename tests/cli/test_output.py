@@ -12,10 +12,8 @@ from typing import NoReturn
 import pytest
 
 from holdfast.cli import entry
-from holdfast.cli.entry import asks_for_json
-from holdfast.cli.exit_statuses import MEANINGS
+from holdfast.cli.entry import MEANINGS, asks_for_json, root
 from holdfast.cli.output import Output, printable
-from holdfast.cli.root import root
 from holdfast.errors import ExitStatus, LockConflict
 from tests.cli.commands import HOLDFAST, environment, error, holdfast
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from holdfast.cli import repo_lock
-from holdfast.cli.places import data_directory
-from holdfast.cli.repo_lock_run import Upkeep
+from holdfast.cli.options import data_directory
+from holdfast.cli.repo_lock import Upkeep
 from holdfast.clock import parse_duration
 from holdfast.errors import IoFailure, LockNotHeld, UsageFailure
 from holdfast.locks.repo_lock import DEFAULT_STALE_AFTER, HeldRepoLock, RepoLock
@@ -218,7 +218,7 @@ class Hours:
 def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
     """The clock that `Upkeep` looks at."""
     hours = Hours()
-    monkeypatch.setattr("holdfast.cli.repo_lock_run.time", hours)
+    monkeypatch.setattr("holdfast.cli.repo_lock.time", hours)
     return hours
 
 

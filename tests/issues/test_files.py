@@ -279,7 +279,7 @@ def update_in_a_process(workers: Workers, directory: Path, issue_id: str) -> Any
 @pytest.mark.req("FL-08", "FL-20")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
 def test_updates_of_different_issues_run_side_by_side(tracker: Tracker, scratch: Path) -> None:
-    from holdfast.cli.file_lock_state import look
+    from holdfast.cli.lock import look
 
     a, b = made(tracker, "a", "b")
     lock = scratch / f".jit/issues/{a}.lock"

@@ -23,7 +23,7 @@ from unittest import mock
 
 import pytest
 
-from holdfast.cli.repo_lock_run import acquire
+from holdfast.cli.repo_lock import acquire
 from holdfast.errors import Deadlock, Failure, LockTimeout
 from holdfast.fs import calls
 from holdfast.leases import deadlock, wait_notes

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.group import Group
-from holdfast.cli.options import UNLIMITED, duration, duration_or_none
+from holdfast.cli.child import RunCommand
+from holdfast.cli.entry import Group
+from holdfast.cli.issue_view import CLAIM_VARIABLE, tracking, writing_options
+from holdfast.cli.options import UNLIMITED, duration, duration_or_none, store_address
 from holdfast.cli.output import CommandFailed, Output, printable
-from holdfast.cli.places import store_address
 from holdfast.cli.repository import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
-from holdfast.cli.running import RunCommand
-from holdfast.cli.tracking import CLAIM_VARIABLE, tracking, writing_options
 from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld, NotFound
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.cli.child import Ended
+    from holdfast.cli.child import CommandExit
     from holdfast.issues.model import Issue
     from holdfast.ledger.log import Ledger
     from holdfast.repository.agent import AgentContext, Assignment, AssignmentOptions, Outcome
@@ -137,19 +136,19 @@ def _work(
     output: Output,
     *,
     remove_worktree: bool,
-) -> Ended:
-    from holdfast.cli import child, signals
+) -> CommandExit:
+    from holdfast.cli import child
     from holdfast.cli.issue_view import warn_of_broken
     from holdfast.issues.reading import outcome_to_json, unreadable_issues_to_json
     from holdfast.repository.agent import take
 
-    with take(workshop, wish, quietly=signals.kept_back) as assignment:
+    with take(workshop, wish, quietly=child.kept_back) as assignment:
         _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
         warn_of_broken(output, assignment.broken)
         try:
             ended = child.run(
                 command,
-                duty=signals.Duty(min(1.0, wish.ttl / 10), assignment.check),
+                duty=child.SignalForwarding(min(1.0, wish.ttl / 10), assignment.check),
                 environment=environment | _named(assignment, workshop.repository.root),
                 directory=assignment.path,
                 mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
@@ -198,7 +197,7 @@ def _conclusion(outcome: Outcome) -> str:
     return f"{_name(outcome.issue)} {became}{kept}"
 
 
-def _concluded(assignment: Assignment, ended: Ended) -> Outcome:
+def _concluded(assignment: Assignment, ended: CommandExit) -> Outcome:
     assignment.lease.check()  # it may have been lost at the very end
     if ended.exit_status == 0:
         return assignment.succeed()

@@ -38,7 +38,7 @@ def status(output: Output, *, all_of_it: bool, repo: str | None, worktree: str |
       holdfast status
       holdfast status --worktree experiment --json
     """
-    from holdfast.cli.snapshot_view import comparison_to_json, summary
+    from holdfast.cli.snapshot import change_summary, comparison_to_json
 
     opened = open_worktree(repo, worktree)
     found = opened.repository.snapshots.status(opened.worktree)
@@ -49,7 +49,7 @@ def status(output: Output, *, all_of_it: bool, repo: str | None, worktree: str |
         if found.old.descriptor
         else f"{opened.worktree}: no snapshot"
     )
-    last = "Nothing has changed." if clean else summary(found.changes)
+    last = "Nothing has changed." if clean else change_summary(found.changes)
     output.result(data, [head, *_listed(found, all_of_it=all_of_it), last])
 
 
@@ -82,7 +82,7 @@ def diff(
       holdfast diff v1 head --stat
       holdfast diff head~1 --patch
     """
-    from holdfast.cli.snapshot_view import comparison_to_json, summary
+    from holdfast.cli.snapshot import change_summary, comparison_to_json
 
     if patch and stat:
         raise UsageFailure("--patch and --stat do not go together", hint="Choose one of them.")
@@ -94,18 +94,18 @@ def diff(
         data["patches"], lines = _patches(opened.repository.control, found)
     elif stat:
         data["lines"], lines = _statistics(opened.repository.control, found)
-    last = [] if patch else [summary(found.changes) if found.changes else "No difference."]
+    last = [] if patch else [change_summary(found.changes) if found.changes else "No difference."]
     output.result(data, [*lines, *last])
 
 
 def _listed(found: Comparison, *, all_of_it: bool) -> Iterator[str]:
-    from holdfast.cli.snapshot_view import brief_change_lines, change_lines
+    from holdfast.cli.snapshot import brief_change_lines, change_lines
 
     return change_lines(found.changes) if all_of_it else brief_change_lines(found.changes)
 
 
 def _patches(control: RepositoryContext, found: Comparison) -> tuple[list[object], Iterator[str]]:
-    from holdfast.cli.snapshot_view import change_lines
+    from holdfast.cli.snapshot import change_lines
     from holdfast.repository.compare import patches
     from holdfast.trees.manifest import escaped
 

@@ -28,8 +28,7 @@ def completion(output: Output, *, shell: str) -> None:
     """
     from click.shell_completion import ShellComplete, get_completion_class
 
-    from holdfast.cli.entry import COMPLETION_VARIABLE, NAME
-    from holdfast.cli.root import root
+    from holdfast.cli.entry import COMPLETION_VARIABLE, NAME, root
 
     kind = get_completion_class(shell)
     assert kind is not None

@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from holdfast.cli.options import json_option
-from holdfast.cli.output import Output, printable
-from holdfast.cli.places import temporary_directory
-from holdfast.cli.terminal import wrapped
+from holdfast.cli.options import json_option, temporary_directory
+from holdfast.cli.output import Output, printable, wrapped
 from holdfast.errors import ExitStatus, Failure
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.group import Group
+from holdfast.cli.entry import Group
+from holdfast.cli.issue_view import reading_options, tracking, writing_options
 from holdfast.cli.output import Output
-from holdfast.cli.tracking import reading_options, tracking, writing_options
 
 if TYPE_CHECKING:
     from holdfast.issues.model import Issue

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import click
+import msgspec
 
-from holdfast.cli.group import Group
-from holdfast.cli.options import json_option
+from holdfast.cli.entry import Group
+from holdfast.cli.options import format_size, json_option
 from holdfast.cli.output import Output
 from holdfast.cli.repository import open_repository, repo_option
-
-if TYPE_CHECKING:
-    from holdfast.repository.retention import Policy
+from holdfast.clock import format_duration
+from holdfast.repository.gc_plan import Proposal
+from holdfast.repository.retention import Policy
 
 group = Group(
     "gc",
@@ -47,11 +48,10 @@ def plan(output: Output, *, dry_run: bool, repo: str | None) -> None:
       holdfast gc plan
       holdfast gc plan --dry-run --json
     """
-    from holdfast.cli.gc_view import proposal_lines, proposal_record
     from holdfast.repository.gc_plan import propose
 
     proposal = propose(open_repository(repo).control, store=not dry_run)
-    output.result(proposal_record(proposal), proposal_lines(proposal))
+    output.result(proposal_to_json(proposal), proposal_lines(proposal))
 
 
 @group.command(short_help="Delete what a plan says.")
@@ -71,8 +71,7 @@ def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> Non
       holdfast gc run --plan 4f1c9a0b --dry-run
       holdfast gc run --plan 4f1c9a0b
     """
-    from holdfast.cli.gc_view import counted
-    from holdfast.cli.sizes import format_size
+    from holdfast.cli.options import format_size
     from holdfast.repository import gc
 
     control = open_repository(repo).control
@@ -107,7 +106,7 @@ def _number(context: click.Context, parameter: click.Parameter, value: str | Non
 
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | str | None:
-    from holdfast.cli.sizes import parse_size
+    from holdfast.cli.options import parse_size
 
     return value if value in (None, "none") else parse_size(str(value), setting=parameter.opts[0])
 
@@ -151,7 +150,6 @@ def policy(
       holdfast gc policy --max-bytes 50G
       holdfast gc policy --keep-for none
     """
-    from holdfast.cli.gc_view import policy_lines
     from holdfast.repository.gc_plan import check_policy, policy_of, set_policy
 
     control = open_repository(repo).control
@@ -173,3 +171,74 @@ def _changed(policy: Policy, **parts: object) -> Policy:
 
     given = {name: None if value == "none" else value for name, value in parts.items() if value is not None}
     return msgspec.structs.replace(policy, **given)
+
+
+MOST_SHOWN = 20
+"""People want to see what goes, and a few of those that stay; programs get everything."""
+
+
+def proposal_to_json(proposal: Proposal) -> dict[str, object]:
+    """Everything that is known about a plan."""
+    plan = proposal.plan
+    return {
+        "plan": plan.plan_id if proposal.stored else None,
+        "expires_at": plan.expires_at if proposal.stored else None,
+        "policy": msgspec.structs.asdict(plan.policy),
+        "bytes": plan.bytes,
+        "over_budget": proposal.over_budget,
+        "delete": [each._asdict() for each in proposal.candidates],
+        "protected": [
+            {
+                "snapshot_id": snapshot_id,
+                "why": [{"rule": reason.protection.value, "text": reason.text} for reason in reasons],
+            }
+            for snapshot_id, reasons in proposal.protected.items()
+        ],
+    }
+
+
+def proposal_lines(proposal: Proposal) -> Iterator[str]:
+    """The same for people."""
+    plan = proposal.plan
+    if proposal.candidates:
+        yield f"{counted(len(proposal.candidates))} may be deleted, which frees {format_size(plan.bytes)}:"
+        for each in proposal.candidates[:MOST_SHOWN]:
+            note = f'  "{each.note}"' if each.note else ""
+            yield f"  {each.snapshot_id}  {each.created_at}  of {each.worktree_id}: {each.why}{note}"
+        yield from _more(len(proposal.candidates))
+    else:
+        yield "There is nothing to delete."
+    yield f"Kept: {counted(len(proposal.protected))}" + (":" if proposal.protected else ".")
+    for snapshot_id, reasons in list(proposal.protected.items())[:MOST_SHOWN]:
+        yield f"  {snapshot_id}  {'; '.join(reason.text for reason in reasons)}"
+    yield from _more(len(proposal.protected))
+    if proposal.over_budget:
+        yield f"That is {format_size(proposal.over_budget)} over the budget: what is kept takes more than it."
+    if proposal.stored and proposal.candidates:
+        yield f"To go ahead, before {plan.expires_at}: holdfast gc run --plan {plan.plan_id}"
+
+
+def policy_lines(policy: Policy) -> Iterator[str]:
+    """What a policy means."""
+    if policy.keeps_all_history:
+        yield "There is no policy: all history that leads to a head is kept."
+        return
+    if policy.keep_last is not None:
+        yield f"keep_last  {policy.keep_last}: the newest {policy.keep_last} of each line are kept"
+    if policy.keep_for is not None:
+        yield f"keep_for   {format_duration(policy.keep_for)}: what is younger is kept"
+    if policy.max_bytes is not None:
+        yield (
+            f"max_bytes  {format_size(policy.max_bytes)}: the rest is kept too, "
+            "as long as all snapshots together take no more"
+        )
+
+
+def counted(number: int) -> str:
+    """So many snapshots, in words."""
+    return "1 snapshot" if number == 1 else f"{number} snapshots"
+
+
+def _more(count: int) -> Iterator[str]:
+    if count > MOST_SHOWN:
+        yield f"  … and {count - MOST_SHOWN} more; --json shows them all"

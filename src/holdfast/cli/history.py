@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -53,7 +53,7 @@ def history(
 
 
 def _lines(found: History, *, graph: bool, with_worktree: bool) -> Iterator[str]:
-    from holdfast.cli.snapshot_view import entry_lines
+    from holdfast.cli.snapshot import entry_lines
 
     if not found.entries:
         yield "No snapshot yet."
@@ -69,7 +69,6 @@ def _lines(found: History, *, graph: bool, with_worktree: bool) -> Iterator[str]
 
 
 def _drawn(found: History, shown: list[list[str]]) -> Iterator[str]:
-    from holdfast.cli.graph import drawn
 
     ids = [(each.descriptor.snapshot_id, each.parent_id) for each in found.entries]
     for drawing, lines in zip(drawn(ids), shown, strict=True):
@@ -95,14 +94,14 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
       holdfast show head~1
       holdfast show v1 --files --json
     """
-    from holdfast.cli.snapshot_view import lines, marks_to_json, snapshot_to_json
+    from holdfast.cli.snapshot import marks_to_json, snapshot_lines, snapshot_to_json
 
     opened = open_worktree(repo, worktree)
     snapshots = opened.repository.snapshots
     found = snapshots.named(snapshot, seen_from=opened.worktree)
     marks = snapshots.marks(found.snapshot_id)
     data = {**snapshot_to_json(found), **marks_to_json(marks)}
-    shown = [*lines(found, marks)]
+    shown = [*snapshot_lines(found, marks)]
     if files:
         from holdfast.trees import read_manifest
         from holdfast.trees.manifest import escaped
@@ -113,3 +112,45 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
             f"{each.kind} {each.mode:04o} {each.size:>12} {escaped(each.path) or '.'}" for each in entries
         ]
     output.result(data, shown)
+
+
+class Drawn(NamedTuple):
+    """What is to be drawn beside one snapshot: its first line, and what is to the left of further ones."""
+
+    first: str
+    further: str
+    before: tuple[str, ...] = ()
+    """Lines in front of it, at which other lines of history meet."""
+
+
+def drawn(history: Iterable[tuple[str, str | None]]) -> Iterator[Drawn]:
+    """Draw snapshots and their parents, which come children first; each has one parent or none."""
+    columns: list[str] = []  # what each column waits for
+    for snapshot, parent in history:
+        waiting = [number for number, each in enumerate(columns) if each == snapshot]
+        before: list[str] = []
+        if not waiting:
+            columns.append(snapshot)
+            waiting = [len(columns) - 1]
+        for number in reversed(waiting[1:]):  # lines that meet here come in from the right
+            before.append(_joining(len(columns), waiting[0], number))
+            del columns[number]
+        here = waiting[0]
+        first = " ".join("*" if number == here else "|" for number in range(len(columns)))
+        if parent is None:
+            del columns[here]
+        else:
+            columns[here] = parent
+        further = " ".join("|" for _ in columns)
+        yield Drawn(first, further.ljust(len(first)), tuple(before))
+
+
+def _joining(count: int, left: int, right: int) -> str:
+    """A line at which the column `right` comes to the column `left`; those further right move up."""
+    cells = ["|"] * (right)
+    line = " ".join(cells)
+    between = "_" if right - left > 1 else ""
+    if between:
+        start = 2 * left + 1
+        line = line[:start] + line[start : 2 * right - 1].replace(" ", between)
+    return line.rstrip() + "/" + "".join(" /" for _ in range(count - right - 1))

@@ -23,7 +23,7 @@ def info(output: Output, *, repo: str | None) -> None:
       holdfast info
       holdfast info --json
     """
-    from holdfast.cli.worktree_view import one_line, worktree_to_json
+    from holdfast.cli.worktree import worktree_line, worktree_to_json
     from holdfast.repository.overview import describe
 
     opened = open_worktree(repo, None, to_examine=True)
@@ -55,7 +55,7 @@ def info(output: Output, *, repo: str | None) -> None:
         f"  records   in {found.store}",
         f"  files     on {found.filesystem or 'an unknown filesystem'}",
         f"  snapshots {snapshots}, made by {found.engine or 'an engine that cannot be told'}",
-        *(f"  {one_line(each)}" for each in found.worktrees),
+        *(f"  {worktree_line(each)}" for each in found.worktrees),
     ]
     if found.trouble:
         lines += [f"  {each}: a directory; the rest is not known" for each in found.directories]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli.issue_view import reading_options, tracking, writing_options
 from holdfast.cli.output import Output
-from holdfast.cli.tracking import reading_options, tracking, writing_options
 from holdfast.errors import Corrupt, ExitStatus
 
 if TYPE_CHECKING:

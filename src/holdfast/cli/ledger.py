@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.fields import field_of
-from holdfast.cli.group import Group
-from holdfast.cli.options import duration, json_option
+from holdfast.cli.entry import Group
+from holdfast.cli.options import duration, field_of, json_option, store_address
 from holdfast.cli.output import Output
-from holdfast.cli.places import store_address
 from holdfast.cli.repository import ACTOR, REPO
 
 if TYPE_CHECKING:
@@ -129,7 +127,7 @@ def append(output: Output, *, event: str, directory: str, if_sequence: int | Non
       holdfast ledger append '{"type":"note"}' --if-sequence 41
       ./report | holdfast ledger append -
     """
-    from holdfast.cli.ledger_io import append_lines, append_one
+    from holdfast.cli.ledger_events import append_lines, append_one
 
     opened = open_at(directory)
     if event == "-":
@@ -177,7 +175,7 @@ def log(
       holdfast ledger log --node 1.2 --type lock_acquired
       holdfast ledger log | jq -r .event.type | sort | uniq -c
     """
-    from holdfast.cli.ledger_io import Selection, show_log
+    from holdfast.cli.ledger_events import Selection, show_log
 
     show_log(open_at(directory).ledger, Selection(after or 0, until, last, kind, node), output)
 
@@ -197,7 +195,7 @@ def show(output: Output, *, event: str, directory: str) -> None:
       holdfast ledger show 41
       holdfast ledger show 6f1c0a52-8f3b-4c39-9d5e-0a1b2c3d4e5f
     """
-    from holdfast.cli.ledger_io import show_one
+    from holdfast.cli.ledger_events import show_one
 
     show_one(open_at(directory).ledger, event, output)
 
@@ -213,9 +211,9 @@ def status(output: Output, *, directory: str) -> None:
     Example:
       holdfast ledger status
     """
-    from holdfast.cli.ledger_view import status_lines, status_record
+    from holdfast.cli.ledger_events import ledger_status_to_json, status_lines
 
-    record = status_record(open_at(directory))
+    record = ledger_status_to_json(open_at(directory))
     output.result(record, status_lines(record))
 
 
@@ -233,7 +231,7 @@ def verify(output: Output, *, directory: str) -> None:
     Example:
       holdfast ledger verify
     """
-    from holdfast.cli.ledger_view import report_verdict
+    from holdfast.cli.ledger_events import report_verdict
 
     report_verdict(open_at(directory).verify(), output)
 
@@ -268,7 +266,7 @@ def watch(
       holdfast ledger watch
       holdfast ledger watch --node 1.2 --count 1 --timeout 10m
     """
-    from holdfast.cli.ledger_io import Selection, show_watch
+    from holdfast.cli.ledger_events import Selection, show_watch
 
     selection = Selection(after, None, None, kind, node)
     show_watch(open_at(directory).ledger, selection, output, count=count, timeout=timeout)
@@ -291,6 +289,6 @@ def unlock(output: Output, *, directory: str, identity: str | None) -> None:
       holdfast ledger unlock
       holdfast ledger unlock --identity 9f86d081884c7d65
     """
-    from holdfast.cli.ledger_view import unlock as unlock_lock
+    from holdfast.cli.ledger_events import unlock as unlock_lock
 
     unlock_lock(open_at(directory), identity, output)

@@ -1,296 +1,260 @@
-"""`holdfast lock`: the lease of a worktree, for agents whose every command is a process of its own."""
+"""`holdfast file-lock`: run a command under a file lock, and see who holds one."""
 
 from __future__ import annotations
 
-import contextlib
+import math
+import os
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import click
 
-from holdfast.cli.fields import LEASE, field_of, tell
-from holdfast.cli.group import Group
-from holdfast.cli.options import UNLIMITED, duration, duration_or_none, json_option
-from holdfast.cli.output import Output
-from holdfast.cli.repository import (
-    LOCK_ID,
-    TOKEN,
-    WORKTREE,
-    Opened,
-    held_lock_id,
-    lock_id_option,
-    open_repository,
-    open_worktree,
-    refuse_own_lock,
-    repo_option,
-    worktree_option,
-)
-from holdfast.errors import UsageFailure
-
-if TYPE_CHECKING:
-    from holdfast.leases.rules import Lease
-    from holdfast.locks.identity import Holder
+from holdfast.cli import child
+from holdfast.cli.child import RunCommand
+from holdfast.cli.entry import Group
+from holdfast.cli.options import UNLIMITED, duration_or_none, json_option
+from holdfast.cli.output import CommandFailed, Output, printable
+from holdfast.cli.repository import observe_file_lock
+from holdfast.errors import LockConflict, LockTimeout
+from holdfast.fs import calls
+from holdfast.locks.file_lock import FileLocker, LockGuard
+from holdfast.locks.kernel_locks import FileLockHolder, find_holders, with_queue
 
 group = Group(
-    "lock",
-    help=f"""\
-The lock of a worktree: a lease, which one holder has for a limited time, with a token that fences out
-whoever has lost it. Acquire it, renew it in time, and release it; 'holdfast run' does all three.
-
-The lock does not belong to the process that acquired it, but to whoever knows its id: an agent's every
-command may be a new process. Its holder is recorded as the process that ran 'lock acquire' (an agent, a
-script, your shell; not a shell that was started for this one command), or as --holder-pid names it.
-When that process ends the lock stays: it lasts until it is released or its time is up.
+    "file-lock",
+    help="""\
+Lock any file, between processes that ask for it the same way: flock(2), as flock(1) and many
+libraries do. The file is made if it is not there; nothing is ever written into it, and it is never
+deleted. When a holder ends, however it ends, its lock is free.
 
 \b
 Example:
-  eval "$(holdfast lock acquire --ttl 10m --export)"
-  holdfast lock renew && holdfast lock release
-
-The id is taken from --lock-id, else from {LOCK_ID} in the environment.
+  holdfast file-lock run build.lock -- make install
 """,
 )
 
-_ttl_option = click.option(
-    "--ttl",
-    metavar="DURATION",
-    default="30s",
-    show_default=True,
-    callback=duration,
-    help="How long the lock lasts unless it is renewed, such as 30s, 10m.",
-)
-_purpose_option = click.option("--purpose", metavar="TEXT", default="", help="What for: others are shown it.")
-_holder_pid_option = click.option(
-    "--holder-pid",
-    metavar="PID",
-    type=click.IntRange(min=1),
-    help="The process to record as the holder.  [default: the one that runs this command]",
-)
-_field_option = field_of(*LEASE)
-_export_option = click.option(
-    "--export",
-    is_flag=True,
-    help="Print lines for a shell to evaluate, which name the lock to later commands.",
-)
+_PATH = click.Path()
 
 
-@group.command(short_help="Acquire the lock of a worktree.")
-@repo_option
-@worktree_option
-@_ttl_option
+@group.command(cls=RunCommand, short_help="Run a command while holding the lock.")
+@click.argument("path", type=_PATH)
+@click.option("--shared", is_flag=True, help="Lock out exclusive holders only: for reading.")
 @click.option(
-    "--wait",
+    "--timeout",
     metavar="DURATION",
     callback=duration_or_none,
-    help="How long to wait in line, such as 30s, 5m; 'none': without limit.  "
-    "[default: not at all, fail with status 4]",
+    help="How long to wait for the lock, such as 500ms, 5s, 1m30s; 'none': without limit.  "
+    "[default: JIT_LOCK_TIMEOUT from the environment, else 5s]",
 )
-@_purpose_option
+@click.option("--nonblock", is_flag=True, help="Do not wait: fail at once with status 4 if it is held.")
 @click.option(
-    "--priority", type=int, default=0, show_default=True, help="Who waits with a higher one is served first."
+    "--fair",
+    is_flag=True,
+    help="Serve those who wait in turn. All who use this lock must ask for it. Makes PATH.queue.",
 )
-@_holder_pid_option
-@_field_option
-@_export_option
+@click.option(
+    "--conflict-status",
+    metavar="N",
+    type=click.IntRange(0, 255),
+    help="End with this status if the lock cannot be had, instead of 75 or 4.",
+)
 @json_option
 @click.pass_obj
-def acquire(
+def run(
     output: Output,
     *,
-    repo: str | None,
-    worktree: str | None,
-    ttl: float,
-    wait: float | None,
-    purpose: str,
-    priority: int,
-    holder_pid: int | None,
-    field: str | None,
-    export: bool,
-) -> None:
-    """Acquire the lock of a worktree and print its id. One that has expired is taken over.
+    path: str,
+    shared: bool,
+    timeout: float | None,
+    nonblock: bool,
+    fair: bool,
+    conflict_status: int | None,
+    command: tuple[str, ...],
+) -> int:
+    """Run COMMAND while holding the lock on the file PATH, and end as it ends.
 
-    Who else holds it is named with host, purpose, since when, for how long, and whether it is alive.
+    Waits for the lock if somebody else holds it, and names who that is if it takes too long. A wait that
+    would never end, because the holder waits in turn for what you hold, is given up by the youngest of
+    those in the circle (E_DEADLOCK, status 4). The command gets every signal that is sent to this one,
+    does not inherit the lock, and on Linux is killed if this one is killed. With --json the outcome is
+    printed to standard error, because standard output is the command's.
 
     \b
     Examples:
-      holdfast lock acquire --ttl 10m --purpose "refactoring"
-      export HOLDFAST_LOCK_ID=$(holdfast lock acquire --wait 1m --field lock_id)
+      holdfast file-lock run build.lock -- make install
+      holdfast file-lock run db.lock --shared --timeout 1m -- ./report
+      holdfast file-lock run cron.lock --nonblock --conflict-status 0 -- ./hourly
     """
-    opened = open_worktree(repo, worktree)
-    refuse_own_lock(opened.repository, opened.worktree)
-    seconds = None if wait == UNLIMITED else wait or 0.0
-    held = opened.repository.lease(
-        opened.worktree,
-        ttl=ttl,
-        wait=seconds,
-        purpose=purpose,
-        priority=priority,
-        behalf_of=_holder(holder_pid),
-    )
-    with _given_back_if_nobody_is_told(opened, held.lease):
-        _print_granted(output, held.lease, field=field, export=export)
+
+    if nonblock and timeout is not None:
+        raise click.UsageError("--nonblock and --timeout exclude each other.", click.get_current_context())
+    request = LockRunOptions(path, shared=shared, fair=fair, wait=not nonblock, timeout=timeout)
+    return run_locked(request, command, output, conflict_status=conflict_status)
 
 
-@group.command(short_help="Take over a lock that has expired.")
-@repo_option
-@worktree_option
-@_ttl_option
-@_purpose_option
-@_holder_pid_option
-@_field_option
-@_export_option
+@group.command(short_help="Show whether a file is locked, by whom, and who waits.")
+@click.argument("path", type=_PATH)
 @json_option
 @click.pass_obj
-def steal(
-    output: Output,
-    *,
-    repo: str | None,
-    worktree: str | None,
-    ttl: float,
-    purpose: str,
-    holder_pid: int | None,
-    field: str | None,
-    export: bool,
-) -> None:
-    """Take over the lock of a worktree, which must have expired: one that has not is left alone.
+def status(output: Output, *, path: str) -> None:
+    """Show whether the file PATH is locked, who holds the lock and who waits for it.
 
-    'acquire' takes over an expired lock too, but only when nobody waits in line.
+    Holders of every program that uses flock(2) are shown. Only Linux tells who they are, and only
+    those in the same pid namespace; where it does not tell, the lock is tried for a moment to find
+    out whether it is free. Changes nothing.
 
     \b
     Example:
-      holdfast lock steal --worktree experiment --ttl 5m
+      holdfast file-lock status build.lock
     """
-    opened = open_worktree(repo, worktree)
-    granted = opened.repository.steal(
-        opened.worktree, ttl=ttl, purpose=purpose, behalf_of=_holder(holder_pid)
-    )
-    with _given_back_if_nobody_is_told(opened, granted.lease):
-        _print_granted(output, granted.lease, field=field, export=export)
+
+    state = look(path)
+    output.result(state.as_record(), state.lines())
 
 
-@group.command(short_help="Let your lock last longer.")
-@repo_option
-@worktree_option
-@lock_id_option
-@click.option(
-    "--ttl", metavar="DURATION", callback=duration, help="How long from now on.  [default: as long as before]"
-)
-@json_option
-@click.pass_obj
-def renew(
-    output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None, ttl: float | None
-) -> None:
-    """Let your lock last for another while from now on. If that fails (status 5), stop writing.
+class LockRunOptions(NamedTuple):
+    """Which lock is wanted, and how. Without a timeout of its own it waits as the environment says."""
 
-    \b
-    Example:
-      holdfast lock renew --ttl 10m
-    """
-    from holdfast.cli.lock_view import lease_to_json
+    path: str
+    shared: bool
+    fair: bool
+    wait: bool
+    timeout: float | None
 
-    opened = open_worktree(repo, worktree)
-    lease = opened.repository.desk.renew(opened.worktree, held_lock_id(lock_id), ttl)
-    output.result(lease_to_json(lease), [f"{lease.worktree_id}: locked until {lease.lease_expires_at}"])
+    def acquire(self) -> LockGuard:
+        """The lock; `LockConflict` if it is held and not to be waited for, `LockTimeout`, or `Deadlock`."""
+        if self.wait:
+            locker = FileLocker(self._limit(), fair=self.fair, observer=observe_file_lock)
+            return locker.acquire(self.path, shared=self.shared)
+        guard = FileLocker(0.0, fair=self.fair).try_acquire(self.path, shared=self.shared)
+        if guard is None:
+            raise self._held()
+        return guard
 
+    def advice(self, failure: LockTimeout | LockConflict) -> str | None:
+        """What to do about a lock that was not to be had in time."""
+        if not isinstance(failure, LockTimeout):
+            return None
+        from shlex import quote
 
-@group.command(short_help="Give your lock back.")
-@repo_option
-@worktree_option
-@lock_id_option
-@json_option
-@click.pass_obj
-def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None) -> None:
-    """Give your lock back. If it is not yours any more (status 5), nothing is touched.
+        seconds = math.ceil(max(10.0, 2 * failure.timeout))
+        longer = f"JIT_LOCK_TIMEOUT={seconds} holdfast ..."
+        if self.timeout is not None:
+            longer = f"--timeout {seconds}s, or without it {longer}"
+        return (
+            "This usually means another process is running.\n"
+            "Try:\n"
+            "  1. Wait a few seconds and retry\n"
+            f"  2. Check for stuck processes: holdfast file-lock status {printable(quote(self.path))}\n"
+            f"  3. Increase timeout: {longer}"
+        )
 
-    \b
-    Example:
-      holdfast lock release
-    """
-    from holdfast.cli.lock_view import lease_to_json
+    def _limit(self) -> float | None:
+        if self.timeout is None:
+            from holdfast.locks.retry import lock_timeout
 
-    opened = open_worktree(repo, worktree)
-    lease = opened.repository.desk.release(opened.worktree, held_lock_id(lock_id))
-    output.result(lease_to_json(lease), [f"{lease.worktree_id}: released"])
+            return lock_timeout(os.environ)
+        return None if self.timeout == UNLIMITED else self.timeout
 
+    def _held(self) -> LockConflict:
 
-@group.command(short_help="Show who holds the lock of a worktree.")
-@repo_option
-@worktree_option
-@json_option
-@click.pass_obj
-def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
-    """Show who holds the lock of a worktree, since when and until when, and who waits. Changes nothing.
-
-    \b
-    Examples:
-      holdfast lock status
-      holdfast lock status --worktree experiment --json
-    """
-    from holdfast.cli.lock_view import lease_state_to_json, state_lines
-
-    opened = open_worktree(repo, worktree)
-    config = opened.repository.control.config(opened.worktree)
-    state = opened.repository.desk.state(opened.worktree)
-    output.result(lease_state_to_json(config, state), state_lines(config, state))
+        holders = [each.as_record() for each in look(self.path).holders]
+        by = " by " + ", ".join(str(each["shown"]) for each in holders) if holders else ""
+        return LockConflict(
+            f"{self.path} is locked{by}",
+            path=self.path,
+            holders=holders,
+            hint="Wait for the holder to finish: --timeout 1m.",
+        )
 
 
-@group.command("list", short_help="Show the locks of all worktrees.")
-@repo_option
-@json_option
-@click.pass_obj
-def list_(output: Output, *, repo: str | None) -> None:
-    """Show for each worktree who holds its lock. Changes nothing.
-
-    \b
-    Example:
-      holdfast lock list --json
-    """
-    from holdfast.cli.lock_view import lease_state_to_json, state_lines
-
-    repository = open_repository(repo)
-    states = [(each, repository.desk.state(each.worktree_id)) for each in repository.worktrees.configs()]
-    output.result(
-        {"root": str(repository.root), "worktrees": [lease_state_to_json(*each) for each in states]},
-        [line for each in states for line in state_lines(*each)],
-    )
-
-
-@contextlib.contextmanager
-def _given_back_if_nobody_is_told(opened: Opened, lease: Lease) -> Iterator[None]:
-    """Release a lock whose id could not be printed: nobody could use it, and everybody would wait for it."""
+def run_locked(
+    request: LockRunOptions, command: tuple[str, ...], output: Output, *, conflict_status: int | None
+) -> int:
+    """Run the command while holding the lock; end as it ends. Without the lock, with `conflict_status`."""
+    began = time.monotonic()
     try:
-        yield
-    except BaseException:
-        opened.repository.desk.release(opened.worktree, lease.lock_id)
-        raise
+        guard = request.acquire()
+    except (LockTimeout, LockConflict) as failure:
+        advice = request.advice(failure)
+        raise CommandFailed(failure, exit_status=conflict_status, advice=advice) from failure
+    with guard:
+        locked = time.monotonic()
+        ended = child.run(command)
+        held = time.monotonic() - locked
+    output.result({**ended.as_record(), "waited": round(locked - began, 6), "held": round(held, 6)})
+    return child.end_like(ended)
 
 
-def _print_granted(output: Output, lease: Lease, *, field: str | None, export: bool) -> None:
-    from holdfast.cli.lock_view import lease_to_json
-    from holdfast.clock import format_duration
-
-    record = lease_to_json(lease)
-    if field is not None or output.as_json:
-        tell(output, field, record, ())
-    elif export:
-        values = {LOCK_ID: lease.lock_id, TOKEN: lease.fencing_token, WORKTREE: lease.worktree_id}
-        for name, value in values.items():
-            output.line(f"export {name}={value}")
-    else:
-        output.line(f"{lease.worktree_id}: locked for {format_duration(lease.ttl)}, unless it is renewed")
-        output.line(f"  expires   {lease.lease_expires_at}")
-        output.line(f"  lock id   {lease.lock_id}")
-        output.line(f"  token     {lease.fencing_token}")
-        output.line(f"  export {LOCK_ID}={lease.lock_id}")
+FREE, SHARED, EXCLUSIVE = "free", "shared", "exclusive"
 
 
-def _holder(pid: int | None) -> Holder:
-    """Who holds what this command acquires: the process that runs it, which lives longer than we do."""
-    from holdfast.locks.identity import calling_agent, holder_with_pid
+class FileLockState(NamedTuple):
+    """What was seen. If `holders_known` is False, there may be holders that are not listed."""
 
-    if pid is not None:
-        named = holder_with_pid(pid)
-        if named is None:
-            raise UsageFailure(f"there is no process {pid}", pid=pid)
-        return named
-    return calling_agent()
+    path: str
+    exists: bool
+    state: str
+    holders: list[FileLockHolder]
+    waiting: list[FileLockHolder]
+    holders_known: bool
+
+    def as_record(self) -> dict[str, object]:
+        """Plain values."""
+        record = self._asdict()
+        record["holders"] = [each.as_record() for each in self.holders]
+        record["waiting"] = [each.as_record() for each in self.waiting]
+        return record
+
+    def lines(self) -> Iterator[str]:
+        """The same for people."""
+        yield f"{self.path}: {self._described()}"
+        yield from (f"  held by  {each}" for each in self.holders)
+        yield from (f"  waiting  {each}" for each in self.waiting)
+
+    def _described(self) -> str:
+        if not self.exists:
+            return "free (there is no such file yet)"
+        if self.state == FREE:
+            return "free"
+        text = "locked, exclusively" if self.state == EXCLUSIVE else "locked, shared"
+        return text if self.holders_known else f"{text}; by whom cannot be seen from here"
+
+
+def look(path: str) -> FileLockState:
+    """Who holds a lock on the file at `path` and who waits for it. Never makes the file."""
+    if not _exists(path):
+        return FileLockState(path, False, FREE, [], [], True)
+    seen = find_holders(path)
+    holders = [each for each in seen or () if not each.waiting]
+    waiting = [each for each in seen or () if each.waiting]
+    if holders:
+        state = SHARED if all(each.shared for each in holders) else EXCLUSIVE
+        return FileLockState(path, True, state, holders, with_queue(path, waiting), True)
+    state = _try(path)  # the kernel does not tell, or hides those of another pid namespace or machine
+    return FileLockState(path, True, state, [], with_queue(path, waiting), state == FREE)
+
+
+def _try(path: str) -> str:
+    """Find out by taking the lock for a moment, the gentler way first."""
+    locker = FileLocker(0.0)
+    guard = locker.try_lock_shared(path)
+    if guard is None:
+        return EXCLUSIVE
+    guard.release()
+    guard = locker.try_lock_exclusive(path)
+    if guard is None:
+        return SHARED
+    guard.release()
+    return FREE
+
+
+def _exists(path: str) -> bool:
+    try:
+        calls.stat(path, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # it cannot be looked at; what is tried next says why
+    return True

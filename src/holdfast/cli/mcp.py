@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import json_option
+from holdfast.cli.issue_view import ACTOR_VARIABLE
+from holdfast.cli.options import data_directory, json_option
 from holdfast.cli.output import Output
-from holdfast.cli.places import data_directory
-from holdfast.cli.proving import token_named
-from holdfast.cli.repository import LOCK_ID, REPO, WORKTREE, current_directory
-from holdfast.cli.tracking import ACTOR_VARIABLE
+from holdfast.cli.repository import LOCK_ID, REPO, WORKTREE, current_directory, token_named
 from holdfast.errors import ExtraMissing
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ import os
 
 import click
 
-from holdfast.cli.options import json_option
+from holdfast.cli.options import json_option, store_address
 from holdfast.cli.output import Output
-from holdfast.cli.places import store_address
 
 
 @click.command(short_help="Move everything that is shared to another store.")

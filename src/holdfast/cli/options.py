@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from holdfast.errors import SettingInvalid, UsageFailure
+
+if TYPE_CHECKING:
+    from holdfast.cli.output import Output
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -38,3 +48,158 @@ def duration_or_none(context: click.Context, parameter: click.Parameter, value: 
     except SettingInvalid:
         expected = "a duration such as 250ms, 30s, 5m, 1h30m, or 'none' for no limit"
         raise SettingInvalid(parameter.opts[0], value or "", expected) from None
+
+
+STORE_VARIABLE = "HOLDFAST_STORE"
+DATA_VARIABLES = ("HOLDFAST_DATA_DIR", "AGENCY_DATA_DIR")
+
+
+def data_directory(flag: str | None, environment: Mapping[str, str]) -> Path:
+    """The directory that holds the locks of repositories."""
+    chosen = [flag, *(environment.get(name) for name in DATA_VARIABLES)]
+    for each in chosen:
+        if each:
+            return Path(each)
+    return _platform_data(environment) / "holdfast"
+
+
+def store_address(environment: Mapping[str, str]) -> str | None:
+    """Where the ledger and the issues are kept, if the environment says so: before what was settled."""
+    return environment.get(STORE_VARIABLE) or None
+
+
+def _platform_data(environment: Mapping[str, str]) -> Path:
+    xdg = environment.get("XDG_DATA_HOME", "")
+    if os.path.isabs(xdg):  # its standard: a relative one is to be ignored
+        return Path(xdg)
+    home = Path(os.path.expanduser("~"))
+    if not home.is_absolute():
+        raise UsageFailure(
+            "there is no home directory to keep data in",
+            hint="Name a place: --data-dir, or HOLDFAST_DATA_DIR.",
+        )
+    if sys.platform == "win32":
+        return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support"
+    return home / ".local" / "share"
+
+
+def temporary_directory(environment: Mapping[str, str]) -> Path:
+    """The directory for what need not last."""
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        if environment.get(name):
+            return Path(environment[name])
+    return Path("C:\\Temp" if sys.platform == "win32" else "/tmp")
+
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(text: str, *, setting: str = "size") -> int:
+    """Read `4096`, `500M`, `1.5GiB`: bytes, or so many times 1024 of them."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise SettingInvalid(setting, text, "a size such as 4096, 500M, 10G")
+    return int(float(match[1]) * 1024 ** " kmgtp".index(match[2].lower() or " "))
+
+
+def format_size(size: int) -> str:
+    """Write a size with three digits or so: `512 B`, `1.5 MiB`."""
+    value, unit = float(size), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{size} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+ISSUE = (
+    *("id", "short_id", "title", "state", "priority", "assignee", "labels", "dependencies"),
+    *("gates_required", "created_at", "updated_at"),
+)
+"""What lists show of an issue."""
+LEASE = (
+    *("lock_id", "fencing_token", "worktree_id", "lease_expires_at", "holder_id", "actor", "purpose", "ttl"),
+    *("created_at", "last_renewed_at", "identity", "detached", "on_behalf_of", "boot_expires_at"),
+)
+CLAIM = (
+    *("claim_id", "node_id", "owner", "acquired_at", "expires_at", "time_left", "sequence"),
+    *("purpose", "holder"),
+)
+SNAPSHOT = (
+    *("snapshot_id", "parent_id", "worktree_id", "note", "tag", "created_at", "consistency_level", "engine"),
+    *("payload_hash", "files", "bytes", "holder_id", "lock_id", "fencing_token", "restored_from"),
+    *("not_preserved", "special", "doomed_by", "warning"),
+)
+WORKTREE = (
+    *("path", "worktree_id", "is_there", "isolation", "high_risk", "label", "created_at"),
+    *("base_snapshot_id", "head_snapshot_id", "lock", "operation"),
+)
+_SHOWN = 5
+
+
+def field_of(*names: str) -> Callable[[Command], Command]:
+    """The option for a command whose records have these fields; without any, it may be whatever there is."""
+
+    def checked(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None and names and value.partition(".")[0] not in names:
+            raise _unknown(value, names)
+        return value
+
+    some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    return click.option(
+        "--field",
+        metavar="NAME",
+        callback=checked,
+        help="Print only this field"
+        + (f" ({some})" if names else ", such as id or context.branch")
+        + ": one value per line, for scripts.",
+    )
+
+
+def tell(
+    output: Output,
+    field: str | None,
+    record: Mapping[str, Any],
+    lines: Sequence[str],
+    *,
+    records: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """Tell one field, if one was asked for; else all. `records` are what has the fields, if it is many."""
+    if field is None:
+        output.result(record, lines)
+    else:
+        show_field(output, [record] if records is None else records, field)
+
+
+def show_field(output: Output, records: Sequence[Mapping[str, Any]], field: str) -> None:
+    """One field of each record: a value per line, or a list for programs."""
+    values = [_field(record, field) for record in records]
+    if output.as_json:
+        output.result({"field": field, "values": values})
+    else:
+        for value in values:
+            output.line(_as_text(value))
+
+
+def _field(record: Mapping[str, Any], path: str) -> object:
+    value: Any = record
+    rest = path
+    while rest:
+        name, _, rest = (rest, "", "") if isinstance(value, dict) and rest in value else rest.partition(".")
+        if not isinstance(value, dict) or name not in value:
+            raise _unknown(path, record)
+        value = value[name]
+    return value
+
+
+def _unknown(path: str, known: Sequence[str] | Mapping[str, Any]) -> UsageFailure:
+    return UsageFailure(f"there is no field {path!r}", hint=f"There are: {', '.join(known)}.", field=path)
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    import json
+
+    return "" if value is None else json.dumps(value, ensure_ascii=False)

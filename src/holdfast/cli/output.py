@@ -9,9 +9,10 @@ control characters escaped, so that nothing can move the cursor, forge a line or
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from holdfast.errors import Failure, IoFailure
@@ -111,3 +112,131 @@ def discard_output(stream: TextIO | None) -> None:
     nowhere = calls.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     calls.close(nowhere)
+
+
+USUAL_WIDTH, USUAL_HEIGHT = 80, 24
+
+
+def width() -> int | None:
+    """How many characters fit into a line; None if standard output is no terminal."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    return _named("COLUMNS") or _size().columns or USUAL_WIDTH
+
+
+def cut(lines: list[str], rest: str) -> list[str]:
+    """As many lines as fit on the terminal; if that is not all, the last one says how many more there are."""
+    height = _named("LINES") or _size().lines or USUAL_HEIGHT
+    if len(lines) <= height:
+        return lines
+    kept = max(0, height - 1)
+    return [*lines[:kept], f"... {len(lines) - kept} more lines; {rest}"]
+
+
+def _named(variable: str) -> int:
+    """What the environment says, over what the terminal says, as is the custom."""
+    named = os.environ.get(variable, "")
+    return int(named) if named.isascii() and named.isdigit() and len(named) < 6 else 0
+
+
+def _size() -> os.terminal_size:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno())
+    except OSError:
+        return os.terminal_size((0, 0))
+
+
+def wrapped(line: str) -> list[str]:
+    """The line as several where it does not fit; words stay whole."""
+    wide = width()
+    if wide is None or len(line) <= wide:
+        return [line]
+    import textwrap
+
+    return textwrap.wrap(line, wide, break_on_hyphens=False)
+
+
+def show_table(output: Output, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print the rows under their titles; the last column may be as wide as it is."""
+    if not rows:
+        return
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        _draw(columns, cells)
+    else:
+        output.text("\n".join(plain_table(columns, cells)))
+
+
+def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The table as lines."""
+    grid = [list(columns), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)][:-1]
+    form = "  ".join(f"{{:<{width}}}" for width in widths)
+    form = f"{form}  {{}}" if widths else "{}"
+    return [form.format(*row).rstrip() for row in grid]
+
+
+_STYLES = {
+    "ready": "green",
+    "in_progress": "yellow",
+    "gated": "magenta",
+    "done": "dim",
+    "rejected": "red dim",
+    "archived": "dim",
+    "critical": "bold red",
+    "high": "bold",
+}
+
+
+def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in columns[:-1]:
+        table.add_column(title, no_wrap=True)
+    table.add_column(columns[-1], overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    Console().print(table)
+
+
+Told = Callable[[int, int], None]
+"""Is told how many files and bytes have been dealt with."""
+
+
+@contextlib.contextmanager
+def shown(output: Output, what: str, *, files: int | None = None) -> Iterator[Told | None]:
+    """A bar on standard error while the block runs, if that is a terminal; `files` is about how many."""
+    if output.as_json or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f} files, {task.fields[size]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=files or None, size="0 B")
+        yield lambda done, size: progress.update(task, completed=done, size=bytes_as_text(size))
+
+
+def bytes_as_text(count: int) -> str:
+    """A number of bytes the way people say it."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def files_as_text(count: int) -> str:
+    """A number of files the way people say it."""
+    return "1 file" if count == 1 else f"{count} files"

@@ -11,17 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from holdfast.cli.places import store_address
-from holdfast.errors import LockNotHeld, LockReentry, NotFound
+from holdfast.cli.options import UNLIMITED, duration_or_none, store_address
+from holdfast.errors import Failure, LockConflict, LockNotHeld, LockReentry, NotFound, SettingInvalid
+from holdfast.leases.queue import DeadlockWatch
 
 if TYPE_CHECKING:
+    from holdfast.locks.flock_wait import LockWait
+    from holdfast.locks.repo_lock import RepoLock
+    from holdfast.repository.context import Proof
     from holdfast.repository.repository import Repository
+    from holdfast.repository.waits import LockWaits, NotedWait
+
 
 REPO, WORKTREE = "HOLDFAST_REPO", "HOLDFAST_WORKTREE"
 LOCK_ID, TOKEN = "HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN"
@@ -43,7 +50,7 @@ lock_id_option = click.option(
 )
 
 
-class Opened(NamedTuple):
+class OpenedRepository(NamedTuple):
     """A repository and the worktree in it that a command is about."""
 
     repository: Repository
@@ -85,15 +92,15 @@ def open_worktree(
     environment: Mapping[str, str] = os.environ,
     *,
     to_examine: bool = False,
-) -> Opened:
+) -> OpenedRepository:
     """The repository and the worktree that a command is about; it need not be there."""
     from holdfast.repository.payloads import worktree_name
 
     repository = open_repository(repo, environment, to_examine=to_examine)
     chosen = worktree or environment.get(WORKTREE)
     if chosen:
-        return Opened(repository, worktree_name(chosen))
-    return Opened(repository, repository.worktree_around(current_directory()))
+        return OpenedRepository(repository, worktree_name(chosen))
+    return OpenedRepository(repository, repository.worktree_around(current_directory()))
 
 
 def held_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str:
@@ -126,3 +133,113 @@ def refuse_own_lock(
         worktree=worktree,
         lock_id=state.lease.lock_id,
     )
+
+
+TTL = 20.0
+"""How long the lock lasts that a command takes for itself; it is renewed until the command ends."""
+
+
+wait_option = click.option(
+    "--wait",
+    metavar="DURATION",
+    callback=duration_or_none,
+    help="If somebody else holds the lock: how long to wait for it, such as 30s, 5m; 'none': without limit.  "
+    "[default: not at all, fail with status 4]",
+)
+
+
+@contextlib.contextmanager
+def proven(
+    opened: OpenedRepository,
+    lock_id: str | None,
+    purpose: str,
+    *,
+    wait: float | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Iterator[Proof | None]:
+    """The proof for a worktree: of the lock that is named, or of one taken for this block if it is free.
+
+    A lock that the environment names counts for the worktree that it names with it. The token is the
+    one that came with this lock, never one that is found at the moment. None if there are no locks.
+    """
+    from holdfast.repository.context import Proof, proof_of
+    from holdfast.repository.records import Isolation
+
+    repository, worktree = opened
+    control = repository.control
+    if control.config(worktree).isolation is Isolation.SHARED:
+        yield None
+        return
+    from_environment = lock_id is None and environment.get(WORKTREE, worktree) == worktree
+    named = lock_id or (environment.get(LOCK_ID) if from_environment else None)
+    if named:
+        yield proof_of(control, worktree, named, token_named(environment) if from_environment else None)
+        return
+    try:
+        seconds = None if wait == UNLIMITED else wait or 0.0
+        lease = repository.lease(worktree, ttl=TTL, wait=seconds, purpose=purpose)
+    except LockConflict as conflict:
+        hint = (
+            "Wait for it with --wait 1m: what a dead holder has left runs out by itself. "
+            f"If that lock is yours, name it: --lock-id, or {LOCK_ID}."
+        )
+        raise LockConflict(conflict.message, hint=hint, **conflict.facts) from None
+    with lease:
+        yield Proof(lease.lock_id, lease.token)
+
+
+def token_named(environment: Mapping[str, str]) -> int | None:
+    """The token that the environment hands on with a lock."""
+    text = environment.get(TOKEN)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise SettingInvalid(TOKEN, text, "the number that came with the lock")
+    return int(text)
+
+
+def observe_file_lock(path: str, wait: LockWait, *, shared: bool, fair: bool) -> DeadlockWatch:
+    """Look on while this command waits for the lock on a file: for `FileLocker(observer=...)`."""
+    since = time.time()
+
+    def prepare() -> NotedWait:
+        return _lock_waits(None, path).for_file_lock(path, since, shared=shared, fair=fair)
+
+    return DeadlockWatch(prepare, wait.timeout, wait.cancel, forks=False)
+
+
+def observe_repo_lock(lock: RepoLock, repo_id: str, purpose: str, wait: float) -> DeadlockWatch:
+    """Look on while this command asks for the lock of a repository again and again."""
+    since = time.time()
+
+    def prepare() -> NotedWait:
+        return _lock_waits(lock.data_dir, None).for_repo_lock(lock, repo_id, purpose, since)
+
+    return DeadlockWatch(prepare, wait, forks=False)
+
+
+def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
+    """What is around this command: its repository, if it is in one or the lock is, and the data directory."""
+    from holdfast.cli.options import data_directory, store_address
+    from holdfast.locks.identity import calling_agent
+    from holdfast.repository.waits import LockWaits, surroundings
+
+    if data_dir is None:
+        with contextlib.suppress(Failure):  # there is no home directory
+            data_dir = data_directory(None, os.environ)
+    around = surroundings(_repository(path), data_dir, ledger_address=store_address(os.environ))
+    actor, lock_id = os.environ.get(ACTOR) or "", os.environ.get(LOCK_ID) or ""
+    return LockWaits(around, agent=calling_agent(), actor=actor, lock_id=lock_id)
+
+
+def _repository(path: str | None) -> Path | None:
+    """The repository that this command is in; else the one that what it is about is in."""
+    from holdfast.repository.guard import repository_around
+
+    starts = [os.environ.get(REPO) or "."]
+    if path is not None:
+        starts.append(os.path.dirname(path) or ".")
+    with contextlib.suppress(OSError):  # a current directory that is gone
+        found = next(filter(None, map(repository_around, starts)), None)
+        return None if found is None else Path(found)
+    return None

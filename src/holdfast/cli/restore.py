@@ -10,18 +10,19 @@ import click
 
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
-from holdfast.cli.proving import proven, wait_option
 from holdfast.cli.repository import (
     current_directory,
     lock_id_option,
     open_worktree,
+    proven,
     repo_option,
+    wait_option,
     worktree_option,
 )
 from holdfast.errors import UsageFailure
 
 if TYPE_CHECKING:
-    from holdfast.cli.repository import Opened
+    from holdfast.cli.repository import OpenedRepository
     from holdfast.repository.context import Proof
     from holdfast.repository.records import Descriptor
     from holdfast.repository.restore import InPlace
@@ -115,7 +116,9 @@ def _refuse(options: list[str], why: str) -> None:
         raise UsageFailure(f"{options[0]} {why}")
 
 
-def _into_new(output: Output, opened: Opened, found: Descriptor, name: str | None, *, dry_run: bool) -> None:
+def _into_new(
+    output: Output, opened: OpenedRepository, found: Descriptor, name: str | None, *, dry_run: bool
+) -> None:
     from holdfast.repository.to_json import restored_to_json
 
     snapshots = opened.repository.snapshots
@@ -135,8 +138,8 @@ def _into_new(output: Output, opened: Opened, found: Descriptor, name: str | Non
     )
 
 
-def _plan(output: Output, opened: Opened, found: Descriptor, how: InPlace) -> None:
-    from holdfast.cli.snapshot_view import change_lines
+def _plan(output: Output, opened: OpenedRepository, found: Descriptor, how: InPlace) -> None:
+    from holdfast.cli.snapshot import change_lines
     from holdfast.repository.to_json import counts, restore_plan_to_json, undone
 
     plan = opened.repository.snapshots.plan(opened.worktree, found.snapshot_id, how)
@@ -163,7 +166,7 @@ def _not_kept(how: InPlace) -> str:
     return "What is there now would not be kept."
 
 
-def _is_inside(opened: Opened) -> bool:
+def _is_inside(opened: OpenedRepository) -> bool:
     """Whether the current directory is the worktree's, or below it."""
     here, payload = current_directory(), opened.repository.control.places.payload(opened.worktree)
     return payload in (here, *here.parents)
@@ -171,12 +174,12 @@ def _is_inside(opened: Opened) -> bool:
 
 def _in_place(
     output: Output,
-    opened: Opened,
+    opened: OpenedRepository,
     found: Descriptor,
     how: InPlace,
     right: Callable[[], AbstractContextManager[Proof | None]],
 ) -> None:
-    from holdfast.cli import progress
+    from holdfast.cli import output as cli_output
     from holdfast.repository.restore import checked
     from holdfast.repository.to_json import restored_in_place_to_json
 
@@ -184,7 +187,7 @@ def _in_place(
     inside = how.path is None and _is_inside(opened)
     with (
         right() as proof,
-        progress.shown(output, "Restoring", files=found.files) as told,
+        cli_output.shown(output, "Restoring", files=found.files) as told,
     ):
         restored = opened.repository.snapshots.restore_in_place(
             opened.worktree, found.snapshot_id, proof, how._replace(progress=told)
@@ -198,3 +201,52 @@ def _in_place(
     lines += [f"The head is now {head}."] if head else ["It is unsaved work on top of the head."]
     lines += ['You are in the old directory. Enter the new one: cd "$PWD"'] if inside else []
     output.result(restored_in_place_to_json(opened.worktree, how, restored), lines)
+
+
+@click.command(short_help="Write what a snapshot holds into a new directory.")
+@click.argument("snapshot", metavar="ID")
+@click.argument("directory", metavar="DIR")
+@click.option("--path", metavar="PATH", help="Only this file or directory of it; DIR is what it becomes.")
+@repo_option
+@worktree_option
+@json_option
+@click.pass_obj
+def export(
+    output: Output, *, snapshot: str, directory: str, path: str | None, repo: str | None, worktree: str | None
+) -> None:
+    """Write what the snapshot ID holds into DIR, to look at or to take elsewhere. DIR must not be there yet.
+
+    ID is the first characters of one, a reference, head or head~2. What is written is yours: it shares
+    nothing with the snapshot, and Holdfast does not know of it any more. It takes no lock. To go on working
+    from a snapshot, make a worktree of it instead: 'holdfast restore'.
+
+    \b
+    Examples:
+      holdfast export head~2 /tmp/before
+      holdfast export v1 old.py --path src/app.py
+    """
+    import os
+    from pathlib import Path
+
+    from holdfast.cli import output as cli_output
+    from holdfast.fs.names import split_relative
+    from holdfast.trees.scan import shown
+
+    opened = open_worktree(repo, worktree)
+    snapshots = opened.repository.snapshots
+    found = snapshots.named(snapshot, seen_from=opened.worktree)
+    destination = Path(os.path.abspath(current_directory() / directory))
+    wanted = None if path is None else os.fsencode("/".join(split_relative(path.rstrip("/") or path)))
+    with cli_output.shown(output, "Exporting", files=None if path else found.files) as told:
+        made = snapshots.export(found.snapshot_id, destination, path=wanted, progress=told)
+    data = {
+        "snapshot_id": found.snapshot_id,
+        "path": path,
+        "directory": str(destination),
+        "files": made.files,
+        "bytes": made.bytes,
+        "not_preserved": list(made.not_preserved),
+    }
+    much = f"{cli_output.files_as_text(made.files)}, {cli_output.bytes_as_text(made.bytes)}"
+    lines = [f"Wrote {path or 'all'} of {found.snapshot_id} to {shown(str(destination))}: {much}."]
+    output.result(data, [*lines, *(f"Not kept: {each}" for each in made.not_preserved)])

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli import terminal
-from holdfast.cli.options import duration, json_option
-from holdfast.cli.output import Output, printable
-from holdfast.cli.places import data_directory, store_address
+from holdfast.cli import output as cli_output
+from holdfast.cli.options import data_directory, duration, json_option, store_address
+from holdfast.cli.output import Output, plain_table, printable, show_table
 from holdfast.cli.repository import REPO, current_directory, repo_option
-from holdfast.cli.tables import plain_table, show_table
 
 if TYPE_CHECKING:
     from holdfast.repository.holdings import Holding, HoldingWaiter
@@ -52,7 +50,7 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     if output.as_json:
         output.result(seen.as_record())
         return
-    width = terminal.width()
+    width = cli_output.width()
     if seen.holdings and width is not None and _fits(seen, width):
         show_table(output, COLUMNS, rows_of(seen))
     else:
@@ -113,9 +111,9 @@ def _show_live(looks: Iterator[Overview]) -> None:
     with Live(screen=True, auto_refresh=False) as live:
         for seen in looks:
             head = f"{printable(str(seen.root))}  {seen.at}"
-            lines = [head, "", *_held_lines(seen, terminal.width()), *_troubles(seen)]
-            folded = [part for line in lines for part in terminal.wrapped(line)]
-            shown = terminal.cut(folded, "all: 'holdfast who'")
+            lines = [head, "", *_held_lines(seen, cli_output.width()), *_troubles(seen)]
+            folded = [part for line in lines for part in cli_output.wrapped(line)]
+            shown = cli_output.cut(folded, "all: 'holdfast who'")
             live.update(Text("\n".join(shown), overflow="fold"), refresh=True)
 
 

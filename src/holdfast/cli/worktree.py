@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.fields import WORKTREE, field_of, tell
-from holdfast.cli.group import Group
-from holdfast.cli.options import json_option
+from holdfast.cli.entry import Group
+from holdfast.cli.lease import HIGH_RISK, lease_state_lines, lease_summary
+from holdfast.cli.options import WORKTREE, field_of, json_option, tell
 from holdfast.cli.output import Output
 from holdfast.cli.repository import (
     current_directory,
@@ -19,6 +21,14 @@ from holdfast.cli.repository import (
     repo_option,
 )
 from holdfast.errors import NotFound
+from holdfast.repository.to_json import worktree_to_json as worktree_to_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.repository.usage import Usage
+    from holdfast.repository.worktrees import WorktreeState
+
 
 group = Group(
     "worktree",
@@ -60,14 +70,13 @@ def create(
       holdfast worktree create experiment --from head
       holdfast worktree create scratchpad --shared --label "anybody may write"
     """
-    from holdfast.cli.worktree_view import one_line, worktree_to_json
     from holdfast.repository.records import Isolation
 
     repository, here = open_worktree(repo, None)
     isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE
     repository.worktrees.create(name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label)
     state = repository.worktrees.state(name)
-    tell(output, field, worktree_to_json(state), [f"Made {state.path}", one_line(state)])
+    tell(output, field, worktree_to_json(state), [f"Made {state.path}", worktree_line(state)])
 
 
 @group.command("list", short_help="Show all worktrees.")
@@ -81,8 +90,7 @@ def list_(output: Output, *, repo: str | None) -> None:
     Example:
       holdfast worktree list --json
     """
-    from holdfast.cli.tables import show_table
-    from holdfast.cli.worktree_view import COLUMNS, row
+    from holdfast.cli.output import show_table
     from holdfast.repository.to_json import worktrees_to_json
 
     repository = open_repository(repo)
@@ -93,7 +101,7 @@ def list_(output: Output, *, repo: str | None) -> None:
     if output.as_json:
         output.result(worktrees_to_json(repository.root, states))
     else:
-        show_table(output, COLUMNS, [row(each, here) for each in states])
+        show_table(output, COLUMNS, [worktree_row(each, here) for each in states])
 
 
 @group.command(short_help="Show one worktree, and who works in it.")
@@ -108,13 +116,12 @@ def show(output: Output, *, name: str | None, repo: str | None) -> None:
     Example:
       holdfast worktree show experiment
     """
-    from holdfast.cli.worktree_view import lines, usage_record, worktree_to_json
     from holdfast.repository.usage import Usage
 
     repository, worktree = open_worktree(repo, name)
     state = repository.worktrees.state(worktree)
     usage = repository.worktrees.usage(worktree) if state.is_there else Usage((), 0)
-    output.result({**worktree_to_json(state), **usage_record(usage)}, lines(state, usage))
+    output.result({**worktree_to_json(state), **usage_to_json(usage)}, worktree_lines(state, usage))
 
 
 @group.command(short_help="Print the directory of a worktree.")
@@ -149,7 +156,6 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
     Example:
       holdfast worktree rename experiment parser
     """
-    from holdfast.cli.worktree_view import worktree_to_json
 
     repository = open_repository(repo)
     config = repository.worktrees.change_name(old, new, force=force)
@@ -186,14 +192,13 @@ def remove(
       holdfast worktree remove experiment --dry-run
       holdfast worktree remove experiment
     """
-    from holdfast.cli.worktree_view import lines, usage_record, worktree_to_json
 
     repository = open_repository(repo)
     if dry_run:
         state, usage = repository.worktrees.state(name), repository.worktrees.usage(name)
         output.result(
-            {"dry_run": True, "would_remove": {**worktree_to_json(state), **usage_record(usage)}},
-            ["Would remove:", *lines(state, usage)],
+            {"dry_run": True, "would_remove": {**worktree_to_json(state), **usage_to_json(usage)}},
+            ["Would remove:", *worktree_lines(state, usage)],
         )
         return
     removed = repository.remove_worktree(
@@ -209,3 +214,58 @@ def remove(
         },
         [f"Removed {removed.worktree}.", *saved],
     )
+
+
+def usage_to_json(usage: Usage) -> dict[str, object]:
+    """The processes that work in a worktree, and how many could not be looked into."""
+    return {"processes": [each.as_record() for each in usage.users], "hidden_processes": usage.hidden}
+
+
+COLUMNS = ("WORKTREE", "HEAD", "STATE", "PATH")
+
+
+def worktree_row(state: WorktreeState, here: Path) -> list[str]:
+    """A worktree in the table of all; its path as one would write it `here`."""
+    head = state.config.head_snapshot_id or "no snapshot"
+    path = state.path.relative_to(here) if state.path.is_relative_to(here) else state.path
+    return [state.config.worktree_id, head, "; ".join(_marks(state)) or "free", str(path)]
+
+
+def worktree_line(state: WorktreeState) -> str:
+    """A worktree in a list."""
+    head = state.config.head_snapshot_id or "no snapshot"
+    return f"{state.config.worktree_id}: {'; '.join([head, *_marks(state)])}"
+
+
+def _marks(state: WorktreeState) -> list[str]:
+    marks = []
+    if state.is_shared:
+        marks.append(HIGH_RISK)
+    elif state.lease is not None:
+        marks.append(lease_summary(state.lease))
+    if state.operation is not None:
+        marks.append(f"being changed: {state.operation.kind.value}")
+    if not state.is_there:
+        marks.append("its directory is missing")
+    if state.config.label:
+        marks.append(state.config.label)
+    return marks
+
+
+def worktree_lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
+    """One worktree with all that is known."""
+    config = state.config
+    yield from lease_state_lines(config, state.lease)
+    yield f"  path      {state.path}{'' if state.is_there else ' (missing)'}"
+    yield f"  created   {config.created_at}"
+    yield f"  base      {config.base_snapshot_id or 'none'}"
+    yield f"  head      {config.head_snapshot_id or 'none'}"
+    if config.label:
+        yield f"  label     {config.label}"
+    if state.operation is not None:
+        operation = state.operation
+        yield f"  pending   {operation.kind.value}, begun by {operation.holder_id} at {operation.begun_at}"
+    for each in usage.users:
+        yield f"  in use    {each}"
+    if usage.hidden:
+        yield f"  in use    perhaps: {usage.hidden} of the running processes may not be looked into"

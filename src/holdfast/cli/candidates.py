@@ -1,8 +1,7 @@
-"""The names of what is there, for who is about to type one: read from the directories, with little loaded.
+"""What a shell offers for the words of a command line that name something: worktrees, snapshots, issues.
 
-Worktrees and snapshots are directories wherever their records are kept. Of the rest only those are found
-that are kept in files: nobody is to wait for a server at the press of a key. Each name comes with a line
-that tells what it stands for, if that is known.
+Which parameter names what follows from its own name, and for a few from the command. Whatever goes wrong,
+nothing is offered: somebody is in the middle of typing.
 """
 
 from __future__ import annotations
@@ -10,10 +9,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from holdfast.cli.options import data_directory
+from holdfast.cli.output import printable
+from holdfast.cli.repository import REPO
 from holdfast.fs import calls
 from holdfast.fs import directory as fs_directory
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 
 MAIN = "main"
 MOST_TOLD = 100
@@ -130,3 +138,98 @@ def _listed(directory: str) -> list[str]:
         return [name for name in calls.listdir(directory) if not (name[:1] == "." and name.endswith(".tmp"))]
     except OSError:
         return []
+
+
+Source = Callable[[click.Context, str], "Names"]
+LONGEST_HELP = 60
+
+
+class Offered(click.types.StringParamType):
+    """A text for which those that there are can be offered."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """The names that begin like this, each with a line that tells what it is."""
+        from click.shell_completion import CompletionItem
+
+        try:
+            names = self.source(ctx, incomplete)
+        except Exception:
+            return []
+        return [
+            CompletionItem(name, help=printable(told)[:LONGEST_HELP] or None)
+            for name, told in names.items()
+            if name.startswith(incomplete) and name.isprintable()
+        ]
+
+
+def offer_names(command: click.Command, path: str) -> None:
+    """Make the parameters of a command offer what they can be; `path` is the command as it is typed."""
+    for parameter in command.params:
+        source = source_of(path, parameter)
+        if source is not None:
+            parameter.type = Offered(source)
+
+
+def source_of(path: str, parameter: click.Parameter) -> Source | None:
+    """What can be offered for a parameter of a command; None if it is for anything."""
+    name = parameter.name or ""
+    if (path, name) in _OF_COMMANDS:
+        return _OF_COMMANDS[path, name]
+    return _OF_NAMES.get(name)
+
+
+def _below(mark: str, names: Callable[[str, str], Names]) -> Source:
+    """Names from the repository, or the tracker, that the command would be about."""
+
+    def source(context: click.Context, beginning: str) -> Names:
+        start = context.params.get("repo") or os.environ.get(REPO) or os.getcwd()
+        root = find_root(start, mark)
+        return {} if root is None else names(root, beginning)
+
+    return source
+
+
+def _repositories(context: click.Context, beginning: str) -> Names:
+    directory = data_directory(context.params.get("data_dir"), os.environ)
+    return repositories(str(directory), beginning)
+
+
+_WORKTREES = _below(".jvs", worktrees)
+_SNAPSHOTS = _below(".jvs", snapshots)
+_REFERENCES = _below(".jvs", references)
+_ISSUES = _below(".jit", issues)
+_GATES = _below(".jit", gates)
+
+_OF_NAMES: dict[str, Source] = {
+    "worktree": _WORKTREES,
+    "lock_id": _below(".jvs", locks),
+    "snapshot": _SNAPSHOTS,
+    "pin_id": _below(".jvs", pins),
+    "issue_id": _ISSUES,
+    "depends_on": _ISSUES,
+    "gate": _GATES,
+    "gates": _GATES,
+    "keys": _GATES,
+    "repo_id": _repositories,
+}
+"""What a parameter with this name is."""
+
+_OF_COMMANDS: dict[tuple[str, str], Source | None] = {
+    ("run", "snapshot"): None,  # whether to take one
+    ("worktree show", "name"): _WORKTREES,
+    ("worktree path", "name"): _WORKTREES,
+    ("worktree rename", "old"): _WORKTREES,
+    ("worktree remove", "name"): _WORKTREES,
+    ("diff", "old"): _SNAPSHOTS,
+    ("diff", "new"): _SNAPSHOTS,
+    ("ref create", "name"): None,
+    ("ref delete", "name"): _REFERENCES,
+    ("gate pass", "key"): _GATES,
+    ("gate fail", "key"): _GATES,
+}
+"""Where the name of a parameter does not tell."""
