@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.demo.audit import examine
-from holdfast.demo.crew import Ended
-from holdfast.demo.stage import Stage, set_up
-from holdfast.demo.task import work
+from holdfast.demo.agents import AgentExit, Stage, set_up, work
+from holdfast.demo.check import examine
 from holdfast.repository.agent import AgentContext, AssignmentOptions, take
 from tests.cli.commands import HOLDFAST, Result, Running, data, environment, error, wait_until
 
@@ -73,7 +71,7 @@ class Played:
     def __init__(self, directory: Path) -> None:
         self.stage = Stage.at(directory)
         self.issues = list(set_up(self.stage, issues=6, seed=1, store=None))
-        self.ended: list[Ended] = []
+        self.ended: list[AgentExit] = []
 
     def work_all(self) -> None:
         repository, tracker, ledger = self.stage.repository(), self.stage.tracker(), self.stage.ledger()
@@ -126,10 +124,10 @@ def test_the_judge_sees_work_that_was_done_twice_by_an_earlier_holder(played: Pl
 
 
 def test_the_judge_sees_that_nobody_was_refused(played: Played) -> None:
-    played.ended = [Ended(1, 0, "", killed=False, paused=True)]
+    played.ended = [AgentExit(1, 0, "", killed=False, paused=True)]
 
     assert any("was not refused" in each for each in played.findings(paused=True))
-    played.ended = [Ended(1, 5, "", killed=False, paused=True)]
+    played.ended = [AgentExit(1, 5, "", killed=False, paused=True)]
     assert played.findings(paused=True) == ()
 
 

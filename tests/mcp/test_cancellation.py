@@ -13,8 +13,7 @@ import anyio.to_thread
 import pytest
 
 from holdfast.mcp.calls import Call, carry_out
-from holdfast.mcp.held import Held
-from holdfast.mcp.project import Settings
+from holdfast.mcp.held import ClientHoldings, ServerSettings
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
 from tests.cli.commands import PATIENCE
@@ -121,7 +120,12 @@ def test_what_is_done_when_it_is_cancelled_is_taken_back(tmp_path: Path) -> None
     begun = threading.Event()
 
     async def test() -> None:
-        call = Call(Settings(here=tmp_path, repo=None, data_directory=tmp_path), [], "somebody", Held())
+        call = Call(
+            ServerSettings(here=tmp_path, repo=None, data_directory=tmp_path),
+            [],
+            "somebody",
+            ClientHoldings(),
+        )
         async with anyio.create_task_group() as group:
             group.start_soon(carry_out, call, step, tell)
             await anyio.to_thread.run_sync(begun.wait)

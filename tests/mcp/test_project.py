@@ -10,7 +10,7 @@ import mcp_types as types
 import pytest
 
 from holdfast.errors import NotFound
-from holdfast.mcp.project import Settings, actor_of, find_project, path_of
+from holdfast.mcp.held import ServerSettings, actor_of, find_project, path_of
 from holdfast.repository.repository import Repository
 from tests.cli.commands import error, holdfast
 from tests.mcp.clients import ERAS, connected, make_shop, run
@@ -23,8 +23,8 @@ def shops(scratch: Path) -> tuple[Path, Path]:
     return make_shop(scratch / "one"), make_shop(scratch / "two")
 
 
-def settings(here: Path, repo: Path | None = None, actor: str | None = None) -> Settings:
-    return Settings(here=here, repo=repo, data_directory=here, actor=actor)
+def settings(here: Path, repo: Path | None = None, actor: str | None = None) -> ServerSettings:
+    return ServerSettings(here=here, repo=repo, data_directory=here, actor=actor)
 
 
 @pytest.mark.parametrize("era", ERAS)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Refused
-from holdfast.setup.json_entries import Entry, with_entry, without_entry
+from holdfast.setup.json_entries import JsonEntry, with_entry, without_entry
 
 WHERE = "settings.json"
 
@@ -19,22 +19,22 @@ def is_ours(value: object) -> bool:
     return isinstance(value, dict) and str(value.get("command", "")).startswith("holdfast ")
 
 
-def item(event: str, word: str = "hook") -> Entry:
-    return Entry(("hooks", event), {"command": f"holdfast {word}", "list": [1, 2]}, is_ours)
+def item(event: str, word: str = "hook") -> JsonEntry:
+    return JsonEntry(("hooks", event), {"command": f"holdfast {word}", "list": [1, 2]}, is_ours)
 
 
-SERVER = Entry(("mcpServers",), {"command": "holdfast mcp"}, is_ours, "holdfast")
+SERVER = JsonEntry(("mcpServers",), {"command": "holdfast mcp"}, is_ours, "holdfast")
 ENTRIES = (item("Start"), item("End"), SERVER)
 
 
-def put_in(text: str | None, entries: tuple[Entry, ...] = ENTRIES) -> str:
+def put_in(text: str | None, entries: tuple[JsonEntry, ...] = ENTRIES) -> str:
     for entry in entries:
         text = with_entry(text, entry, where=WHERE)
     assert text is not None
     return text
 
 
-def taken_out(text: str | None, entries: tuple[Entry, ...] = ENTRIES) -> str | None:
+def taken_out(text: str | None, entries: tuple[JsonEntry, ...] = ENTRIES) -> str | None:
     for entry in reversed(entries):
         text = text and without_entry(text, entry, where=WHERE)
     return text

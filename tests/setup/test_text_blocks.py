@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import Refused
-from holdfast.setup.text_blocks import HASH, MARKDOWN, find_block, with_block, without_block
+from holdfast.setup.edits import HASH, MARKDOWN, find_block, with_block, without_block
 
 WHERE = "AGENTS.md"
 

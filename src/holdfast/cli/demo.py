@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,11 +17,13 @@ import click
 from holdfast.cli.options import json_option, temporary_directory
 from holdfast.cli.output import Output, printable, wrapped
 from holdfast.errors import ExitStatus, Failure
+from holdfast.fs import calls
+from holdfast.fs.directory import io_failure
 
 if TYPE_CHECKING:
-    from holdfast.demo.crew import Command
-    from holdfast.demo.play import Incident, Report, Scene
-    from holdfast.demo.stage import Stage
+    from holdfast.demo.agents import Command, Stage
+    from holdfast.demo.scenario import DemoReport, Incident, Scene
+
 
 NO_FENCING = "no-fencing"
 TTL = 3.0
@@ -62,11 +65,10 @@ def demo(
       holdfast demo
       holdfast demo --workers 16 --seed 7
     """
-    from holdfast.demo.play import Plan, play
-    from holdfast.demo.scratch import scratch_directory
+    from holdfast.demo.scenario import DemoPlan, play
 
     seed = random.randrange(1_000_000) if seed is None else seed
-    plan = Plan(workers, issues, seed, TTL, store)
+    plan = DemoPlan(workers, issues, seed, TTL, store)
     if not output.as_json:
         for line in _introduction(plan.workers, plan.issues, seed):
             output.text("\n".join(wrapped(line)))
@@ -93,8 +95,7 @@ def demo(
 @click.option("--seed", type=int, required=True)
 def task(directory: str, seed: int) -> None:
     """Be what an agent of a demo in DIRECTORY does with its work."""
-    from holdfast.demo.stage import Stage
-    from holdfast.demo.task import work
+    from holdfast.demo.agents import Stage, work
     from holdfast.issues.model import ClaimId
 
     claim = ClaimId.parse(os.environ["HOLDFAST_CLAIM_ID"])
@@ -108,7 +109,7 @@ def task(directory: str, seed: int) -> None:
 def faulty_agent(arguments: tuple[str, ...]) -> int:
     """Be an agent that no token stops: 'agent run' with fencing switched off, to see the demo fail."""
     from holdfast.cli.entry import run
-    from holdfast.demo.faults import switch_off_fencing
+    from holdfast.demo.scenario import switch_off_fencing
 
     switch_off_fencing()
     return run(["agent", "run", *arguments])
@@ -231,7 +232,7 @@ def _table(scene: Scene) -> Iterator[str]:
     )
 
 
-def _conclusion(report: Report) -> Iterator[str]:
+def _conclusion(report: DemoReport) -> Iterator[str]:
     audit = report.audit
     yield ""
     yield f"{audit.done} issues done in {audit.attempts} attempts; {audit.taken_over} were taken over."
@@ -245,7 +246,7 @@ def _conclusion(report: Report) -> Iterator[str]:
         yield "PASSED"
 
 
-def _record(report: Report, *, workers: int, seed: int) -> dict[str, object]:
+def _record(report: DemoReport, *, workers: int, seed: int) -> dict[str, object]:
     audit = report.audit._asdict()
     return {
         "verdict": "FAILED" if report.audit.findings else "PASSED",
@@ -257,3 +258,30 @@ def _record(report: Report, *, workers: int, seed: int) -> dict[str, object]:
         **audit,
         "findings": list(report.audit.findings),
     }
+
+
+@contextlib.contextmanager
+def scratch_directory(parent: Path) -> Iterator[Path]:
+    """Make an empty directory that nobody else may enter; remove it with all that is in it."""
+    path = parent / f"holdfast-demo-{os.urandom(6).hex()}"
+    try:
+        calls.mkdir(path, 0o700)
+    except OSError as error:
+        raise io_failure("make the directory", path, error) from error
+    try:
+        yield path
+    finally:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory and what is in it; a link is removed, not followed."""
+    with calls.scandir(path) as entries:
+        names = [entry.name for entry in entries]
+    for name in names:
+        below = path / name
+        if stat.S_ISDIR(calls.stat(below, follow_symlinks=False).st_mode):
+            _remove(below)
+        else:
+            calls.unlink(below)
+    calls.rmdir(path)

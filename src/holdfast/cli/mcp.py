@@ -16,7 +16,7 @@ from holdfast.cli.repository import LOCK_ID, REPO, WORKTREE, current_directory, 
 from holdfast.errors import ExtraMissing
 
 if TYPE_CHECKING:
-    from holdfast.mcp.project import GivenLease
+    from holdfast.mcp.held import GivenLease
 
 
 @click.command(short_help="Serve an agent that speaks MCP, over standard input and output.")
@@ -56,7 +56,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
 
     output.leave_stdout_to_the_command()
     try:
-        from holdfast.mcp.project import Settings
+        from holdfast.mcp.held import ServerSettings
         from holdfast.mcp.server import serve
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "holdfast":
@@ -68,7 +68,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
         ) from error
     named = repo or os.environ.get(REPO)
     who = actor or os.environ.get(ACTOR_VARIABLE)
-    settings = Settings(
+    settings = ServerSettings(
         here=current_directory(),
         repo=Path(os.path.abspath(named)) if named else None,
         data_directory=data_directory(data_dir, os.environ),
@@ -85,7 +85,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
 
 def _given_lease() -> GivenLease | None:
     """The lease that the environment hands on, as 'holdfast run' does."""
-    from holdfast.mcp.project import GivenLease
+    from holdfast.mcp.held import GivenLease
 
     worktree, lock_id = os.environ.get(WORKTREE), os.environ.get(LOCK_ID)
     return GivenLease(worktree, lock_id, token_named(os.environ)) if worktree and lock_id else None

@@ -14,7 +14,7 @@ from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
 from holdfast.errors import NotFound
 from holdfast.fs import calls
-from holdfast.setup.edits import Edit, apply, summary
+from holdfast.setup.edits import FileEdit, apply, summary
 from holdfast.setup.plan import edits
 from holdfast.setup.targets import Target
 
@@ -102,7 +102,7 @@ def _is_on_path(name: str) -> bool:
     return False
 
 
-def _diff(edit: Edit) -> list[str]:
+def _diff(edit: FileEdit) -> list[str]:
     texts = ((each or b"").decode("utf-8", "replace") for each in (edit.before, edit.after))
     before, after = (text.splitlines() for text in texts)
     return list(difflib.unified_diff(before, after, str(edit.path), str(edit.path), lineterm=""))

@@ -57,7 +57,7 @@ class ReleaseLease(Arguments):
     worktree: Worktree = None
 
 
-class Snapshot(Arguments):
+class TakeSnapshot(Arguments):
     worktree: Worktree = None
     note: Annotated[Text, Meta(description="What this is, for people.")] = ""
     tag: Annotated[
@@ -91,7 +91,7 @@ class Restore(Arguments):
     lock_id: LockId = None
 
 
-class History(Arguments):
+class ReadHistory(Arguments):
     worktree: Worktree = None
     limit: Annotated[Annotated[int, Meta(ge=1, le=1000)], Meta(description="The newest so many.")] = 20
     all_worktrees: Annotated[bool, Meta(description="All snapshots of all worktrees.")] = False

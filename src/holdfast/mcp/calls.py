@@ -6,6 +6,8 @@ did nevertheless is taken back.
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
@@ -14,11 +16,71 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+from mcp import MCPError
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    CallToolResult,
+    ReadResourceResult,
+    TextContent,
+    TextResourceContents,
+)
 
-from holdfast.errors import Interrupted
-from holdfast.mcp.answers import Answer, attempt
-from holdfast.mcp.held import Held
-from holdfast.mcp.project import Project, Settings, actor_of, find_project
+from holdfast.errors import Failure, Interrupted, NotFound, UsageFailure
+from holdfast.fs.names import in_utf_8, printable
+from holdfast.mcp.held import ClientHoldings, Project, ServerSettings, actor_of, find_project
+
+JSON = "application/json"
+
+_log = logging.getLogger(__name__)
+
+Answer = dict[str, Any] | Failure
+
+
+def attempt(work: Callable[[], Any]) -> Answer:
+    """What comes of it. What was not expected to happen is a failure as well, and is logged."""
+    try:
+        return dict(work() or {})
+    except Failure as failure:
+        return failure
+    except Exception as error:
+        _log.exception("a request ended in a way that was not expected")
+        return Failure(f"{type(error).__name__}: {error}")
+
+
+def as_tool_result(answer: Answer) -> CallToolResult:
+    """The result of a tool; its structured content is what `--json` has as `data` or as `error`."""
+    if isinstance(answer, Failure):
+        told = f"{answer.code}: {printable(answer.message)}\n{printable(answer.hint)}"
+        return CallToolResult(
+            content=[TextContent(text=told)],
+            structured_content=in_utf_8(answer.as_record()),
+            is_error=True,
+        )
+    plain = in_utf_8(answer)
+    return CallToolResult(content=[TextContent(text=_text(plain))], structured_content=plain)
+
+
+def as_contents(uri: str, answer: Answer) -> ReadResourceResult:
+    """What was read; a failure is raised as an error of the protocol, with its record."""
+    if isinstance(answer, Failure):
+        expected = isinstance(answer, NotFound | UsageFailure)
+        raise MCPError(
+            code=INVALID_PARAMS if expected else INTERNAL_ERROR,
+            message=f"{answer.code}: {printable(answer.message)}",
+            data=in_utf_8(answer.as_record()),
+        )
+    text = _text(in_utf_8(answer))
+    return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type=JSON, text=text)])
+
+
+def _text(plain: object) -> str:
+    """JSON that can be shown as it is: what would move a cursor or forge a line is escaped."""
+    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
 
 REPORT_EVERY = 0.2
 """How often a client is told how far a long request is."""
@@ -33,7 +95,9 @@ Tell = Callable[[float, float | None, str | None], Awaitable[None]]
 class Call:
     """One request. `cancelled` is set when the client does not want it any more."""
 
-    def __init__(self, settings: Settings, roots: Sequence[str], client: str, held: Held) -> None:
+    def __init__(
+        self, settings: ServerSettings, roots: Sequence[str], client: str, held: ClientHoldings
+    ) -> None:
         self.client = client
         self.held = held
         self.cancelled = threading.Event()

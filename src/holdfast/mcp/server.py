@@ -17,15 +17,66 @@ import mcp_types as types
 from mcp import MCPError
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
+from pydantic import ValidationError
 
 from holdfast import __version__
-from holdfast.mcp import answers, arguments, resources
-from holdfast.mcp.answers import Answer
-from holdfast.mcp.calls import Call, Step, carry_out
-from holdfast.mcp.held import Held
-from holdfast.mcp.project import Settings
-from holdfast.mcp.roots import Roots
-from holdfast.mcp.tools import OFFERS
+from holdfast.mcp import arguments, calls, tools
+from holdfast.mcp.calls import Answer, Call, Step, carry_out
+from holdfast.mcp.held import ClientHoldings, ServerSettings
+from holdfast.mcp.tools import TOOLS
+
+PATIENCE = 10.0
+"""How long a client has to say what its roots are."""
+
+_KEY = "roots"
+
+Asked = types.CallToolRequestParams | types.ReadResourceRequestParams
+
+
+class Roots:
+    """The roots of one client."""
+
+    def __init__(self) -> None:
+        self._known: list[str] | None = None
+
+    def attend(self, server: Server[Any]) -> None:
+        """Listen for changes."""
+        server.add_notification_handler(
+            "notifications/roots/list_changed", types.NotificationParams, self._forget
+        )
+
+    async def ask(
+        self, context: ServerRequestContext[Any], asked: Asked
+    ) -> list[str] | types.InputRequiredResult:
+        """The roots as URIs, none if the client has no such thing; or what it has to answer first."""
+        if self._known is not None:
+            return self._known
+        capabilities = context.session.client_capabilities
+        if capabilities is None or capabilities.roots is None:
+            return []
+        if context.session.can_send_request:
+            self._known = await _requested(context)
+            return self._known
+        answer = (asked.input_responses or {}).get(_KEY)
+        if not isinstance(answer, types.ListRootsResult):
+            return types.InputRequiredResult(input_requests={_KEY: types.ListRootsRequest()})
+        self._known = [str(each.uri) for each in answer.roots]
+        return self._known
+
+    async def _forget(self, context: ServerRequestContext[Any], told: types.NotificationParams) -> None:
+        self._known = None
+
+
+async def _requested(context: ServerRequestContext[Any]) -> list[str]:
+    """Ask an older client. One that says it has roots, but does not tell, has none."""
+    try:
+        answer = await context.session.send_request(
+            types.ListRootsRequest(), types.ListRootsResult, request_read_timeout_seconds=PATIENCE
+        )
+    except (MCPError, ValidationError):
+        return []
+    return [str(each.uri) for each in answer.roots]
+
 
 INSTRUCTIONS = """\
 Several agents and people work in this repository at the same time; Holdfast keeps them apart. \
@@ -46,13 +97,13 @@ LONGEST_CLIENT = 60
 Context = ServerRequestContext[Any]
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: ServerSettings) -> None:
     """Serve the client at standard input and output until it goes away."""
     anyio.run(_serve, settings)
 
 
-async def _serve(settings: Settings) -> None:
-    held = Held()
+async def _serve(settings: ServerSettings) -> None:
+    held = ClientHoldings()
     face = Face(settings, held)
     async with anyio.create_task_group() as group:
         group.start_soon(_end_at_signals, face, held)
@@ -65,7 +116,7 @@ async def _serve(settings: Settings) -> None:
         group.cancel_scope.cancel()
 
 
-async def _end_at_signals(face: Face, held: Held) -> None:
+async def _end_at_signals(face: Face, held: ClientHoldings) -> None:
     """When we are asked to end, give everything back and end of that very signal.
 
     Who waits is told to stop, and has a moment for it. Nothing else is tidied up: reading standard input
@@ -84,7 +135,7 @@ async def _end_at_signals(face: Face, held: Held) -> None:
 class Face:
     """What a client sees. One client, for as long as the process lives."""
 
-    def __init__(self, settings: Settings, held: Held) -> None:
+    def __init__(self, settings: ServerSettings, held: ClientHoldings) -> None:
         self._settings = settings
         self._held = held
         self._roots = Roots()
@@ -108,18 +159,18 @@ class Face:
     async def _list_tools(
         self, context: Context, asked: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[offer.as_tool(name) for name, offer in OFFERS.items()])
+        return types.ListToolsResult(tools=[offer.as_tool(name) for name, offer in TOOLS.items()])
 
     async def _list_resources(
         self, context: Context, asked: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
-        plain = [offer.as_resource() for offer in resources.OFFERS if not offer.is_template]
+        plain = [offer.as_resource() for offer in tools.RESOURCES if not offer.is_template]
         return types.ListResourcesResult(resources=plain)
 
     async def _list_templates(
         self, context: Context, asked: types.PaginatedRequestParams | None
     ) -> types.ListResourceTemplatesResult:
-        templates = [offer.as_template() for offer in resources.OFFERS if offer.is_template]
+        templates = [offer.as_template() for offer in tools.RESOURCES if offer.is_template]
         return types.ListResourceTemplatesResult(resource_templates=templates)
 
     # --- What is done ------------------------------------------------------------------------------
@@ -127,7 +178,7 @@ class Face:
     async def _call_tool(
         self, context: Context, asked: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
-        offer = OFFERS.get(asked.name)
+        offer = TOOLS.get(asked.name)
         if offer is None:
             raise MCPError(code=types.INVALID_PARAMS, message=f"there is no tool {asked.name[:100]!a}")
         roots = await self._roots.ask(context, asked)
@@ -140,7 +191,7 @@ class Face:
             lambda call: offer.step(call, arguments.checked(offer.takes, asked.arguments)),
             waits=offer.waits,
         )
-        return answers.as_tool_result(answer)
+        return calls.as_tool_result(answer)
 
     async def _read_resource(
         self, context: Context, asked: types.ReadResourceRequestParams
@@ -148,8 +199,8 @@ class Face:
         roots = await self._roots.ask(context, asked)
         if isinstance(roots, types.InputRequiredResult):
             return roots
-        answer = await self._carry_out(context, roots, lambda call: resources.read(call, asked.uri))
-        return answers.as_contents(asked.uri, answer)
+        answer = await self._carry_out(context, roots, lambda call: tools.read(call, asked.uri))
+        return calls.as_contents(asked.uri, answer)
 
     async def stop(self, grace: float) -> None:
         """Cancel all requests, and wait a moment for them to end."""

@@ -21,18 +21,18 @@ MOST_BYTES = 4 << 20
 _BLANK = " \t\r\n"
 
 
-class Node(NamedTuple):
+class JsonNode(NamedTuple):
     """A value in the text: from `start` to `end`. `members` are those of an object or array, by key or
     index; `keys` are where the members themselves begin (an object's with their keys)."""
 
     start: int
     end: int
     kind: str
-    members: dict[str, Node]
+    members: dict[str, JsonNode]
     begins: dict[str, int]
 
 
-class Entry(NamedTuple):
+class JsonEntry(NamedTuple):
     """One thing to have in a JSON file: at `path`, as an item of an array or as a member of an object.
 
     `is_ours` tells, from a value that was read, whether it is this entry in any of its versions.
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
     """The key of a member; None for an item of an array."""
 
 
-def with_entry(text: str | None, entry: Entry, *, where: str) -> str:
+def with_entry(text: str | None, entry: JsonEntry, *, where: str) -> str:
     """The text with the entry in it. One that is there already is left if it is the same, else replaced.
 
     `text` is None if there is no such file yet.
@@ -63,7 +63,7 @@ def with_entry(text: str | None, entry: Entry, *, where: str) -> str:
     return _inserted(text, holder, missing, entry)
 
 
-def without_entry(text: str, entry: Entry, *, where: str) -> str | None:
+def without_entry(text: str, entry: JsonEntry, *, where: str) -> str | None:
     """The text without the entry, and without what was made for it; None if nothing else is left."""
     document = _parsed(text, where)
     holder, missing = _descend(document, entry, where)
@@ -82,7 +82,7 @@ def without_entry(text: str, entry: Entry, *, where: str) -> str | None:
 # --- Putting in -------------------------------------------------------------------------------------
 
 
-def _inserted(text: str, holder: Node, missing: Sequence[str], entry: Entry) -> str:
+def _inserted(text: str, holder: JsonNode, missing: Sequence[str], entry: JsonEntry) -> str:
     depth = _depth(text, holder)
     if holder.members:
         last = list(holder.members)[-1]
@@ -94,7 +94,7 @@ def _inserted(text: str, holder: Node, missing: Sequence[str], entry: Entry) -> 
     return f"{text[:at]}{_member(missing, entry, STEP * (depth + 1))}{text[at:]}"
 
 
-def _member(missing: Sequence[str], entry: Entry, indent: str) -> str:
+def _member(missing: Sequence[str], entry: JsonEntry, indent: str) -> str:
     """The entry with the containers that have to be made for it, each with its content on its own line."""
     if missing:
         first, *rest = missing
@@ -106,7 +106,7 @@ def _member(missing: Sequence[str], entry: Entry, indent: str) -> str:
     return value if entry.key is None else f"{json.dumps(entry.key)}: {value}"
 
 
-def _replaced(text: str, node: Node, entry: Entry) -> str:
+def _replaced(text: str, node: JsonNode, entry: JsonEntry) -> str:
     line = text[: node.start].rpartition("\n")[2]
     indent = line[: len(line) - len(line.lstrip(_BLANK))]
     value = json.dumps(entry.value, indent=len(STEP), ensure_ascii=False).replace("\n", "\n" + indent)
@@ -116,7 +116,7 @@ def _replaced(text: str, node: Node, entry: Entry) -> str:
 # --- Taking out -------------------------------------------------------------------------------------
 
 
-def _cut(text: str, holder: Node, name: str) -> str:
+def _cut(text: str, holder: JsonNode, name: str) -> str:
     names = list(holder.members)
     index = names.index(name)
     start, end = holder.begins[name], holder.members[name].end
@@ -127,12 +127,12 @@ def _cut(text: str, holder: Node, name: str) -> str:
     return text[:start] + text[end:]
 
 
-def _made_for_it(text: str, holder: Node) -> bool:
+def _made_for_it(text: str, holder: JsonNode) -> bool:
     """Whether this container was made for the only entry that it has; see the module's text."""
     return text[holder.start + 1] in "\r\n"
 
 
-def _trail(document: Node, path: Sequence[str]) -> list[tuple[Node, str]]:
+def _trail(document: JsonNode, path: Sequence[str]) -> list[tuple[JsonNode, str]]:
     trail = []
     node = document
     for name in path:
@@ -144,7 +144,7 @@ def _trail(document: Node, path: Sequence[str]) -> list[tuple[Node, str]]:
 # --- Finding ----------------------------------------------------------------------------------------
 
 
-def _descend(document: Node, entry: Entry, where: str) -> tuple[Node, tuple[str, ...]]:
+def _descend(document: JsonNode, entry: JsonEntry, where: str) -> tuple[JsonNode, tuple[str, ...]]:
     """The deepest container on the entry's path that is there, and the names that are missing."""
     node = document
     for depth, name in enumerate(entry.path):
@@ -160,7 +160,7 @@ def _descend(document: Node, entry: Entry, where: str) -> tuple[Node, tuple[str,
     return node, ()
 
 
-def _place_of(holder: Node, entry: Entry, text: str) -> tuple[str | None, bool]:
+def _place_of(holder: JsonNode, entry: JsonEntry, text: str) -> tuple[str | None, bool]:
     for name, node in holder.members.items():
         if entry.key is not None and name != entry.key:
             continue
@@ -177,7 +177,7 @@ def _blanks_before(text: str, end: int) -> str:
     return text[start:end]
 
 
-def _depth(text: str, holder: Node) -> int:
+def _depth(text: str, holder: JsonNode) -> int:
     line = text[: holder.start].rpartition("\n")[2]
     return (len(line) - len(line.lstrip(" "))) // len(STEP)
 
@@ -191,7 +191,7 @@ def _other_shape(path: Sequence[str], wanted: str, where: str) -> Refused:
     )
 
 
-def _taken(entry: Entry, where: str) -> Refused:
+def _taken(entry: JsonEntry, where: str) -> Refused:
     return Refused(
         f"{where} has an entry {entry.key} already, which was not made by this command",
         hint="Remove or rename that entry first.",
@@ -202,7 +202,7 @@ def _taken(entry: Entry, where: str) -> Refused:
 # --- Reading ----------------------------------------------------------------------------------------
 
 
-def _parsed(text: str, where: str) -> Node:
+def _parsed(text: str, where: str) -> JsonNode:
     try:
         strictjson.decode(text.encode(), source=where, limit=MOST_BYTES)
     except JsonInvalid as error:
@@ -215,7 +215,7 @@ def _parsed(text: str, where: str) -> Node:
     return node
 
 
-def _value(text: str, at: int) -> tuple[Node, int]:
+def _value(text: str, at: int) -> tuple[JsonNode, int]:
     """The value that begins at `at`, in a text that is known to be JSON; and where it ends."""
     if text[at] in "{[":
         return _container(text, at)
@@ -225,12 +225,12 @@ def _value(text: str, at: int) -> tuple[Node, int]:
         end = at
         while end < len(text) and text[end] not in ",]}" + _BLANK:
             end += 1
-    return Node(at, end, "plain", {}, {}), end
+    return JsonNode(at, end, "plain", {}, {}), end
 
 
-def _container(text: str, start: int) -> tuple[Node, int]:
+def _container(text: str, start: int) -> tuple[JsonNode, int]:
     is_object = text[start] == "{"
-    members: dict[str, Node] = {}
+    members: dict[str, JsonNode] = {}
     begins: dict[str, int] = {}
     at = _after_blanks(text, start + 1)
     while text[at] not in "}]":
@@ -244,7 +244,7 @@ def _container(text: str, start: int) -> tuple[Node, int]:
         at = _after_blanks(text, at)
         if text[at] == ",":
             at = _after_blanks(text, at + 1)
-    return Node(start, at + 1, "object" if is_object else "array", members, begins), at + 1
+    return JsonNode(start, at + 1, "object" if is_object else "array", members, begins), at + 1
 
 
 def _string_end(text: str, at: int) -> int:

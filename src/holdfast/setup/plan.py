@@ -8,19 +8,87 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
-from holdfast.errors import Refused
+from holdfast.errors import NotFound, Refused
 from holdfast.fs import calls
-from holdfast.setup.edits import Edit, look
-from holdfast.setup.git_hooks import pre_commit_edits
+from holdfast.setup import targets
+from holdfast.setup.edits import HASH, FileEdit, find_block, look, with_block, without_block
 from holdfast.setup.json_entries import with_entry, without_entry
-from holdfast.setup.targets import HOOK, JsonPart, Part, Target, TextPart, parts
-from holdfast.setup.text_blocks import find_block, with_block, without_block
-from holdfast.setup.texts import VERSION
+from holdfast.setup.targets import HOOK, VERSION, JsonPart, Part, Target, TextPart, parts
+
+FIRST_LINE = b"#!/bin/sh\n"
+ASIDE = "pre-commit.before-holdfast"
+_SHELLS = (b"sh", b"bash", b"dash", b"ash", b"ksh", b"zsh")
+_EXECUTABLE = 0o755
 
 
-def edits(project: Path, target: Target, *, remove: bool) -> list[Edit]:
+def pre_commit_edits(project: Path, *, remove: bool) -> list[FileEdit]:
+    """The changes of git's hooks that put the guard in or take it out."""
+    directory = hooks_directory(project)
+    hook, aside = look(directory / "pre-commit"), look(directory / ASIDE)
+    return _out(hook, aside) if remove else _in(hook, aside)
+
+
+def hooks_directory(project: Path) -> Path:
+    """Where git looks for the hooks of this project, whatever its configuration says."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(project), "rev-parse", "--path-format=absolute", "--git-path", "hooks"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise NotFound("git is not installed", hint="Install git, or leave this out.") from None
+    if found.returncode != 0:
+        raise NotFound(
+            f"{project} is not in a git repository: {found.stderr.strip()}",
+            hint="Run 'git init' first, or name the project with --project.",
+            path=str(project),
+        )
+    return Path(found.stdout.strip())
+
+
+def _in(hook: FileEdit, aside: FileEdit) -> list[FileEdit]:
+    where = str(hook.path)
+    chained = aside.before is not None
+    if hook.before is not None and not chained and not _takes_a_block(hook):
+        moved = aside._replace(after=hook.before, mode=hook.mode)
+        return [moved, hook._replace(after=_script(None, where, chained=True), mode=_EXECUTABLE)]
+    mode = _EXECUTABLE if hook.before is None else hook.mode
+    return [hook._replace(after=_script(hook.before, where, chained=chained), mode=mode)]
+
+
+def _out(hook: FileEdit, aside: FileEdit) -> list[FileEdit]:
+    if hook.before is None:
+        return []
+    rest = without_block(hook.before, comment=HASH, where=str(hook.path), first_line=FIRST_LINE)
+    if rest is None and aside.before is not None:
+        return [hook._replace(after=aside.before, mode=aside.mode), aside._replace(after=None)]
+    return [hook._replace(after=rest)]
+
+
+def _script(content: bytes | None, where: str, *, chained: bool) -> bytes:
+    text = targets.PRE_COMMIT_CHAIN if chained else targets.PRE_COMMIT
+    return with_block(
+        content, text, version=targets.VERSION, comment=HASH, where=where, first_line=FIRST_LINE
+    )
+
+
+def _takes_a_block(hook: FileEdit) -> bool:
+    """Whether the hook runs, and is a shell script or ours already."""
+    content = hook.before or b""
+    if find_block(content, comment=HASH, where=str(hook.path)) is not None:
+        return True
+    first = content.partition(b"\n")[0]
+    program = first[2:].split()[-1:] if first.startswith(b"#!") else []
+    named = bool(program) and program[0].rpartition(b"/")[2] in _SHELLS
+    return named and bool(hook.mode & 0o111)
+
+
+def edits(project: Path, target: Target, *, remove: bool) -> list[FileEdit]:
     """The changes that set a program up in this project, or that undo it. Nothing is changed yet."""
     if target is Target.GIT:
         return [each for each in pre_commit_edits(project, remove=remove) if each.changes]
@@ -43,7 +111,7 @@ def _resolved(project: Path, target: Target) -> dict[Path, Part]:
     return found
 
 
-def _changed(part: Part, edit: Edit, *, remove: bool) -> bytes | None:
+def _changed(part: Part, edit: FileEdit, *, remove: bool) -> bytes | None:
     where = str(edit.path)
     if isinstance(part, TextPart):
         if remove:
@@ -86,7 +154,7 @@ def _needed_by_others(project: Path, target: Target) -> set[Path]:
     }
 
 
-def _is_there(part: Part, edit: Edit) -> bool:
+def _is_there(part: Part, edit: FileEdit) -> bool:
     if edit.before is None:
         return False
     try:

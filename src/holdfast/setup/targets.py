@@ -5,9 +5,55 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from holdfast.setup import texts
-from holdfast.setup.json_entries import Entry
-from holdfast.setup.text_blocks import HASH, MARKDOWN, Comment
+from holdfast.setup.edits import HASH, MARKDOWN, Comment
+from holdfast.setup.json_entries import JsonEntry
+
+VERSION = 2
+
+AGENTS = """
+## Working beside others: Holdfast
+
+Several agents and people work in this repository at the same time. Holdfast keeps them apart.
+
+- See who holds what before you start: `holdfast who`.
+- Take the lease of a worktree before you write into it:
+  `holdfast lock acquire --worktree NAME --ttl 15m --purpose "what for" --field lock_id` prints its id. Name
+  that to later commands: `export HOLDFAST_LOCK_ID=ID`, or `--lock-id ID` with each of them, if your shell
+  forgets variables. `holdfast lock renew` before the time is up; `holdfast lock release` when you are done.
+  Or let one command do it all: `holdfast run --worktree NAME --snapshot -- COMMAND`.
+- Want a directory of your own? `holdfast worktree create NAME --from head` (without `--from` it is empty),
+  then `cd "$(holdfast worktree path NAME)"`.
+- Keep what you have done: `holdfast snapshot -m "what changed"`. Nothing that was kept is ever lost.
+- Take work from the queue rather than choosing it: `holdfast issue claim-next` prints the id of your claim.
+  Name it (`--claim`, or `HOLDFAST_CLAIM_ID`) when you are done: `holdfast issue finish ID`; or give the work
+  back: `holdfast issue release ID`.
+- `E_LOCK_CONFLICT` names the holder: wait (`--wait 5m`) or take other work. Do not delete lock files.
+- `E_FENCING_MISMATCH` or `E_LOCK_EXPIRED` means that your lease was taken over: stop writing, take it
+  again, look at what changed, then go on.
+- Every command takes `--json`; every failure has a code and a hint.
+"""
+
+CLAUDE_POINTER = """
+@AGENTS.md
+"""
+
+CODEX_MCP = """
+[mcp_servers.holdfast]
+command = "holdfast"
+args = ["mcp"]
+"""
+
+PRE_COMMIT = """
+if command -v holdfast >/dev/null 2>&1; then holdfast hook pre-commit || exit $?; fi
+"""
+
+PRE_COMMIT_CHAIN = """
+if command -v holdfast >/dev/null 2>&1; then holdfast hook pre-commit || exit $?; fi
+if [ -x "$(dirname "$0")/pre-commit.before-holdfast" ]; then
+    exec "$(dirname "$0")/pre-commit.before-holdfast" "$@"
+fi
+"""
+
 
 HOOK = "holdfast hook "
 """What the commands of our hooks begin with: that is how they are known again."""
@@ -35,13 +81,13 @@ class JsonPart(NamedTuple):
     there begins with: without a final line break, so that nobody's own file is taken for it."""
 
     path: str
-    entries: tuple[Entry, ...]
+    entries: tuple[JsonEntry, ...]
     new: str | None = None
 
 
 Part = TextPart | JsonPart
 
-_AGENTS = TextPart("AGENTS.md", texts.AGENTS, MARKDOWN)
+_AGENTS = TextPart("AGENTS.md", AGENTS, MARKDOWN)
 _WRITES = "Write|Edit|MultiEdit|NotebookEdit|apply_patch"
 
 
@@ -50,23 +96,23 @@ def parts(target: Target) -> tuple[Part, ...]:
     return _PARTS[target]
 
 
-def _grouped_hook(target: Target, event: str, name: str, matcher: str | None = None) -> Entry:
+def _grouped_hook(target: Target, event: str, name: str, matcher: str | None = None) -> JsonEntry:
     """A hook as Claude Code and Codex have it: groups with a matcher, each with a list of commands."""
     command = {"type": "command", "command": _command(target, name), "timeout": 30}
     group: dict[str, object] = {} if matcher is None else {"matcher": matcher}
-    return Entry(("hooks", event), {**group, "hooks": [command]}, _is_our_group)
+    return JsonEntry(("hooks", event), {**group, "hooks": [command]}, _is_our_group)
 
 
-def _flat_hook(target: Target, event: str, name: str, matcher: str | None = None) -> Entry:
+def _flat_hook(target: Target, event: str, name: str, matcher: str | None = None) -> JsonEntry:
     """A hook as Cursor has it: one object each."""
     hook: dict[str, object] = {"command": _command(target, name), "timeout": 30}
     if matcher is not None:
         hook["matcher"] = matcher
-    return Entry(("hooks", event), hook, _is_our_hook)
+    return JsonEntry(("hooks", event), hook, _is_our_hook)
 
 
 def _command(target: Target, name: str) -> str:
-    return f"{HOOK}{name} --from {target}@{texts.VERSION}"
+    return f"{HOOK}{name} --from {target}@{VERSION}"
 
 
 def _is_our_hook(value: object) -> bool:
@@ -82,12 +128,12 @@ def _is_our_server(value: object) -> bool:
     return isinstance(value, dict) and value.get("command") == "holdfast"
 
 
-_SERVER = Entry(
+_SERVER = JsonEntry(
     ("mcpServers",), {"type": "stdio", "command": "holdfast", "args": ["mcp"]}, _is_our_server, "holdfast"
 )
 
 
-def _grouped_hooks(target: Target) -> tuple[Entry, ...]:
+def _grouped_hooks(target: Target) -> tuple[JsonEntry, ...]:
     return (
         _grouped_hook(target, "SessionStart", "session-start"),
         _grouped_hook(target, "PreToolUse", "before-write", _WRITES),
@@ -106,14 +152,14 @@ _CURSOR_HOOKS = (
 _PARTS: dict[Target, tuple[Part, ...]] = {
     Target.CLAUDE: (
         _AGENTS,
-        TextPart("CLAUDE.md", texts.CLAUDE_POINTER, MARKDOWN),
+        TextPart("CLAUDE.md", CLAUDE_POINTER, MARKDOWN),
         JsonPart(".claude/settings.json", _grouped_hooks(Target.CLAUDE)),
         JsonPart(".mcp.json", (_SERVER,)),
     ),
     Target.CODEX: (
         _AGENTS,
         JsonPart(".codex/hooks.json", _grouped_hooks(Target.CODEX)),
-        TextPart(".codex/config.toml", texts.CODEX_MCP, HASH),
+        TextPart(".codex/config.toml", CODEX_MCP, HASH),
     ),
     Target.CURSOR: (
         _AGENTS,

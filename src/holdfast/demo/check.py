@@ -16,8 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.demo.crew import Ended
-from holdfast.demo.stage import Stage
+from holdfast.demo.agents import AgentExit, Stage
 from holdfast.errors import AuditChainBroken, NotFound, Refused
 from holdfast.fs import durable
 from holdfast.issues.model import State
@@ -43,7 +42,7 @@ class Audit(NamedTuple):
 
 
 def examine(
-    stage: Stage, issues: Sequence[str], ended: Sequence[Ended], *, finished: bool, paused: bool
+    stage: Stage, issues: Sequence[str], ended: Sequence[AgentExit], *, finished: bool, paused: bool
 ) -> Audit:
     """Judge what the agents have left behind."""
     repository, ledger = stage.repository(), stage.ledger()
@@ -107,7 +106,7 @@ def _stored(tree: Path, file: str) -> Path:
 
 
 def _stale(
-    descriptors: Sequence[Descriptor], events: Sequence[Any], ended: Sequence[Ended], *, paused: bool
+    descriptors: Sequence[Descriptor], events: Sequence[Any], ended: Sequence[AgentExit], *, paused: bool
 ) -> Iterator[str]:
     parents = {each.snapshot_id: each for each in descriptors}
     for each in descriptors:
