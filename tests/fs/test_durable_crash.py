@@ -16,17 +16,8 @@ import pytest
 from holdfast.errors import AlreadyExists, Failure, NotDurable
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
-from holdfast.testing.crash import (
-    Attempt,
-    Ending,
-    Kill,
-    Outcome,
-    cut_short,
-    error_points,
-    interposed,
-    kill_points,
-)
-from holdfast.testing.powercut import mark, power_cuts, redundant_syncs
+from proof.crash import Attempt, Ending, Kill, Outcome, cut_short, error_points, interposed, kill_points
+from proof.powercut import mark, power_cuts, redundant_syncs
 
 OLD = b"first line\nsecond line\n"
 NEW = b"third line\nfourth line, longer than the others\n"

@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.errors import NotWritable
 from holdfast.fs.directory import move
-from holdfast.testing.interpose import Attempt, interposed
 from holdfast.trees import exchange
+from proof.interpose import Attempt, interposed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="modes are those of POSIX")
 RENAMES = ("rename_noreplace", "rename_exchange")

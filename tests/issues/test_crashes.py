@@ -16,7 +16,7 @@ from holdfast.issues.gates import Definition
 from holdfast.issues.model import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.issues.validate import examine, repair
-from holdfast.testing.crash import Ending, Outcome, kill_points
+from proof.crash import Ending, Outcome, kill_points
 from tests.issues.trackers import problems, tracker_at
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")

@@ -15,7 +15,7 @@ from holdfast.leases.service import LeaseService, acquire
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.model import Append, Decision, View
 from holdfast.store.open import open_address
-from holdfast.testing.contract_clients import LEDGER, Event
+from holdfast.testing.backend import LEDGER, Event
 from tests.locks.workers import PATIENCE, Line, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")

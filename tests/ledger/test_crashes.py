@@ -24,8 +24,8 @@ from holdfast.ledger.projection import ACQUIRED, REAPED
 from holdfast.locks import lock_file
 from holdfast.store import intents
 from holdfast.store.files import FileStore
-from holdfast.testing.crash import Attempt, Outcome, error_points, interposed, kill_points
-from holdfast.testing.powercut import power_cuts
+from proof.crash import Attempt, Outcome, error_points, interposed, kill_points
+from proof.powercut import power_cuts
 from tests.ledger.ledgers import acquired, close_all, event_files, open_claims, open_ledger
 from tests.store.commit_operations import determined
 from tests.store.commit_scenarios import break_torn_lock

@@ -19,7 +19,7 @@ from holdfast.locks.identity import current_holder
 from holdfast.locks.ledger_lock import HeldLedgerLock, LedgerLock
 from holdfast.locks.lock_file import LockFile, Sighting
 from holdfast.locks.repo_lock import HeldRepoLock, RepoLock
-from holdfast.testing.crash import Ending, Outcome, error_points, kill_points
+from proof.crash import Ending, Outcome, error_points, kill_points
 
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
 

@@ -19,21 +19,10 @@ from pathlib import Path
 from holdfast.errors import Failure, OutcomeUnknown
 from holdfast.locks import ledger_lock
 from holdfast.store.files import FileStore
-from holdfast.testing.crash import (
-    Ending,
-    Fault,
-    Kill,
-    Outcome,
-    Report,
-    cut_short,
-    fresh,
-    judge,
-    mark,
-    scratch,
-)
-from holdfast.testing.disk import LIMIT
-from holdfast.testing.interpose import Faulty, interposed
-from holdfast.testing.powercut import Case, power_cuts, record
+from proof.crash import Ending, Fault, Kill, Outcome, Report, cut_short, fresh, judge, mark, scratch
+from proof.disk import LIMIT
+from proof.interpose import Faulty, interposed
+from proof.powercut import Case, power_cuts, record
 from tests.store.commit_operations import TIMEOUT, Files, Operation, determined, looking, run_as, touching
 from tests.store.worlds import (
     Named,

@@ -27,7 +27,7 @@ from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.model import Append, Create, Decision, Key, Replace, Store, Stream, View
 from holdfast.store.served import ServedStore
-from holdfast.testing.contract_clients import EVENTS, INDEX, LEDGER, Event, Item, number_of
+from holdfast.testing.backend import EVENTS, INDEX, LEDGER, Event, Item, number_of
 from tests.locks.workers import Line, Worker, Workers
 from tests.support.machines import Network, entered
 from tests.support.proxy import Proxy

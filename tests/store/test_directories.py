@@ -18,7 +18,7 @@ from holdfast.fs.directory import Directory
 from holdfast.store.files import FileStore
 from holdfast.store.layout import MOST_IDLE, Directories, OpenDirectories
 from holdfast.store.model import Create, Replace
-from holdfast.testing.contract_clients import ISSUES, Item, apply
+from holdfast.testing.backend import ISSUES, Item, apply
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="there, names are looked up by paths and nothing is kept open"

@@ -22,10 +22,10 @@ from holdfast.fs import calls
 from holdfast.store.files import FileStore
 from holdfast.store.layout import Layout
 from holdfast.store.model import Create, Decision, Key, Replace, Store, View
+from holdfast.testing.backend import PATIENCE, Item, accounts, apply, number_of, swap, transfer
 from holdfast.testing.contract import Backend, Recipe, StoreContract, When
-from holdfast.testing.contract_clients import PATIENCE, Item, accounts, apply, number_of, swap, transfer
-from holdfast.testing.linearizability import Accounts, Check, History, Operation, Register, Verdict, check
 from holdfast.testing.model import Subject, run_state_machine
+from proof.linearizability import Accounts, Check, History, Operation, Register, Verdict, check
 from tests.store.storm import IsOver, Life, late_calls, storm
 
 

@@ -22,7 +22,7 @@ from holdfast.store.files import FileStore
 from holdfast.store.intents import Intents
 from holdfast.store.model import Append, Change, Create, Decision, Delete, Replace, Stream, StructCodec, View
 from holdfast.store.watch import DirectoryEvents
-from holdfast.testing.contract_clients import (
+from holdfast.testing.backend import (
     AUDIT,
     DESCRIPTORS,
     EVENTS,
@@ -40,7 +40,7 @@ from holdfast.testing.contract_clients import (
     number_of,
     run_threads,
 )
-from holdfast.testing.contract_parts.watching import WatchingContract
+from holdfast.testing.contract_streams import WatchingContract
 from tests.locks.workers import Line, Workers
 from tests.store.test_file_store import FileBackend, open_file_store
 

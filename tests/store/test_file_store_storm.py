@@ -23,7 +23,7 @@ from holdfast.store.model import (
     StructCodec,
     View,
 )
-from holdfast.testing.contract_clients import PATIENCE, apply
+from holdfast.testing.backend import PATIENCE, apply
 from tests.store.storm import IsOver, Life, storm
 
 PROCESSES = 50

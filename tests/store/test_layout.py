@@ -17,16 +17,7 @@ from holdfast.errors import LockTimeout, NameInvalid, UsageFailure
 from holdfast.store.files import FileStore
 from holdfast.store.layout import TABLE, DocumentLocks, Kind, Layout, Location
 from holdfast.store.model import Append, Change, Create, Decision, Key, Replace, Stream, View
-from holdfast.testing.contract_clients import (
-    EVENTS,
-    GATES,
-    INDEX,
-    ISSUES,
-    PATIENCE,
-    Event,
-    Item,
-    number_of,
-)
+from holdfast.testing.backend import EVENTS, GATES, INDEX, ISSUES, PATIENCE, Event, Item, number_of
 from tests.locks.workers import Line, Workers
 
 LAYOUT = Layout()

@@ -20,7 +20,7 @@ from holdfast.leases.service import LeaseService, acquire
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Create
 from holdfast.store.served import ServedStore
-from holdfast.testing.contract_clients import EVENTS, INDEX, LEDGER, Event, Item, apply
+from holdfast.testing.backend import EVENTS, INDEX, LEDGER, Event, Item, apply
 from tests.locks.workers import Line, Workers, wait_until
 from tests.store.server_storm import (
     TRAIL,

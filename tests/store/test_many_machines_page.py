@@ -15,7 +15,7 @@ from holdfast.repository.repository import Repository
 from holdfast.store.etcd import EtcdStore
 from holdfast.store.model import Create
 from holdfast.store.open import open_address
-from holdfast.testing.contract_clients import INDEX, ISSUES, Item, apply, increment, number_of
+from holdfast.testing.backend import INDEX, ISSUES, Item, apply, increment, number_of
 from tests.store.test_plain_sql import do_everything
 from tests.support.guarded import EncryptedEtcd
 from tests.support.servers import Postgres, free_port

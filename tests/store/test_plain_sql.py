@@ -22,7 +22,7 @@ from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Append, Create, Delete, Replace
-from holdfast.testing.contract_clients import (
+from holdfast.testing.backend import (
     EVENTS,
     INDEX,
     ISSUES,

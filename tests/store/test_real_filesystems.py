@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import pytest
 
 from holdfast.fs import calls
-from holdfast.testing.crash import Attempt, Ending, Outcome, fresh, interposed, scratch
+from proof.crash import Attempt, Ending, Outcome, fresh, interposed, scratch
 from tests.store.commit_cases import LARGE, SEVERAL, SINGLE
 from tests.store.commit_scenarios import CommitCase
 from tests.support.loop_mounts import LoopMount

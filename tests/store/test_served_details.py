@@ -19,7 +19,7 @@ from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.etcd_gateway import coded
 from holdfast.store.model import Create, Decision, Key, Stream, View
 from holdfast.store.served import ServedStore
-from holdfast.testing.contract_clients import (
+from holdfast.testing.backend import (
     EVENTS,
     INDEX,
     ISSUES,

@@ -12,7 +12,7 @@ import pytest
 from holdfast.store import postgres_sql as statements
 from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.served import CommitPlan, ServedStore, ServerEngine
-from holdfast.testing.linearizability import Check, Operation, Verdict
+from proof.linearizability import Check, Operation, Verdict
 from tests.store.test_file_store import (
     RICH,
     Act,

@@ -16,7 +16,7 @@ from holdfast.errors import (
 )
 from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.model import Create, Delete
-from holdfast.testing.contract_clients import INDEX, Item, apply, number_of
+from holdfast.testing.backend import INDEX, Item, apply, number_of
 from tests.support.guarded import PASSWORD, QUOTED, EncryptedEtcd, GuardedPostgres, TlsDoor
 from tests.support.servers import Etcd
 

@@ -19,7 +19,7 @@ from holdfast.store.audit import AuditTrail
 from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.model import Append, Create, Decision, Replace, View
 from holdfast.store.served import AnswerLost, CommitPlan, ServedStore
-from holdfast.testing.contract_clients import (
+from holdfast.testing.backend import (
     EVENTS,
     INDEX,
     ISSUES,

@@ -17,8 +17,8 @@ from holdfast.store.files import FileStore
 from holdfast.store.intents import Intent, Intents
 from holdfast.store.layout import INTENTS, Kind, Location, OpenDirectories
 from holdfast.store.streams import Batch, LastNumbers, Planned, in_order
-from holdfast.testing.crash import Fault, Report, error_points, kill_points
-from holdfast.testing.powercut import power_cuts
+from proof.crash import Fault, Report, error_points, kill_points
+from proof.powercut import power_cuts
 from tests.store.commit_cases import ALL
 from tests.store.commit_operations import restoring, touching
 from tests.store.commit_scenarios import after_deaths, after_faults, death_points

@@ -17,17 +17,8 @@ from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.store import intents
 from holdfast.store.files import FileStore
-from holdfast.testing.crash import (
-    Attempt,
-    Fault,
-    Report,
-    error_points,
-    fresh,
-    interposed,
-    kill_points,
-    scratch,
-)
-from holdfast.testing.powercut import Case, power_cuts
+from proof.crash import Attempt, Fault, Report, error_points, fresh, interposed, kill_points, scratch
+from proof.powercut import Case, power_cuts
 from tests.store.commit_cases import ALL, LARGE, SEVERAL, SINGLE
 from tests.store.commit_operations import looking, restoring, touching
 from tests.store.commit_scenarios import (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from holdfast.fs import calls
-from holdfast.testing.explorer.footprints import LOCK_EX
+from proof.explorer.footprints import LOCK_EX
 
 FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 

@@ -32,9 +32,9 @@ from holdfast.store.model import (
     Watched,
 )
 from holdfast.store.streams import Planned
+from holdfast.testing import contract_streams
+from holdfast.testing.backend import EVENTS, INDEX
 from holdfast.testing.contract import Backend, StoreContract
-from holdfast.testing.contract_clients import EVENTS, INDEX
-from holdfast.testing.contract_parts import watching
 from holdfast.testing.model import Subject, run_state_machine
 from tests.store.test_file_store import FileBackend, WithoutGuards, WithoutLookingAtIntents
 from tests.store.test_memory_store import MemoryBackend
@@ -316,7 +316,7 @@ def run(planted: Planted, path: Path) -> None:
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_caught(scratch: Path, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
-    monkeypatch.setattr(watching, "PATIENCE", 0.2)
+    monkeypatch.setattr(contract_streams, "PATIENCE", 0.2)
     planted = PLANTED[bug]
     for attempt in range(planted.attempts):
         try:

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.fs import calls
 from holdfast.locks.file_lock import FileLocker
-from holdfast.testing.crash import (
+from proof.crash import (
     SHORT_WRITE,
     Attempt,
     Ending,

@@ -15,10 +15,10 @@ import pytest
 
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
-from holdfast.testing.crash import Ending, Kill, Outcome, fresh, run_killed, scratch
-from holdfast.testing.explore import Result, explore
-from holdfast.testing.explorer import run as explorer_run
-from holdfast.testing.explorer.footprints import LOCK_EX, LOCK_NB, LOCK_SH
+from proof.crash import Ending, Kill, Outcome, fresh, run_killed, scratch
+from proof.explore import Result, explore
+from proof.explorer import run as explorer_run
+from proof.explorer.footprints import LOCK_EX, LOCK_NB, LOCK_SH
 from tests.testing.explored_tasks import (
     FRESH,
     Listing,
@@ -304,7 +304,7 @@ def test_who_spins_for_ever_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         while not os.fspath(directory).startswith(" "):
             calls.stat(directory)
 
-    monkeypatch.setattr("holdfast.testing.explorer.search._MOST_STEPS", 100)
+    monkeypatch.setattr("proof.explorer.search._MOST_STEPS", 100)
     explored = explore([spin], check=anything)
 
     assert explored.violations[0].problem == "no end after 100 steps"

@@ -23,8 +23,8 @@ from holdfast.locks.lock_file import LockFile
 from holdfast.locks.repo_lock import RepoLock, RepoLockInfo
 from holdfast.store.files import FileStore
 from holdfast.store.model import Append, Create, Decision, Key, Replace, Stream, StructCodec, View
-from holdfast.testing.crash import Ending
-from holdfast.testing.explore import Exploration, Result, explore
+from proof.crash import Ending
+from proof.explore import Exploration, Result, explore
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no flock on Windows")
 

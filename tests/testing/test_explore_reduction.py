@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
-from holdfast.testing.explore import Exploration, Result, explore
-from holdfast.testing.explorer.footprints import LOCK_EX, LOCK_NB, LOCK_UN
+from proof.explore import Exploration, Result, explore
+from proof.explorer.footprints import LOCK_EX, LOCK_NB, LOCK_UN
 from tests.testing.explored_tasks import FRESH, Listing, flock, flocked, listing, load, opened, wait_for_file
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no flock on Windows")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import LockTimeout, OutcomeUnknown
-from holdfast.testing.linearizability import (
+from proof.linearizability import (
     Accounts,
     Check,
     Counter,

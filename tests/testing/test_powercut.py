@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.fs import calls
-from holdfast.testing import recorder
-from holdfast.testing.crash import Ending, Kill, Outcome, cut_short, scratch
-from holdfast.testing.powercut import Case, Disk, Sync, mark, power_cuts, record, redundant_syncs
+from proof import recorder
+from proof.crash import Ending, Kill, Outcome, cut_short, scratch
+from proof.powercut import Case, Disk, Sync, mark, power_cuts, record, redundant_syncs
 
 OLD = b"the old content\n"
 NEW = b"the new content, which is longer\n"

@@ -20,7 +20,7 @@ from holdfast.repository import init
 from holdfast.repository.init import initialise
 from holdfast.repository.records import MAIN, Isolation
 from holdfast.repository.repository import Repository, find_repository
-from holdfast.testing.crash import Outcome, kill_points
+from proof.crash import Outcome, kill_points
 from tests.locks.workers import Line, Workers
 from tests.worktrees.stages import LASTING, events, files_in, json_at, make_repository, put_files, unprobed
 

@@ -17,7 +17,7 @@ from holdfast.store.layout import TABLE, Kind
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Create, Delete, Family, Key, Replace, Store, Stream
 from holdfast.store.open import close_store, open_address, open_store, open_to_look
-from holdfast.testing.contract_clients import EVENTS, INDEX, ISSUES, Event, Item, apply, number_of
+from holdfast.testing.backend import EVENTS, INDEX, ISSUES, Event, Item, apply, number_of
 from tests.cli.commands import data, error, holdfast
 
 MANY = 130

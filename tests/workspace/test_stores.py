@@ -31,7 +31,7 @@ from holdfast.store.open import (
     open_store,
     same_store,
 )
-from holdfast.testing.contract_clients import INDEX, Item, apply, number_of
+from holdfast.testing.backend import INDEX, Item, apply, number_of
 from tests.support.servers import free_port
 
 

@@ -22,20 +22,9 @@ from holdfast.repository.restore import InPlace, differs_from_head, restore_in_p
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.repository.worktrees import settle
 from holdfast.store.files import FileStore
-from holdfast.testing.crash import (
-    Ending,
-    Fault,
-    Kill,
-    Outcome,
-    Report,
-    Scenario,
-    fresh,
-    judge,
-    run_faulted,
-    run_killed,
-)
-from holdfast.testing.crash import scratch as swept_directory
 from holdfast.trees import verify
+from proof.crash import Ending, Fault, Kill, Outcome, Report, Scenario, fresh, judge, run_faulted, run_killed
+from proof.crash import scratch as swept_directory
 from tests.worktrees.repositories import make_repository
 from tests.worktrees.stages import files_kept
 

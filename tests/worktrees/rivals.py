@@ -24,7 +24,7 @@ from holdfast.repository.records import DESCRIPTORS, MAIN, worktree_keys
 from holdfast.repository.restore import InPlace, restore_in_place
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
-from holdfast.testing.interpose import Attempt, interposed
+from proof.interpose import Attempt, interposed
 from tests.locks.workers import Line, stop_myself
 
 BEGIN = 1_700_000_000.0

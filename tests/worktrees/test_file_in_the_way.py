@@ -19,7 +19,7 @@ from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktrees import settle
-from holdfast.testing.crash import Kill, cut_short
+from proof.crash import Kill, cut_short
 from tests.cli.commands import error, holdfast
 from tests.worktrees.stages import files_in, files_kept, make_repository, put_files
 from tests.worktrees.test_worktree_crashes import WORK, CreationFromASnapshot, Removal, Renaming, begun, names

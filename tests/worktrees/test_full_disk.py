@@ -23,8 +23,8 @@ from holdfast.repository.init import initialise
 from holdfast.repository.records import MAIN
 from holdfast.repository.repository import Repository
 from holdfast.repository.retention import Policy
-from holdfast.testing.interpose import Attempt, interposed
 from holdfast.trees import verify
+from proof.interpose import Attempt, interposed
 from tests.cli.commands import error, holdfast
 from tests.support.loop_mounts import LoopMount, run
 from tests.worktrees import damage

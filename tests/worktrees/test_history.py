@@ -18,7 +18,7 @@ from holdfast.repository.records import DESCRIPTORS, Consistency, Descriptor
 from holdfast.repository.repository import Repository
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decision, Delete, Replace
-from holdfast.testing.interpose import Attempt, interposed
+from proof.interpose import Attempt, interposed
 from tests.worktrees.history_states import state_of
 from tests.worktrees.repositories import (
     BEGIN,

@@ -14,8 +14,8 @@ from holdfast.repository.context import RepositoryContext
 from holdfast.repository.records import Descriptor, WorktreeConfig
 from holdfast.repository.snapshots import publishing
 from holdfast.store.model import Append, Decision
-from holdfast.testing.crash import Fault, Report
-from holdfast.testing.powercut import power_cuts
+from proof.crash import Fault, Report
+from proof.powercut import power_cuts
 from tests.worktrees.interruptions import FEW, World, cases, failed_everywhere, killed_everywhere, world
 
 pytestmark = pytest.mark.skipif(

@@ -26,9 +26,9 @@ from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.init import initialise
 from holdfast.repository.records import MAIN
 from holdfast.repository.repository import Repository
-from holdfast.testing.crash import Kill, Report, fresh, judge, run_killed
 from holdfast.trees import Engine, capture, capture_best, choose_engine, materialise, verify
 from holdfast.trees import engines as cloning
+from proof.crash import Kill, Report, fresh, judge, run_killed
 from tests.cli.commands import environment, error, holdfast
 from tests.fs.trees.groves import grow, seen
 from tests.support.juicefs import COHERENT, JuiceFs

@@ -29,7 +29,7 @@ from holdfast.repository.records import MAIN, Isolation
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.worktrees import settle
-from holdfast.testing.interpose import Attempt, interposed
+from proof.interpose import Attempt, interposed
 from tests.worktrees.stages import (
     events,
     expire,

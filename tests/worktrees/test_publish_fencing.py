@@ -20,7 +20,7 @@ from holdfast.repository import restore, snapshots
 from holdfast.repository.context import Permission, Proof, RepositoryContext, settled_config
 from holdfast.repository.records import MAIN
 from holdfast.store.model import Decision, View
-from holdfast.testing.interpose import interposed
+from proof.interpose import interposed
 from tests.locks.workers import Line, Worker, Workers
 from tests.worktrees.repositories import make_repository
 from tests.worktrees.rivals import (

@@ -22,7 +22,7 @@ from holdfast.repository.records import MAIN, Isolation
 from holdfast.repository.repository import Repository, Snapshots
 from holdfast.repository.restore import InPlace
 from holdfast.repository.retention import GcPlan, PlanState, Policy
-from holdfast.testing.interpose import Attempt, interposed
+from proof.interpose import Attempt, interposed
 from tests.worktrees.kept import keep
 from tests.worktrees.repositories import make_repository
 

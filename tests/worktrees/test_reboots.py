@@ -21,7 +21,7 @@ from holdfast.repository import payloads
 from holdfast.repository.records import OPERATIONS
 from holdfast.repository.repository import Repository
 from holdfast.repository.worktrees import settle
-from holdfast.testing.crash import Ending, Kill, Outcome, cut_short
+from proof.crash import Ending, Kill, Outcome, cut_short
 from tests.support.loop_mounts import LoopMount, run
 from tests.worktrees.interruptions import FEW, SEEN, cases, world
 from tests.worktrees.stages import LASTING, files_in, put_files

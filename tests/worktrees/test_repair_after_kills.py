@@ -17,8 +17,8 @@ from holdfast.repository.records import MAIN
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.snapshots import SnapshotOptions
-from holdfast.testing.crash import Kill, Outcome, Report, fresh, judge, run_killed
-from holdfast.testing.crash import scratch as swept_directory
+from proof.crash import Kill, Outcome, Report, fresh, judge, run_killed
+from proof.crash import scratch as swept_directory
 from tests.worktrees.interruptions import SEEN, World, world
 from tests.worktrees.kept import parents_of, require_whole, trees_of
 from tests.worktrees.test_retention_kills import repaired

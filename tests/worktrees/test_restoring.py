@@ -37,10 +37,10 @@ from holdfast.repository.restore import InPlace, Restored, restore_in_place
 from holdfast.repository.snapshots import snapshot
 from holdfast.repository.worktrees import settle
 from holdfast.store.model import Decision, Replace
-from holdfast.testing.crash import Kill, cut_short, fresh
-from holdfast.testing.crash import scratch as swept_directory
-from holdfast.testing.interpose import Attempt, interposed
 from holdfast.trees import verify
+from proof.crash import Kill, cut_short, fresh
+from proof.crash import scratch as swept_directory
+from proof.interpose import Attempt, interposed
 from tests.worktrees.interruptions import (
     FIRST,
     UNSAVED,

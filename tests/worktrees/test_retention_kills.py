@@ -26,10 +26,10 @@ from holdfast.repository.repository import Repository
 from holdfast.repository.retention import PlanState, Policy
 from holdfast.store.audit import check_chain
 from holdfast.store.files import FileStore
-from holdfast.testing.crash import Fault, Kill, Outcome, Report, fresh, judge, run_killed
-from holdfast.testing.crash import scratch as swept_directory
-from holdfast.testing.powercut import power_cuts
 from holdfast.trees import read_shared_directories
+from proof.crash import Fault, Kill, Outcome, Report, fresh, judge, run_killed
+from proof.crash import scratch as swept_directory
+from proof.powercut import power_cuts
 from tests.worktrees import damage
 from tests.worktrees.interruptions import SEEN, failed_everywhere, killed_everywhere
 from tests.worktrees.kept import (

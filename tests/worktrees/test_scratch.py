@@ -15,7 +15,7 @@ from holdfast.locks.file_lock import FileLocker
 from holdfast.repository import payloads as scratches
 from holdfast.repository.context import RepositoryContext
 from holdfast.repository.repository import Repository
-from holdfast.testing.interpose import Attempt, interposed
+from proof.interpose import Attempt, interposed
 from tests.locks.race_rounds import delay_calls
 from tests.locks.workers import Line, Workers
 from tests.worktrees.repositories import make_repository

@@ -39,9 +39,9 @@ from holdfast.repository.records import (
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import MOST_LISTED, SnapshotOptions, snapshot
 from holdfast.store.model import Create, Decision, Replace
-from holdfast.testing.interpose import Attempt, interposed
 from holdfast.trees import Engine, read_shared_directories, verify
 from holdfast.trees.shared_dirs import located
+from proof.interpose import Attempt, interposed
 from tests.locks.workers import Line, Workers
 from tests.worktrees.repositories import add_reference, add_worktree, make_repository
 from tests.worktrees.stages import expire, files_kept

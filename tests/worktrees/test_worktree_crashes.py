@@ -22,9 +22,9 @@ from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, Isolation
 from holdfast.repository.repository import Repository
 from holdfast.repository.worktrees import settle
 from holdfast.store.model import Change, Decision, Delete
-from holdfast.testing.crash import Ending, Kill, Outcome, cut_short, error_points, kill_points
-from holdfast.testing.powercut import power_cuts
 from holdfast.trees import remove_tree
+from proof.crash import Ending, Kill, Outcome, cut_short, error_points, kill_points
+from proof.powercut import power_cuts
 from tests.worktrees.stages import (
     LASTING,
     events,

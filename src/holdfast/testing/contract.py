@@ -1,34 +1,264 @@
-"""What every store must do, as tests: subclass `StoreContract` in a test file, and fill in the backend.
-
-    class TestMyStore(StoreContract):
-        @pytest.fixture(autouse=True)
-        def place(self, tmp_path: Path) -> None:
-            self.path = tmp_path
-
-        def open_store(self) -> Store:
-            return MyStore(self.path)
-
-        def reopen(self, store: Store) -> Store:
-            return MyStore(self.path)
-
-        def process_target(self, store: Store) -> Recipe:
-            return Recipe(MyStore, (self.path,))
-
-`losing_answers`, `damage` and `stored` reach behind the store's back, `disturbed` slows it down at bad
-moments; what each has to do is told at `Backend`. Everything that is tested is promised in
-`holdfast.store.model`; for comparing a store with the model see `holdfast.testing.model`.
-"""
+"""Documents: creating, replacing, deleting, deciding, scanning; and what is refused."""
 
 from __future__ import annotations
 
-from holdfast.testing.contract_clients import Recipe
-from holdfast.testing.contract_parts.backend import Backend, When
-from holdfast.testing.contract_parts.documents import DocumentsContract
-from holdfast.testing.contract_parts.isolation import IsolationContract
-from holdfast.testing.contract_parts.limits import LimitsContract
-from holdfast.testing.contract_parts.outcomes import OutcomesContract
-from holdfast.testing.contract_parts.streams import StreamsContract
-from holdfast.testing.contract_parts.watching import WatchingContract
+import pytest
+
+from holdfast.errors import AlreadyExists, Failure, LockConflict, NotFound, UsageFailure
+from holdfast.store.model import Append, Change, Create, Decision, Delete, Document, Key, Replace, Store, View
+from holdfast.testing.backend import (
+    AUDIT,
+    DESCRIPTORS,
+    EVENTS,
+    GATES,
+    INDEX,
+    ISSUES,
+    WORKTREES,
+    Backend,
+    Event,
+    Item,
+    Recipe,
+    When,
+    apply,
+    increment,
+    number_of,
+)
+from holdfast.testing.contract_isolation import IsolationContract, OutcomesContract
+from holdfast.testing.contract_limits import LimitsContract
+from holdfast.testing.contract_streams import StreamsContract, WatchingContract
+
+ONE = ISSUES.key("one")
+TWO = ISSUES.key("two")
+DIFFICULT = 'Grüße, 世界 \U0001f980 " \\ \n\r\t\0 \u2028 </script>'
+
+REFUSED: dict[str, tuple[Change, type[Failure]]] = {
+    "create what is there": (Create(ONE, Item(9)), AlreadyExists),
+    "replace what is not there": (Replace(TWO, Item(9)), NotFound),
+    "delete what is not there": (Delete(TWO), NotFound),
+    "change a document twice": (Replace(INDEX, Item(9)), UsageFailure),
+    "delete what is also changed": (Delete(INDEX), UsageFailure),
+    "a document that was not named": (Create(GATES, Item(9)), UsageFailure),
+    "a stream that was not named": (Append(AUDIT, Event(9)), UsageFailure),
+}
+
+
+def record_of(document: Document[Item] | None) -> Item | None:
+    """The record, if there is a document."""
+    return None if document is None else document.record
+
+
+class DocumentsContract(Backend):
+    """Documents."""
+
+    # --- Create, replace, delete ----------------------------------------------------------------------
+
+    def test_a_document_that_was_never_created_is_none(self, store: Store) -> None:
+        assert store.read(ONE) is None
+        assert store.read_together([ONE, INDEX]).get(ONE) is None
+        assert list(store.scan(ISSUES)) == []
+
+    @pytest.mark.parametrize(
+        "key", [INDEX, ONE, DESCRIPTORS.key("d"), WORKTREES.key("w")], ids=lambda key: str(key.name)
+    )
+    def test_every_client_sees_what_is_created_replaced_and_deleted(
+        self, store: Store, key: Key[Item]
+    ) -> None:
+        with self.client(store) as other:
+            apply(store, Create(key, Item(1, DIFFICULT)))
+            assert record_of(other.read(key)) == Item(1, DIFFICULT)
+
+            apply(other, Replace(key, Item(2)))
+            assert record_of(store.read(key)) == Item(2)
+
+            apply(store, Delete(key))
+            assert other.read(key) is None
+
+            apply(other, Create(key, Item(3)))
+            assert record_of(store.read(key)) == Item(3)
+
+    def test_several_changes_are_made_together(self, store: Store) -> None:
+        apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
+        apply(store, Replace(INDEX, Item(2)), Delete(ONE), Create(TWO, Item(2)), Append(EVENTS, Event(2)))
+
+        with self.client(store) as other:
+            seen = other.read_together([INDEX, ONE, TWO])
+            assert (seen.get(INDEX), seen.get(ONE), seen.get(TWO)) == (Item(2), None, Item(2))
+            assert [each.record for each in other.entries(EVENTS)] == [Event(2)]
+
+    @pytest.mark.parametrize("reason", REFUSED)
+    def test_a_change_that_does_not_fit_is_refused_and_nothing_is_changed(
+        self, store: Store, reason: str
+    ) -> None:
+        change, failure = REFUSED[reason]
+        apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
+
+        changes = [Append(EVENTS, Event(2)), Replace(INDEX, Item(2)), change]
+
+        with pytest.raises(failure):
+            store.transact([ONE, TWO, INDEX, EVENTS], lambda view, now: Decision(changes, None))
+
+        self._assert_untouched(store)
+
+    def _assert_untouched(self, store: Store) -> None:
+        with self.client(store) as other:
+            for each in (store, other):
+                assert {name: document.record for name, document in each.scan(ISSUES)} == {"one": Item(1)}
+                assert record_of(each.read(INDEX)) == Item(1)
+                assert each.read(GATES) is None
+                assert list(each.entries(EVENTS)) == list(each.entries(AUDIT)) == []
+
+    # --- Deciding -------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("problem", [LockConflict("not now"), KeyError("a bug")], ids=["failure", "bug"])
+    def test_a_decision_that_raises_changes_nothing(self, store: Store, problem: Exception) -> None:
+        apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
+
+        def decide(view: View, now: float) -> Decision[None]:
+            raise problem
+
+        with pytest.raises(type(problem)) as raised:
+            store.transact([ONE, INDEX, EVENTS], decide)
+
+        assert raised.value is problem
+        self._assert_untouched(store)
+        assert increment(store, ONE) == 2
+
+    def test_a_decision_sees_what_was_named_and_nothing_else(self, store: Store) -> None:
+        apply(store, Create(ONE, Item(1)))
+        expected = store.read(ONE)
+
+        def decide(view: View, now: float) -> Decision[None]:
+            assert view.document(ONE) == expected
+            assert view.get(ONE) == Item(1)
+            assert view.get(TWO) is None
+            assert view.document(TWO) is None
+            with pytest.raises(UsageFailure):
+                view.get(INDEX)
+            return Decision([], None)
+
+        assert store.transact([ONE, TWO, ONE], decide).positions == ()
+
+    def test_a_decision_is_given_the_time_of_the_store(self, store: Store) -> None:
+        seen: list[float] = []
+
+        def decide(view: View, now: float) -> Decision[None]:
+            seen.append(now)
+            return Decision([Create(ONE, Item(1))], None)
+
+        before = store.now()
+        commit = store.transact([ONE], decide)
+
+        assert commit.at == seen[-1]
+        assert before <= commit.at <= store.now()
+
+    def test_the_result_is_that_of_the_decision_that_was_committed(self, store: Store) -> None:
+        runs: list[int] = []
+
+        def decide(view: View, now: float) -> Decision[int]:
+            runs.append(len(runs))  # a decision may be made more than once; what counts is the last
+            return Decision([Create(ONE, Item(runs[-1]))], runs[-1])
+
+        assert store.transact([ONE], decide).result == runs[-1] == number_of(store, ONE)
+
+    def test_a_transaction_inside_a_decision_is_refused(self, store: Store) -> None:
+        def decide(view: View, now: float) -> Decision[None]:
+            with pytest.raises(UsageFailure):
+                apply(store, Create(TWO, Item(1)))
+            return Decision([Create(ONE, Item(1))], None)
+
+        store.transact([ONE], decide)
+
+        assert record_of(store.read(ONE)) == Item(1)
+        assert store.read(TWO) is None
+        apply(store, Create(TWO, Item(2)))  # and afterwards all is as usual
+
+    def test_a_decision_may_read(self, store: Store) -> None:
+        apply(store, Create(ONE, Item(1)))
+        store.transact([TWO], lambda view, now: Decision([Create(TWO, Item(number_of(store, ONE)))], None))
+
+        assert record_of(store.read(TWO)) == Item(1)
+
+    def test_a_decision_to_change_nothing_is_a_commit_too(self, store: Store) -> None:
+        commit = store.transact([ONE], lambda view, now: Decision([], "seen"))
+
+        assert commit.result == "seen"
+        assert store.read(ONE) is None
+
+    def test_a_commit_has_the_id_that_it_was_given_or_one_of_its_own(self, store: Store) -> None:
+        given = store.transact(
+            [ONE, INDEX],
+            lambda view, now: Decision([Create(ONE, Item(1)), Create(INDEX, Item(1))], None),
+            commit_id="4f1c-9",
+        )
+        own = {apply(store, Replace(ONE, Item(each))).id for each in range(5)}
+
+        assert given.id == "4f1c-9"
+        assert len(own) == 5
+
+    @pytest.mark.parametrize("commit_id", ["", "..", "../escaped", "a/b", "a\0b"], ids=ascii)
+    def test_a_commit_id_that_is_not_a_safe_name_is_refused(self, store: Store, commit_id: str) -> None:
+        with pytest.raises(UsageFailure):
+            store.transact(
+                [ONE, INDEX],
+                lambda view, now: Decision([Create(ONE, Item(1)), Create(INDEX, Item(1))], None),
+                commit_id=commit_id,
+            )
+        assert store.read(ONE) is None
+
+    # --- Versions and scans -----------------------------------------------------------------------------
+
+    def test_another_record_has_another_version(self, store: Store) -> None:
+        versions = []
+        for number in range(5):
+            increment(store, ONE)
+            document = store.read(ONE)
+            assert document is not None
+            assert document.record.number == number + 1
+            versions.append(document.version)
+
+        assert len(set(versions)) == 5
+
+    def test_one_state_has_one_version_however_it_is_read(self, store: Store) -> None:
+        apply(store, Create(ONE, Item(1)))
+        with self.client(store) as other:
+            document = store.read(ONE)
+
+            assert other.read(ONE) == document
+            assert store.read_together([ONE]).document(ONE) == document
+            assert dict(other.scan(ISSUES)) == {"one": document}
+
+    def test_a_scan_gives_the_members_of_its_family_in_order(self, store: Store) -> None:
+        names = ["b", "a", "a-b", "A", "10", "9", "a.b", "_"]
+        apply(store, *(Create(ISSUES.key(each), Item(1, each)) for each in names))
+        apply(store, Create(DESCRIPTORS.key("other"), Item(2)), Create(INDEX, Item(3)))
+        apply(store, Delete(ISSUES.key("9")))
+
+        found = list(store.scan(ISSUES))
+
+        assert [name for name, _ in found] == sorted(set(names) - {"9"})
+        assert all(document.record.text == name for name, document in found)
+        assert [name for name, _ in store.scan(DESCRIPTORS)] == ["other"]
+
+    def test_members_may_be_called_like_files_of_the_store(self, store: Store) -> None:
+        names = [
+            "index",
+            ".index",
+            "a.json",
+            "a.lock",
+            "a.tmp",
+            ".a-0123456789ab.tmp",
+            "config.json",
+            "-",
+            "x" * 128,
+        ]
+        for family in (ISSUES, WORKTREES, DESCRIPTORS):
+            for each in names:
+                apply(store, Create(family.key(each), Item(1, each)))
+
+            assert [(name, each.record.text) for name, each in store.scan(family)] == [
+                (name, name) for name in sorted(names)
+            ]
+
 
 __all__ = ["Backend", "Recipe", "StoreContract", "When"]
 

@@ -35,7 +35,7 @@ from holdfast.store.model import (
     Stream,
     View,
 )
-from holdfast.testing.contract_clients import (
+from holdfast.testing.backend import (
     AUDIT,
     DESCRIPTORS,
     EVENTS,

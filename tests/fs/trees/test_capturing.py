@@ -15,7 +15,6 @@ import pytest
 
 from holdfast.errors import ConsistencyUnavailable, IoFailure, NotFound, NotReadable
 from holdfast.fs import calls, native
-from holdfast.testing.interpose import Attempt, interposed
 from holdfast.trees import (
     PAYLOAD,
     READY,
@@ -33,6 +32,7 @@ from holdfast.trees import capture_directories as intakes
 from holdfast.trees import scan as scanning
 from holdfast.trees.capture_directories import CapturedDirectory
 from holdfast.trees.stat_cache import SourceWatch, StatCache
+from proof.interpose import Attempt, interposed
 from tests.fs.trees.groves import grow, seen, set_xattr
 from tests.support.loop_mounts import LoopMount
 

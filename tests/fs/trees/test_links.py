@@ -13,10 +13,10 @@ import pytest
 from holdfast.errors import ConsistencyUnavailable, IoFailure
 from holdfast.fs import calls
 from holdfast.fs.directory import write_all
-from holdfast.testing.interpose import Attempt, interposed
 from holdfast.trees import PAYLOAD, READY, Captured, Engine, capture, materialise, verify
 from holdfast.trees.link_worker import LinkWorker, Order
 from holdfast.trees.payload import Payload
+from proof.interpose import Attempt, interposed
 from tests.fs.trees.groves import seen
 
 DIRECTORIES, FILES = 12, 6

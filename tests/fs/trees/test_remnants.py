@@ -15,8 +15,6 @@ import pytest
 
 from holdfast.errors import Corrupt, IoFailure, Refused
 from holdfast.fs import calls
-from holdfast.testing.crash import Outcome, kill_points
-from holdfast.testing.interpose import Attempt, interposed
 from holdfast.trees import Engine, SharedDirectory, capture, share_tree, verify
 from holdfast.trees.remove import remove_tree, tree_bytes
 from holdfast.trees.retained_dirs import (
@@ -28,6 +26,8 @@ from holdfast.trees.retained_dirs import (
     trim,
 )
 from holdfast.trees.shared_dirs import write_homes
+from proof.crash import Outcome, kill_points
+from proof.interpose import Attempt, interposed
 from tests.fs.trees.groves import seen
 from tests.support.loop_mounts import LoopMount
 

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.errors import ExchangeUnavailable, IoFailure, Refused
 from holdfast.fs import calls
-from holdfast.testing.crash import Ending, Outcome, error_points, kill_points
 from holdfast.trees import Engine, capture, exchange, remove_tree, tree_bytes
+from proof.crash import Ending, Outcome, error_points, kill_points
 from tests.fs.trees.groves import grow, seen
 from tests.support.loop_mounts import LoopMount
 

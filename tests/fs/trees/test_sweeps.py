@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from holdfast.errors import Failure
-from holdfast.testing.crash import Ending, Outcome, error_points, kill_points
 from holdfast.trees import READY, Engine, capture, changes, materialise, remove_tree, share_tree, verify
+from proof.crash import Ending, Outcome, error_points, kill_points
 from tests.fs.trees.groves import seen
 
 

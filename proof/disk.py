@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from holdfast.testing.interpose import Call
+from proof.interpose import Call
 
 LIMIT = 4096
 """How many sets of names, and how many contents of each, are tried per cut before the cut is capped."""

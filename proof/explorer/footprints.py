@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from holdfast.testing.explorer.files import Descriptors, Found, Label, Tree, is_descriptor
-from holdfast.testing.interpose import Attempt
+from proof.explorer.files import Descriptors, Found, Label, Tree, is_descriptor
+from proof.interpose import Attempt
 
 if sys.platform == "win32":
     LOCK_SH, LOCK_EX, LOCK_NB, LOCK_UN = 1, 2, 4, 8  # there is no flock

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from holdfast.testing.crash import Ending
-from holdfast.testing.explorer.calls import LOCKS, Performer
-from holdfast.testing.explorer.files import Descriptors, Tree
-from holdfast.testing.explorer.footprints import NOTHING, Footprint, Footprints
-from holdfast.testing.explorer.world import Death, Unexplorable, call_of_the_dead, current
-from holdfast.testing.interpose import Attempt
+from proof.crash import Ending
+from proof.explorer.calls import LOCKS, Performer
+from proof.explorer.files import Descriptors, Tree
+from proof.explorer.footprints import NOTHING, Footprint, Footprints
+from proof.explorer.world import Death, Unexplorable, call_of_the_dead, current
+from proof.interpose import Attempt
 
 RUN, KILL, LATE = "run", "kill", "late"
 START, EXIT, SLEEP = "start", "exit", "sleep"

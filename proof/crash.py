@@ -33,7 +33,7 @@ from holdfast.fs import calls
 from holdfast.fs import directory as directories_opened
 from holdfast.fs.directory import Directory
 from holdfast.locks.flock import _all as _descriptions
-from holdfast.testing.interpose import (
+from proof.interpose import (
     SHORT_WRITE,
     Attempt,
     Call,

@@ -8,21 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from holdfast.testing.disk import (
-    LIMIT,
-    Cell,
-    Disk,
-    Edit,
-    Mark,
-    Names,
-    Naming,
-    Node,
-    Step,
-    Sync,
-    Trace,
-    describe,
-)
-from holdfast.testing.interpose import Attempt, Call
+from proof.disk import LIMIT, Cell, Disk, Edit, Mark, Names, Naming, Node, Step, Sync, Trace, describe
+from proof.interpose import Attempt, Call
 
 
 class Recorder:

@@ -45,12 +45,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.fs import calls
-from holdfast.testing.crash import fresh, scratch
-from holdfast.testing.explorer.files import Image
-from holdfast.testing.explorer.race import Check, Race, Violation, read_schedule
-from holdfast.testing.explorer.run import Result, TaskFunction
-from holdfast.testing.explorer.search import Follower, Search, waiting
-from holdfast.testing.explorer.world import world_of_tasks
+from proof.crash import fresh, scratch
+from proof.explorer.files import Image
+from proof.explorer.race import Check, Race, Violation, read_schedule
+from proof.explorer.run import Result, TaskFunction
+from proof.explorer.search import Follower, Search, waiting
+from proof.explorer.world import world_of_tasks
 
 __all__ = ["Exploration", "Replayed", "Result", "Violation", "explore"]
 

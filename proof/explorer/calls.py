@@ -9,10 +9,10 @@ from collections import Counter
 from typing import Any
 
 from holdfast.fs import calls
-from holdfast.testing.explorer.files import Descriptors, Listing, Opened, Tree, is_descriptor
-from holdfast.testing.explorer.footprints import LOCK_NB, LOCK_SH, LOCK_UN, base_of, descriptors_of, paths_of
-from holdfast.testing.explorer.world import Unexplorable
-from holdfast.testing.interpose import Attempt
+from proof.explorer.files import Descriptors, Listing, Opened, Tree, is_descriptor
+from proof.explorer.footprints import LOCK_NB, LOCK_SH, LOCK_UN, base_of, descriptors_of, paths_of
+from proof.explorer.world import Unexplorable
+from proof.interpose import Attempt
 
 LOCKS = ("flock", "flock_interruptible")
 _SYNCS = ("fsync", "sync_directory", "sync_filesystem")

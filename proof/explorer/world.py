@@ -24,8 +24,8 @@ import holdfast.locks
 import holdfast.store
 from holdfast.fs import calls
 from holdfast.locks import flock as lock_descriptors
-from holdfast.testing.explorer.files import is_descriptor
-from holdfast.testing.interpose import Attempt, interposed
+from proof.explorer.files import is_descriptor
+from proof.interpose import Attempt, interposed
 
 _FAR = 1e9
 """Where the monotonic clock of tasks starts: no real deadline of this process is near."""

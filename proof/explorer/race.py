@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from holdfast.testing.explorer.run import (
-    KILL,
-    LATE,
-    RUN,
-    Choice,
-    Guide,
-    Histories,
-    Result,
-    Run,
-    TaskFunction,
-)
+from proof.explorer.run import KILL, LATE, RUN, Choice, Guide, Histories, Result, Run, TaskFunction
 
 Check = Callable[[Path, Sequence[Result]], object]
 

@@ -9,19 +9,19 @@ import pytest
 
 from holdfast.errors import Corrupt, NameInvalid, TooLarge, UsageFailure
 from holdfast.store.model import MOST_BYTES, Append, Create, Decision, Key, Replace, Store, Unreadable
-from holdfast.testing.contract_clients import (
+from holdfast.testing.backend import (
     DESCRIPTORS,
     EVENTS,
     INDEX,
     ISSUES,
     STREAMS,
+    Backend,
     Event,
     Item,
     apply,
     increment,
     number_of,
 )
-from holdfast.testing.contract_parts.backend import Backend
 
 ONE = ISSUES.key("one")
 TWO = ISSUES.key("two")

@@ -7,22 +7,11 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
-from holdfast.testing.explorer.files import Image
-from holdfast.testing.explorer.footprints import Conflicts, Footprint
-from holdfast.testing.explorer.race import Race, Violation, found, objection
-from holdfast.testing.explorer.run import (
-    EXIT,
-    KILL,
-    LATE,
-    RUN,
-    SLEEP,
-    Choice,
-    Histories,
-    Move,
-    Run,
-    Task,
-)
-from holdfast.testing.explorer.world import nobody
+from proof.explorer.files import Image
+from proof.explorer.footprints import Conflicts, Footprint
+from proof.explorer.race import Race, Violation, found, objection
+from proof.explorer.run import EXIT, KILL, LATE, RUN, SLEEP, Choice, Histories, Move, Run, Task
+from proof.explorer.world import nobody
 
 _MOST_STEPS = 5_000
 _MOST_LATE = 20

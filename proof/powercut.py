@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.testing.crash import (
+from proof.crash import (
     Call,
     Ending,
     Outcome,
@@ -35,8 +35,8 @@ from holdfast.testing.crash import (
     mark,
     scratch,
 )
-from holdfast.testing.disk import LIMIT, Disk, Mark, State, Sync, Trace, build, describe
-from holdfast.testing.recorder import Recorder, verify
+from proof.disk import LIMIT, Disk, Mark, State, Sync, Trace, build, describe
+from proof.recorder import Recorder, verify
 
 __all__ = [
     "Case",

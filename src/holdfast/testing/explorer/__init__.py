@@ -1,1 +1,0 @@
-"""The parts of the schedule explorer; what is meant for use is in `holdfast.testing.explore`."""
