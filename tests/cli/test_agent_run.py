@@ -15,7 +15,7 @@ import pytest
 from holdfast.leases.rules import LeaseKeys
 from holdfast.repository.repository import Repository
 from tests.cli.commands import HOLDFAST, Running, data, envelope, error, holdfast, python, wait_until
-from tests.worktrees.stages import files_kept
+from tests.repository.stages import files_kept
 
 if sys.platform == "win32":
     pytest.skip("signals of POSIX", allow_module_level=True)

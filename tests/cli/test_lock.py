@@ -16,7 +16,7 @@ import pytest
 from holdfast.locks.identity import Liveness
 from holdfast.repository.repository import Repository
 from tests.cli.commands import HOLDFAST, Running, data, environment, error, holdfast
-from tests.worktrees.stages import expire, json_at, make_repository
+from tests.repository.stages import expire, json_at, make_repository
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from holdfast.repository.context import RepositoryContext
 from holdfast.repository.records import DESCRIPTORS
 from holdfast.repository.repository import Repository
 from tests.cli.commands import Running, data, error, holdfast, wait_until
-from tests.worktrees import damage
-from tests.worktrees.kept import keep, line_of, snapshots_of
-from tests.worktrees.repositories import make_repository
+from tests.repository import damage
+from tests.repository.kept import keep, line_of, snapshots_of
+from tests.repository.repositories import make_repository
 
 
 @pytest.fixture

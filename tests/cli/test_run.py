@@ -26,7 +26,7 @@ from tests.cli.commands import (
     python,
     wait_until,
 )
-from tests.worktrees.stages import expire, files_kept, make_repository
+from tests.repository.stages import expire, files_kept, make_repository
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
 

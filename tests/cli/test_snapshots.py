@@ -29,8 +29,8 @@ from tests.cli.commands import (
     holdfast,
     wait_until,
 )
-from tests.worktrees.history_states import state_of
-from tests.worktrees.stages import expire, make_repository
+from tests.repository.history_states import state_of
+from tests.repository.stages import expire, make_repository
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="directories cannot be exchanged")
 

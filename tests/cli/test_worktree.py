@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.repository.repository import Repository
 from tests.cli.commands import data, error, holdfast
-from tests.worktrees.stages import files_in, make_repository, put_files
+from tests.repository.stages import files_in, make_repository, put_files
 
 
 @pytest.fixture

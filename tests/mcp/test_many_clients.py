@@ -25,7 +25,7 @@ from tests.issues.trackers import problems
 from tests.locks.workers import Worker, Workers
 from tests.mcp.clients import make_shop
 from tests.mcp.crowd import client, read_notes
-from tests.worktrees.stages import files_kept
+from tests.repository.stages import files_kept
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the clients are forked")
 

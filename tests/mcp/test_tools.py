@@ -12,7 +12,7 @@ from mcp import MCPError
 
 from tests.cli.commands import data, error, holdfast
 from tests.mcp.clients import ERAS, NAME, Agent, connected, make_shop, run
-from tests.worktrees.stages import files_kept
+from tests.repository.stages import files_kept
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="how processes end on POSIX")
 

@@ -1,0 +1,501 @@
+"""The explorer finds the races that are planted here, finds none where there is none, and skips nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from holdfast.fs import calls, durable
+from holdfast.fs.directory import Directory
+from proof.crash import Ending, Kill, Outcome, fresh, run_killed, scratch
+from proof.explore import Result, explore
+from proof.explorer import run as explorer_run
+from proof.explorer.footprints import LOCK_EX, LOCK_NB, LOCK_SH
+from tests.proof.explored_tasks import (
+    FRESH,
+    Listing,
+    flock,
+    flocked,
+    listing,
+    load,
+    opened,
+    save,
+    wait_for_file,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no flock on Windows")
+
+
+def anything(directory: Path, results: Sequence[Result]) -> None:
+    """A check that has nothing against it."""
+
+
+def returned(results: Sequence[Result]) -> list[object]:
+    return [result.value for result in results if not result.killed]
+
+
+# --- The lock that is judged stale, removed and made anew ----------------------------------------------
+
+
+def stale_lock(directory: Path) -> None:
+    (directory / "lock").write_bytes(b"stale")
+
+
+def make(lock: Path) -> bool:
+    try:
+        with opened(lock, FRESH) as fd:
+            calls.write(fd, b"fresh")
+    except FileExistsError:
+        return False
+    return True
+
+
+def take_by_removing(directory: Path) -> bool:
+    """Read, judge, remove, create: what most programs do."""
+    lock = directory / "lock"
+    if make(lock):
+        return True
+    try:
+        if load(lock) != b"stale":
+            return False
+        calls.unlink(lock)
+    except FileNotFoundError:
+        pass
+    return make(lock)
+
+
+def take_by_renaming(directory: Path) -> bool:
+    """A draft is renamed over the stale lock: both renames succeed, so both have won."""
+    lock = directory / "lock"
+    if load(lock) != b"stale":
+        return False
+    save(lock, b"fresh", draft=os.urandom(4).hex())
+    return True
+
+
+def take_under_guard(directory: Path) -> bool:
+    with flocked(directory / "guard"):
+        return take_by_removing(directory)
+
+
+def at_most_one_winner(directory: Path, results: Sequence[Result]) -> None:
+    assert returned(results).count(True) <= 1, "two winners"
+
+
+@pytest.mark.parametrize(("tasks", "at_least"), [(2, 40), (3, 800)])
+def test_it_finds_two_winners_of_a_stale_lock_that_is_removed_by_path(tasks: int, at_least: int) -> None:
+    explored = explore([take_by_removing] * tasks, prepare=stale_lock, check=at_most_one_winner)
+
+    assert explored.violations
+    assert explored.exhausted
+    assert explored.states >= at_least
+    shortest = explored.violations[0]
+    assert shortest.problem == "AssertionError: two winners"
+    # One has judged, and removes what another has made since.
+    who, does = zip(*(step.split(": ") for step in shortest.steps), strict=True)
+    made = does.index("write(lock, b'fresh')")
+    removed = does.index("unlink(lock)", made)
+    judged = does.index("read(lock)")
+    assert judged < made < removed
+    assert who[made] != who[removed]
+
+
+def test_it_finds_that_two_renames_both_succeed() -> None:
+    explored = explore([take_by_renaming] * 2, prepare=stale_lock, check=at_most_one_winner)
+
+    assert "two winners" in str(explored)
+
+
+def test_it_has_nothing_against_the_same_lock_under_a_guard() -> None:
+    for tasks in (2, 3):
+        explored = explore([take_under_guard] * tasks, prepare=stale_lock, check=at_most_one_winner)
+        explored.require_clean(at_least=10)
+
+
+# --- Updates -------------------------------------------------------------------------------------------
+
+
+def number(directory: Path) -> None:
+    (directory / "number").write_bytes(b"0")
+
+
+def add_without_lock(directory: Path) -> None:
+    path = directory / "number"
+    save(path, b"%d" % (int(load(path)) + 1), draft=os.urandom(4).hex())
+
+
+def add_between_two_locks(directory: Path) -> None:
+    """Loads under a shared lock and saves under an exclusive one."""
+    with flocked(directory / "guard", LOCK_SH):
+        content = load(directory / "number")
+    with flocked(directory / "guard"):
+        save(directory / "number", b"%d" % (int(content) + 1), draft=os.urandom(4).hex())
+
+
+def add(directory: Path) -> None:
+    with flocked(directory / "guard"):
+        add_without_lock(directory)
+
+
+def nothing_lost(directory: Path, results: Sequence[Result]) -> None:
+    added = int((directory / "number").read_bytes())
+    done = len(returned(results))
+    assert done <= added <= len(results), f"{done} additions, but the number is {added}"
+
+
+@pytest.mark.parametrize("task", [add_without_lock, add_between_two_locks])
+def test_it_finds_an_update_that_is_lost(task: Callable[[Path], None]) -> None:
+    explored = explore([task] * 2, prepare=number, check=nothing_lost)
+
+    assert explored.violations[0].problem == "AssertionError: 2 additions, but the number is 1"
+
+
+@pytest.mark.parametrize(("tasks", "kills", "at_least"), [(2, 0, 10), (2, 1, 80), (2, 2, 80), (3, 0, 150)])
+def test_it_has_nothing_against_updates_under_one_lock(tasks: int, kills: int, at_least: int) -> None:
+    explored = explore([add] * tasks, prepare=number, check=nothing_lost, kills=kills)
+
+    explored.require_clean(at_least=at_least)
+
+
+# --- Moments in between --------------------------------------------------------------------------------
+
+
+def tree(directory: Path) -> None:
+    for name in ("live", "new"):
+        (directory / name).mkdir()
+        (directory / name / "file").write_bytes(name.encode())
+
+
+def restore_by_two_renames(directory: Path) -> None:
+    calls.rename(directory / "live", directory / "old")
+    calls.rename(directory / "new", directory / "live")
+
+
+def restore_by_exchange(directory: Path) -> None:
+    calls.rename_exchange(str(directory / "live"), str(directory / "new"))
+
+
+def look(directory: Path) -> bytes:
+    return load(directory / "live" / "file")
+
+
+def always_there(directory: Path) -> None:
+    assert (directory / "live" / "file").exists(), "nothing is there"
+
+
+def there_at_the_end(directory: Path, results: Sequence[Result]) -> None:
+    always_there(directory)
+    returned(results)
+
+
+def test_it_finds_the_moment_between_two_renames() -> None:
+    by_reader = explore(
+        [restore_by_two_renames, look], prepare=tree, check=lambda _, results: returned(results)
+    )
+    by_death = explore([restore_by_two_renames], prepare=tree, check=there_at_the_end, kills=1)
+    by_invariant = explore([restore_by_two_renames], prepare=tree, check=anything, invariant=always_there)
+
+    assert by_reader.violations[0].problem.startswith("FileNotFoundError")
+    assert "nothing is there" in by_death.violations[0].problem
+    assert "KILLED before rename(new, live)" in by_death.violations[0].steps[-1]
+    assert "nothing is there" in by_invariant.violations[0].problem
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="not every file system can exchange")
+def test_it_has_nothing_against_an_exchange() -> None:
+    tasks = [restore_by_exchange, look]
+    explored = explore(tasks, prepare=tree, check=there_at_the_end, invariant=always_there, kills=1)
+    explored.require_clean(at_least=6)
+
+
+def test_an_assertion_in_a_task_counts() -> None:
+    def doubt(directory: Path) -> None:
+        assert load(directory / "number") == b"0", "somebody has counted"
+
+    explored = explore([add, doubt], prepare=number, check=anything)
+
+    assert explored.violations[0].problem.startswith("in task 1 doubt: AssertionError: somebody has counted")
+
+
+# --- Waiting -------------------------------------------------------------------------------------------
+
+
+def both(first: str, second: str) -> Callable[[Path], None]:
+    def lock_both(directory: Path) -> None:
+        with flocked(directory / first), flocked(directory / second):
+            pass
+
+    return lock_both
+
+
+def test_it_finds_a_deadlock_of_two_who_lock_in_opposite_order() -> None:
+    explored = explore([both("a", "b"), both("b", "a")], check=anything)
+
+    assert not explored.violations
+    assert explored.deadlocks[0].problem == (
+        "deadlock: 0 lock_both waits at flock(b, exclusive); 1 lock_both waits at flock(a, exclusive)"
+    )
+    assert explored.replay(explored.deadlocks[0].schedule).problem == explored.deadlocks[0].problem
+    with pytest.raises(AssertionError, match="3 deadlocks"):
+        explored.require_clean()
+
+
+def test_it_finds_no_deadlock_of_those_who_lock_in_the_same_order() -> None:
+    explore([both("a", "b"), both("a", "b")], check=anything).require_clean(at_least=10)
+    explore([both("a", "b"), both("b", "c"), both("a", "c")], check=anything).require_clean(at_least=50)
+
+
+def test_shared_locks_do_not_exclude_each_other() -> None:
+    def share(directory: Path) -> bool:
+        with flocked(directory / "lock", LOCK_SH), opened(directory / "lock") as second:
+            try:
+                flock(second, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    seen: set[tuple[object, ...]] = set()
+    explored = explore([share, share], check=lambda _, results: seen.add(tuple(returned(results))))
+    explored.require_clean(at_least=5)
+    assert seen == {(False, False)}  # not even one's own other description
+
+
+def make_file(directory: Path) -> None:
+    save(directory / "file", b"here", draft="draft")
+
+
+def outcomes(tasks: Sequence[Callable[[Path], object]], *, kills: int = 0, timeouts: int = 0) -> set[object]:
+    """What the last task returns, over all schedules."""
+    seen: set[object] = set()
+    explored = explore(
+        tasks, check=lambda _, results: seen.add(results[-1].value), kills=kills, timeouts=timeouts
+    )
+    assert explored.exhausted
+    assert not explored.deadlocks
+    return seen
+
+
+def test_who_polls_sees_the_change_and_does_not_hang_if_there_is_none() -> None:
+    assert outcomes([make_file, wait_for_file]) == {"here"}
+    assert outcomes([wait_for_file]) == {"too late"}
+    assert outcomes([make_file, wait_for_file], timeouts=1) == {"here", "too late"}
+
+
+def test_who_polls_for_ever_is_reported() -> None:
+    def wait_for_ever(directory: Path) -> None:
+        while not durable.read_lines_in(Directory.open(directory), "file"):
+            time.sleep(0.01)
+
+    explored = explore([wait_for_ever], check=anything)
+
+    assert explored.deadlocks[0].problem == "deadlock: 0 wait_for_ever waits at sleep"
+
+
+def test_who_spins_for_ever_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spin(directory: Path) -> None:
+        while not os.fspath(directory).startswith(" "):
+            calls.stat(directory)
+
+    monkeypatch.setattr("proof.explorer.search._MOST_STEPS", 100)
+    explored = explore([spin], check=anything)
+
+    assert explored.violations[0].problem == "no end after 100 steps"
+
+
+# --- Death ---------------------------------------------------------------------------------------------
+
+
+class TidyUp:
+    """Does a lot when it fails, of which nothing may happen when it is killed."""
+
+    def prepare(self, directory: Path) -> None:
+        (directory / "file").write_bytes(b"old")
+
+    def operate(self, directory: Path) -> None:
+        with flocked(directory / "guard"):
+            calls.mkdir(directory / "work")
+            try:
+                save(directory / "file", b"new", draft="draft")
+                calls.link(directory / "file", directory / "work" / "copy")
+                calls.unlink(directory / "work" / "copy")
+            except BaseException:
+                with opened(directory / "failed", FRESH) as fd:
+                    calls.write(fd, b"I failed")
+                raise
+            finally:
+                calls.rmdir(directory / "work")
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        """Nothing is wrong: what is left is compared."""
+
+
+class Durably(TidyUp):
+    """The package's own way."""
+
+    def operate(self, directory: Path) -> None:
+        durable.replace(directory / "file", b"new")
+        durable.create(directory / "another", b"new")
+        durable.append(directory / "lines", b"line")
+        durable.remove(directory / "file")
+
+
+def without_chance(found: Listing) -> Listing:
+    """Draft names are random, in a real process."""
+    return tuple((re.sub(r"-[0-9a-f]{12}\.tmp", "-DRAFT.tmp", name), content) for name, content in found)
+
+
+@pytest.mark.parametrize("scenario", [TidyUp(), Durably()], ids=["cleanup", "durable"])
+def test_a_kill_leaves_exactly_what_sigkill_leaves(scenario: TidyUp) -> None:
+    ours: set[Listing] = set()
+    explored = explore(
+        [scenario.operate],
+        prepare=scenario.prepare,
+        check=lambda directory, _: ours.add(without_chance(listing(directory))),
+        kills=1,
+    )
+    explored.require_clean(at_least=8)
+
+    real: set[Listing] = set()
+    with scratch() as base:
+        for index in count(1):
+            with fresh(base) as directory:
+                outcome = run_killed(scenario, directory, Kill.BEFORE, index)
+                real.add(without_chance(listing(directory)))
+            if outcome.call is None:
+                break
+
+    assert ours == real
+    assert len(ours) > 5
+
+
+def test_the_lock_of_one_who_was_killed_is_free_and_its_files_are_closed() -> None:
+    explored = explore([add, add], prepare=number, check=nothing_lost, kills=1)
+
+    explored.require_clean(at_least=80)  # or it would be a deadlock
+    before = len(os.listdir("/dev/fd"))
+    explored = explore([add, add], prepare=number, check=nothing_lost, kills=2)
+    assert len(os.listdir("/dev/fd")) == before
+
+
+def test_at_most_so_many_are_killed_and_each_of_them_somewhere() -> None:
+    killed: set[tuple[bool, ...]] = set()
+
+    def note(directory: Path, results: Sequence[Result]) -> None:
+        killed.add(tuple(result.killed for result in results))
+
+    explore([add, add, make_file], prepare=number, check=note, kills=1)
+    assert killed == {(False,) * 3, (True, False, False), (False, True, False), (False, False, True)}
+
+    killed.clear()
+    explore([add, add], prepare=number, check=note, kills=2)
+    assert killed == {(False, False), (True, False), (False, True), (True, True)}
+
+
+# --- Replay, limits, honesty ---------------------------------------------------------------------------
+
+
+def test_a_schedule_can_be_replayed_and_looked_at(tmp_path: Path) -> None:
+    explored = explore([add_without_lock, add], prepare=number, check=nothing_lost, kills=1)
+    for violation in explored.violations:
+        replayed = explored.replay(violation.schedule)
+        assert (replayed.problem, replayed.steps) == (violation.problem, violation.steps)
+
+    replayed = explored.replay(explored.violations[0].schedule, tmp_path)
+    assert (tmp_path / "number").read_bytes() == b"1"
+    assert all(result is not None and result.error is None for result in replayed.results)
+
+
+def test_a_schedule_goes_on_by_itself_but_must_fit() -> None:
+    explored = explore([add, add], prepare=number, check=nothing_lost)
+
+    assert explored.replay("1*3").problem is None
+    assert explored.replay("0*4 kill:0").results[0] == Result(Ending.KILLED)
+    with pytest.raises(ValueError, match="does not fit"):
+        explored.replay("0*4 1*4")  # who waits for the lock cannot go on
+
+
+def test_what_was_not_tried_is_said_loudly() -> None:
+    few = explore([take_by_removing] * 3, prepare=stale_lock, check=anything, most_schedules=20)
+    found = explore([take_by_removing] * 3, prepare=stale_lock, check=at_most_one_winner, most_violations=2)
+
+    for explored, reason in ((few, "20 executions"), (found, "2 findings")):
+        assert not explored.exhausted
+        assert f"NOT EVERYTHING WAS TRIED: stopped after {reason}" in str(explored)
+        with pytest.raises(AssertionError, match="NOT EVERYTHING"):
+            explored.require_clean()
+
+
+def test_too_few_states_are_not_clean() -> None:
+    explored = explore([lambda directory: None], check=anything)
+
+    with pytest.raises(AssertionError, match="at least 10 states"):
+        explored.require_clean(at_least=10)
+
+
+def test_only_the_named_calls_are_switched_at() -> None:
+    every = explore([take_by_removing] * 2, prepare=stale_lock, check=at_most_one_winner)
+    some = explore(
+        [take_by_removing] * 2, prepare=stale_lock, check=at_most_one_winner, names=("open", "unlink")
+    )
+    none = explore([take_by_removing] * 2, prepare=stale_lock, check=at_most_one_winner, names=())
+
+    assert none.states < some.states < every.states
+    assert some.violations
+    assert not none.violations
+
+
+def test_a_task_that_does_something_else_each_time_is_refused() -> None:
+    numbers = count()
+
+    def fickle(directory: Path) -> None:
+        (calls.mkdir if next(numbers) % 3 else calls.rmdir)(directory / "a")
+
+    with pytest.raises(RuntimeError, match="does not do the same again"):
+        explore([fickle, make_file, make_file], check=anything)
+
+
+def test_waiting_for_something_else_than_a_file_lock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explorer_run, "_PATIENCE", 0.3)
+    shared = threading.Lock()
+
+    def hold(directory: Path) -> None:
+        with shared:
+            calls.mkdir(directory / "a")
+
+    try:
+        with pytest.raises(RuntimeError, match="not a file lock"):
+            explore([hold, hold], check=anything)
+    finally:
+        shared.release()
+
+
+def test_only_tasks_live_in_the_world_of_tasks() -> None:
+    elsewhere: list[tuple[bytes, float]] = []
+
+    def with_a_thread(directory: Path) -> bytes:
+        def work() -> None:
+            time.sleep(0)
+            durable.replace(directory.parent / "beside", b"not explored")
+            elsewhere.append((os.urandom(8), time.monotonic()))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        calls.stat(directory)
+        return os.urandom(8)
+
+    drawn: set[object] = set()
+    explore([with_a_thread] * 2, check=lambda _, results: drawn.update(returned(results))).require_clean()
+
+    assert len(drawn) == 2  # the same in every execution, another for each task
+    assert len({chance for chance, _ in elsewhere}) == len(elsewhere) > 1
+    assert all(abs(at - time.monotonic()) < 60 for _, at in elsewhere)
+    assert (calls.open, time.sleep.__name__, os.urandom.__name__) == (os.open, "sleep", "urandom")

@@ -1,0 +1,375 @@
+"""Damage of every kind that the doctor knows, planted one at a time into a repository that is well."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.clock import format_instant
+from holdfast.leases.rules import Identity, LeaseKeys, LeaseQueue, LeaseWaiter
+from holdfast.repository import gc_plan
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.records import (
+    DESCRIPTORS,
+    MAIN,
+    OPERATIONS,
+    PINS,
+    REFERENCES,
+    WORKTREES,
+    Operation,
+    OperationKind,
+    Pin,
+    Reference,
+)
+from holdfast.repository.retention import PLANS, PlanState
+from holdfast.store.files import FileStore
+from holdfast.store.intents import Intent, Intents, Step
+from holdfast.store.layout import Layout
+from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace
+from tests.repository.kept import keep, line_of, snapshots_of
+
+Plant = Callable[[RepositoryContext], object]
+
+
+class Damage(NamedTuple):
+    """How to plant it, the code that must be found, and whether a repair takes care of it."""
+
+    plant: Plant
+    code: str
+    severity: str
+    repaired: bool
+    strict: bool = False
+    also: tuple[str, ...] = ()
+
+
+def prepare(control: RepositoryContext) -> None:
+    """What is there before: two snapshots, a reference, a pin, a directory for more worktrees."""
+    control.places.worktrees.mkdir(exist_ok=True)
+    first, second = line_of(control, 2)
+    for key, record in (
+        (REFERENCES.key("v1"), Reference(name="v1", snapshot_id=first, created_at=format_instant(0))),
+        (PINS.key("p1"), Pin(pin_id="p1", snapshot_id=second, created_at=format_instant(0))),
+    ):
+        commit(control, Create(key, record))
+
+
+def commit(control: RepositoryContext, *changes: Change) -> None:
+    keys: list[Key[Any]] = [change.key for change in changes if not hasattr(change, "stream")]
+    control.store.transact(keys, lambda view, now: Decision(list(changes), None))
+
+
+def head_of(control: RepositoryContext) -> str:
+    head = control.config(MAIN).head_snapshot_id
+    assert head is not None
+    return head
+
+
+def change(control: RepositoryContext, key: Key[Any], **fields: object) -> None:
+    document = control.store.read(key)
+    assert document is not None
+    commit(control, Replace(key, msgspec.structs.replace(document.record, **fields)))
+
+
+# --- What dead processes leave ------------------------------------------------------------------------
+
+
+def unfinished_commit(control: RepositoryContext) -> None:
+    """A commit to two documents, decided and not carried out."""
+    store = control.store
+    assert isinstance(store, FileStore)
+    plan = gc_plan.propose(control, store=False).plan
+    content = msgspec.json.encode(plan).decode() + "\n"
+    steps = (Step("jvs/plans/x1", "put", content), Step("jvs/plans/x2", "put", content))
+    Intents(store._root, Layout()).publish(Intent("dead", steps))
+
+
+def blocked_commit(control: RepositoryContext) -> None:
+    """The same, and another program has put something else where one of them is to be."""
+    unfinished_commit(control)
+    place = control.places.root / Layout().place("jvs/plans/x2").path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text("{}")
+
+
+def unfinished_operation(control: RepositoryContext) -> None:
+    """A creation whose process died before its directory was in place."""
+    commit(
+        control,
+        Create(
+            OPERATIONS.key("new"),
+            Operation(
+                operation_id="dead",
+                kind=OperationKind.CREATE,
+                worktree_id="new",
+                begun_at=format_instant(0),
+                holder_id="h:u:1:1",
+            ),
+        ),
+    )
+
+
+def undecided_collection(control: RepositoryContext) -> None:
+    parent = snapshots_of(control)[head_of(control)].parent_id
+    assert parent is not None
+    change(control, DESCRIPTORS.key(parent), doomed_by="gone")
+
+
+def decided_collection(control: RepositoryContext) -> None:
+    """A run that was killed between the deletion of the tree and that of the descriptor."""
+    extra = keep(control, {"extra": "x"}, head=False)
+    plan = gc_plan.propose(control).plan
+    assert plan.snapshots == (extra,)
+    change(control, PLANS.key(plan.plan_id), state=PlanState.DECIDED)
+    change(control, DESCRIPTORS.key(extra), doomed_by=plan.plan_id)
+    os.rename(control.places.tree(extra), control.places.root.parent / "elsewhere")
+
+
+def expired_plan(control: RepositoryContext) -> None:
+    plan = gc_plan.propose(control, store=False).plan
+    old = msgspec.structs.replace(plan, expires_at=format_instant(control.store.now() - 1))
+    commit(control, Create(PLANS.key(plan.plan_id), old))
+
+
+def abandoned_scratch(control: RepositoryContext) -> None:
+    place = control.places.scratch / "left"
+    (place / "tree" / "payload").mkdir(parents=True)
+    (place / "tree" / "payload" / "file").write_text("half")
+
+
+def orphaned_tree(control: RepositoryContext) -> None:
+    """What a snapshot leaves that is killed just before its commit: its scratch, and a whole tree."""
+    unknown_tree(control)
+    scratch = control.places.scratch / "0123456789abcdef"
+    scratch.mkdir(parents=True, exist_ok=True)
+    (scratch / "lock").touch()
+
+
+def useless_remnant(control: RepositoryContext) -> None:
+    """What a collection leaves that is killed before it looks who needs what."""
+    remnant = control.places.remnants / "fedcba9876543210"
+    (remnant / "payload" / "directory").mkdir(parents=True)
+    (remnant / "payload" / "directory" / "file").write_text("of nobody")
+    (remnant / ".READY").touch()
+
+
+def partial_tree(control: RepositoryContext) -> None:
+    (control.places.tree("0123456789abcdef") / "payload").mkdir(parents=True)
+
+
+def unknown_tree(control: RepositoryContext) -> None:
+    tree = control.places.tree("0123456789abcdef")
+    (tree / "payload").mkdir(parents=True)
+    (tree / ".READY").touch()
+
+
+def old_draft(control: RepositoryContext) -> None:
+    draft = control.places.root / ".jvs" / "refs" / ".v2.json-0123456789ab.tmp"
+    draft.write_text("{")
+    old = time.time() - 7200
+    os.utime(draft, (old, old))
+
+
+def old_probe(control: RepositoryContext) -> None:
+    directory = control.places.root / ".jvs" / ".holdfast-probe-0123456789ab"
+    directory.mkdir()
+    (directory / "a").touch()
+    old = time.time() - 7200
+    os.utime(directory, (old, old))
+
+
+def expired_lease(control: RepositoryContext) -> None:
+    lease = control.desk.acquire(MAIN, control.desk.request(ttl=60.0)).lease
+    change(
+        control,
+        LeaseKeys.of(MAIN).lease,
+        lease_expires_at=format_instant(control.store.now() - 3600),
+        boot_expires_at=None,
+    )
+    assert lease.lock_id
+
+
+def orphaned_lease(control: RepositoryContext) -> None:
+    lease = control.desk.acquire(MAIN, control.desk.request(ttl=60.0)).lease
+    control.desk.release(MAIN, lease.lock_id)
+    commit(control, Create(LeaseKeys.of("gone").lease, msgspec.structs.replace(lease, worktree_id="gone")))
+
+
+def dead_waiter(control: RepositoryContext) -> None:
+    now = format_instant(control.store.now() - 600)
+    waiter = LeaseWaiter(
+        ticket="t", holder_id="elsewhere:u:1:1", priority=0, since=now, seen_at=now, identity=Identity()
+    )
+    commit(control, Create(LeaseKeys.of(MAIN).line, LeaseQueue(MAIN, (waiter,))))
+
+
+# --- What should not be -------------------------------------------------------------------------------
+
+
+def lost_descriptor(control: RepositoryContext) -> None:
+    extra = keep(control, {"extra": "x"}, head=False)
+    commit(control, Delete(DESCRIPTORS.key(extra)))
+
+
+def strange_snapshot_directory(control: RepositoryContext) -> None:
+    (control.places.snapshots / "a note to myself").write_text("mine")
+
+
+def lost_tree(control: RepositoryContext) -> None:
+    os.rename(control.places.tree(head_of(control)), control.places.root.parent / "elsewhere")
+
+
+def lost_mark(control: RepositoryContext) -> None:
+    (control.places.tree(head_of(control)) / ".READY").unlink()
+
+
+def lost_payload(control: RepositoryContext) -> None:
+    os.rename(control.places.tree(head_of(control)) / "payload", control.places.root.parent / "elsewhere")
+
+
+def lost_file(control: RepositoryContext) -> None:
+    tree = control.places.tree(head_of(control))
+    (tree / "payload").chmod(0o700)
+    (tree / "payload" / "file-1").unlink()
+
+
+def changed_manifest(control: RepositoryContext) -> None:
+    path = control.places.tree(head_of(control)) / "manifest"
+    path.chmod(0o600)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def changed_file(control: RepositoryContext) -> None:
+    path = control.places.tree(head_of(control)) / "payload" / "file-1"
+    path.chmod(0o600)
+    status = path.stat()
+    path.write_text("x" * status.st_size)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def head_behind(control: RepositoryContext) -> None:
+    keep(control, {"extra": "x"}, head=False)
+
+
+def head_forked(control: RepositoryContext) -> None:
+    keep(control, {"extra": "x"}, head=False)
+    keep(control, {"extra": "y"}, head=False)
+
+
+def head_missing(control: RepositoryContext) -> None:
+    change(control, WORKTREES.key(MAIN), head_snapshot_id="f" * 16)
+
+
+def parent_missing(control: RepositoryContext) -> None:
+    change(control, DESCRIPTORS.key(head_of(control)), parent_id="f" * 16)
+
+
+def dangling_reference(control: RepositoryContext) -> None:
+    change(control, REFERENCES.key("v1"), snapshot_id="f" * 16)
+
+
+def dangling_pin(control: RepositoryContext) -> None:
+    change(control, PINS.key("p1"), snapshot_id="f" * 16)
+
+
+def missing_directory(control: RepositoryContext) -> None:
+    os.rename(control.places.payload(MAIN), control.places.root.parent / "elsewhere")
+
+
+def unknown_directory(control: RepositoryContext) -> None:
+    (control.places.worktrees / "mine").mkdir()
+    (control.places.worktrees / "mine" / "work").write_text("precious")
+
+
+def control_file_in_payload(control: RepositoryContext) -> None:
+    (control.places.payload(MAIN) / ".jvs").mkdir()
+
+
+def foreign_record(control: RepositoryContext) -> None:
+    (control.places.root / ".jvs" / "worktrees" / MAIN / "head_snapshot").write_text("x")
+
+
+def _trail(control: RepositoryContext) -> Path:
+    return control.places.root / ".jvs" / "audit" / "audit.jsonl"
+
+
+def forged_entry(control: RepositoryContext) -> None:
+    path = _trail(control)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[0] = lines[0].replace("snapshot_published", "snapshot_forgotten")
+    path.write_text("".join(lines))
+
+
+def unreadable_entry(control: RepositoryContext) -> None:
+    path = _trail(control)
+    path.write_text("not json\n" + path.read_text())
+
+
+def corrupt_document(control: RepositoryContext) -> None:
+    (control.places.root / ".jvs" / "refs" / "v1.json").write_text("{")
+
+
+def clock_set_back(control: RepositoryContext) -> None:
+    later = format_instant(control.store.now() + 3600)
+    change(control, DESCRIPTORS.key(head_of(control)), created_at=later)
+
+
+def clock_of_a_lease(control: RepositoryContext) -> None:
+    control.desk.acquire(MAIN, control.desk.request(ttl=60.0))
+    later = format_instant(control.store.now() + 3600)
+    change(control, LeaseKeys.of(MAIN).lease, last_renewed_at=later)
+
+
+def open_to_all(control: RepositoryContext) -> None:
+    (control.places.root / ".jvs" / "descriptors").chmod(0o777)
+
+
+WARNING, ERROR, NOTE = "warning", "error", "note"
+ALL: dict[str, Damage] = {
+    "unfinished commit": Damage(unfinished_commit, "commit-unfinished", WARNING, True),
+    "blocked commit": Damage(blocked_commit, "commit-blocked", ERROR, False),
+    "unfinished operation": Damage(unfinished_operation, "operation-unfinished", WARNING, True),
+    "undecided collection": Damage(undecided_collection, "collection-unfinished", WARNING, True),
+    "decided collection": Damage(decided_collection, "collection-unfinished", WARNING, True),
+    "expired plan": Damage(expired_plan, "plan-expired", NOTE, True),
+    "abandoned scratch": Damage(abandoned_scratch, "scratch-abandoned", WARNING, True),
+    "orphaned tree": Damage(orphaned_tree, "tree-orphaned", WARNING, True),
+    "useless remnant": Damage(useless_remnant, "remnant-excessive", WARNING, True),
+    "partial tree": Damage(partial_tree, "tree-orphaned", WARNING, True),
+    "unknown tree": Damage(unknown_tree, "tree-unknown", WARNING, True),
+    "old draft": Damage(old_draft, "draft-left", WARNING, True),
+    "old probe": Damage(old_probe, "draft-left", WARNING, True),
+    "expired lease": Damage(expired_lease, "lock-expired", NOTE, True),
+    "lease without a worktree": Damage(orphaned_lease, "lock-orphaned", WARNING, True),
+    "dead waiter": Damage(dead_waiter, "waiter-dead", NOTE, True),
+    "head behind": Damage(head_behind, "head-behind", ERROR, True),
+    "reference to nothing": Damage(dangling_reference, "reference-dangling", WARNING, True),
+    "pin on nothing": Damage(dangling_pin, "pin-dangling", WARNING, True),
+    "head with two lines behind it": Damage(head_forked, "head-behind", ERROR, False),
+    "head missing": Damage(head_missing, "head-missing", ERROR, False),
+    "parent missing": Damage(parent_missing, "parent-missing", ERROR, False),
+    "descriptor lost": Damage(lost_descriptor, "descriptor-missing", ERROR, False),
+    "strange snapshot": Damage(strange_snapshot_directory, "snapshot-directory-strange", WARNING, False),
+    "tree lost": Damage(lost_tree, "snapshot-incomplete", ERROR, False),
+    "mark lost": Damage(lost_mark, "snapshot-incomplete", ERROR, False),
+    "payload lost": Damage(lost_payload, "snapshot-damaged", ERROR, False),
+    "file at the top lost": Damage(lost_file, "snapshot-damaged", ERROR, False),
+    "manifest changed": Damage(changed_manifest, "snapshot-damaged", ERROR, False),
+    "file changed": Damage(changed_file, "snapshot-damaged", ERROR, False, strict=True),
+    "directory missing": Damage(missing_directory, "worktree-directory-missing", ERROR, False),
+    "directory unknown": Damage(unknown_directory, "worktree-directory-unknown", WARNING, False),
+    "control file in the payload": Damage(control_file_in_payload, "control-file-in-payload", WARNING, False),
+    "foreign file beside a record": Damage(foreign_record, "record-foreign", WARNING, False),
+    "forged entry": Damage(forged_entry, "audit-broken", ERROR, False),
+    "unreadable entry": Damage(unreadable_entry, "audit-broken", ERROR, False),
+    "corrupt document": Damage(corrupt_document, "document-corrupt", ERROR, False),
+    "clock set back": Damage(clock_set_back, "clock-behind", WARNING, False),
+    "clock of a lease": Damage(clock_of_a_lease, "clock-behind", WARNING, False),
+    "open to all": Damage(open_to_all, "permissions-open", WARNING, False),
+}

@@ -1,0 +1,261 @@
+"""Snapshots and restores to be killed and failed anywhere, and what must be true of what is left.
+
+A repository is built once and copied for each point. Its worktree `main` has two snapshots, a lease
+that is held, and unsaved work: a new file, a changed one, a deleted one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.fs import calls
+from holdfast.repository.context import Proof, RepositoryContext
+from holdfast.repository.history import line
+from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES
+from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.restore import InPlace, differs_from_head, restore_in_place
+from holdfast.repository.snapshots import SnapshotOptions, snapshot
+from holdfast.repository.worktrees import settle
+from holdfast.store.files import FileStore
+from holdfast.trees import verify
+from proof.crash import Ending, Fault, Kill, Outcome, Report, Scenario, fresh, judge, run_faulted, run_killed
+from proof.crash import scratch as swept_directory
+from tests.repository.repositories import make_repository
+from tests.repository.stages import files_kept
+
+Content = dict[str, str]
+
+FIRST: Content = {"file": "first", "directory/below": "first", ".READY": "mine", "gone": "by now"}
+SECOND: Content = {**FIRST, "file": "second"}
+UNSAVED: Content = {"file": "unsaved", "directory/below": "first", ".READY": "mine", "new": "unsaved"}
+PART: Content = {**UNSAVED, "gone": "by now"}
+
+
+class Contents(NamedTuple):
+    """What `main` held when its two snapshots were taken, and what it holds now."""
+
+    first: Content
+    second: Content
+    unsaved: Content
+
+
+MANY = Contents(FIRST, SECOND, UNSAVED)
+FEW = Contents({"file": "first"}, {"file": "second"}, {"file": "unsaved"})
+
+
+class World(NamedTuple):
+    """The repository that is copied: where it is, who holds its lease, which snapshots it has."""
+
+    root: Path
+    proof: Proof
+    first: str
+    second: str
+    contents: Contents
+
+
+@contextmanager
+def world(contents: Contents = MANY) -> Iterator[World]:
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=memory) as directory:
+        root = Path(directory) / "repository"
+        repository = make_repository(root)
+        lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=24 * 3600.0)).lease
+        proof = Proof(lease.lock_id, lease.fencing_token)
+        payload = repository.control.places.payload(MAIN)
+        write(payload, contents.first)
+        first = snapshot(repository.control, MAIN, proof, SnapshotOptions(note="first")).snapshot_id
+        write(payload, contents.second)
+        second = snapshot(repository.control, MAIN, proof, SnapshotOptions(note="second")).snapshot_id
+        write(payload, contents.unsaved)
+        yield World(root, proof, first, second, contents)
+
+
+def write(directory: Path, content: Content) -> None:
+    """Make a directory hold this and nothing else."""
+    for path in [each for each in directory.rglob("*") if each.is_file()]:
+        path.unlink()
+    for name, text in content.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+
+
+def content_of(directory: Path) -> Content:
+    """What a directory holds; an empty one is not there."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {str(path.relative_to(directory)): path.read_text() for path in files}
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[RepositoryContext]:
+    control = Repository(directory).control
+    assert isinstance(control.store, FileStore)
+    with control.store:
+        yield control
+
+
+class Case:
+    """One operation on a copy of the world. `steps` are the payloads of the snapshots that it adds,
+    in their order; `after` is what the worktree holds once it is done."""
+
+    def __init__(
+        self,
+        world: World,
+        operation: Callable[[RepositoryContext, World], object],
+        steps: list[Content],
+        after: Content,
+    ) -> None:
+        self.world = world
+        self.operation = operation
+        self.steps = steps
+        self.after = after
+        self.unknown: tuple[str, ...] = ()
+        """What is not known of files, and so is not judged."""
+
+    def prepare(self, directory: Path) -> None:
+        shutil.copytree(self.world.root, directory, symlinks=True, dirs_exist_ok=True)
+
+    def operate(self, directory: Path) -> None:
+        with opened(directory) as control:
+            self.operation(control, self.world)
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        with opened(directory) as control:
+            self._check(control, outcome)
+
+    def _check(self, control: RepositoryContext, outcome: Outcome) -> None:
+        payload = control.places.payload(MAIN)
+        added = self.added(control)
+        unsaved = self.world.contents.unsaved
+        assert content_of(payload) in (unsaved, self.after), "the worktree is neither old nor new"
+        if outcome.ending is Ending.SUCCEEDED:
+            assert len(added) == len(self.steps), "it succeeded, but not all is there"
+            assert content_of(payload) == self.after
+        self.settled(control)
+        assert self.added(control) == added
+        done = content_of(payload) == self.after
+        assert done or content_of(payload) == unsaved
+        if self.after not in (unsaved, PART):
+            assert done is (len(added) == len(self.steps)), "the worktree does not fit the history"
+        self.next(control)
+
+    def added(self, control: RepositoryContext) -> list[str]:
+        """The snapshots that are there and were not before: the first of those that are to come, whole."""
+        found = [each.descriptor for each in line(control, MAIN).entries][::-1]
+        assert [each.snapshot_id for each in found[:2]] == [self.world.first, self.world.second]
+        for each in found:
+            tree = control.places.tree(each.snapshot_id)
+            problems = [
+                problem for problem in verify(tree, each.payload_hash) if problem.what not in self.unknown
+            ]
+            assert problems == [], f"{each.snapshot_id} does not verify: {problems}"
+        trees = [files_kept(control.places.tree(each.snapshot_id)) for each in found]
+        assert trees == [*self.world.contents[:2], *self.steps][: len(trees)]
+        assert {name for name, _ in control.store.scan(DESCRIPTORS)} == {each.snapshot_id for each in found}
+        return [each.snapshot_id for each in found[2:]]
+
+    def settled(self, control: RepositoryContext) -> None:
+        settle(control, MAIN)
+        assert control.store.read(OPERATIONS.key(MAIN)) is None
+
+    def next(self, control: RepositoryContext) -> None:
+        """The next operation works, and is on top of all."""
+        before = line(control, MAIN).entries
+        made = snapshot(control, MAIN, self.world.proof, SnapshotOptions(note="next"))
+        entries = line(control, MAIN).entries
+        assert entries[0].descriptor == made
+        assert [each.descriptor for each in entries[1:]] == [each.descriptor for each in before]
+        assert not differs_from_head(control, control.config(MAIN))
+
+
+def cases(world: World) -> dict[str, Case]:
+    def take(control: RepositoryContext, world: World) -> None:
+        snapshot(control, MAIN, world.proof, SnapshotOptions(note="taken", tag="v1"))
+
+    def restore(**how: object) -> Callable[[RepositoryContext, World], object]:
+        wanted = InPlace(**{"reason": "tested", **how})  # type: ignore[arg-type]
+        return lambda control, world: restore_in_place(control, MAIN, world.first, world.proof, wanted)
+
+    first, _, unsaved = world.contents
+    return {
+        "snapshot": Case(world, take, [unsaved], unsaved),
+        "restore in place": Case(world, restore(), [unsaved, first], first),
+        "restore in place, nothing kept": Case(world, restore(keep=False), [first], first),
+        "restore a path": Case(world, restore(path="gone"), [unsaved], PART),
+        "restore": NewWorktree(world),
+    }
+
+
+class NewWorktree(Case):
+    """Restoring into a new worktree: it is there whole, or not at all, and nothing else is touched."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, self.restore, [], world.contents.unsaved)
+
+    @staticmethod
+    def restore(control: RepositoryContext, world: World) -> None:
+        Snapshots(control).restore(world.first, "new")
+
+    def _check(self, control: RepositoryContext, outcome: Outcome) -> None:
+        settle(control, "new")
+        new = control.places.payload("new")
+        made = control.store.read(WORKTREES.key("new"))
+        assert (made is not None) is new.exists()
+        if made is not None:
+            assert made.record.head_snapshot_id == self.world.first
+            assert content_of(new) == self.world.contents.first
+        assert made is not None or outcome.ending is not Ending.SUCCEEDED
+        super()._check(control, outcome)
+        if made is None:
+            self.restore(control, self.world)
+        assert content_of(new) == self.world.contents.first
+
+
+# --- Sweeping ---------------------------------------------------------------------------------------
+
+_UNSEEN = ("open", "close", "fsync", "sync_directory", "sync_filesystem", "flock", "flock_interruptible")
+SEEN = tuple(name for name in calls.CHANGING if name not in _UNSEEN)
+"""The calls that leave something behind; a kill between two others leaves what the one before left."""
+FAILING = tuple(
+    name for name in calls.CHANGING if name not in ("open", "close", "flock", "flock_interruptible")
+)
+"""The calls that fail on a disk that is full or broken."""
+
+
+def killed_everywhere(case: Scenario, names: Sequence[str] = SEEN) -> Report:
+    """Kill the operation before each of its calls, and halfway through writes."""
+    report = Report("killed")
+    with swept_directory() as base:
+        index, over = 0, False
+        while not over:
+            index += 1
+            for when in (Kill.BEFORE, Kill.HALFWAY):
+                with fresh(base) as directory:
+                    outcome = run_killed(case, directory, when, index, names=names)
+                    report.add(outcome, judge(case, directory, outcome), "")
+                over = outcome.call is None
+                if over or outcome.call is None or outcome.call.name != "write":
+                    break
+    return report
+
+
+def failed_everywhere(case: Scenario, faults: list[Fault]) -> Report:
+    """Let each call fail in one of these ways, in turn."""
+    report = Report("failed")
+    with swept_directory() as base:
+        index, over = 0, False
+        while not over:
+            index += 1
+            fault = faults[index % len(faults)]
+            with fresh(base) as directory:
+                outcome = run_faulted(case, directory, fault, index, names=FAILING)
+                problem = judge(case, directory, outcome)
+                if outcome.left_open:
+                    problem = problem or f"never closed: {outcome.left_open}"
+                report.add(outcome, problem, "")
+            over = outcome.call is None
+    return report

@@ -1,0 +1,327 @@
+"""The doctor: what is well has no findings; every kind of damage is found, and repaired if it can be."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.clock import format_instant
+from holdfast.errors import LockConflict
+from holdfast.fs import probe as probing
+from holdfast.fs.directory import make_directories
+from holdfast.locks.file_lock import FileLocker
+from holdfast.repository import checks, checks_leftovers, checks_storage, doctor, payloads
+from holdfast.repository.checks import CHECKS
+from holdfast.repository.doctor import Check, Examination, Finding, Severity, is_wrong
+from holdfast.repository.payloads import payload_locked
+from holdfast.repository.records import WORKTREES
+from holdfast.repository.repository import Repository
+from tests.repository import damage
+from tests.repository.kept import fingerprint, keep, require_whole
+from tests.repository.repositories import add_worktree, make_repository
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="plants what only POSIX systems have")
+
+
+@pytest.fixture
+def repository(scratch: Path) -> Repository:
+    made = make_repository(scratch / "repository")
+    damage.prepare(made.control)
+    return made
+
+
+def codes(findings: list[Finding] | tuple[Finding, ...]) -> set[str]:
+    return {each.code for each in findings}
+
+
+def test_a_repository_that_is_well_has_no_findings_and_is_not_changed(repository: Repository) -> None:
+    before = fingerprint(repository.root)
+    assert repository.examine(strict=True) == []
+    assert repository.repair(strict=True) == ((), (), ())
+    assert fingerprint(repository.root) == before
+
+
+@pytest.mark.req("LC-28")
+@pytest.mark.parametrize("name", damage.ALL)
+def test_planted_damage_is_found_and_repaired_if_that_is_safe(repository: Repository, name: str) -> None:
+    planted = damage.ALL[name]
+    planted.plant(repository.control)
+    before = fingerprint(repository.root)
+    findings = repository.examine(strict=planted.strict)
+    found = [each for each in findings if each.code == planted.code]
+    assert found, codes(findings)
+    assert codes(findings) == {planted.code, *planted.also}
+    assert found[0].severity == planted.severity
+    assert found[0].subject
+    assert found[0].meaning
+    assert (found[0].fix is not None) is planted.repaired
+    assert found[0].remedy.startswith("nothing") is not planted.repaired
+    without_locks = {each: what for each, what in fingerprint(repository.root).items() if "lock" not in each}
+    assert without_locks == {each: what for each, what in before.items() if "lock" not in each}
+
+    repaired = repository.repair(strict=planted.strict)
+    assert repaired.failed == ()
+    assert (planted.code in codes(repaired.fixed)) is planted.repaired
+    assert (planted.code in codes(repaired.remaining)) is not planted.repaired
+    if planted.repaired:
+        assert repaired.remaining == ()
+    once = fingerprint(repository.root)
+    again = repository.repair(strict=planted.strict)
+    assert again.fixed == ()
+    assert again.remaining == repaired.remaining or not planted.repaired
+    assert fingerprint(repository.root) == once
+
+
+def test_every_check_has_damage_that_it_finds() -> None:
+    """Two are made elsewhere: what they find cannot be planted into a directory."""
+    made_here = {
+        *("commits", "operations", "collections", "plans", "trees", "snapshots", "content", "heads"),
+        *("parents", "references", "pins", "directories", "payloads", "records", "scratch", "remnants"),
+        *("drafts", "leases", "waiters", "audit", "clock", "permissions"),
+    }
+    assert {check.name for check in CHECKS} - made_here == {"format", "filesystem", "disk"}
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+
+
+def test_every_code_is_documented_with_its_severity_and_whether_it_is_repaired() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "findings.md"
+    table = [row for row in page.read_text().splitlines() if row.startswith("| `")]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table]
+    rows = {cell[0].strip("`"): cell for cell in cells}
+    source = "".join(path.read_text() for path in Path(doctor.__file__).parent.glob("checks/*.py"))
+    source += Path(doctor.__file__).read_text() + Path(checks.__file__).read_text()
+    codes_used = set(re.findall(r'(?:Finding\(|: \(|, \()\s*"([a-z]+-[a-z-]+)"', source))
+    assert rows.keys() == codes_used
+    for planted in damage.ALL.values():
+        _, severity, _, repair = rows[planted.code]
+        assert severity == planted.severity
+        assert repair.isascii() is planted.repaired or "if there is one line" in repair  # else a dash
+
+
+def test_a_file_that_changed_is_found_only_by_reading_it(repository: Repository) -> None:
+    damage.changed_file(repository.control)
+    assert repository.examine() == []
+    assert codes(repository.examine(strict=True)) == {"snapshot-damaged"}
+
+
+def test_an_unsafe_filesystem_is_found(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "filesystem_kind", lambda path: "nfs4")
+    assert codes(repository.examine()) == {"filesystem-unsafe"}
+    monkeypatch.setattr(probing, "_excludes_processes", lambda path: False)
+    assert codes(repository.examine(strict=True)) == {"filesystem-unsafe"}
+
+
+def test_an_older_format_is_a_note(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks_storage, "FORMAT_VERSION", 2)
+    findings = repository.examine()
+    assert codes(findings) == {"format-old"}
+    assert not is_wrong(findings)
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_cannot_be_written_is_found(repository: Repository) -> None:
+    place = repository.root / ".jvs" / "refs"
+    place.chmod(0o500)
+    try:
+        assert codes(repository.examine()) == {"permissions-missing"}
+    finally:
+        place.chmod(0o700)
+
+
+def test_of_two_users_one_cannot_write_what_the_other_owns() -> None:
+    if sys.platform == "win32":
+        raise NotImplementedError
+    status = os.stat_result((0o040755, 0, 0, 1, 4_000_000, 4_000_000, 0, 0, 0, 0))
+    assert checks_storage._can_write(status) is (os.geteuid() == 0)
+
+
+# --- What lives is not damage -----------------------------------------------------------------------
+
+
+def test_a_scratch_in_use_is_left_alone(repository: Repository) -> None:
+    control = repository.control
+    with payloads.scratch(control, "snapshot") as room:
+        room.tree.mkdir()
+        assert repository.examine() == []
+        assert repository.repair().fixed == ()
+        assert room.tree.is_dir()
+
+
+def test_a_scratch_that_is_about_to_be_locked_is_left_alone(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock file is there a moment before it is locked; and it may be locked a moment after we looked."""
+    begun = repository.control.places.scratch / ("b" * 16)
+    begun.mkdir(parents=True)
+    (begun / payloads.LOCK).touch()
+    assert repository.examine() == []
+    with payloads.scratch(repository.control, "test") as room:
+        seen = payloads.AbandonedScratch(room.scratch_id, room.path, None)
+        monkeypatch.setattr(payloads, "abandoned", lambda places: iter([seen]))
+        assert repository.examine() == []
+
+
+def test_a_scratch_that_a_pending_operation_needs_is_left_until_that_is_over(repository: Repository) -> None:
+    control = repository.control
+    damage.unfinished_operation(control)
+    place = control.places.scratch / "dead"  # the scratch of that operation
+    make_directories(place / "payload")
+    with payload_locked(control, "new"):
+        assert repository.examine() == []  # somebody is at it
+    assert codes(repository.examine()) == {"operation-unfinished"}
+    assert "operation-unfinished" in codes(repository.repair().fixed)
+    assert not place.exists()
+
+
+def test_a_tree_that_is_being_published_is_left_alone(repository: Repository) -> None:
+    control = repository.control
+    with payloads.scratch(control, "snapshot", scratch_id="0123456789abcdef"):
+        damage.unknown_tree(control)
+        assert repository.examine() == []
+    assert codes(repository.examine()) == {"tree-unknown"}
+
+
+def test_what_is_put_into_quarantine_is_whole_and_the_trail_says_where(repository: Repository) -> None:
+    control = repository.control
+    damage.unknown_tree(control)
+    (control.places.tree("0123456789abcdef") / "payload" / "file").write_text("precious")
+    repository.repair()
+    place = repository.root / ".jvs" / "quarantine" / "0123456789abcdef"
+    assert (place / "payload" / "file").read_text() == "precious"
+    last = list(control.store.entries(control.trail.stream))[-1].record
+    assert (last.event, last.facts["moved_to"]) == ("tree_quarantined", str(place))
+
+
+def test_snapshots_outlive_the_loss_of_all_records_of_them(repository: Repository) -> None:
+    for name in ("descriptors", "audit"):
+        shutil.rmtree(repository.root / ".jvs" / name)
+    trees = {path.name for path in repository.control.places.snapshots.iterdir()}
+    repository.repair()
+    assert {path.name for path in (repository.root / ".jvs" / "quarantine").iterdir()} == trees
+
+
+def test_a_running_collection_is_left_alone(repository: Repository) -> None:
+    damage.undecided_collection(repository.control)
+    guard = FileLocker().lock_exclusive(repository.control.places.guards / "collector.lock")
+    with guard:
+        assert repository.examine() == []
+
+
+def test_a_commit_in_progress_is_left_alone(repository: Repository) -> None:
+    damage.unfinished_commit(repository.control)
+    guard = FileLocker().lock_exclusive(repository.control.places.guards / "retention.lock")
+    with guard:
+        assert "commit-unfinished" not in codes(repository.examine())
+
+
+def test_a_young_draft_is_left_alone(repository: Repository) -> None:
+    damage.old_draft(repository.control)
+    (draft,) = (repository.root / ".jvs" / "refs").glob(".v2*")
+    os.utime(draft, (time.time(), time.time() - checks_leftovers.DRAFT_AGE / 2))
+    assert repository.examine() == []
+
+
+def test_a_worktree_of_the_same_name_as_a_removed_one_is_not_behind(repository: Repository) -> None:
+    """Its name has published snapshots on top of this head before: those were another worktree's."""
+    control = repository.control
+    head = damage.head_of(control)
+    add_worktree(control, "dev", head=head)
+    keep(control, {"dev": "x"}, worktree="dev", head=False)
+    assert codes(repository.examine()) == {"head-behind"}
+    later = control.store.now() + 60
+    damage.change(control, WORKTREES.key("dev"), created_at=format_instant(later))
+    assert repository.examine() == []
+
+
+# --- What users have made is never deleted ----------------------------------------------------------
+
+
+def test_a_repair_leaves_strange_directories_and_their_content(repository: Repository) -> None:
+    control = repository.control
+    damage.unknown_directory(control)
+    damage.strange_snapshot_directory(control)
+    (control.places.snapshots / "backup").mkdir()
+    (control.places.snapshots / "notes.txt").write_text("precious")
+    (control.places.snapshots / ("f" * 16)).write_text("no directory")
+    damage.lost_descriptor(control)
+    trees = set(control.places.snapshots.iterdir())
+    repository.repair(strict=True)
+    assert (control.places.worktrees / "mine" / "work").read_text() == "precious"
+    assert set(control.places.snapshots.iterdir()) == trees
+
+
+def test_after_a_repair_the_head_shows_what_was_published(repository: Repository) -> None:
+    control = repository.control
+    extra = keep(control, {"extra": "x"}, head=False)
+    repository.repair()
+    assert damage.head_of(control) == extra
+    require_whole(control)
+
+
+def test_a_tree_is_not_taken_for_unpublished_if_the_trail_was_tampered_with(repository: Repository) -> None:
+    damage.lost_descriptor(repository.control)
+    path = repository.root / ".jvs" / "audit" / "audit.jsonl"
+    path.write_text("".join([*path.read_text().splitlines(keepends=True)[:-2], '{"forged": true}\n']))
+    trees = set(repository.control.places.snapshots.iterdir())
+    repository.repair()
+    assert set(repository.control.places.snapshots.iterdir()) == trees
+
+
+# --- The frame --------------------------------------------------------------------------------------
+
+
+def failing(examination: Examination) -> Iterator[Finding]:
+    raise LockConflict("in the way")
+    yield
+
+
+def stubborn(examination: Examination) -> Iterator[Finding]:
+    def fix() -> None:
+        raise LockConflict("not now")
+
+    yield Finding("stubborn", Severity.WARNING, "it", "it is", "it means", "try", fix)
+
+
+def lasting(examination: Examination) -> Iterator[Finding]:
+    yield Finding("lasting", Severity.WARNING, "it", "it is", "it means", "try", lambda: None)
+
+
+def test_checks_of_other_layers_can_be_added_and_a_failing_one_stops_no_other(repository: Repository) -> None:
+    checks = [Check("failing", failing), Check("stubborn", stubborn)]
+    findings = doctor.examine(repository.control, checks)
+    assert [each.code for each in findings] == ["check-failed", "stubborn"]
+    repaired = doctor.repair(repository.control, checks)
+    assert [each.code for each, _ in repaired.failed] == ["stubborn"]
+    assert [each.code for each in repaired.remaining] == ["check-failed", "stubborn"]
+
+
+def test_a_repair_that_does_not_help_ends(repository: Repository) -> None:
+    repaired = doctor.repair(repository.control, [Check("lasting", lasting)])
+    assert len(repaired.fixed) <= doctor.MOST_ROUNDS
+    assert codes(repaired.remaining) == {"lasting"}
+
+
+def test_one_unreadable_record_is_told_once_and_stops_what_depends_on_it(repository: Repository) -> None:
+    head = damage.head_of(repository.control)
+    (repository.root / ".jvs" / "descriptors" / f"{head}.json").write_text("{")
+    damage.orphaned_tree(repository.control)
+    repaired = repository.repair()
+    assert [each.code for each in repaired.remaining].count("document-corrupt") == 1
+    assert {path.name for path in repository.control.places.snapshots.iterdir()} >= {head}
+
+
+def test_findings_are_records_for_programs(repository: Repository) -> None:
+    damage.dangling_pin(repository.control)
+    (finding,) = repository.examine()
+    record = finding.as_record()
+    assert record["code"] == "pin-dangling"
+    assert record["severity"] == "warning"
+    assert record["fixable"] is True
+    assert record["facts"] == {"snapshot_id": "f" * 16}

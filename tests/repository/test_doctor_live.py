@@ -1,0 +1,92 @@
+"""The doctor looks on while others work: what lives is not damage, and is not repaired."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
+from holdfast.repository import gc, gc_plan
+from holdfast.repository.doctor import Severity
+from holdfast.repository.records import MAIN, Isolation
+from holdfast.repository.repository import Repository
+from holdfast.repository.restore import InPlace
+from holdfast.repository.retention import Policy
+from tests.locks.race_rounds import delay_calls
+from tests.locks.workers import Line, Workers
+from tests.repository.kept import line_of, require_whole
+from tests.repository.repositories import add_worktree, make_repository
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+
+LOOKS = 40
+"""How often the doctor looks, and how often it repairs."""
+
+Act = Callable[[Repository, int], object]
+
+
+def take(repository: Repository, round_: int) -> None:
+    if len(repository.snapshots.all_ids()) > 15:
+        return  # those who collect come first
+    (repository.control.places.payload(MAIN) / "file").write_text(f"{round_}")
+    repository.snapshots.take(MAIN, None)
+
+
+def come_and_go(repository: Repository, round_: int) -> None:
+    repository.worktrees.create("here", snapshot=repository.control.config(MAIN).head_snapshot_id)
+    repository.worktrees.change_name("here", "there", force=True)
+    repository.remove_worktree("there", force=True)
+
+
+def restore(repository: Repository, round_: int) -> None:
+    head = repository.control.config(MAIN).head_snapshot_id
+    assert head is not None
+    how = InPlace(reason="tested", allow_shared=True)
+    repository.snapshots.restore_in_place("target", head, None, how)
+
+
+def collect(repository: Repository, round_: int) -> None:
+    proposal = gc_plan.propose(repository.control)
+    if proposal.stored:
+        gc.run(repository.control, proposal.plan.plan_id)
+
+
+def busy(root: Path, act: Act) -> Callable[[Line], None]:
+    """Do it again and again; what others took away meanwhile, or have in hand, is no trouble."""
+
+    def task(line: Line) -> None:
+        delay_calls(most=0.0005)
+        repository, round_ = Repository(root), 0
+        while not line.has_news():
+            try:
+                act(repository, round_)
+                round_ += 1
+            except (LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused):
+                pass
+        line.say(round_)
+
+    return task
+
+
+def test_nothing_is_wrong_with_a_repository_in_which_others_are_at_work(scratch: Path) -> None:
+    root = scratch / "repository"
+    repository = make_repository(root, isolation=Isolation.SHARED)
+    control = repository.control
+    control.places.worktrees.mkdir()
+    add_worktree(control, "target", isolation=Isolation.SHARED)
+    line_of(control, 2)
+    gc_plan.set_policy(control, Policy(keep_last=3))
+    with Workers() as workers:
+        at_work = [workers.start(busy(root, act)) for act in (take, come_and_go, restore, collect)]
+        for _ in range(LOOKS):
+            wrong = [each for each in repository.examine() if each.severity is not Severity.NOTE]
+            assert wrong == []
+            repaired = repository.repair()
+            assert [each for each in repaired.fixed if each.severity is not Severity.NOTE] == []
+        rounds = [worker.ask("enough") for worker in at_work]
+    assert all(each > 0 for each in rounds), rounds
+    require_whole(control)
+    assert repository.examine(strict=True) == []

@@ -1,0 +1,250 @@
+"""Making repositories: what is there afterwards, what is refused, and being killed on the way."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import (
+    AlreadyExists,
+    FilesystemUnsafe,
+    NestedRepository,
+    NotFound,
+    Refused,
+    UsageFailure,
+)
+from holdfast.fs.probe import Capabilities
+from holdfast.repository import init
+from holdfast.repository.init import initialise
+from holdfast.repository.records import MAIN, Isolation
+from holdfast.repository.repository import Repository, find_repository
+from proof.crash import Outcome, kill_points
+from tests.locks.workers import Line, Workers
+from tests.repository.stages import LASTING, events, files_in, json_at, make_repository, put_files, unprobed
+
+
+@pytest.mark.req("WT-01", "WT-02", "WT-04")
+def test_a_new_repository_has_a_format_and_an_exclusive_main(scratch: Path) -> None:
+    made = initialise(scratch / "repo")
+    repository = Repository(made.root)
+    assert made.created
+    assert made.filesystem is not None
+    assert json_at(made.root / ".jvs/format.json")["version"] == 1
+    config = json_at(made.root / ".jvs/worktrees/main/config.json")
+    assert config["worktree_id"] == MAIN
+    assert config["isolation"] == "exclusive"
+    assert config["base_snapshot_id"] is config["head_snapshot_id"] is None
+    assert repository.control.config(MAIN).isolation is Isolation.EXCLUSIVE
+    assert [entry.name for entry in (made.root / ".jvs/worktrees/main").iterdir()] == ["config.json"]
+    assert [entry.event for entry in events(repository)] == ["repository_created"]
+
+
+@pytest.mark.req("WT-03")
+def test_the_directory_to_work_in_is_empty(scratch: Path) -> None:
+    repository = make_repository(scratch / "repo")
+    assert list(repository.path(MAIN).iterdir()) == []
+
+
+def test_making_it_again_changes_nothing(scratch: Path) -> None:
+    first = initialise(scratch, probe=unprobed)
+    put_files(scratch / "main", {"work": "kept"})
+    again = initialise(scratch)
+    assert not again.created
+    assert again.format == first.format
+    assert files_in(scratch / "main") == {"work": "kept"}
+    assert len(events(Repository(scratch))) == 1
+
+
+@pytest.mark.parametrize("name", ["README.md", ".git/config", "main/work", "worktrees/a/work"])
+def test_a_directory_with_content_is_refused_and_left_as_it_is(scratch: Path, name: str) -> None:
+    put_files(scratch, {name: "mine"})
+    with pytest.raises(AlreadyExists, match="not empty"):
+        initialise(scratch)
+    assert files_in(scratch) == {name: "mine"}
+
+
+def test_a_control_directory_that_another_program_made_is_refused(scratch: Path) -> None:
+    put_files(scratch, {".jvs/format_version": "1"})
+    with pytest.raises(AlreadyExists, match="something else"):
+        initialise(scratch)
+    assert files_in(scratch) == {".jvs/format_version": "1"}
+
+
+@pytest.mark.parametrize("name", [".jvs", ".holdfast", ".jit", "main", "worktrees"])
+@pytest.mark.parametrize("what", ["a file", "a link to nothing", "a link to a directory"])
+def test_what_stands_where_a_directory_must_be_is_refused_and_left_as_it_is(
+    scratch: Path, name: str, what: str
+) -> None:
+    root, elsewhere = scratch / "repo", scratch / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    if what == "a file":
+        (root / name).write_text("mine")
+    else:
+        (root / name).symlink_to(elsewhere if what == "a link to a directory" else "nowhere")
+    with pytest.raises(AlreadyExists, match="in the way"):
+        initialise(root, probe=unprobed)
+    assert [each.name for each in root.iterdir()] == [name]
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_repository_in_a_repository_is_refused_unless_it_is_meant(scratch: Path) -> None:
+    outer = make_repository(scratch / "outer")
+    (scratch / "short").symlink_to(scratch / "outer" / "main")
+    places = ["main/inner", "main/a/b", "worktrees/dev/inner", "beside", ".jvs/tmp/inner", "worktrees"]
+    for place in [*(outer.root / each for each in places), scratch / "short" / "inner"]:
+        with pytest.raises(NestedRepository) as caught:
+            initialise(place, probe=unprobed)
+        assert caught.value.facts["outer"] == str(outer.root)
+        assert not (place / ".jvs").exists()
+    for kept in ("beside", ".jvs/tmp/inner", "worktrees"):
+        with pytest.raises(NestedRepository):
+            initialise(outer.root / kept, nested=True, probe=unprobed)
+    made = initialise(outer.root / "main/inner", nested=True, probe=unprobed)
+    assert made.created
+    (scratch / "foreign" / ".jvs").mkdir(parents=True)  # of another program: no repository
+    assert initialise(scratch / "foreign" / "inner", probe=unprobed).created
+    assert not initialise(made.root).created  # it is one: nothing is made
+
+
+def test_a_newer_format_is_refused_by_everything(scratch: Path) -> None:
+    make_repository(scratch)
+    path = scratch / ".jvs/format.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(Refused, match="has the format 2"):
+        initialise(scratch)
+    with pytest.raises(Refused, match="has the format 2"):
+        Repository(scratch)
+
+
+def test_an_unsafe_filesystem_is_refused_and_nothing_is_made(scratch: Path) -> None:
+    def refuse(directory: Path) -> Capabilities:
+        raise FilesystemUnsafe(f"{directory} is on a file system that cannot be trusted")
+
+    with pytest.raises(FilesystemUnsafe):
+        initialise(scratch / "repo", probe=refuse)
+    assert list((scratch / "repo").iterdir()) == []
+
+
+def test_a_repository_is_found_from_any_directory_below_it(scratch: Path) -> None:
+    make_repository(scratch / "repo")
+    below = scratch / "repo/main/a/b"
+    below.mkdir(parents=True)
+    assert find_repository(below) == scratch / "repo"
+    with pytest.raises(NotFound, match="not in a Holdfast repository"):
+        find_repository(scratch)
+    with pytest.raises(NotFound):
+        Repository(scratch)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+def test_of_eight_who_make_it_at_once_one_does_and_all_have_it(scratch: Path) -> None:
+    def work(line: Line) -> None:
+        while True:
+            made = initialise(line.wait(), probe=unprobed)
+            line.say((made.created, made.format.repository_id))
+
+    with Workers() as workers:
+        crew = workers.start_many(8, work)
+        for number in range(40):
+            root = scratch / str(number)
+            for worker in crew:
+                worker.say(root)
+            answers = [worker.hear() for worker in crew]
+            assert sum(created for created, _ in answers) == 1
+            assert len({repository_id for _, repository_id in answers}) == 1
+
+
+def test_a_repository_that_somebody_makes_while_it_is_looked_for_is_not_taken_for_something_else(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = initialise(scratch / "repo", probe=unprobed)
+    looks = iter([None])  # it is made right after the first look
+    look = init._known_format
+    monkeypatch.setattr(init, "_known_format", lambda root: next(looks, look(root)))
+    again = initialise(scratch / "repo", probe=unprobed)
+    assert not again.created
+    assert again.format == first.format
+
+
+# --- Importing ---------------------------------------------------------------------------------------
+
+PROJECT = {"README": "hello", "src/a.py": "print()", "empty": "", ".READY": "a user's own", ".jvs": "a file"}
+
+
+def test_a_directory_is_taken_in_as_a_copy_and_stays_as_it_is(scratch: Path) -> None:
+    put_files(scratch / "project", PROJECT)
+    (scratch / "project/src/a.py").chmod(0o755)
+    (scratch / "project/link").symlink_to("README")
+    made = initialise(scratch / "repo", source=scratch / "project", probe=unprobed)
+    main = Repository(made.root).path(MAIN)
+    assert made.imported == len(PROJECT) + 1
+    assert files_in(main) == files_in(scratch / "project") == {**PROJECT, "link": "hello"}
+    assert (main / "link").is_symlink()
+    assert (main / "src/a.py").stat().st_mode & 0o777 == 0o755
+    (main / "README").write_text("changed")
+    assert (scratch / "project/README").read_text() == "hello"
+    assert not list((made.root / ".jvs/tmp").iterdir())
+
+
+def test_what_contains_the_repository_cannot_be_taken_in(scratch: Path) -> None:
+    put_files(scratch / "project", PROJECT)
+    for root in (scratch / "project", scratch / "project/repo"):
+        with pytest.raises(UsageFailure, match="contain each other"):
+            initialise(root, source=scratch / "project", probe=unprobed)
+    with pytest.raises(NotFound):
+        initialise(scratch / "repo", source=scratch / "missing", probe=unprobed)
+    with pytest.raises(UsageFailure, match="not a directory"):
+        initialise(scratch / "repo", source=scratch / "project/README", probe=unprobed)
+    assert files_in(scratch / "project") == PROJECT
+
+
+def test_a_repository_that_is_there_takes_nothing_in(scratch: Path) -> None:
+    put_files(scratch / "project", PROJECT)
+    make_repository(scratch / "repo")
+    with pytest.raises(AlreadyExists, match="is a repository already"):
+        initialise(scratch / "repo", source=scratch / "project", probe=unprobed)
+
+
+# --- Killed on the way -------------------------------------------------------------------------------
+
+
+class Initialisation:
+    """A repository is made; after a kill it is made again, and is whole."""
+
+    def __init__(self, *, importing: bool) -> None:
+        self.importing = importing
+
+    def prepare(self, directory: Path) -> None:
+        put_files(directory / "project", {"a": "1", "b/c": "2"})
+
+    def operate(self, directory: Path) -> object:
+        source = directory / "project" if self.importing else None
+        return initialise(directory / "repo", source=source, probe=unprobed)
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        assert files_in(directory / "project") == {"a": "1", "b/c": "2"}
+        root = directory / "repo"
+        try:
+            repository = Repository(root)
+        except NotFound:
+            assert not outcome.acknowledged
+            try:
+                self.operate(directory)
+            except AlreadyExists:  # the import had come to its end
+                assert files_in(root / "main") == {"a": "1", "b/c": "2"}
+                initialise(root, probe=unprobed)
+            repository = Repository(root)
+        expected = {"a": "1", "b/c": "2"} if self.importing else {}
+        assert files_in(repository.path(MAIN)) == expected
+        assert [entry.event for entry in events(repository)] == ["repository_created"]
+        with repository.lease(MAIN) as held:
+            held.check()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+@pytest.mark.parametrize("importing", [False, True], ids=["empty", "importing"])
+def test_killed_anywhere_it_can_be_made_again_and_is_whole(importing: bool) -> None:
+    kill_points(Initialisation(importing=importing), names=LASTING).require_clean(at_least=40)

@@ -1,0 +1,98 @@
+"""Snapshot and restore, killed and failed at every call: history is old or new, and no work is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.repository import snapshots
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.records import Descriptor, WorktreeConfig
+from holdfast.repository.snapshots import publishing
+from holdfast.store.model import Append, Decision
+from proof.crash import Fault, Report
+from proof.powercut import power_cuts
+from tests.repository.interruptions import FEW, World, cases, failed_everywhere, killed_everywhere, world
+
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="needs fork, and directories that can be exchanged"
+)
+
+IN_PLACE, GIVING_UP = "restore in place", "restore in place, nothing kept"
+OPERATIONS = ["snapshot", "restore", IN_PLACE, GIVING_UP, "restore a path"]
+
+
+@pytest.fixture(scope="module")
+def old() -> Iterator[World]:
+    with world() as made:
+        yield made
+
+
+@pytest.mark.req("LC-30", "WT-09")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_kill_at_any_call_leaves_the_old_or_the_new_and_the_next_one_goes_on(old: World, name: str) -> None:
+    report = killed_everywhere(cases(old)[name])
+    report.require_clean(at_least=20)
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != IN_PLACE])  # two of the others
+def test_an_error_at_any_call_leaves_the_old_or_the_new_and_the_next_one_goes_on(
+    old: World, name: str
+) -> None:
+    faults = [Fault(errno.EIO), Fault(errno.ENOSPC, lasting=True), Fault(errno.ENOSPC)]
+    report = failed_everywhere(cases(old)[name], faults)
+    report.require_clean(at_least=50)
+
+
+def publish_in_two_steps(
+    control: RepositoryContext, config: WorktreeConfig, descriptor: Descriptor, proof: object, tag: object
+) -> Descriptor:
+    """The mistake: the descriptor in one commit, and the head in the next."""
+    (created, moved), published = publishing(config, descriptor)
+    assert not isinstance(created, Append)
+    assert not isinstance(moved, Append)
+    control.store.transact([created.key], lambda view, now: Decision([created], None))
+    control.store.transact([moved.key], lambda view, now: Decision([moved], None))
+    return published
+
+
+def test_kills_find_a_head_that_is_moved_in_another_commit_than_the_descriptor(
+    old: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "_publish", publish_in_two_steps)
+    assert killed_everywhere(cases(old)["snapshot"], ("link", "replace", "rename")).violations
+
+
+# --- Power cuts -------------------------------------------------------------------------------------
+
+
+def cut_off(few: World, name: str, *, limit: int) -> Report:
+    """What power cuts leave, at most so many states at each moment; modes and times are not known."""
+    case = cases(few)[name]
+    case.unknown = ("mode", "mtime")
+    return power_cuts(case, limit=limit)
+
+
+@pytest.fixture(scope="module")
+def few() -> Iterator[World]:
+    with world(FEW) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", ["snapshot", GIVING_UP])
+def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new(few: World, name: str) -> None:
+    report = cut_off(few, name, limit=8)
+    assert report.violations == [], str(report)
+    assert report.points >= 200
+
+
+@pytest.mark.parametrize("name", ["snapshot", GIVING_UP])
+def test_power_cuts_find_a_tree_that_was_published_before_it_was_synced(
+    few: World, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.trees.synced", lambda _: contextlib.nullcontext())
+    assert cut_off(few, name, limit=2).violations

@@ -1,0 +1,406 @@
+"""On a real JuiceFS: snapshots by its own clones, and two mounts of one volume as two machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import (
+    ConsistencyUnavailable,
+    EngineUnavailable,
+    FilesystemUnsafe,
+    LockConflict,
+    LockTimeout,
+)
+from holdfast.fs.probe import SAFE_OPTIONS, find_capabilities, require_safe, settings_of
+from holdfast.locks.file_lock import FileLocker
+from holdfast.repository.init import initialise
+from holdfast.repository.records import MAIN
+from holdfast.repository.repository import Repository
+from holdfast.trees import Engine, capture, capture_best, choose_engine, materialise, verify
+from holdfast.trees import engines as cloning
+from proof.crash import Kill, Report, fresh, judge, run_killed
+from tests.cli.commands import environment, error, holdfast
+from tests.repository.interruptions import FEW, SEEN, cases, world
+from tests.repository.stages import events, files_in, files_kept, put_files, unprobed
+from tests.support.juicefs import COHERENT, JuiceFs
+from tests.trees.groves import grow, seen
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="JuiceFS is mounted on Linux")
+
+FORGETFUL = ("--attr-cache", "600", "--entry-cache", "600", "--dir-entry-cache", "600")
+"""Remembers so long that no test outlives it."""
+
+
+@pytest.fixture(scope="module")
+def here(juicefs: JuiceFs) -> Path:
+    """The volume as one machine sees it."""
+    return juicefs.mount(*COHERENT, "--enable-xattr")
+
+
+@pytest.fixture(scope="module")
+def there(juicefs: JuiceFs, here: Path) -> Path:
+    """The volume as another machine sees it."""
+    return juicefs.mount(*COHERENT, "--enable-xattr")
+
+
+@pytest.fixture(scope="module")
+def remembering(juicefs: JuiceFs, here: Path) -> Path:
+    """The volume as a machine sees it that remembers names and attributes."""
+    return juicefs.mount(*FORGETFUL, "--enable-xattr")
+
+
+@pytest.fixture
+def place(here: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    directory = here / request.node.name[:40]
+    directory.mkdir()
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def told(*arguments: str | Path, cwd: Path, **extra: str) -> Any:
+    """What a command says that must succeed."""
+    done = holdfast(*arguments, "--json", cwd=cwd, env=extra)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])["data"]
+
+
+# --- Whether it is safe -----------------------------------------------------------------------------
+
+
+@pytest.mark.req("WT-12")
+def test_a_mount_that_remembers_nothing_is_safe_and_one_that_does_is_refused(
+    here: Path, remembering: Path
+) -> None:
+    found = require_safe(here)
+    assert (found.kind, found.network, found.flock, found.link) == ("fuse.juicefs", True, True, True)
+    assert found.rename_exchange
+    assert found.sync_directory
+    assert settings_of(here) == ({}, False)
+    with pytest.raises(FilesystemUnsafe, match="remembers names") as caught:
+        require_safe(remembering)
+    assert SAFE_OPTIONS in caught.value.message
+    assert find_capabilities(remembering).troubles(records_elsewhere=True) == []
+    refused = holdfast("init", remembering / "refused", "--json")
+    assert error(refused)["code"] == "E_FILESYSTEM_UNSAFE"
+    assert not (remembering / "refused" / ".jvs").exists()
+
+
+def test_settings_that_cannot_be_read_count_as_unsafe(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.fs.probe._CONFIGS", ("not-there",))
+    with pytest.raises(FilesystemUnsafe, match="only root may"):
+        require_safe(here)
+    initialise(here / "unknown", probe=unprobed)
+    with Repository(here / "unknown") as repository:
+        (found,) = repository.examine()
+    assert (found.code, found.severity) == ("filesystem-unsafe", "warning")  # root sees more
+
+
+def test_a_file_of_the_users_is_not_taken_for_the_settings(juicefs: JuiceFs, here: Path) -> None:
+    mounted = juicefs.mount("--prefix-internal")  # so that the name is free for users
+    (mounted / ".config").write_bytes((here / ".config").read_bytes())
+    found = settings_of(mounted)
+    assert found is not None
+    assert "entry-cache" in found.remembers
+
+
+def test_what_was_uploaded_late_is_not_durable(juicefs: JuiceFs) -> None:
+    with pytest.raises(FilesystemUnsafe, match="writeback"):
+        require_safe(juicefs.mount(*COHERENT, "--writeback"))
+
+
+def test_a_mount_that_remembers_does_read_old_records(here: Path, remembering: Path) -> None:
+    """What the refusal is about: under the lock, and after the other machine's rename."""
+    record, seen_there = here / "record", remembering / "record"
+    record.write_text("old")
+    assert seen_there.read_text() == "old"
+    old = seen_there.stat().st_ino
+    (here / "draft").write_text("new")
+    os.replace(here / "draft", record)
+    with FileLocker().lock_exclusive(remembering / "lock"):
+        assert seen_there.stat().st_ino == old
+    record.unlink()
+
+
+# --- Snapshots --------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("WT-12")
+def test_every_engine_makes_the_same_of_the_same_directory(place: Path) -> None:
+    source = without_empty_attributes(grow(place / "source"))
+    before = seen(source)
+    assert choose_engine(source, place) is Engine.JUICEFS_CLONE
+    engines = [Engine.JUICEFS_CLONE, Engine.COPY, Engine.LINKED]
+    hashes = set()
+    for engine in engines:
+        for quiesced in (True, False):
+            tree = place / f"{engine}-{quiesced}"
+            made = capture(source, tree, engine=engine, cache=place / "cache", quiesced=quiesced)
+            hashes.add(made.payload_hash)
+            assert made.not_preserved == ()
+            assert list(verify(tree, made.payload_hash)) == []
+            materialise(tree, place / f"{engine}-{quiesced}-again")
+            again = seen(place / f"{engine}-{quiesced}-again")
+            special = {path for path, each in before.items() if path.rpartition(b"/")[2] in SPECIAL}
+            assert {path: again[path] for path in again if path not in special} == {
+                path: each for path, each in before.items() if path not in special
+            }
+    assert len(hashes) == 1
+    assert seen(source) == before
+    cloned = place / f"{Engine.JUICEFS_CLONE}-True" / "payload"
+    assert (cloned / "other name").samefile(cloned / "a" / "one")
+
+
+@pytest.mark.req("WT-12")
+def test_what_juicefs_cannot_clone_is_captured_by_the_next_best_engine(place: Path) -> None:
+    """With its records in SQL, it fails over an extended attribute without content."""
+    source = grow(place / "source")
+    with pytest.raises(EngineUnavailable, match="juicefs clone"):
+        capture(source, place / "cloned", engine=Engine.JUICEFS_CLONE, quiesced=True)
+    made = capture_best(source, place / "tree", beside=place, quiesced=True)
+    assert made.engine is Engine.LINKED
+    assert list(verify(place / "tree", made.payload_hash)) == []
+
+
+def without_empty_attributes(top: Path) -> Path:
+    if sys.platform != "linux":
+        raise NotImplementedError
+    for path in (top / "plain", top / "empty"):
+        times = path.stat().st_mtime_ns
+        os.removexattr(path, "user.empty")
+        os.utime(path, ns=(times, times))
+    return top
+
+
+SPECIAL = {b"fifo", b"socket", b"device"}
+
+
+def test_links_are_put_back_in_a_directory_that_is_read_only(place: Path) -> None:
+    source = place / "source"
+    (source / "locked").mkdir(parents=True)
+    (source / "locked" / "one").write_text("content")
+    os.link(source / "locked" / "one", source / "other")
+    os.link(source / "locked" / "one", source / "locked" / "two")
+    (source / "locked").chmod(0o555)
+    os.utime(source / "locked", ns=(10**18, 10**18))
+    made = capture(source, place / "tree", engine=Engine.JUICEFS_CLONE, quiesced=False)
+    clone = place / "tree" / "payload"
+    assert (clone / "locked" / "one").stat().st_nlink == 3
+    assert (clone / "locked").stat().st_mtime_ns == 10**18
+    assert (clone / "locked").stat().st_mode & 0o777 == 0o555
+    assert list(verify(place / "tree", made.payload_hash)) == []
+
+
+@pytest.mark.req("WT-12")
+@pytest.mark.parametrize("by", ["this machine", "another machine"])
+def test_a_change_while_it_is_cloned_fails_a_quiesced_snapshot(
+    place: Path, here: Path, there: Path, remembering: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Also if this machine remembers how the file was, and so does not see that another one wrote it."""
+    name = place.relative_to(here)
+    seen_by = here if by == "this machine" else remembering
+    writer = here if by == "this machine" else there
+    put_files(here / name / "source", {"file": "before", "other": "same"})
+    source = seen_by / name / "source"
+    real = cloning.clone_directory
+
+    def change_first(one: str, other: str) -> None:
+        put_files(writer / name / "source", {"file": "after!"})
+        real(one, other)
+
+    monkeypatch.setattr(cloning, "clone_directory", change_first)
+    with pytest.raises(ConsistencyUnavailable, match="file"):
+        capture(source, seen_by / name / "tree", engine=Engine.JUICEFS_CLONE, quiesced=True)
+    loose = capture(source, seen_by / name / "loose", engine=Engine.JUICEFS_CLONE, quiesced=False)
+    assert list(verify(seen_by / name / "loose", loose.payload_hash)) == []
+
+
+@pytest.mark.req("WT-12")
+def test_a_day_with_a_repository_on_it(place: Path) -> None:
+    root = place / "repository"
+    made = told("init", root, cwd=place)
+    assert made["filesystem"] == "fuse.juicefs"
+    main = root / "main"
+    put_files(main, {"file": "one", "directory/below": "kept"})
+    program = 'import pathlib; pathlib.Path("file").write_text("two")'
+    for each in ("pass", program):
+        done = holdfast("run", "--snapshot", "--", sys.executable, "-c", each, cwd=main)
+        assert done.returncode == 0, done.stderr
+    shown = told("show", "head~1", cwd=main)
+    first = shown["snapshot_id"]
+    assert shown["engine"] == "juicefs-clone"
+    assert [each["path"] for each in told("diff", first, "head", cwd=main)["changes"]] == ["file"]
+    assert told("info", cwd=main)["warnings"] == []
+    told("verify", "--all", cwd=main)
+    told("restore", first, "old", cwd=main)
+    assert files_in(root / "worktrees" / "old") == {"file": "one", "directory/below": "kept"}
+    put_files(main, {"unsaved": "work"})
+    told("restore", first, "--inplace", "--reason", "tested", cwd=root)
+    assert files_in(main) == {"file": "one", "directory/below": "kept"}
+    told("worktree", "rename", "old", "older", cwd=root)
+    told("worktree", "remove", "older", cwd=root)
+    told("gc", "policy", "--keep-last", "1", cwd=root)
+    plan = told("gc", "plan", cwd=root)
+    assert plan["delete"] != []
+    told("gc", "run", "--plan", plan["plan"], cwd=root)
+    assert len(told("history", "--all", cwd=root)["snapshots"]) == 1
+    assert told("doctor", "--strict", cwd=root)["findings"] == []
+    assert list((root / ".jvs" / "tmp").iterdir()) == []
+
+
+@pytest.mark.req("WT-12")
+def test_a_kill_anywhere_in_a_snapshot_leaves_the_old_or_the_new(place: Path) -> None:
+    report = Report("killed on JuiceFS")
+    with world(FEW) as old:
+        case = cases(old)["snapshot"]
+        for index in range(1, 1000, 13):
+            with fresh(place) as directory:
+                outcome = run_killed(case, directory, Kill.BEFORE, index, names=SEEN)
+                report.add(outcome, judge(case, directory, outcome), "")
+            if outcome.call is None:
+                break
+    report.require_clean(at_least=3)
+
+
+def test_what_was_committed_outlives_the_crash_of_the_mount(juicefs: JuiceFs) -> None:
+    """Its process holds what was not synced; killed, it takes that with it."""
+    mounted = juicefs.mount(*COHERENT)
+    root = mounted / "outlives"
+    initialise(root)
+    with Repository(root) as repository, repository.lease() as held:
+        put_files(
+            repository.path(MAIN), {f"file-{number}": "x" * number for number in range(0, 2 << 20, 99999)}
+        )
+        taken = [
+            repository.snapshot(MAIN, held, engine=engine).snapshot_id
+            for engine in (Engine.COPY, Engine.LINKED, Engine.JUICEFS_CLONE)
+        ]
+    with Repository(root) as repository:
+        lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
+    juicefs.crash(mounted)
+    again = juicefs.mount(*COHERENT)
+    with Repository(again / "outlives") as repository:
+        found = repository.desk.state(MAIN)
+        assert found is not None
+        assert found.lease.lock_id == lease.lock_id
+        assert [each.event for each in events(repository)][-1] == "lock_acquired"
+        for each in taken:
+            assert list(repository.snapshots.verify(each)) == []
+
+
+# --- Two machines -----------------------------------------------------------------------------------
+
+
+def test_a_file_lock_of_one_machine_excludes_the_other(place: Path, here: Path, there: Path) -> None:
+    ours = place / "file"
+    theirs = there / ours.relative_to(here)
+    with FileLocker().lock_exclusive(ours), pytest.raises(LockTimeout):
+        FileLocker(timeout=0.1).lock_exclusive(theirs)
+    FileLocker(timeout=10.0).lock_exclusive(theirs).release()
+
+
+ROUNDS = 20
+
+_RIVAL = """
+import os, pathlib, sys, time
+from holdfast.errors import LockConflict
+from holdfast.repository.repository import Repository
+root, start, rounds = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
+repository = Repository(root)
+print("ready", flush=True)
+while not start.exists():
+    time.sleep(0.001)
+won = 0
+while won < rounds:
+    try:
+        with repository.lease(ttl=60.0) as held:
+            begun = time.monotonic()
+            count = int((root / "main" / "count").read_text())
+            (root / "main" / "count").write_text(str(count + 1))
+            print(held.token, begun, time.monotonic(), flush=True)
+            won += 1
+    except LockConflict:
+        time.sleep(0.002)
+"""
+
+
+@pytest.mark.req("WT-12")
+def test_leases_of_two_machines_exclude_each_other(place: Path, here: Path, there: Path) -> None:
+    """A process on each of two mounts adds to a number that nothing guards but the lease."""
+    initialise(place / "repository")
+    put_files(place / "repository" / "main", {"count": "0"})
+    start = place / "start"
+    roots = [machine / (place / "repository").relative_to(here) for machine in (here, there)]
+    rivals = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RIVAL, str(root), str(start), str(ROUNDS)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        for root in roots
+    ]
+    for rival in rivals:
+        assert rival.stdout is not None
+        assert rival.stdout.readline() == "ready\n"
+    start.touch()
+    told = [line.split() for rival in rivals for line in rival.communicate(timeout=120)[0].splitlines()]
+    assert [rival.returncode for rival in rivals] == [0] * len(rivals)
+    held = sorted((int(token), float(begun), float(ended)) for token, begun, ended in told)
+    assert [token for token, _, _ in held] == list(range(1, len(rivals) * ROUNDS + 1))
+    assert all(one[2] <= other[1] for one, other in pairwise(held)), "two held the lease at one moment"
+    assert (place / "repository" / "main" / "count").read_text() == str(len(held))
+    for root in roots[:2]:
+        with Repository(root) as repository:
+            assert sum(each.event == "lock_acquired" for each in events(repository)) == len(held)
+
+
+def test_snapshots_of_two_machines_make_one_line(place: Path, here: Path, there: Path) -> None:
+    root = place / "repository"
+    initialise(root)
+    taken = []
+    for number in range(6):
+        machine = (here, there)[number % 2]
+        with Repository(machine / root.relative_to(here)) as repository:
+            put_files(repository.root / "main", {"file": str(number)})
+            with repository.lease() as held:
+                taken.append(repository.snapshot(MAIN, lease=held).snapshot_id)
+            line = repository.snapshots.line(MAIN).entries
+            assert [each.descriptor.snapshot_id for each in line] == taken[::-1]
+    with Repository(there / root.relative_to(here)) as repository:
+        for each in taken:
+            assert list(repository.snapshots.verify(each)) == []
+
+
+@pytest.mark.req("WT-12")
+def test_with_the_records_on_a_server_a_mount_may_remember(
+    here: Path, remembering: Path, etcd_url: str
+) -> None:
+    """Leases are the server's business; trees are whole whatever a machine remembers of others' files."""
+    initialise(remembering / "served", store=etcd_url)
+    taken = []
+    for number in range(4):
+        machine = (here, remembering)[number % 2]
+        with Repository(machine / "served") as repository, repository.lease() as held:
+            with Repository(here / "served") as other, pytest.raises(LockConflict):
+                other.lease()
+            put_files(repository.path(MAIN), {f"file-{number}": str(number)})
+            taken.append(repository.snapshot(MAIN, held))
+    with Repository(remembering / "served") as repository:
+        for number, each in enumerate(taken):
+            assert list(repository.snapshots.verify(each.snapshot_id)) == []
+            kept = files_kept(repository.control.places.tree(each.snapshot_id))
+            assert kept[f"file-{number}"] == str(number)
+        assert [each.code for each in repository.examine(strict=True)] == []
+    info = told("info", cwd=remembering / "served")
+    assert info["store"] == etcd_url
+    assert "remembers names" in info["warnings"][0]

@@ -1,0 +1,362 @@
+"""Worktrees from their creation to their removal, and what is refused on the way."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import (
+    AlreadyExists,
+    Failure,
+    LockConflict,
+    NameInvalid,
+    NotFound,
+    NotWritable,
+    PathEscape,
+    Refused,
+    UsageFailure,
+)
+from holdfast.leases.rules import LeaseKeys
+from holdfast.repository.context import Proof
+from holdfast.repository.records import MAIN, Isolation
+from holdfast.repository.repository import Repository
+from holdfast.repository.restore import InPlace
+from holdfast.repository.worktrees import settle
+from proof.interpose import Attempt, interposed
+from tests.repository.stages import events, expire, files_in, files_kept, json_at, make_repository, put_files
+
+BAD_NAMES = ["", ".", "..", "a/b", "../main", "a\\b", "a..b", "a b", "a\nb", "a\0b", "é", "x" * 129, "naïve"]
+
+
+@pytest.fixture
+def repository(scratch: Path) -> Repository:
+    return make_repository(scratch / "repo")
+
+
+def tokens(repository: Repository, worktree: str) -> int:
+    """Acquire and release the lease of a worktree; the token that came with it."""
+    with repository.lease(worktree) as held:
+        return held.token
+
+
+# --- Creating -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("WT-01", "WT-02", "WT-03", "WT-04", "WT-09")
+def test_a_new_worktree_is_an_empty_directory_with_a_record_elsewhere(repository: Repository) -> None:
+    config = repository.worktrees.create("dev", label="for development")
+    assert repository.path("dev") == repository.root / "worktrees/dev"
+    assert list(repository.path("dev").iterdir()) == []
+    stored = json_at(repository.root / ".jvs/worktrees/dev/config.json")
+    assert stored["worktree_id"] == config.worktree_id == "dev"
+    assert stored["isolation"] == "exclusive"
+    assert stored["label"] == "for development"
+    assert stored["base_snapshot_id"] is stored["head_snapshot_id"] is None
+    assert stored["created_at"].endswith("Z")
+    assert events(repository)[-1].event == "worktree_created"
+    assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN, "dev"]
+
+
+@pytest.mark.req("LC-03", "WT-01")
+def test_a_shared_worktree_has_no_lock_and_is_called_high_risk(repository: Repository) -> None:
+    config = repository.worktrees.create("open", isolation=Isolation.SHARED)
+    assert config.isolation is Isolation.SHARED
+    assert repository.worktrees.state("open").is_shared
+    with pytest.raises(UsageFailure, match="high-risk"):
+        repository.lease("open")
+    assert not (repository.root / ".jvs/locks/open.json").exists()
+
+
+def test_a_name_that_is_taken_is_refused(repository: Repository) -> None:
+    repository.worktrees.create("dev")
+    for name in ("dev", MAIN):
+        with pytest.raises(AlreadyExists):
+            repository.worktrees.create(name)
+
+
+def test_what_stands_at_the_path_and_is_not_ours_is_left_alone(repository: Repository) -> None:
+    put_files(repository.root / "worktrees/dev", {"precious": "mine"})
+    with pytest.raises(AlreadyExists, match="belongs to no worktree"):
+        repository.worktrees.create("dev")
+    repository.worktrees.create("other")
+    with pytest.raises(AlreadyExists, match="belongs to no worktree"):
+        repository.worktrees.change_name("other", "dev")
+    assert files_in(repository.root / "worktrees") == {"dev/precious": "mine"}
+    assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN, "other"]
+    assert tokens(repository, "other") > 0
+
+
+@pytest.mark.req("WT-06")
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_bad_name_is_refused_by_every_operation(repository: Repository, name: str) -> None:
+    repository.worktrees.create("dev")
+    before = sorted(repository.root.rglob("*"))
+    attempts: list[Callable[[], object]] = [
+        lambda: repository.worktrees.create(name),
+        lambda: repository.worktrees.change_name(name, "new"),
+        lambda: repository.worktrees.change_name("dev", name),
+        lambda: repository.worktrees.remove(name, save=None),
+        lambda: repository.worktrees.state(name),
+        lambda: repository.worktrees.usage(name),
+        lambda: repository.path(name),
+        lambda: repository.lease(name),
+        lambda: repository.steal(name),
+    ]
+    for attempt in attempts:
+        with pytest.raises(NameInvalid, match="name of a worktree"):
+            attempt()
+    assert sorted(repository.root.rglob("*")) == before
+
+
+@pytest.mark.req("WT-06")
+@pytest.mark.parametrize("name", ["a", "A-b_c.9", ".hidden", "-dash", "x" * 128, "main2"])
+def test_names_of_letters_digits_dot_underscore_and_hyphen_are_taken(
+    repository: Repository, name: str
+) -> None:
+    repository.worktrees.create(name)
+    assert repository.worktrees.state(name).is_there
+    assert name in [each.worktree_id for each in repository.worktrees.configs()]
+    with repository.lease(name):
+        pass
+    repository.worktrees.remove(name, save=None)
+
+
+@pytest.mark.req("WT-06")
+def test_a_name_is_normalised_before_it_is_judged(repository: Repository) -> None:
+    kelvin = "\N{KELVIN SIGN}elvin"
+    assert unicodedata.normalize("NFC", kelvin) == "Kelvin"
+    assert repository.worktrees.create(kelvin).worktree_id == "Kelvin"
+    with pytest.raises(AlreadyExists):
+        repository.worktrees.create("Kelvin")
+
+
+@pytest.mark.req("WT-07")
+@pytest.mark.parametrize("where", ["worktrees", "worktrees/dev", "main"])
+def test_a_link_that_leads_outside_is_refused_and_nothing_there_is_touched(
+    repository: Repository, scratch: Path, where: str
+) -> None:
+    repository.worktrees.create("dev")
+    outside = scratch / "outside"
+    put_files(outside, {"precious": "mine", "dev/precious": "mine"})
+    (repository.root / where).rename(scratch / "moved")
+    (repository.root / where).symlink_to(outside)
+    attempts: list[Callable[[], object]] = [lambda: repository.path(MAIN)]
+    if where != "main":
+        attempts = [
+            lambda: repository.path("dev"),
+            lambda: repository.worktrees.usage("dev"),
+            lambda: repository.worktrees.remove("dev", save=None),
+            lambda: repository.worktrees.remove("dev", save=None, force=True),
+            lambda: repository.worktrees.change_name("dev", "new"),
+        ]
+    if where == "worktrees":
+        attempts.append(lambda: repository.worktrees.create("another"))
+    for attempt in attempts:
+        with pytest.raises(PathEscape):
+            attempt()
+    assert files_in(outside) == {"precious": "mine", "dev/precious": "mine"}
+    assert repository.control.config("dev").worktree_id == "dev"
+
+
+# --- Renaming -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("WT-08")
+def test_renaming_moves_directory_and_record_and_leaves_no_lock(repository: Repository) -> None:
+    repository.worktrees.create("old", label="kept")
+    put_files(repository.path("old"), {"work": "unsaved"})
+    renamed = repository.worktrees.change_name("old", "new")
+    assert renamed.worktree_id == "new"
+    assert renamed.label == "kept"
+    assert files_in(repository.root / "worktrees") == {"new/work": "unsaved"}
+    assert not (repository.root / ".jvs/worktrees/old").exists()
+    assert repository.desk.state("old") is repository.desk.state("new") is None
+    with pytest.raises(NotFound):
+        repository.lease("old")
+    assert events(repository)[-1].facts["renamed_to"] == "new"
+
+
+@pytest.mark.req("WT-08")
+def test_an_active_lock_is_a_conflict_that_names_its_holder(repository: Repository) -> None:
+    repository.worktrees.create("old")
+    with repository.lease("old", purpose="long work") as held:
+        with pytest.raises(LockConflict, match="long work") as refused:
+            repository.worktrees.change_name("old", "new", force=True)
+        held.check()
+    assert refused.value.facts["lock_id"] == held.lock_id
+    repository.worktrees.change_name("old", "new")
+
+
+@pytest.mark.req("WT-08")
+def test_an_expired_lock_does_not_keep_a_worktree_from_being_renamed(repository: Repository) -> None:
+    repository.worktrees.create("old")
+    held = repository.lease("old")
+    expire(repository, "old")
+    repository.worktrees.change_name("old", "new")
+    assert repository.desk.state("new") is None
+    assert tokens(repository, "new") > held.token
+
+
+def test_main_is_neither_renamed_nor_removed_nor_replaced(repository: Repository) -> None:
+    repository.worktrees.create("dev")
+    with pytest.raises(Refused, match="every repository has it"):
+        repository.worktrees.change_name(MAIN, "new")
+    with pytest.raises(Refused, match="every repository has it"):
+        repository.worktrees.remove(MAIN, save=None, force=True)
+    with pytest.raises(AlreadyExists):
+        repository.worktrees.change_name("dev", MAIN)
+    assert repository.path(MAIN).is_dir()
+
+
+def test_a_shared_worktree_is_renamed_and_removed_without_a_lock(repository: Repository) -> None:
+    repository.worktrees.create("open", isolation=Isolation.SHARED)
+    repository.worktrees.change_name("open", "wide-open")
+    assert repository.worktrees.state("wide-open").is_shared
+    repository.worktrees.remove("wide-open", save=None)
+    assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN]
+
+
+# --- Removing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("WT-10")
+def test_removing_deletes_payload_and_record_and_is_in_the_trail(repository: Repository) -> None:
+    repository.worktrees.create("dev")
+    put_files(repository.path("dev"), {"a": "1", "b/c": "2"})
+    (repository.path("dev") / "b").chmod(0o555)
+    repository.worktrees.remove("dev", save=None)
+    assert list((repository.root / "worktrees").iterdir()) == []
+    assert not (repository.root / ".jvs/worktrees/dev").exists()
+    assert list((repository.root / ".jvs/tmp").iterdir()) == []
+    assert repository.desk.state("dev") is None
+    assert events(repository)[-1].event == "worktree_removed"
+    with pytest.raises(NotFound):
+        repository.worktrees.remove("dev", save=None)
+
+
+def test_what_is_written_while_a_worktree_is_removed_is_kept(repository: Repository) -> None:
+    """Behind the snapshot that keeps it, before its directory is out of reach."""
+    repository.worktrees.create("dev")
+    put_files(repository.path("dev"), {"a": "1"})
+
+    def write_late(attempt: Attempt) -> Any:
+        if "removed" in str(attempt.arguments):
+            put_files(repository.root / "worktrees/dev", {"late": "2"})
+        return attempt.perform()
+
+    with interposed(write_late, ("rename_noreplace",)):
+        removed = repository.remove_worktree("dev")
+    assert removed.saved is not None
+    caught = repository.snapshots.named(removed.saved)
+    assert files_kept(repository.control.places.tree(caught.snapshot_id)) == {"a": "1", "late": "2"}
+    assert caught.parent_id is not None
+    assert files_kept(repository.control.places.tree(caught.parent_id)) == {"a": "1"}
+    assert [each.event for each in events(repository)][-2:] == ["snapshot_published", "worktree_removed"]
+    assert list((repository.root / ".jvs/tmp").iterdir()) == []
+
+
+def test_what_is_half_deleted_is_not_taken_for_work(repository: Repository) -> None:
+    """A removal that was killed while it deleted the directory is finished, and saves nothing more."""
+    repository.worktrees.create("dev")
+    put_files(repository.path("dev"), {"a": "1", "b/c": "2"})
+
+    def fail(attempt: Attempt) -> Any:
+        if attempt.arguments[0] == "b":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return attempt.perform()
+
+    with interposed(fail, ("rmdir",)), pytest.raises(Failure, match="Input/output"):
+        repository.remove_worktree("dev")
+    before = repository.snapshots.all_ids()
+    assert settle(repository.control, "dev") is not None
+    assert repository.snapshots.all_ids() == before
+    assert events(repository)[-1].event == "worktree_removed"
+
+
+def test_a_live_lock_of_somebody_else_is_never_overridden(repository: Repository) -> None:
+    repository.worktrees.create("dev")
+    put_files(repository.path("dev"), {"work": "in progress"})
+    with repository.lease("dev") as held:
+        for force in (False, True):
+            with pytest.raises(LockConflict):
+                repository.worktrees.remove("dev", save=None, force=force)
+            with pytest.raises(LockConflict):
+                repository.worktrees.remove("dev", save=None, force=force, lock_id="another")
+        held.check()
+    assert files_in(repository.path("dev")) == {"work": "in progress"}
+
+
+def test_the_holder_removes_what_it_holds(repository: Repository) -> None:
+    repository.worktrees.create("dev")
+    held = repository.lease("dev")
+    repository.worktrees.remove("dev", save=None, lock_id=held.lock_id)
+    assert repository.desk.state("dev") is None
+    with pytest.raises(NotFound):
+        repository.control.config("dev")
+
+
+def test_a_worktree_whose_directory_was_deleted_by_hand_can_be_removed(repository: Repository) -> None:
+    repository.worktrees.create("dev")
+    repository.path("dev").rmdir()
+    assert not repository.worktrees.state("dev").is_there
+    with pytest.raises(NotFound, match="lost its directory"):
+        repository.path("dev")
+    repository.worktrees.remove("dev", save=None)
+    repository.worktrees.create("dev")
+    assert repository.path("dev").is_dir()
+
+
+def test_what_cannot_be_moved_is_refused_before_anything_is_decided(repository: Repository) -> None:
+    """In a directory that belongs to somebody else; or the worktree would be stuck until that is mended."""
+    repository.worktrees.create("dev")
+    put_files(repository.path("dev"), {"a": "1"})
+    proof = Proof("none", 0)
+    with interposed(lambda attempt: False, ("access",)):
+        for attempt in (
+            lambda: repository.worktrees.change_name("dev", "new"),
+            lambda: repository.remove_worktree("dev"),
+            lambda: repository.snapshots.restore_in_place("dev", "none", proof, InPlace(reason="x")),
+        ):
+            with pytest.raises(NotWritable):
+                attempt()
+    assert repository.worktrees.state("dev").operation is None
+    assert repository.desk.state("dev") is None
+    repository.worktrees.change_name("dev", "new")
+
+
+# --- Tokens -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("LC-06")
+def test_tokens_grow_over_release_steal_rename_remove_and_creation_anew(repository: Repository) -> None:
+    seen = {"a": [0], "b": [0]}
+    for name in ("a", "b"):
+        repository.worktrees.create(name)
+        seen[name].append(tokens(repository, name))
+    lease = repository.lease("a")
+    seen["a"].append(lease.token)
+    expire(repository, "a")
+    seen["a"].append(tokens(repository, "a"))
+    repository.worktrees.remove("b", save=None)
+    repository.worktrees.change_name("a", "b")  # b counts on from the greater one
+    seen["b"] += [seen["a"][-1], tokens(repository, "b")]
+    repository.worktrees.create("a")
+    seen["a"].append(tokens(repository, "a"))
+    for _ in range(3):
+        repository.worktrees.remove("b", save=None)
+        repository.worktrees.create("b")
+        seen["b"].append(tokens(repository, "b"))
+    for each in seen.values():
+        assert all(later > earlier for earlier, later in itertools.pairwise(each)), seen
+    counter = json_at(repository.root / ".jvs/tokens/b.json")
+    assert counter["fencing_token"] == seen["b"][-1]
+    repository.worktrees.remove("b", save=None)
+    assert json_at(repository.root / ".jvs/tokens/b.json")["fencing_token"] >= seen["b"][-1]
+    assert repository.control.store.read(LeaseKeys.of("b").lease) is None

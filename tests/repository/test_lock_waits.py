@@ -1,0 +1,465 @@
+"""Processes that wait in circles which lead through file locks and repository locks: one of each gives up.
+
+Leases, claims, file locks and repository locks in any mixture; the rounds are those of `test_waits`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from holdfast.cli.repo_lock import acquire
+from holdfast.errors import Deadlock, Failure, LockTimeout
+from holdfast.fs import calls
+from holdfast.leases import deadlock, wait_notes
+from holdfast.leases.wait_notes import WaitNote, WaitNotes
+from holdfast.locks.file_lock import FileLocker
+from holdfast.locks.kernel_locks import inode_of
+from holdfast.locks.repo_lock import RepoLock
+from holdfast.repository.opening import OpenLedger
+from holdfast.repository.repository import Repository
+from holdfast.repository.waits import LockWaits, WaitContext, surroundings, waits_of_repository
+from tests.locks.workers import PATIENCE, Line, Workers, wait_until
+from tests.repository.test_waits import (
+    LONG,
+    MOST,
+    Shop,
+    Task,
+    in_a_circle,
+    in_a_row,
+    make_shop,
+    play,
+    whoever_looks,
+)
+
+if sys.platform != "linux":
+    pytest.skip("only Linux tells who holds a file lock", allow_module_level=True)
+
+ROUNDS = int(os.environ.get("HOLDFAST_CIRCLES", "30"))
+KINDS = ("lease", "claim", "file lock", "fair lock", "repo lock")
+LOCKS = ("file lock", "fair lock", "repo lock")
+
+
+@pytest.fixture
+def shop(scratch: Path) -> Shop:
+    return make_shop(scratch / "shop")
+
+
+class Agent:
+    """One process: it takes whatever there is to be taken."""
+
+    def __init__(self, shop: Shop, repository: Repository, ledger: OpenLedger) -> None:
+        self.root = shop.root
+        self.repository = repository
+        self.ledger = ledger
+        self.owner = f"agent-{os.getpid()}"
+
+    def take(self, what: tuple[str, str], wait: float) -> contextlib.AbstractContextManager[Any]:
+        kind, name = what
+        if kind == "lease":
+            return self.repository.lease(name, ttl=LONG, wait=wait)
+        if kind == "claim":
+            return self.ledger.claims.claim(name, self.owner, ttl=LONG, wait=wait)
+        if kind == "repo lock":
+            return acquire(RepoLock(self.root.parent / "data"), name, "", wait)
+        locker = self.repository.file_locker(wait, fair=kind == "fair lock")
+        return locker.lock_exclusive(self.root / name)
+
+
+@contextlib.contextmanager
+def agent_in(shop: Shop) -> Iterator[Agent]:
+    with shop.opened() as (repository, ledger):
+        yield Agent(shop, repository, ledger)
+
+
+def code_of(failure: Failure) -> object:
+    return failure.code
+
+
+def worker_in(
+    shop: Shop, patience: float = PATIENCE, tell: Callable[[Failure], object] = code_of
+) -> Callable[[Line], None]:
+    """Agents are beside each other, never one below the other: what one holds, its children hold too."""
+
+    def work(line: Line) -> None:
+        os.environ["HOLDFAST_REPO"] = str(shop.root)  # for what a command does: it waits for repository locks
+        with agent_in(shop) as agent:
+            while True:
+                task = line.wait()
+                with agent.take(task.own, PATIENCE):
+                    line.say("holding")
+                    line.wait()
+                    try:
+                        if task.following is not None:
+                            with agent.take(task.following, patience):
+                                pass
+                        found: object = "served"
+                    except Failure as failure:
+                        found = tell(failure)
+                line.say(found)
+
+    return work
+
+
+def things(kinds: tuple[str, ...]) -> list[tuple[str, str]]:
+    names = {
+        "lease": "tree-{}",
+        "claim": "1{}",
+        "file lock": "{}.lock",
+        "fair lock": "{}.fair",
+        "repo lock": "repo-{}",
+    }
+    return [(kind, names[kind].format(number)) for number, kind in enumerate(kinds)]
+
+
+def mixtures(number: int) -> list[tuple[str, ...]]:
+    """Every pair, and so many others, with a lock in each."""
+    pairs = [each for each in itertools.product(KINDS, repeat=2) if set(each) & set(LOCKS)]
+    more = (tuple(random.choices(KINDS, k=random.randint(3, MOST - 1))) for _ in itertools.count())
+    longer = ((*each, random.choice(LOCKS)) for each in more)
+    return [*pairs, *itertools.islice(longer, max(0, number - len(pairs)))][:number]
+
+
+def test_of_every_circle_through_locks_exactly_one_gives_up(shop: Shop) -> None:
+    with Workers() as workers:
+        everybody = workers.start_many(MOST, worker_in(shop))
+        for kinds in mixtures(ROUNDS):
+            crew = random.sample(everybody, len(kinds))
+            found = play(crew, in_a_circle(things(kinds)))
+            assert found == {"E_DEADLOCK": 1, "served": len(kinds) - 1}, kinds
+
+
+def test_where_there_is_no_circle_through_locks_nobody_gives_up(shop: Shop) -> None:
+    with Workers() as workers:
+        everybody = workers.start_many(MOST, worker_in(shop))
+        for kinds in random.sample(mixtures(ROUNDS), ROUNDS // 3):
+            crew = random.sample(everybody, len(kinds))
+            found = play(crew, in_a_row(things(kinds)), last=crew[-1])
+            assert found == {"served": len(kinds)}, kinds
+
+
+ALL = things(("lease", "claim", "file lock", "fair lock", "repo lock"))
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["in one order", "in any order"])
+def test_who_takes_several_things_at_once_is_refused_only_if_the_order_allows_for_circles(
+    shop: Shop, in_order: bool
+) -> None:
+    """Who takes things in the same order as all others is never refused; in any order, everybody gets there:
+    who gives up lets go of all that it has and begins again, and no wait lasts until its time is up."""
+
+    def work(line: Line) -> None:
+        os.environ["HOLDFAST_REPO"] = str(shop.root)
+        with agent_in(shop) as agent:
+            for _ in range(ROUNDS // 5):
+                wanted = random.sample(ALL, random.randint(2, 3))
+                wanted = sorted(wanted) if in_order else wanted
+                refused = 0
+                while not had_all(agent, wanted):
+                    refused += 1
+                    time.sleep(random.uniform(0.0, 0.1 * refused))  # else it is back before others are served
+                line.say(refused)
+            line.wait()
+
+    with Workers() as workers:
+        crew = workers.start_many(MOST, work)
+        refused = sum(each.hear() for _ in range(ROUNDS // 5) for each in crew)
+    assert refused == 0 or not in_order
+
+
+def had_all(agent: Agent, wanted: list[tuple[str, str]]) -> bool:
+    """Whether all of them were had at once; False if that was refused. A time that is up is a failure."""
+    with contextlib.ExitStack() as held:
+        try:
+            for each in wanted:
+                held.enter_context(agent.take(each, PATIENCE))
+                time.sleep(random.uniform(0.0, 0.02))
+        except Deadlock:
+            return False
+    return True
+
+
+def test_a_detector_that_picks_any_victim_would_be_found(shop: Shop) -> None:
+    with mock.patch.object(deadlock, "youngest", whoever_looks), Workers() as workers:
+        everybody = workers.start_many(MOST, worker_in(shop))
+        for _ in range(10 * ROUNDS):
+            kinds = tuple(random.choices(LOCKS, k=MOST))
+            if play(everybody, in_a_circle(things(kinds)))["E_DEADLOCK"] != 1:
+                return
+    pytest.fail("it was not found")
+
+
+def test_the_same_on_every_store(tmp_path: Path, store_url: str) -> None:
+    shop = make_shop(tmp_path / "shop", store=store_url)
+    with Workers() as workers:
+        everybody = workers.start_many(MOST, worker_in(shop))
+        for kinds in (
+            ("lease", "file lock"),
+            ("claim", "repo lock", "lease"),
+            ("lease", "claim", *LOCKS[:2]),
+        ):
+            found = play(everybody[: len(kinds)], in_a_circle(things(kinds)))
+            assert found == {"E_DEADLOCK": 1, "served": len(kinds) - 1}, kinds
+        crew = everybody[:3]
+        found = play(crew, in_a_row(things(("claim", "file lock", "lease"))), last=crew[-1])
+        assert found == {"served": 3}
+
+
+def who_waits_for(shop: Shop, worktree: str) -> bool:
+    with Repository(shop.root) as repository:
+        state = repository.desk.state(worktree)
+        return state is not None and bool(state.waiters)
+
+
+def test_a_coroutine_that_waits_for_a_file_in_a_circle_is_told(shop: Shop) -> None:
+    def work(line: Line) -> None:
+        async def wait(repository: Repository) -> object:
+            try:
+                async with repository.file_locker(None).lock_exclusive_async(shop.root / "x.lock"):
+                    return "served"
+            except Deadlock as failure:
+                return failure.code
+
+        with agent_in(shop) as agent, agent.take(("lease", "tree-0"), 0.0):
+            line.say("holding")
+            line.wait()
+            line.say(asyncio.run(wait(agent.repository)))
+        line.wait()
+
+    with Workers() as workers:
+        other, coroutine = workers.start(worker_in(shop)), workers.start(work)
+        assert coroutine.hear() == "holding"
+        assert other.ask(Task(("file lock", "x.lock"), ("lease", "tree-0"))) == "holding"
+        other.say("go")
+        wait_until(lambda: who_waits_for(shop, "tree-0"))
+        assert coroutine.ask("go") == "E_DEADLOCK"
+        assert other.hear() == "served"
+
+
+# --- Shared locks -----------------------------------------------------------------------------------------
+
+
+def test_one_of_those_who_share_a_file_may_be_in_a_circle(shop: Shop) -> None:
+    """Two read the file; who wants to write waits for both, and the second one waits for its lease."""
+
+    def read(line: Line) -> None:
+        with agent_in(shop) as agent, agent.repository.file_locker().lock_shared(shop.root / "x.lock"):
+            line.say("holding")
+            line.wait()
+            with agent.take(("lease", "tree-0"), PATIENCE):
+                line.say("served")
+        line.wait()
+
+    with Workers() as workers:
+        readers = workers.start_many(2, read)
+        assert [each.hear() for each in readers] == ["holding"] * 2
+        writer = workers.start(worker_in(shop, tell=Failure.as_record))
+        assert writer.ask(Task(("lease", "tree-0"), ("file lock", "x.lock"))) == "holding"
+        readers[1].say("wait")
+        wait_until(lambda: who_waits_for(shop, "tree-0"))
+        refused = writer.ask("go")
+        assert readers[1].hear() == "served"
+    assert refused["code"] == "E_DEADLOCK"
+    [mine, theirs] = refused["cycle"]
+    assert (mine["kind"], theirs["kind"]) == ("file lock", "lease")
+    assert f":{readers[1].pid}:" in mine["held_by"]
+
+
+def test_only_who_waits_in_turn_waits_for_the_one_whose_turn_it_is(shop: Shop) -> None:
+    path = shop.root / "x.lock"
+    FileLocker(fair=True).lock_exclusive(path).release()  # makes both files
+    waits = LockWaits(WaitContext(WaitNotes([])))
+    fair, any_time = (
+        waits.for_file_lock(str(path), 0.0, shared=False, fair=each).note.thing for each in (True, False)
+    )
+    assert any_time.place == inode_of(path)
+    assert fair.place.split() == [inode_of(path), inode_of(f"{path}.queue")]
+
+
+def test_a_data_directory_that_cannot_be_made_does_not_hide_a_wait_from_its_repository(shop: Shop) -> None:
+    (shop.root / "file").touch()
+    around = surroundings(shop.root, shop.root / "file" / "data")
+    wait = LockWaits(around).for_file_lock(str(shop.root / "x.lock"), 0.0, shared=False, fair=False)
+    wait.post()
+    assert WaitNotes([waits_of_repository(shop.root)]).notes() == [wait.note]
+    wait.take_down()
+
+
+# --- Who does not wait any more ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_one_who_was_killed_while_it_waited_is_in_no_circle(shop: Shop, kind: str) -> None:
+    """Its lease runs on for a while; its note does not count, and is swept."""
+    assert after_a_waiter_was_killed(shop, (kind, "mine"), 0.5) == "E_LOCK_TIMEOUT"
+    assert not list(waits_of_repository(shop.root).iterdir())
+
+
+def test_notes_that_count_though_nobody_holds_them_would_be_found(shop: Shop) -> None:
+    """A planted fault: whatever was written counts, and that its writer is dead does not matter."""
+
+    def believed(path: str, *, sweep: bool) -> WaitNote | None:
+        return wait_notes._parsed(Path(path).read_bytes())
+
+    with mock.patch.object(wait_notes, "_look_at", believed):
+        assert after_a_waiter_was_killed(shop, ("file lock", "mine"), PATIENCE) == "E_DEADLOCK"
+
+
+def after_a_waiter_was_killed(shop: Shop, wanted: tuple[str, str], patience: float) -> object:
+    """What one is told who has what the dead one waited for, and waits for what that one had."""
+
+    def work(line: Line) -> None:
+        os.environ["HOLDFAST_REPO"] = str(shop.root)
+        with agent_in(shop) as agent, agent.take(("lease", "tree-0"), 0.0):
+            line.say("holding")
+            agent.take(wanted, PATIENCE)
+
+    with Workers() as workers:
+        survivor = workers.start(worker_in(shop, patience))
+        assert survivor.ask(Task(wanted, ("lease", "tree-0"))) == "holding"
+        doomed = workers.start(work)
+        assert doomed.hear() == "holding"
+        wait_until(WaitNotes([waits_of_repository(shop.root)]).notes)
+        doomed.kill()
+        doomed.wait()
+        return survivor.ask("go")
+
+
+def test_a_wait_that_ends_by_its_time_leaves_nothing_behind(shop: Shop) -> None:
+    def hold(line: Line) -> None:
+        with agent_in(shop) as agent, agent.take(("file lock", "x.lock"), 0.0):
+            line.say("holding")
+            line.wait()
+
+    with Workers() as workers, agent_in(shop) as agent:
+        assert workers.start(hold).hear() == "holding"
+        with pytest.raises(LockTimeout):
+            agent.take(("file lock", "x.lock"), 0.2)
+        assert not list(waits_of_repository(shop.root).iterdir())
+        wait_until(lambda: not any(each.name == "holdfast-lookout" for each in threading.enumerate()))
+
+
+# --- Who is who -------------------------------------------------------------------------------------------
+
+
+def test_other_programs_are_holders_too_and_so_are_those_they_pass_an_open_file_to(shop: Shop) -> None:
+    """A shell locks a file by a command that is gone then, and runs another one that waits."""
+    script = (
+        "import fcntl, os, subprocess, sys\n"
+        "file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
+        "if not (taker := os.fork()):\n"
+        "    fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "    os._exit(0)\n"
+        "os.waitpid(taker, 0)\n"
+        "print('holding', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "done = subprocess.run([sys.executable, '-m', 'holdfast', 'lock', 'acquire', '--repo', sys.argv[2],"
+        " '--worktree', 'tree-0', '--wait', '60s'])\n"
+        "sys.exit(done.returncode)\n"
+    )
+    command = [sys.executable, "-c", script, str(shop.root / "x.lock"), str(shop.root)]
+    with Workers() as workers, subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        try:
+            assert other.stdout.readline() == "holding\n"
+            agent = workers.start(worker_in(shop, tell=str))
+            assert agent.ask(Task(("lease", "tree-0"), ("file lock", "x.lock"))) == "holding"
+            other.stdin.write("\n")
+            other.stdin.flush()
+            wait_until(lambda: who_waits_for(shop, "tree-0"))
+            refused = agent.ask("go")
+            assert other.wait(PATIENCE) == 0
+        finally:
+            other.kill()
+    assert f":{other.pid}:" in refused
+    assert "would never end" in refused
+
+
+def test_another_program_that_holds_a_file_and_waits_for_nothing_ends_no_wait(shop: Shop) -> None:
+    script = (
+        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX)\n"
+        "print('holding', flush=True); sys.stdin.readline()\n"
+    )
+    command = [sys.executable, "-c", script, str(shop.root / "x.lock")]
+    with Workers() as workers, subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "holding\n"
+        agent = workers.start(worker_in(shop, 0.5))
+        assert agent.ask(Task(("lease", "tree-0"), ("file lock", "x.lock"))) == "holding"
+        assert agent.ask("go") == "E_LOCK_TIMEOUT"
+        other.communicate("\n")
+
+
+@pytest.mark.parametrize(
+    ("names", "found"), [(("agent:one", "agent:two"), "E_LOCK_TIMEOUT"), ((None, None), "E_DEADLOCK")]
+)
+def test_agents_of_one_process_that_say_their_names_are_not_taken_for_each_other(
+    shop: Shop, names: tuple[str | None, str | None], found: str
+) -> None:
+    """One agent has the file, another one of the same process waits: it is not known that this is no circle,
+    unless they say in whose name they act."""
+
+    def work(line: Line) -> None:
+        one, two = (Repository(shop.root, actor=name) for name in names)
+        with one.file_locker().lock_exclusive(shop.root / "x.lock"):
+            line.say("holding")
+            line.wait()
+            two.lease("tree-0", ttl=LONG, wait=PATIENCE)
+
+    with Workers() as workers:
+        other, agent = workers.start(work), workers.start(worker_in(shop, 0.5))
+        assert other.hear() == "holding"
+        assert agent.ask(Task(("lease", "tree-0"), ("file lock", "x.lock"))) == "holding"
+        other.say("wait")
+        wait_until(lambda: who_waits_for(shop, "tree-0"))
+        assert agent.ask("go") == found
+
+
+# --- What it costs ----------------------------------------------------------------------------------------
+
+
+def test_a_lock_that_is_free_is_taken_with_the_same_system_calls(shop: Shop) -> None:
+    """Nothing of this is done, and nothing loaded, for one who need not wait."""
+    with Repository(shop.root) as repository:
+        plain = calls_of(FileLocker(5.0), shop.root / "x.lock")
+        observed = calls_of(repository.file_locker(5.0), shop.root / "x.lock")
+    assert plain == observed
+    assert Counter(observed) == {"flock": 2, "stat": 1}
+
+
+def calls_of(locker: FileLocker, path: Path) -> list[str]:
+    """What is asked of the system to take and release a lock that was taken before."""
+    locker.lock_exclusive(path).release()
+    made: list[str] = []
+
+    def recorder(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            made.append(name)
+            return function(*arguments, **options)
+
+        return call
+
+    names = [name for name, value in vars(calls).items() if callable(value) and not name.startswith("_")]
+    with contextlib.ExitStack() as patched:
+        for name in names:
+            patched.enter_context(mock.patch.object(calls, name, recorder(name, getattr(calls, name))))
+        before = threading.active_count()
+        locker.lock_exclusive(path).release()
+        assert threading.active_count() == before
+    return made

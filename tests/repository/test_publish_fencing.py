@@ -1,0 +1,267 @@
+"""No stale holder publishes: stopped between any two steps, delayed at any call, its lease taken over.
+
+Who is stopped goes on as if nothing had happened; by its own clock its lease is good.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.repository import context as proofs
+from holdfast.repository import restore, snapshots
+from holdfast.repository.context import Permission, Proof, RepositoryContext, settled_config
+from holdfast.repository.records import MAIN
+from holdfast.store.model import Decision, View
+from proof.interpose import interposed
+from tests.locks.workers import Line, Worker, Workers
+from tests.repository.repositories import make_repository
+from tests.repository.rivals import (
+    STEPS,
+    Answer,
+    Rival,
+    Steps,
+    delayed_publisher,
+    published,
+    require_one_line,
+    stale_commits,
+    thief,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+
+ROUNDS = 1000
+REFUSED = ("E_FENCING_MISMATCH", "E_LOCK_EXPIRED")
+SHORT = 0.02
+"""How long a thief waits for a guard that a stopped process holds, before the test concludes that it does."""
+
+
+@pytest.fixture
+def root(scratch: Path) -> Path:
+    """A repository with one snapshot and an unsaved change."""
+    repository = make_repository(scratch)
+    payload = repository.control.places.payload(MAIN)
+    (payload / "work").write_text("saved")
+    rival = Rival(scratch)
+    rival.acquire(0)
+    assert rival.snapshot().what == "published"
+    (payload / "work").write_text("unsaved")
+    return scratch
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with Workers() as workers:
+        yield workers
+
+
+def stopping(root: Path, stop_at: int, publish: Callable[[Rival], Answer]) -> Callable[[Line], None]:
+    """A worker that publishes once, and stops before its call `stop_at`."""
+
+    def work(telephone: Line) -> None:
+        rival = Rival(root)
+        assert rival.acquire(1000 * stop_at).what == "acquired"
+        with interposed(Steps(stop_at), STEPS):
+            answer = publish(rival)
+        telephone.say(answer)
+
+    return work
+
+
+def stopped_everywhere(root: Path, publish: Callable[[Rival], Answer]) -> Iterator[str]:
+    """Stop a publisher before each of its calls, let a thief try, let it go on; what came of it each time."""
+    for stop_at in itertools.count(1):
+        worker = Worker(stopping(root, stop_at, publish))
+        try:
+            if not stops(worker):
+                return
+            taker = Rival(root, timeout=SHORT)
+            stolen = taker.acquire(1000 * stop_at + 500).what == "acquired"
+            last = taker.snapshot().snapshot_id if stolen else ""
+            worker.resume()
+            late: Answer = worker.hear()
+            if stolen and late.what != "published":
+                assert late.what in REFUSED
+                assert published(taker.control)[-1] == last
+            yield late.what if stolen else f"not stolen, {late.what}"
+        finally:
+            worker.kill()
+            worker.wait()
+            worker.line.close()
+
+
+def stops(worker: Worker) -> bool:
+    """Wait until the worker has stopped itself; False if it had nothing to stop at and has answered."""
+    if sys.platform == "win32":
+        raise NotImplementedError("there is no fork on Windows")
+    _, status = os.waitpid(worker.pid, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        return True
+    worker._status = os.waitstatus_to_exitcode(status)
+    assert worker._status == 0
+    return False
+
+
+@pytest.mark.req("LC-17", "LC-18", "LC-29", "LC-30")
+def test_a_snapshot_stopped_before_any_call_and_stolen_from_publishes_nothing(root: Path) -> None:
+    control = Rival(root).control
+    outcomes: Counter[str] = Counter()
+    for outcome in stopped_everywhere(root, Rival.snapshot):
+        outcomes[outcome] += 1
+        require_one_line(control)
+    assert stale_commits(control) == []
+    assert outcomes["E_FENCING_MISMATCH"] >= 8, outcomes
+    assert outcomes["published"] >= 1, outcomes  # stopped behind the commit point
+    assert outcomes["not stolen, published"] >= 1, outcomes  # stopped inside its transaction
+
+
+@pytest.mark.req("LC-17", "LC-18")
+def test_a_restore_in_place_stopped_before_any_call_and_stolen_from_changes_nothing(root: Path) -> None:
+    control = Rival(root).control
+    first = published(control)[0]
+    outcomes = Counter(stopped_everywhere(root, lambda rival: rival.restore(first)))
+    assert stale_commits(control) == []
+    require_one_line(control)
+    assert outcomes["E_FENCING_MISMATCH"] >= 8, outcomes
+
+
+class Duel:
+    """Rounds of a publisher, delayed at random, against a thief that comes at random."""
+
+    def __init__(
+        self, root: Path, workers: Workers, publish: Callable[[Rival], Answer] = Rival.snapshot
+    ) -> None:
+        self.control = Rival(root).control
+        self.publisher = workers.start(delayed_publisher(root, publish))
+        self.thief = workers.start(thief(root))
+        self.number = 0
+
+    def round(self) -> tuple[str, str]:
+        """The publisher acquires and publishes; meanwhile the thief does, for whom it is later."""
+        self.number += 1
+        assert self.publisher.ask(1000 * self.number).what == "acquired"
+        self.publisher.say("publish")
+        thiefs: Answer = self.thief.ask(1000 * self.number + 500)
+        publishers: Answer = self.publisher.hear()
+        return publishers.what, thiefs.what
+
+
+@pytest.mark.req("LC-17", "LC-18", "LC-30")
+def test_delayed_at_random_no_stale_holder_ever_publishes(root: Path, workers: Workers) -> None:
+    duel = Duel(root, workers)
+    outcomes = Counter(duel.round() for _ in range(ROUNDS))
+    assert stale_commits(duel.control) == []
+    assert set(outcomes) <= {("published", "published"), *((code, "published") for code in REFUSED)}, outcomes
+    assert outcomes["E_FENCING_MISMATCH", "published"] >= ROUNDS // 20, outcomes
+    assert len(published(duel.control)) == 1 + sum(
+        count * words.count("published") for words, count in outcomes.items()
+    )
+    require_one_line(duel.control)
+
+
+@pytest.mark.req("LC-17", "LC-18")
+def test_delayed_at_random_no_stale_holder_ever_restores_in_place(root: Path, workers: Workers) -> None:
+    first = published(Rival(root).control)[0]
+    duel = Duel(root, workers, lambda rival: rival.restore(first))
+    outcomes = Counter(duel.round() for _ in range(ROUNDS // 20))
+    assert stale_commits(duel.control) == []
+    assert {its for its, _ in outcomes} <= {"published", *REFUSED, "E_LOCK_CONFLICT"}, outcomes
+    assert {thiefs for _, thiefs in outcomes} == {"published"}
+    require_one_line(duel.control)
+
+
+# --- The detectors ----------------------------------------------------------------------------------
+
+
+def validate_then_publish(
+    control: RepositoryContext, config: Any, descriptor: Any, proof: Any, tag: Any
+) -> Any:
+    """The mistake: the lease is checked in one transaction, and the head moved in the next."""
+
+    ask = proofs.permission(control, MAIN, proof)
+
+    def validate(view: View, now: float) -> Decision[None]:
+        ask(view, now)
+        return Decision([], None)
+
+    control.store.transact(proofs.publishing_keys(MAIN), validate)
+    with pytest.MonkeyPatch.context() as patch:
+        unasked = lambda view, now: settled_config(view, MAIN)  # noqa: E731
+        patch.setattr(snapshots, "permission", lambda control, name, proof: unasked)
+        return REAL_PUBLISH(control, config, descriptor, proof, tag)
+
+
+REAL_PUBLISH = snapshots._publish
+
+
+def asked_too_early(control: RepositoryContext, worktree: str, proof: Proof | None) -> Permission:
+    """The same mistake of a restore in place: what its transaction asks was answered before."""
+    config = proofs.check_early(control, worktree, proof)
+    return lambda view, now: config
+
+
+def test_stopping_finds_a_restore_that_validates_first_and_decides_then(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore, "permission", asked_too_early)
+    control = Rival(root).control
+    first = published(control)[0]
+    assert any(stale_commits(control) for _ in stopped_everywhere(root, lambda rival: rival.restore(first)))
+
+
+@pytest.fixture
+def mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "_publish", validate_then_publish)
+
+
+@pytest.mark.usefixtures("mistaken")
+def test_stopping_finds_who_validates_first_and_publishes_then(root: Path) -> None:
+    control = Rival(root).control
+    assert any(stale_commits(control) for _ in stopped_everywhere(root, Rival.snapshot))
+
+
+@pytest.mark.usefixtures("mistaken")
+def test_delays_find_who_validates_first_and_publishes_then(root: Path, workers: Workers) -> None:
+    duel = Duel(root, workers)
+    for _ in range(ROUNDS):
+        duel.round()
+        if duel.number % 20 == 0 and stale_commits(duel.control):
+            return
+    raise AssertionError("the mistake was not found")
+
+
+# --- One holder, two processes ----------------------------------------------------------------------
+
+
+def snapshots_in_one_lease(root: Path, rival: Rival) -> Callable[[Line], None]:
+    def work(telephone: Line) -> None:
+        mine = Rival(root)
+        mine.proof = rival.proof
+        while telephone.wait():
+            telephone.say(mine.snapshot())
+
+    return work
+
+
+def test_two_snapshots_at_once_in_one_lease_make_one_line_and_none_is_lost(
+    root: Path, workers: Workers
+) -> None:
+    holder = Rival(root)
+    holder.acquire(1000)
+    pair = workers.start_many(2, snapshots_in_one_lease(root, holder))
+    made = published(holder.control)
+    for _ in range(200):
+        for worker in pair:
+            worker.say("go")
+        answers = [worker.hear() for worker in pair]
+        assert [each.what for each in answers] == ["published", "published"]
+        made += [each.snapshot_id for each in answers]
+    assert sorted(published(holder.control)) == sorted(made)
+    require_one_line(holder.control)

@@ -1,0 +1,166 @@
+"""Reading a snapshot that is collected meanwhile: what is seen is right, or the failure says what happened.
+
+Not by chance: at each call of a reader in turn, a collection comes so far in between.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from holdfast.errors import NotFound, Refused, SnapshotCollected
+from holdfast.repository import compare, gc, gc_plan
+from holdfast.repository.context import RepositoryContext, resolve
+from holdfast.repository.history import create_reference
+from holdfast.repository.records import MAIN, Isolation
+from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.restore import InPlace
+from holdfast.repository.retention import GcPlan, PlanState, Policy
+from proof.interpose import Attempt, interposed
+from tests.repository.kept import keep
+from tests.repository.repositories import make_repository
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="trees need directories that can be opened")
+
+
+class World(NamedTuple):
+    root: Path
+    old: str
+    plan: str
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Three snapshots, of which the one in the middle may go (and its child is linked anew), and a plan."""
+    root = tmp_path_factory.mktemp("world") / "repository"
+    control = make_repository(root, isolation=Isolation.SHARED).control
+    first = keep(control, {"file": "zero\n"})
+    old = keep(control, {"file": "one\n", "other": "same\n"})
+    keep(control, {"file": "two\n"})
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    create_reference(control, "first", first)
+    return World(root, old, gc_plan.propose(control).plan.plan_id)
+
+
+# --- How far a collection has come ------------------------------------------------------------------
+
+
+def doom(control: RepositoryContext, plan: GcPlan) -> None:
+    gc._doom(control, plan)
+
+
+def move(control: RepositoryContext, plan: GcPlan) -> None:
+    doom(control, plan)
+    decided = gc._mark(control, plan, PlanState.DECIDED, "gc_decided")
+    for each in decided.snapshots:
+        control.places.tree(each).rename(control.places.root / ".jvs" / each)
+
+
+def finish(control: RepositoryContext, plan: GcPlan) -> None:
+    gc.run(control, plan.plan_id)
+
+
+STAGES: dict[str, Callable[[RepositoryContext, GcPlan], None]] = {
+    "doomed": doom,
+    "moved": move,
+    "finished": finish,
+}
+
+
+# --- Readers ----------------------------------------------------------------------------------------
+
+
+def diff(control: RepositoryContext, old: str) -> object:
+    found = compare.compare(control, MAIN, old, "head")
+    return [(each.change.path, each.lines) for each in compare.patches(control, found)]
+
+
+def diff_worktree(control: RepositoryContext, old: str) -> object:
+    return [each.path for each in compare.compare(control, MAIN, old, None).changes]
+
+
+def verify(control: RepositoryContext, old: str) -> object:
+    return list(Snapshots(control).verify(old))
+
+
+def name(control: RepositoryContext, old: str) -> object:
+    """By its beginning; `head~1` is another one when it is gone, never nothing."""
+    resolve(control, old[:10])
+    parent = resolve(control, "head~1").snapshot_id
+    return parent == old or parent == resolve(control, "first").snapshot_id
+
+
+def plan_restore(control: RepositoryContext, old: str) -> object:
+    how = InPlace(reason="tested", allow_shared=True)
+    return [each.path for each in Snapshots(control).plan(MAIN, old, how).comparison.changes]
+
+
+READERS = {
+    "diff": diff,
+    "diff with the worktree": diff_worktree,
+    "verify": verify,
+    "name": name,
+    "plan of a restore": plan_restore,
+}
+"""Who begins to need a snapshot (restoring it, creating from it) is in `test_collecting_races`."""
+
+
+class Overtaken:
+    """Lets something happen once, before the call with this number."""
+
+    def __init__(self, index: int, happen: Callable[[], object]) -> None:
+        self.left = index
+        self.happen = happen
+        self.happened = self.busy = False
+
+    def __call__(self, attempt: Attempt) -> Any:
+        if not self.busy and not self.happened:
+            self.left -= 1
+            if self.left == 0:
+                self.busy = self.happened = True
+                self.happen()
+                self.busy = False
+        return attempt.perform()
+
+
+@pytest.mark.parametrize("stage", list(STAGES))
+@pytest.mark.parametrize("reader", list(READERS))
+def test_what_is_read_is_right_or_the_failure_names_the_collection(
+    world: World, scratch: Path, reader: str, stage: str
+) -> None:
+    read, advance = READERS[reader], STAGES[stage]
+    shutil.copytree(world.root, scratch / "whole", symlinks=True)
+    right = read(Repository(scratch / "whole").control, world.old)
+    index, told, seen = 0, 0, 0
+    while True:
+        index += 1
+        root = scratch / "repository"
+        shutil.copytree(world.root, root, symlinks=True)
+        control, rival = Repository(root).control, Repository(root).control
+        plan = gc_plan.plan_of(rival, world.plan)
+        overtaken = Overtaken(index, partial(advance, rival, plan))
+        try:
+            with interposed(overtaken):
+                found = read(control, world.old)
+            assert found == right, f"before call {index}"
+            seen += 1
+        except SnapshotCollected:
+            told += 1
+        except Refused:
+            assert reader == "plan of a restore"  # nothing new may rest on it
+            told += 1
+        except NotFound:
+            assert stage == "finished" or (stage, reader) == ("moved", "name"), f"before call {index}"
+            told += 1
+        shutil.rmtree(root)
+        if not overtaken.happened:
+            break
+    assert seen >= 1
+    assert told >= 1 or stage == "doomed", "it never met the collection"
+    assert index >= 10

@@ -1,0 +1,165 @@
+"""A repository as a library: leases with a heartbeat, sync and async, and what waits for what."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import LockConflict, LockNotHeld, LockTimeout, NotFound
+from holdfast.leases.rules import LeaseKeys
+from holdfast.repository.overview import look_around
+from holdfast.repository.payloads import payload_locked
+from holdfast.repository.records import MAIN, OPERATIONS, Operation, OperationKind
+from holdfast.repository.repository import Repository
+from holdfast.store.model import Create, Decision
+from tests.locks.workers import Line, Workers
+from tests.repository.stages import expire, make_repository
+
+
+@pytest.fixture
+def repository(scratch: Path) -> Repository:
+    return make_repository(scratch / "repo")
+
+
+def begin_removal(repository: Repository, name: str) -> None:
+    """What one leaves who is killed as soon as it has decided to remove a worktree."""
+    key = OPERATIONS.key(name)
+    operation = Operation(
+        operation_id="0123456789abcdef",
+        kind=OperationKind.REMOVE,
+        worktree_id=name,
+        begun_at="2026-01-01T00:00:00Z",
+        holder_id="host:user:1:1",
+    )
+    repository.control.store.transact([key], lambda view, now: Decision([Create(key, operation)], None))
+
+
+def test_a_lease_is_held_for_a_block_and_checked_in_it(repository: Repository) -> None:
+    with repository.lease(purpose="tests") as held:
+        held.check()
+        with pytest.raises(LockConflict, match="tests"):
+            repository.lease()
+    assert repository.desk.state(MAIN) is None
+    with pytest.raises(LockNotHeld):
+        held.check()
+
+
+def test_a_coroutine_holds_a_lease_too(repository: Repository) -> None:
+    async def work() -> int:
+        async with await repository.lease_async(purpose="tests") as held:
+            held.check()
+            return held.token
+
+    assert asyncio.run(work()) == 1
+    assert repository.desk.state(MAIN) is None
+
+
+def test_a_coroutine_that_is_cancelled_while_it_waits_leaves_the_line_and_holds_nothing(
+    repository: Repository,
+) -> None:
+    line = LeaseKeys.of(MAIN).line
+
+    async def work() -> None:
+        waiting = asyncio.ensure_future(repository.lease_async(wait=None))
+        while repository.control.store.read(line) is None:
+            await asyncio.sleep(0.005)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        held.release()  # what wakes the thread that waits: it may be given the lease, and gives it back
+
+    held = repository.lease()
+    asyncio.run(work())
+    assert repository.control.store.read(line) is None
+    assert repository.desk.state(MAIN) is None
+
+
+@pytest.mark.req("LC-12")
+def test_after_a_failed_renewal_the_library_refuses_to_write(repository: Repository) -> None:
+    held = repository.lease(ttl=600)
+    expire(repository)
+    with pytest.raises(Exception, match="ran out"):
+        held.renew()
+    assert held.lost.is_set()
+    for attempt in (held.check, held.renew, lambda: repository.snapshot(MAIN, held)):
+        with pytest.raises(Exception, match="ran out"):
+            attempt()
+    assert repository.control.config(MAIN).head_snapshot_id is None
+
+
+def test_there_is_no_lease_of_a_worktree_that_is_not_there(repository: Repository) -> None:
+    for attempt in (repository.lease, repository.steal, repository.path):
+        with pytest.raises(NotFound, match="no worktree nowhere"):
+            attempt("nowhere")
+    assert not (repository.root / ".jvs/locks").exists() or not list(
+        (repository.root / ".jvs/locks").iterdir()
+    )
+
+
+def test_what_a_dead_process_has_begun_is_finished_by_the_next_command(repository: Repository) -> None:
+    repository.worktrees.create("dev")
+    begin_removal(repository, "dev")
+    with pytest.raises(NotFound):
+        repository.lease("dev")
+    assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN]
+    repository.worktrees.create("dev")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+def test_who_waits_for_the_lease_waits_for_an_operation_as_well(repository: Repository) -> None:
+    repository.worktrees.create("dev")
+
+    def change(line: Line) -> None:
+        with payload_locked(Repository(repository.root).control, "dev"):
+            line.say("at it")
+            line.wait()
+
+    with Workers() as workers:
+        worker = workers.start(change)
+        assert worker.hear() == "at it"
+        begin_removal(repository, "dev")
+        with pytest.raises(LockConflict, match="being removed by host:user:1:1"):
+            repository.lease("dev")
+        with pytest.raises((LockConflict, LockTimeout)):
+            repository.lease("dev", wait=0.2)
+        ended: list[object] = []
+
+        def wait() -> None:
+            try:
+                ended.append(repository.lease("dev", wait=60))
+            except NotFound as failure:
+                ended.append(failure)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        worker.say("be done")
+        waiting.join()
+    assert isinstance(ended[0], NotFound), "it was removed by who waited, as its remover had died"
+
+
+def test_the_worktree_that_a_path_is_in_is_known(repository: Repository) -> None:
+    root = repository.root
+    assert repository.worktree_around(root) == MAIN
+    assert repository.worktree_around(root / "main" / "deep" / "below") == MAIN
+    assert repository.worktree_around(root / "worktrees") == MAIN
+    assert repository.worktree_around(root / "worktrees" / "dev" / "below") == "dev"
+    assert repository.worktree_around(root.parent) == MAIN
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="descriptors are counted in /proc")
+def test_what_is_opened_again_and_again_leaves_nothing_open(scratch: Path) -> None:
+    make_repository(scratch / "repo")
+
+    def use() -> int:
+        with Repository(scratch / "repo") as opened, opened.lease():
+            pass
+        look_around(scratch / "repo")
+        return len(os.listdir("/proc/self/fd"))
+
+    first = [use() for _ in range(3)][-1]
+    assert [use() for _ in range(20)][-1] <= first

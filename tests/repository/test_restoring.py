@@ -1,0 +1,658 @@
+"""Restoring: into a new worktree, in place, in part; what is replaced is kept, down to the last write."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.errors import (
+    AlreadyExists,
+    ConsistencyUnavailable,
+    Failure,
+    FencingMismatch,
+    IoFailure,
+    LockConflict,
+    LockNotHeld,
+    NotFound,
+    NotWritable,
+    PartialSnapshot,
+    PathEscape,
+    Refused,
+    UsageFailure,
+)
+from holdfast.repository import exchange as repository_exchange
+from holdfast.repository import payloads
+from holdfast.repository.context import Proof, resolve
+from holdfast.repository.history import line
+from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, Consistency, Descriptor, Isolation
+from holdfast.repository.repository import Repository
+from holdfast.repository.restore import InPlace, Restored, restore_in_place
+from holdfast.repository.snapshots import snapshot
+from holdfast.repository.worktrees import settle
+from holdfast.store.model import Decision, Replace
+from holdfast.trees import verify
+from proof.crash import Kill, cut_short, fresh
+from proof.crash import scratch as swept_directory
+from proof.interpose import Attempt, interposed
+from tests.repository.interruptions import (
+    FIRST,
+    UNSAVED,
+    World,
+    cases,
+    content_of,
+    killed_everywhere,
+    opened,
+    world,
+    write,
+)
+from tests.repository.repositories import add_worktree
+from tests.repository.stages import expire, files_kept, make_repository
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="directories cannot be exchanged")
+
+OLD = {"file": "old", "directory/a": "old", "directory/b": "old"}
+NEW = {"file": "new", "directory/a": "new", "more": "new"}
+
+
+class Site:
+    """A worktree with one snapshot, and another content by now."""
+
+    def __init__(self, root: Path) -> None:
+        self.repository = make_repository(root)
+        self.control = self.repository.control
+        self.payload = self.control.places.payload(MAIN)
+        lease = self.repository.desk.acquire(MAIN, self.repository.desk.request(ttl=3600.0)).lease
+        self.proof = Proof(lease.lock_id, lease.fencing_token)
+        write(self.payload, OLD)
+        self.first = snapshot(self.control, MAIN, self.proof).snapshot_id
+        write(self.payload, NEW)
+
+    def restore(self, **how: Any) -> Restored:
+        wanted = InPlace(**{"reason": "tested", **how})
+        return restore_in_place(self.control, MAIN, self.first, self.proof, wanted)
+
+    def history(self, worktree: str = MAIN) -> list[Descriptor]:
+        return [each.descriptor for each in line(self.control, worktree).entries]
+
+    def kept(self, snapshot_id: str) -> dict[str, str]:
+        return files_kept(self.control.places.tree(snapshot_id))
+
+    def require_nothing_happened(self) -> None:
+        assert content_of(self.payload) == NEW
+        assert [each.snapshot_id for each in self.history()] == [self.first]
+        assert self.control.store.read(OPERATIONS.key(MAIN)) is None
+
+
+@pytest.fixture
+def site(scratch: Path) -> Site:
+    return Site(scratch)
+
+
+def before_the_exchange(action: Any) -> Any:
+    def act(attempt: Attempt) -> Any:
+        action()
+        return attempt.perform()
+
+    return interposed(act, ("rename_exchange",))
+
+
+# --- Into a new worktree ----------------------------------------------------------------------------
+
+
+@pytest.mark.req("LC-25")
+def test_restoring_into_a_new_worktree_takes_no_lock_of_an_existing_one(site: Site) -> None:
+    """Somebody holds the lock of `main`; nothing there is touched."""
+    before = site.repository.desk.state(MAIN)
+    config = site.repository.snapshots.restore(site.first)
+    assert content_of(site.control.places.payload(config.worktree_id)) == OLD
+    assert config.base_snapshot_id == config.head_snapshot_id == site.first
+    assert config.worktree_id.startswith("restored-")
+    assert site.repository.snapshots.status(config.worktree_id).changes == ()
+    again = site.repository.snapshots.restore(site.first)
+    assert again.worktree_id == f"{config.worktree_id}-2"
+    named = site.repository.snapshots.restore(site.first, "by-name")
+    assert named.worktree_id == "by-name"
+    with pytest.raises(AlreadyExists):
+        site.repository.snapshots.restore(site.first, "by-name")
+    after = site.repository.desk.state(MAIN)
+    assert before is not None
+    assert after is not None
+    assert after.lease == before.lease
+    site.require_nothing_happened()
+
+
+@pytest.mark.req("LC-27")
+def test_a_partial_snapshot_is_restored_by_nobody(site: Site) -> None:
+    (site.control.places.tree(site.first) / ".READY").unlink()
+    with pytest.raises(PartialSnapshot):
+        site.repository.snapshots.restore(site.first)
+    with pytest.raises(PartialSnapshot):
+        site.restore()
+    assert content_of(site.payload) == NEW
+
+
+# --- In place ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("LC-26")
+def test_in_place_everything_is_replaced_and_what_was_there_is_kept(site: Site) -> None:
+    restored = site.restore()
+    assert content_of(site.payload) == OLD
+    new, kept, first = site.history()
+    assert first.snapshot_id == site.first
+    assert restored.kept == kept
+    assert site.kept(kept.snapshot_id) == NEW
+    assert restored.published == new
+    assert new.restored_from == site.first
+    assert new.note == "tested"
+    assert new.payload_hash == first.payload_hash
+    assert list(verify(site.control.places.tree(new.snapshot_id), new.payload_hash)) == []
+    assert site.repository.snapshots.status(MAIN).changes == ()
+    assert list(site.control.places.scratch.iterdir()) == []
+
+
+def test_what_is_the_same_as_the_head_is_not_kept_twice(site: Site) -> None:
+    saved = snapshot(site.control, MAIN, site.proof).snapshot_id
+    assert site.restore().kept is None
+    assert [each.snapshot_id for each in site.history()][1:] == [saved, site.first]
+
+
+def test_what_is_replaced_is_given_up_only_if_told_to(site: Site) -> None:
+    assert site.restore(keep=False).kept is None
+    assert [each.snapshot_id for each in site.history()][1:] == [site.first]
+    assert content_of(site.payload) == OLD
+
+
+@pytest.mark.req("LC-26")
+def test_in_place_needs_the_lock_and_a_reason(site: Site) -> None:
+    with pytest.raises(LockNotHeld):
+        restore_in_place(site.control, MAIN, site.first, None, InPlace(reason="tested"))
+    with pytest.raises(FencingMismatch):
+        restore_in_place(site.control, MAIN, site.first, Proof("other", 1), InPlace(reason="tested"))
+    with pytest.raises(UsageFailure, match="reason"):
+        site.restore(reason="  ")
+    site.require_nothing_happened()
+
+
+@pytest.mark.req("LC-17", "LC-18", "LC-26")
+@pytest.mark.parametrize("path", [None, "file"])
+def test_a_lease_that_is_stolen_while_it_is_prepared_changes_nothing(site: Site, path: str | None) -> None:
+    def steal(attempt: Attempt) -> Any:
+        state = site.repository.desk.state(MAIN)
+        if state is not None and state.lease.lock_id == site.proof.lock_id:
+            expire(site.repository)
+            site.repository.steal(MAIN)
+        return attempt.perform()
+
+    with interposed(steal, ("sync_filesystem",)), pytest.raises(FencingMismatch):
+        site.restore(keep=False, path=path)
+    site.require_nothing_happened()
+    assert {each.name for each in site.control.places.snapshots.iterdir()} == {site.first}
+    assert list(site.control.places.scratch.iterdir()) == []
+
+
+@pytest.mark.req("LC-26")
+def test_in_place_is_refused_in_a_shared_worktree_unless_switched_on(site: Site) -> None:
+    add_worktree(site.control, "open", isolation=Isolation.SHARED)
+    payload = site.control.places.payload("open")
+    write(payload, NEW)
+    with pytest.raises(Refused, match="shared"):
+        restore_in_place(site.control, "open", site.first, None, InPlace(reason="tested"))
+    assert content_of(payload) == NEW
+    how = InPlace(reason="tested", allow_shared=True)
+    restored = restore_in_place(site.control, "open", site.first, None, how)
+    assert content_of(payload) == OLD
+    assert restored.kept is not None
+    assert restored.kept.consistency_level is Consistency.BEST_EFFORT
+    assert site.kept(restored.kept.snapshot_id) == NEW
+
+
+def test_a_doomed_snapshot_is_not_restored(site: Site) -> None:
+    key = DESCRIPTORS.key(site.first)
+    doomed = msgspec.structs.replace(resolve(site.control, site.first), doomed_by="plan")
+    site.control.store.transact([key], lambda view, now: Decision([Replace(key, doomed)], None))
+    with pytest.raises(Refused, match="plan"):
+        site.restore()
+    site.require_nothing_happened()
+
+
+def test_what_is_written_at_the_last_moment_is_kept_too(site: Site) -> None:
+    """Behind the safety snapshot, just before the exchange: it comes between that and the new head."""
+    late = {**NEW, "late": "written at the last moment"}
+    with before_the_exchange(lambda: write(site.payload, late)):
+        restored = site.restore()
+    new, caught, kept, first = site.history()
+    assert restored.late == caught.snapshot_id
+    assert content_of(site.payload) == OLD
+    assert site.kept(caught.snapshot_id) == late
+    assert caught.consistency_level is Consistency.BEST_EFFORT
+    assert site.kept(kept.snapshot_id) == NEW
+    assert [new.parent_id, caught.parent_id] == [caught.snapshot_id, kept.snapshot_id]
+    assert first.snapshot_id == site.first
+    assert list(verify(site.control.places.tree(caught.snapshot_id), caught.payload_hash)) == []
+
+
+@pytest.mark.parametrize("call", ["moving aside", "publishing its tree", "ending"])
+def test_what_is_written_late_is_kept_also_by_who_finishes(site: Site, call: str) -> None:
+    """The restore fails behind the exchange; the late writes are found by whoever settles."""
+    late = {**NEW, "late": "written at the last moment"}
+    names, number = {
+        "moving aside": ("rename_noreplace", 1),
+        "publishing its tree": ("rename_noreplace", 2),
+        "ending": ("sync_filesystem", 1),
+    }[call]
+    exchanged, count = False, 0
+
+    def act(attempt: Attempt) -> Any:
+        nonlocal exchanged, count
+        if attempt.name == "rename_exchange":
+            write(site.payload, late)
+            exchanged = True
+        elif exchanged and attempt.name == names:
+            count += 1
+            if count == number:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return attempt.perform()
+
+    with interposed(act, ("rename_exchange", names)), pytest.raises(Failure, match="Input/output"):
+        site.restore()
+    assert content_of(site.payload) == OLD
+    settle(site.control, MAIN)
+    assert content_of(site.payload) == OLD
+    assert [site.kept(each.snapshot_id) for each in site.history()] == [OLD, late, NEW, OLD]
+    assert {each.name for each in site.control.places.snapshots.iterdir()} == {
+        each.snapshot_id for each in site.history()
+    }
+    assert list(site.control.places.scratch.iterdir()) == []
+
+
+def test_the_first_content_of_a_worktree_is_kept_as_well(site: Site) -> None:
+    add_worktree(site.control, "fresh")
+    write(site.control.places.payload("fresh"), NEW)
+    lease = site.repository.lease("fresh")
+    proof = Proof(lease.lock_id, lease.token)
+    restore_in_place(site.control, "fresh", site.first, proof, InPlace(reason="tested"))
+    new, kept = site.history("fresh")
+    assert site.kept(kept.snapshot_id) == NEW
+    assert new.restored_from == site.first
+
+
+def test_a_worktree_that_has_lost_its_directory_gets_it_back(site: Site) -> None:
+    site.payload.rename(site.control.places.root / "away")
+    site.restore()
+    assert content_of(site.payload) == OLD
+
+
+def test_what_is_on_record_can_be_finished_by_anybody_and_only_once(site: Site) -> None:
+    def fail(attempt: Attempt) -> Any:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with interposed(fail, ("rename_exchange",)), pytest.raises(Failure, match="Input/output"):
+        site.restore()
+    assert content_of(site.payload) == NEW
+    with pytest.raises(LockConflict, match="restored in place"):
+        snapshot(site.control, MAIN, site.proof)
+    finished = settle(site.control, MAIN)
+    assert finished is not None
+    assert content_of(site.payload) == OLD
+    assert settle(site.control, MAIN) is None
+    repository_exchange.finish(site.control, finished)  # once more, by one who did not know
+    assert content_of(site.payload) == OLD
+    assert list(site.control.places.scratch.iterdir()) == []
+    assert len(site.history()) == 3
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+@pytest.mark.parametrize("lost", ["nothing", "scratch"])
+def test_a_copy_of_the_repository_can_finish_what_was_on_record(
+    site: Site, tmp_path: Path, exchanged: bool, lost: str
+) -> None:
+    """In a copy inodes tell nothing, and a backup may well leave out what is temporary."""
+
+    def fail(attempt: Attempt) -> Any:
+        if exchanged:
+            attempt.perform()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with interposed(fail, ("rename_exchange",)), pytest.raises(Failure, match="Input/output"):
+        site.restore()
+    copy = tmp_path / "copy"
+    shutil.copytree(site.control.places.root, copy, copy_function=shutil.copyfile)
+    if lost == "scratch":
+        shutil.rmtree(copy / ".jvs" / "tmp")
+    control = Repository(copy).control
+    settle(control, MAIN)
+    assert content_of(control.places.payload(MAIN)) == OLD
+    assert control.store.read(OPERATIONS.key(MAIN)) is None
+    kept = [
+        files_kept(control.places.tree(each.descriptor.snapshot_id)) for each in line(control, MAIN).entries
+    ]
+    assert kept[0] == kept[-1] == OLD
+    assert NEW in kept
+
+
+# --- In part ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("file", {**NEW, "file": "old"}),
+        ("directory", {**NEW, "directory/a": "old", "directory/b": "old"}),
+        ("directory/b", {**NEW, "directory/b": "old"}),
+    ],
+)
+def test_a_part_is_restored_and_is_unsaved_work_on_top_of_the_head(
+    site: Site, path: str, expected: dict[str, str]
+) -> None:
+    restored = site.restore(path=path)
+    assert content_of(site.payload) == expected
+    assert (restored.published, restored.late) == (None, None)
+    assert restored.kept is not None
+    assert site.kept(restored.kept.snapshot_id) == NEW
+    assert [each.snapshot_id for each in site.history()] == [restored.kept.snapshot_id, site.first]
+    assert site.repository.snapshots.status(MAIN).changes
+
+
+def test_a_part_is_not_replaced_if_something_was_written_behind_the_snapshot_that_keeps_it(
+    site: Site,
+) -> None:
+    late = {**NEW, "file": "written at the last moment"}
+    count = 0
+
+    def act(attempt: Attempt) -> Any:
+        nonlocal count
+        count += 1
+        if count == 2:  # the first is that of the snapshot, the second that of the part
+            write(site.payload, late)
+        return attempt.perform()
+
+    with interposed(act, ("sync_filesystem",)), pytest.raises(ConsistencyUnavailable):
+        site.restore(path="file")
+    assert content_of(site.payload) == late
+
+
+@pytest.mark.parametrize("path", ["file", "directory", "directory/a"])
+def test_what_is_written_into_a_part_at_the_last_moment_is_kept_too(site: Site, path: str) -> None:
+    """Just before the exchange: it becomes the head, and what was restored is unsaved work on top of it."""
+    late = {**NEW, "file": "written late", "directory/a": "written late"}
+    with before_the_exchange(lambda: write(site.payload, late)):
+        restored = site.restore(path=path)
+    caught, kept, _ = site.history()
+    assert restored.late == caught.snapshot_id
+    assert site.kept(kept.snapshot_id) == NEW
+    part = {name: text for name, text in late.items() if name == path or name.startswith(f"{path}/")}
+    assert site.kept(caught.snapshot_id) == {**NEW, **part}
+    assert (caught.parent_id, caught.consistency_level) == (kept.snapshot_id, Consistency.BEST_EFFORT)
+    assert list(verify(site.control.places.tree(caught.snapshot_id), caught.payload_hash)) == []
+    there = content_of(site.payload)
+    assert {name: there[name] for name in part} == {name: OLD[name] for name in part}
+    assert list(site.control.places.scratch.iterdir()) == []
+
+
+def die_before_the_exchange(site: Site, path: str) -> None:
+    """A restore of a part that was decided, and whose process is gone."""
+
+    def die(attempt: Attempt) -> Any:
+        raise SystemExit
+
+    with interposed(die, ("rename_exchange",)), pytest.raises(SystemExit):
+        site.restore(path=path)
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is not None
+
+
+def test_what_somebody_writes_before_a_part_is_finished_by_another_is_kept(site: Site) -> None:
+    """The process died after its decision; its user goes on, and the next command finishes it."""
+    die_before_the_exchange(site, "file")
+    (site.payload / "file").write_text("the work of a day")
+    settle(site.control, MAIN)
+    assert (site.payload / "file").read_text() == "old"
+    caught, kept, _ = site.history()
+    assert site.kept(caught.snapshot_id) == {**NEW, "file": "the work of a day"}
+    assert site.kept(kept.snapshot_id) == NEW
+
+
+@pytest.mark.parametrize("became", ["gone", "a file", "a link"])
+def test_a_part_to_which_the_way_was_taken_away_is_given_up(site: Site, became: str) -> None:
+    """Or the worktree would be stuck for good; and a link would lead the restore to somewhere else."""
+    die_before_the_exchange(site, "directory/a")
+    directory, away = site.payload / "directory", site.control.places.root / "away"
+    directory.rename(away)
+    if became == "a file":
+        directory.write_text("mine")
+    elif became == "a link":
+        directory.symlink_to(away)
+    settle(site.control, MAIN)
+    assert (away / "a").read_text() == "new"
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.control.places.scratch.iterdir()) == []
+    snapshot(site.control, MAIN, site.proof)
+
+
+def test_a_part_to_which_the_way_is_taken_away_at_the_last_moment_is_not_restored(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_in_place = repository_exchange._is_in_place
+
+    def take_away(*arguments: Any) -> bool:
+        found = is_in_place(*arguments)
+        (site.payload / "directory").rename(site.control.places.root / "away")
+        return found
+
+    monkeypatch.setattr(repository_exchange, "_is_in_place", take_away)
+    with pytest.raises(ConsistencyUnavailable, match="nothing was replaced"):
+        site.restore(path="directory/a")
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.control.places.scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("by", ["itself", "another"])
+def test_a_part_that_cannot_be_exchanged_is_given_up(site: Site, by: str) -> None:
+    """In a directory that is read-only, for instance: nobody could use the worktree until that is mended."""
+
+    def refuse(attempt: Attempt) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    if by == "itself":
+        with interposed(refuse, ("rename_exchange",)), pytest.raises(NotWritable, match="Permission denied"):
+            site.restore(path="directory/a")
+    else:
+        die_before_the_exchange(site, "directory/a")
+        with interposed(refuse, ("rename_exchange",)):
+            settle(site.control, MAIN)
+    assert content_of(site.payload) == NEW
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.control.places.scratch.iterdir()) == []
+    site.restore(path="directory/a")
+    assert content_of(site.payload) == {**NEW, "directory/a": "old"}
+
+
+def test_a_part_whose_name_is_not_in_unicode_is_refused_and_comes_back_with_its_directory(site: Site) -> None:
+    name = os.fsdecode(b"\xff")
+    (site.payload / "directory" / name).write_text("old")
+    site.first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    (site.payload / "directory" / name).write_text("new")
+    with pytest.raises(UsageFailure, match="not valid UTF-8"):
+        site.restore(path=f"directory/{name}")
+    assert site.history()[0].snapshot_id == site.first, "nothing was done"
+    site.restore(path="directory")
+    assert (site.payload / "directory" / name).read_text() == "old"
+
+
+def test_a_part_whose_path_is_too_long_for_the_system_is_refused(site: Site) -> None:
+    deep, here = "/".join(["d" * 200] * 25), os.open(site.payload, os.O_RDONLY)
+    for name in deep.split("/"):
+        os.mkdir(name, dir_fd=here)
+        below = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    site.first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    with pytest.raises(IoFailure, match="too long"):
+        site.restore(path=deep)
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.control.places.scratch.iterdir()) == []
+
+
+def test_in_place_is_refused_where_something_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchange would carry it away, to where nobody looks for it."""
+    monkeypatch.setattr(payloads, "mounts_beneath", lambda _: frozenset({"directory/a"}))
+    for path in (None, "directory", "directory/a"):
+        with pytest.raises(Refused, match="something is mounted at directory/a"):
+            site.restore(path=path)
+    site.require_nothing_happened()
+    site.restore(path="file")
+    assert (site.payload / "file").read_text() == "old"
+
+
+def test_what_is_missing_above_a_part_comes_back_with_it(site: Site) -> None:
+    write(site.payload, {"file": "new"})
+    (site.payload / "directory").rmdir()
+    site.restore(path="directory/b")
+    assert content_of(site.payload) == {"file": "new", "directory/b": "old"}
+
+
+def test_a_part_replaces_what_is_of_another_kind(site: Site) -> None:
+    for each in (site.payload / "directory").iterdir():
+        each.unlink()
+    (site.payload / "directory").rmdir()
+    (site.payload / "directory").write_text("now a file")
+    site.restore(path="directory")
+    assert (site.payload / "directory" / "a").read_text() == "old"
+
+
+def test_a_path_that_is_not_in_the_snapshot_or_leads_elsewhere_is_refused(site: Site) -> None:
+    outside = site.control.places.root / "outside"
+    outside.mkdir()
+    (outside / "a").write_text("not yours")
+    with pytest.raises(NotFound):
+        site.restore(path="more", keep=False)
+    for path in ("../outside/a", "/etc/passwd", "directory//a", "."):
+        with pytest.raises(PathEscape):
+            site.restore(path=path, keep=False)
+    for each in (site.payload / "directory").iterdir():
+        each.unlink()
+    (site.payload / "directory").rmdir()
+    (site.payload / "directory").symlink_to(outside)
+    with pytest.raises(PathEscape):
+        site.restore(path="directory/a", keep=False)
+    assert (outside / "a").read_text() == "not yours"
+    assert list(site.control.places.scratch.iterdir()) == []
+
+
+# --- The plan ---------------------------------------------------------------------------------------
+
+
+def test_a_plan_says_what_would_happen_and_changes_nothing(site: Site) -> None:
+    plan = site.repository.snapshots.plan(MAIN, site.first, InPlace(reason="tested"))
+    found = {(each.path.decode(), each.what) for each in plan.comparison.changes}
+    assert found == {
+        ("file", "modified"),
+        ("directory/a", "modified"),
+        ("directory/b", "removed"),
+        ("more", "added"),
+    }
+    assert plan.keeps
+    part = site.repository.snapshots.plan(MAIN, site.first, InPlace(reason="tested", path="directory"))
+    assert {each.path.decode() for each in part.comparison.changes} == {"directory/a", "directory/b"}
+    site.require_nothing_happened()
+
+
+# --- Where directories cannot be exchanged ----------------------------------------------------------
+
+
+def without_exchange(attempt: Attempt) -> Any:
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def test_without_an_exchange_two_renames_do_it(site: Site) -> None:
+    with interposed(without_exchange, ("rename_exchange",)):
+        site.restore()
+        assert content_of(site.payload) == OLD
+        write(site.payload, NEW)
+        site.restore(path="file")
+    assert content_of(site.payload) == {**NEW, "file": "old"}
+
+
+RENAMES = ("rename", "rename_noreplace")
+
+
+def test_killed_between_two_renames_the_worktree_is_missing_which_the_sweep_finds_and_settling_mends() -> (
+    None
+):
+    """What the exchange is for; and that the sweep would see it if it were not made in one step."""
+    with world() as made, interposed(without_exchange, ("rename_exchange",)):
+        report = killed_everywhere(cases(made)["restore in place, nothing kept"], RENAMES)
+        assert [each.problem for each in report.violations] == [
+            "AssertionError: the worktree is neither old nor new"
+        ]
+        assert report.violations[0].outcome.call is not None
+        require_mended(made)
+
+
+def require_mended(made: World) -> None:
+    """Do the first rename only, as the killed one did, and settle."""
+    case = cases(made)["restore in place, nothing kept"]
+    with swept_directory() as base:
+        for index in (1, 2, 3):
+            with fresh(base) as directory:
+                case.prepare(directory)
+                cut_short(lambda: case.operate(directory), Kill.AFTER, index, names=("rename_noreplace",))
+                with opened(directory) as control:
+                    settle(control, MAIN)
+                    assert content_of(control.places.payload(MAIN)) in (UNSAVED, FIRST)
+                    assert control.store.read(OPERATIONS.key(MAIN)) is None
+
+
+# --- A link in the place of the directory -------------------------------------------------------------
+
+
+def replace_by_link(site: Site, elsewhere: Path) -> None:
+    elsewhere.mkdir()
+    (elsewhere / "theirs").write_text("theirs")
+    shutil.rmtree(site.payload)
+    site.payload.symlink_to(elsewhere)
+
+
+def test_a_link_in_the_place_of_the_directory_is_not_followed(scratch: Path) -> None:
+    site = Site(scratch / "repo")
+    first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    replace_by_link(site, scratch / "elsewhere")
+
+    snapshots = site.repository.snapshots
+    for follow in (
+        lambda: snapshots.status(MAIN),
+        lambda: snapshots.compare(MAIN, first),
+        lambda: snapshots.take(MAIN, site.proof),
+        lambda: snapshots.restore_in_place(MAIN, first, site.proof, InPlace(reason="x")),
+    ):
+        with pytest.raises(PathEscape, match="is a symbolic link"):
+            follow()
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert resolve(site.control, "head", worktree=MAIN).snapshot_id == first
+
+
+def test_a_link_that_comes_during_a_restore_does_not_leave_the_worktree_stuck(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(scratch / "repo")
+    first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    exchange = repository_exchange._exchange
+
+    def link_first(*arguments: Any) -> None:
+        replace_by_link(site, scratch / "elsewhere")
+        exchange(*arguments)
+
+    monkeypatch.setattr(repository_exchange, "_exchange", link_first)
+    restore_in_place(site.control, MAIN, first, site.proof, InPlace(reason="x"))
+
+    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert not site.payload.is_symlink()
+    assert (scratch / "elsewhere/theirs").read_text() == "theirs"

@@ -1,0 +1,315 @@
+"""`gc run` and `doctor --fix`, killed at every call that leaves something behind.
+
+A repository is built once and copied for each point. After each kill every visible snapshot is whole
+and what is protected is there; one repair converges, a second one changes nothing, byte for byte;
+and the work goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from holdfast.repository import gc, gc_plan, gc_sweep
+from holdfast.repository.context import RepositoryContext, is_ready
+from holdfast.repository.history import create_reference
+from holdfast.repository.records import MAIN
+from holdfast.repository.repository import Repository
+from holdfast.repository.retention import PlanState, Policy
+from holdfast.store.audit import check_chain
+from holdfast.store.files import FileStore
+from holdfast.trees import read_shared_directories
+from proof.crash import Fault, Kill, Outcome, Report, fresh, judge, run_killed
+from proof.crash import scratch as swept_directory
+from proof.powercut import power_cuts
+from tests.repository import damage
+from tests.repository.interruptions import SEEN, failed_everywhere, killed_everywhere
+from tests.repository.kept import (
+    fingerprint,
+    keep,
+    line_of,
+    parents_of,
+    remnants_of,
+    require_no_more_than_needed,
+    require_whole,
+    snapshots_of,
+    trees_of,
+)
+from tests.repository.repositories import add_worktree, make_repository
+from tests.repository.stages import files_kept
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+
+
+def repaired(repository: Repository) -> None:
+    """One repair converges; a second one finds nothing to do and changes nothing."""
+    first = repository.repair()
+    assert first.failed == (), first.failed
+    assert first.remaining == (), first.remaining
+    once = fingerprint(repository.root)
+    assert repository.repair() == ((), (), ())
+    twice = fingerprint(repository.root)
+    assert twice == once, {name for name in once.keys() | twice.keys() if once.get(name) != twice.get(name)}
+    check_chain(repository.control.store, repository.control.trail)
+
+
+class World(NamedTuple):
+    """The repository that is copied. `going` is what the plan deletes, `staying` all else; of those that
+    are `left` the others need something."""
+
+    root: Path
+    plan_id: str = ""
+    going: frozenset[str] = frozenset()
+    staying: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
+
+
+class Copied:
+    """A scenario on copies of a world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def prepare(self, directory: Path) -> None:
+        shutil.copytree(self.world.root, directory, symlinks=True, dirs_exist_ok=True)
+
+    def operate(self, directory: Path) -> None:
+        raise NotImplementedError
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        repository = Repository(directory)
+        assert isinstance(repository.control.store, FileStore)
+        with repository.control.store:
+            self.judge(repository, outcome)
+
+    def judge(self, repository: Repository, outcome: Outcome) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture(scope="module")
+def make_world() -> Iterator[Callable[[str], Repository]]:
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=memory) as directory:
+        yield lambda name: make_repository(Path(directory) / name / "repository")
+
+
+# --- gc run -----------------------------------------------------------------------------------------
+
+
+class CollectionKilled(Copied):
+    """A run that deletes four snapshots of two lines, two at a time."""
+
+    def operate(self, directory: Path) -> None:
+        gc.BATCH = 2
+        gc.run(Repository(directory).control, self.world.plan_id)
+
+    def judge(self, repository: Repository, outcome: Outcome) -> None:
+        control, world = repository.control, self.world
+        self.require_sound(control)
+        if outcome.call is None or outcome.call.index % 2:
+            state = gc_plan.plan_of(control, world.plan_id).state
+            repaired(repository)
+            gone = frozenset() if state is PlanState.PROPOSED else world.going
+            assert snapshots_of(control).keys() == (world.staying | world.going) - gone
+            assert trees_of(control) == snapshots_of(control).keys()
+            self.require_sound(control)
+        done = gc.run(control, world.plan_id)  # goes on, or does nothing
+        assert done.plan.state is PlanState.FINISHED
+        assert snapshots_of(control).keys() == trees_of(control) == world.staying
+        self.require_sound(control)
+        repaired(repository)
+        require_no_more_than_needed(control)
+        assert remnants_of(control) == world.left
+        keep(control, {"next": "works"})
+        self.require_sound(control)
+
+    def require_sound(self, control: RepositoryContext) -> None:
+        require_whole(control)
+        assert world_is_there(control, self.world.staying)
+        for worktree in (MAIN, "dev"):
+            parents_of(control, control.config(worktree).head_snapshot_id)
+
+
+def world_is_there(control: RepositoryContext, snapshot_ids: frozenset[str]) -> bool:
+    found = snapshots_of(control)
+    return all(each in found and found[each].doomed_by is None for each in snapshot_ids)
+
+
+def test_a_collection_that_is_killed_anywhere_loses_nothing_and_goes_on(
+    make_world: Callable[[str], Repository],
+) -> None:
+    control = make_world("collection").control
+    ids = line_of(control, 5, shared=True)
+    create_reference(control, "kept", ids[2])
+    add_worktree(control, "dev", head=ids[1])
+    line_of(control, 2, worktree="dev", shared=True)
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
+    going = frozenset(plan.snapshots)
+    assert len(going) == 4
+    world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
+    homes = [
+        home.tree
+        for each in world.staying
+        for home in read_shared_directories(control.places.tree(each)).values()
+    ]
+    world = world._replace(left=going.intersection(homes))
+    assert len(world.left) >= 2
+    report = killed_everywhere(CollectionKilled(world))
+    report.require_clean(at_least=100)
+
+
+# --- doctor --fix -----------------------------------------------------------------------------------
+
+
+class RepairKilled(Copied):
+    """A repair of all that can be repaired."""
+
+    def operate(self, directory: Path) -> None:
+        Repository(directory).repair()
+
+    def judge(self, repository: Repository, outcome: Outcome) -> None:
+        control = repository.control
+        self.require_sound(control)
+        repaired(repository)
+        self.require_sound(control)
+        assert snapshots_of(control).keys() == trees_of(control)
+        keep(control, {"next": "works"})
+        assert repository.examine() == []
+
+    def require_sound(self, control: RepositoryContext) -> None:
+        require_whole(control)
+        assert self.world.staying <= snapshots_of(control).keys()
+        assert (control.places.payload(MAIN) / "unsaved").read_text() == "precious"
+
+
+ALL_AT_ONCE = [
+    damage.decided_collection,
+    damage.unfinished_commit,
+    damage.unfinished_operation,
+    damage.expired_plan,
+    damage.abandoned_scratch,
+    damage.orphaned_tree,
+    damage.useless_remnant,
+    damage.old_draft,
+    damage.old_probe,
+    damage.orphaned_lease,
+    damage.expired_lease,
+    damage.dead_waiter,
+    damage.head_behind,
+    damage.dangling_reference,
+    damage.dangling_pin,
+    damage.undecided_collection,
+]
+
+
+@pytest.mark.req("LC-28")
+def test_a_repair_that_is_killed_anywhere_loses_nothing_and_the_next_one_ends_it(
+    make_world: Callable[[str], Repository],
+) -> None:
+    repository = make_world("repair")
+    control = repository.control
+    damage.prepare(control)
+    staying = frozenset(snapshots_of(control))
+    for plant in ALL_AT_ONCE:
+        plant(control)
+    (control.places.payload(MAIN) / "unsaved").write_text("precious")
+    codes = {each.code for each in repository.examine()}
+    codes |= {"tree-orphaned", "tree-unknown"}  # trees are not judged while an operation is pending
+    assert codes == {each.code for each in damage.ALL.values() if each.repaired}
+    report = killed_everywhere(RepairKilled(World(control.places.root, staying=staying)))
+    report.require_clean(at_least=100)
+
+
+# --- The sweep finds what is wrong ------------------------------------------------------------------
+
+
+def test_the_sweep_finds_a_collection_that_deletes_descriptors_before_their_children_are_linked(
+    make_world: Callable[[str], Repository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = make_world("planted").control
+    line_of(control, 3)
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    add_worktree(control, "dev", head=control.config(MAIN).head_snapshot_id)
+    plan = gc_plan.propose(control).plan
+    going = frozenset(plan.snapshots)
+    monkeypatch.setattr(gc, "staying_ancestor", lambda descriptor, going: descriptor.parent_id)
+    world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
+    report = Report("planted")
+    scenario = CollectionKilled(world)
+    with swept_directory() as base, fresh(base) as directory:
+        outcome = run_killed(scenario, directory, Kill.BEFORE, 10_000, names=SEEN)
+        report.add(outcome, judge(scenario, directory, outcome), "")
+    assert len(report.violations) == 1
+
+
+# --- Power cuts -------------------------------------------------------------------------------------
+
+
+class CollectionWithoutPower(CollectionKilled):
+    """A run of one snapshot, in which the other has a directory. What is rebuilt has no times, so contents
+    are compared, not manifests."""
+
+    def require_sound(self, control: RepositoryContext) -> None:
+        found = snapshots_of(control)
+        for each in self.world.staying:
+            assert found[each].doomed_by is None
+            assert files_kept(control.places.tree(each)) == {
+                "file": "new",
+                "one/file": "1",
+                "one/two/file": "3",
+            }
+        parents_of(control, control.config(MAIN).head_snapshot_id)
+        for each, descriptor in found.items():
+            assert descriptor.doomed_by or is_ready(control.places, each)
+
+
+def without_power(repository: Repository) -> Report:
+    control = repository.control
+    going = frozenset({keep(control, {"file": "old", "one/file": "1", "one/two/file": "2"}, shared=True)})
+    keep(control, {"file": "new", "one/two/file": "3"}, shared=True)
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
+    staying = frozenset(snapshots_of(control)) - going
+    world = World(control.places.root, plan.plan_id, going, staying, left=going)
+    return power_cuts(CollectionWithoutPower(world), limit=2)
+
+
+def test_a_collection_that_is_cut_off_from_power_loses_nothing_and_goes_on(
+    make_world: Callable[[str], Repository],
+) -> None:
+    report = without_power(make_world("power"))
+    assert report.violations == [], str(report)
+    assert report.points >= 50
+
+
+def test_the_sweep_finds_a_collection_that_does_not_sync_what_it_moved(
+    make_world: Callable[[str], Repository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gc_sweep, "durable", SimpleNamespace(sync_names=lambda directory: None))
+    assert without_power(make_world("planted power")).violations
+
+
+# --- Errors -----------------------------------------------------------------------------------------
+
+
+def test_a_collection_that_fails_anywhere_loses_nothing_and_goes_on(
+    make_world: Callable[[str], Repository],
+) -> None:
+    control = make_world("errors").control
+    line_of(control, 2)
+    add_worktree(control, "dev", head=control.config(MAIN).head_snapshot_id)
+    gc_plan.set_policy(control, Policy(keep_last=1))
+    plan = gc_plan.propose(control).plan
+    going = frozenset(plan.snapshots)
+    world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
+    faults = [Fault(errno.EIO), Fault(errno.ENOSPC, lasting=True), Fault(errno.ENOSPC)]
+    failed_everywhere(CollectionKilled(world), faults).require_clean(at_least=50)

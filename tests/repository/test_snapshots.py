@@ -1,0 +1,457 @@
+"""Taking snapshots: what they promise, what they need, and that a refusal leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.errors import (
+    AlreadyExists,
+    ConsistencyUnavailable,
+    Failure,
+    FencingMismatch,
+    LockConflict,
+    LockExpired,
+    LockNotHeld,
+    NotFound,
+    OutcomeUnknown,
+    UsageFailure,
+)
+from holdfast.repository import snapshots
+from holdfast.repository.context import Proof, RepositoryContext, proof_of, resolve
+from holdfast.repository.history import line
+from holdfast.repository.records import (
+    DESCRIPTORS,
+    MAIN,
+    OPERATIONS,
+    WORKTREES,
+    Consistency,
+    Isolation,
+    Operation,
+    OperationKind,
+)
+from holdfast.repository.repository import Repository
+from holdfast.repository.snapshots import MOST_LISTED, SnapshotOptions, snapshot
+from holdfast.store.model import Create, Decision, Replace
+from holdfast.trees import Engine, read_shared_directories, verify
+from holdfast.trees.shared_dirs import located
+from proof.interpose import Attempt, interposed
+from tests.locks.workers import Line, Workers
+from tests.repository.repositories import add_reference, add_worktree, make_repository
+from tests.repository.stages import expire, files_kept
+
+BEST_EFFORT, QUIESCED = Consistency.BEST_EFFORT, Consistency.QUIESCED
+
+
+class Site:
+    """A repository, its `main`, and the proof that its lease is held."""
+
+    def __init__(self, root: Path) -> None:
+        self.repository = make_repository(root)
+        self.control: RepositoryContext = self.repository.control
+        self.payload = self.control.places.payload(MAIN)
+        lease = self.repository.desk.acquire(MAIN, self.repository.desk.request(ttl=3600.0)).lease
+        self.proof = Proof(lease.lock_id, lease.fencing_token)
+        (self.payload / "file").write_text("content")
+
+    def take(self, **wanted: Any) -> str:
+        return snapshot(self.control, MAIN, self.proof, SnapshotOptions(**wanted)).snapshot_id
+
+    def ids(self, worktree: str = MAIN) -> list[str]:
+        return [each.descriptor.snapshot_id for each in line(self.control, worktree).entries]
+
+    def require_nothing_left(self, *expected: str) -> None:
+        """These snapshots are there, newest first, and nothing else is, seen or unseen."""
+        assert self.ids() == list(expected)
+        assert {name for name, _ in self.control.store.scan(DESCRIPTORS)} == set(expected)
+        trees = self.control.places.snapshots
+        assert ({each.name for each in trees.iterdir()} if trees.exists() else set()) == set(expected)
+        rooms = self.control.places.scratch
+        assert not rooms.exists() or list(rooms.iterdir()) == []
+
+
+@pytest.fixture
+def site(scratch: Path) -> Site:
+    return Site(scratch)
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with Workers() as workers:
+        yield workers
+
+
+def at_call(name: str, number: int, action: Callable[[], object]) -> Any:
+    """Do something just before the given call of its kind."""
+    count = 0
+
+    def act(attempt: Attempt) -> Any:
+        nonlocal count
+        if attempt.name == name:
+            count += 1
+            if count == number:
+                action()
+        return attempt.perform()
+
+    return interposed(act, (name,))
+
+
+def once(action: Callable[[], object]) -> Callable[[int, int], None]:
+    """Do something when the capture first tells how far it is: it is in the midst of it then."""
+    waiting = [action]
+
+    def told(files: int, size: int) -> None:
+        while waiting:
+            waiting.pop()()
+
+    return told
+
+
+# --- What is kept -----------------------------------------------------------------------------------
+
+
+def test_a_snapshot_holds_what_was_there_and_is_the_new_head(site: Site) -> None:
+    (site.payload / "directory").mkdir()
+    (site.payload / "directory" / "below").write_text("deep")
+    made = snapshot(site.control, MAIN, site.proof, SnapshotOptions(note="first"))
+    tree = site.control.places.tree(made.snapshot_id)
+    assert files_kept(tree)["directory/below"] == "deep"
+    assert list(verify(tree, made.payload_hash)) == []
+    assert made.note == "first"
+    assert made.files == 2
+    assert made.parent_id is None
+    assert (made.lock_id, made.fencing_token) == site.proof
+    assert site.control.config(MAIN).head_snapshot_id == made.snapshot_id
+    assert resolve(site.control, "head") == made
+    second = snapshot(site.control, MAIN, site.proof)
+    assert second.parent_id == made.snapshot_id
+    site.require_nothing_left(second.snapshot_id, made.snapshot_id)
+
+
+@pytest.mark.req("LC-27")
+def test_a_users_own_mark_of_completeness_is_just_payload(site: Site) -> None:
+    (site.payload / ".READY").write_text("mine")
+    made = site.take()
+    tree = site.control.places.tree(made)
+    assert (tree / "payload" / ".READY").read_text() == "mine"
+    (tree / ".READY").unlink()
+    assert site.ids() == []
+
+
+def test_a_descriptor_lists_no_more_than_a_record_can_hold(site: Site) -> None:
+    """Or many fifos, in long directories, would be a reason to keep nothing at all."""
+    if sys.platform == "win32":
+        raise NotImplementedError("there are no fifos on Windows")
+    for number in range(MOST_LISTED + 2):
+        os.mkfifo(site.payload / f"fifo-{number}")
+    made = snapshot(site.control, MAIN, site.proof)
+    assert len(made.special) == MOST_LISTED + 1
+    assert made.special[-1] == "... and 2 more"
+    assert made.files >= MOST_LISTED + 2
+
+
+def test_unchanged_files_are_stored_once(site: Site) -> None:
+    trees = [site.control.places.tree(site.take(engine=Engine.LINKED)) for _ in range(2)]
+    inodes = {located(tree, read_shared_directories(tree), b"file").stat().st_ino for tree in trees}
+    assert len(inodes) == 1
+    assert (site.payload / "file").stat().st_ino not in inodes
+
+
+def test_a_parent_that_is_about_to_be_collected_is_not_linked_to(site: Site) -> None:
+    first = site.take(engine=Engine.LINKED)
+    key = DESCRIPTORS.key(first)
+    doomed = msgspec.structs.replace(resolve(site.control, first), doomed_by="plan")
+    site.control.store.transact([key], lambda view, now: Decision([Replace(key, doomed)], None))
+    second = site.take(engine=Engine.LINKED)
+    inodes = {(site.control.places.tree(each) / "payload" / "file").stat().st_ino for each in (first, second)}
+    assert len(inodes) == 2
+
+
+def test_a_tag_is_made_in_the_same_commit(site: Site) -> None:
+    made = site.take(tag="v1")
+    assert resolve(site.control, "v1").snapshot_id == made
+    with pytest.raises(AlreadyExists):
+        site.take(tag="v1")
+    with pytest.raises(UsageFailure):
+        site.take(tag="head")
+    with (
+        at_call("sync_filesystem", 1, lambda: add_reference(site.control, "v2", made)),
+        pytest.raises(AlreadyExists),
+    ):
+        site.take(tag="v2")  # somebody else was faster
+    site.require_nothing_left(made)
+
+
+# --- Consistency ------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("LC-19", "LC-20")
+def test_quiesced_is_the_default_and_what_was_asked_for_is_stored(site: Site) -> None:
+    assert resolve(site.control, site.take()).consistency_level is QUIESCED
+    assert resolve(site.control, site.take(consistency=BEST_EFFORT)).consistency_level is BEST_EFFORT
+    stored = site.control.places.root / ".jvs" / "descriptors" / f"{site.ids()[0]}.json"
+    assert '"consistency_level": "best_effort"' in stored.read_text()
+
+
+@pytest.mark.req("WT-05", "LC-23")
+@pytest.mark.parametrize(
+    ("policy", "wanted", "expected"),
+    [
+        (None, None, BEST_EFFORT),
+        (QUIESCED, None, QUIESCED),
+        (None, QUIESCED, QUIESCED),
+        (QUIESCED, BEST_EFFORT, BEST_EFFORT),
+    ],
+)
+def test_a_shared_worktree_needs_no_lock_and_is_best_effort_unless_a_policy_says_otherwise(
+    site: Site, policy: Consistency | None, wanted: Consistency | None, expected: Consistency
+) -> None:
+    add_worktree(site.control, "open", isolation=Isolation.SHARED, consistency=policy)
+    made = snapshot(site.control, "open", None, SnapshotOptions(consistency=wanted))
+    assert made.consistency_level is expected
+    assert made.lock_id is None
+    assert site.ids("open") == [made.snapshot_id]
+
+
+def test_a_policy_counts_in_an_exclusive_worktree_too(site: Site) -> None:
+    add_worktree(site.control, "loose", consistency=BEST_EFFORT)
+    lease = site.repository.lease("loose")
+    made = snapshot(site.control, "loose", Proof(lease.lock_id, lease.token))
+    assert made.consistency_level is BEST_EFFORT
+
+
+@pytest.mark.req("LC-19", "LC-29")
+@pytest.mark.parametrize("change", ["write", "create", "delete"])
+def test_what_changes_while_it_is_captured_is_not_published_as_quiesced(site: Site, change: str) -> None:
+    def happen() -> None:
+        if change == "write":
+            (site.payload / "file").write_text("changed")
+        elif change == "create":
+            (site.payload / "new").write_text("new")
+        else:
+            (site.payload / "file").unlink()
+
+    with pytest.raises(ConsistencyUnavailable) as refused:
+        site.take(progress=once(happen))
+    assert refused.value.code == "E_CONSISTENCY_UNAVAILABLE"
+    site.require_nothing_left()
+
+
+def writing(payload: Path) -> Callable[[Line], None]:
+    """A worker that writes into many files until it is told to stop."""
+
+    def work(telephone: Line) -> None:
+        number = 0
+        telephone.say("writing")
+        while not telephone.has_news():
+            for each in range(0, 1000, 50):
+                (payload / f"many-{each}").write_text(str(number))
+            number += 1
+        telephone.say("stopped")
+
+    return work
+
+
+def undisturbed(site: Site) -> list[str]:
+    """Take quiesced snapshots until one is disturbed; those before it, when the writer got no time."""
+    taken: list[str] = []
+    while True:
+        try:
+            taken.append(site.take())
+        except ConsistencyUnavailable:
+            return taken
+        assert len(taken) < 50, "nothing disturbs it"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+@pytest.mark.req("LC-19", "LC-21")
+def test_with_a_writer_at_work_quiesced_fails_and_best_effort_works(site: Site, workers: Workers) -> None:
+    for each in range(1000):
+        (site.payload / f"many-{each}").write_text("")
+    writer = workers.start(writing(site.payload))
+    assert writer.hear() == "writing"
+    taken = undisturbed(site)
+    site.require_nothing_left(*reversed(taken))
+    rough = snapshot(site.control, MAIN, site.proof, SnapshotOptions(consistency=BEST_EFFORT))
+    assert writer.ask("stop") == "stopped"
+    assert rough.files == 1001
+    assert list(verify(site.control.places.tree(rough.snapshot_id), rough.payload_hash)) == []
+    assert resolve(site.control, site.take()).consistency_level is QUIESCED
+
+
+def test_a_directory_that_is_replaced_while_it_is_captured_is_not_published(site: Site) -> None:
+    def replace() -> None:
+        site.payload.rename(site.payload.parent / "away")
+        site.payload.mkdir()
+
+    with pytest.raises(ConsistencyUnavailable):
+        site.take(consistency=BEST_EFFORT, progress=once(replace))
+    site.require_nothing_left()
+
+
+def test_what_was_exchanged_before_it_is_published_is_not_published(site: Site) -> None:
+    def replace() -> None:
+        site.payload.rename(site.payload.parent / "away")
+        site.payload.mkdir()
+
+    with at_call("rename_noreplace", 1, replace), pytest.raises(ConsistencyUnavailable):
+        site.take()
+    site.require_nothing_left()
+
+
+def test_a_worktree_without_its_directory_is_said_to_be_without_it(site: Site) -> None:
+    site.payload.rename(site.payload.parent / "away")
+    with pytest.raises(NotFound, match="is not there"):
+        site.take()
+
+
+# --- The right to publish ---------------------------------------------------------------------------
+
+
+@pytest.mark.req("LC-23", "LC-29")
+def test_an_exclusive_worktree_needs_its_lock(site: Site) -> None:
+    with pytest.raises(LockNotHeld):
+        snapshot(site.control, MAIN, None)
+    site.take()
+
+
+@pytest.mark.req("LC-18")
+@pytest.mark.parametrize("proof", ["another lock", "another token"])
+def test_a_proof_that_does_not_fit_is_refused(site: Site, proof: str) -> None:
+    lock_id, token = site.proof
+    wrong = Proof("somebody", token) if proof == "another lock" else Proof(lock_id, token - 1)
+    with pytest.raises(FencingMismatch):
+        snapshot(site.control, MAIN, wrong)
+    site.require_nothing_left()
+
+
+@pytest.mark.req("LC-18", "LC-29")
+def test_a_lease_that_has_run_out_publishes_nothing(site: Site) -> None:
+    with at_call("sync_filesystem", 1, lambda: expire(site.repository)), pytest.raises(LockExpired):
+        site.take()
+    site.require_nothing_left()
+    with pytest.raises(LockExpired):
+        site.take()
+
+
+@pytest.mark.req("LC-17", "LC-18")
+def test_a_lease_stolen_and_released_meanwhile_publishes_nothing(site: Site) -> None:
+    """Where the counter of tokens would start again, the old token would be good once more."""
+
+    def steal_and_release() -> None:
+        expire(site.repository)
+        site.repository.steal(MAIN)
+        lease = site.repository.desk.state(MAIN)
+        assert lease is not None
+        site.repository.desk.release(MAIN, lease.lease.lock_id)
+
+    with at_call("sync_filesystem", 1, steal_and_release), pytest.raises(FencingMismatch):
+        site.take()
+    site.require_nothing_left()
+
+
+def test_the_token_of_a_lock_is_never_that_of_another(site: Site) -> None:
+    assert proof_of(site.control, MAIN, site.proof.lock_id) == site.proof
+    expire(site.repository)
+    thief = site.repository.steal(MAIN).lease
+    with pytest.raises(FencingMismatch):
+        proof_of(site.control, MAIN, site.proof.lock_id)
+    assert proof_of(site.control, MAIN, thief.lock_id).token == thief.fencing_token
+    assert proof_of(site.control, MAIN, "old", 1) == Proof("old", 1)
+
+
+@pytest.mark.req("LC-12")
+def test_the_library_refuses_with_a_lease_that_is_lost(site: Site) -> None:
+    add_worktree(site.control, "dev")
+    held = site.repository.lease("dev")
+    made = site.repository.snapshot("dev", held, note="held")
+    assert made.fencing_token == held.token
+    expire(site.repository, "dev")
+    with pytest.raises(LockExpired):
+        held.renew()
+    assert held.lost.is_set()
+    with pytest.raises(LockExpired):
+        site.repository.snapshot("dev", held)
+    assert site.ids("dev") == [made.snapshot_id]
+
+
+def test_nothing_is_published_while_something_is_being_done_to_the_worktree(site: Site) -> None:
+    def begin() -> None:
+        key = OPERATIONS.key(MAIN)
+        pending = Operation(
+            operation_id="x", kind=OperationKind.RESTORE, worktree_id=MAIN, begun_at="", holder_id="somebody"
+        )
+        site.control.store.transact([key], lambda view, now: Decision([Create(key, pending)], None))
+
+    with at_call("sync_filesystem", 1, begin), pytest.raises(LockConflict, match="somebody"):
+        site.take()
+    site.require_nothing_left()
+
+
+def test_nothing_is_published_into_another_worktree_of_the_same_name(site: Site) -> None:
+    add_worktree(site.control, "open", isolation=Isolation.SHARED)
+
+    def exchange() -> None:
+        key = WORKTREES.key("open")
+        other = msgspec.structs.replace(site.control.config("open"), created_at="2030-01-01T00:00:00Z")
+        site.control.store.transact([key], lambda view, now: Decision([Replace(key, other)], None))
+
+    with at_call("sync_filesystem", 1, exchange), pytest.raises(ConsistencyUnavailable):
+        snapshot(site.control, "open", None)
+    assert site.ids("open") == []
+    site.require_nothing_left()
+
+
+# --- When it cannot be known ------------------------------------------------------------------------
+
+
+def test_a_tree_that_was_perhaps_published_is_left_where_it_is(site: Site) -> None:
+    def publish(*arguments: Any) -> Any:
+        REAL_PUBLISH(*arguments)
+        raise OutcomeUnknown("commit", "the line is cut")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshots, "_publish", publish)
+        with pytest.raises(OutcomeUnknown):
+            site.take()
+    made = site.ids()
+    assert len(made) == 1
+    assert list(verify(site.control.places.tree(made[0]), resolve(site.control, "head").payload_hash)) == []
+
+
+REAL_PUBLISH = snapshots._publish
+
+
+def test_an_interrupt_behind_the_commit_point_takes_nothing_back(site: Site) -> None:
+    def publish(*arguments: Any) -> Any:
+        REAL_PUBLISH(*arguments)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(snapshots, "_publish", publish)
+        with pytest.raises(KeyboardInterrupt):
+            site.take()
+    assert len(site.ids()) == 1
+
+
+def test_failures_are_failures_whatever_call_goes_wrong(site: Site) -> None:
+    def fail(attempt: Attempt) -> Any:
+        raise OSError(28, os.strerror(28))
+
+    for name in ("rename_noreplace", "sync_filesystem", "mkdir", "link"):
+        with interposed(fail, (name,)), pytest.raises(Failure):
+            site.take()
+    assert site.ids() == []
+
+
+def test_a_repository_that_is_opened_anew_goes_on(site: Site) -> None:
+    first = site.take()
+    again = Repository(site.control.places.root)
+    second = snapshot(again.control, MAIN, site.proof)
+    assert second.parent_id == first

@@ -1,0 +1,252 @@
+"""Many processes and one worktree: acquired, snapshotted, renamed, removed and created at the same time.
+
+Each round: the stage is set, all workers are told at once, all answer, what is left is judged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from holdfast.errors import Failure
+from holdfast.leases.rules import LeaseKeys
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.payloads import Right
+from holdfast.repository.records import MAIN, OPERATIONS
+from holdfast.repository.repository import Repository
+from tests.locks.workers import Line, Worker, Workers
+from tests.repository.stages import events, expire, files_in, json_at, make_repository, put_files
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
+
+PROCESSES = 8
+ROUNDS = 200
+WORK = {"precious": "work"}
+NAMES = ("a", "b")
+EXPECTED = {"E_LOCK_CONFLICT", "E_NOT_FOUND", "E_ALREADY_EXISTS", "E_LOCK_NOT_HELD", "E_FENCING_MISMATCH"}
+
+
+class Answer(NamedTuple):
+    """What a worker got: a code of failure, or what it did; and the token, if it was given a lease."""
+
+    what: str
+    name: str
+    token: int = 0
+    lock_id: str = ""
+
+
+def act(repository: Repository, action: str, name: str) -> Answer:
+    try:
+        if action == "acquire":
+            held = repository.lease(name, ttl=600)
+            return Answer("acquired", name, held.token, held.lock_id)
+        if action == "snapshot":
+            with repository.lease(name) as held:
+                repository.snapshot(name, held)
+            return Answer("snapshotted", name, held.token)
+        if action == "steal":
+            lease = repository.steal(name, ttl=600).lease
+            return Answer("acquired", name, lease.fencing_token, lease.lock_id)
+        if action == "rename":
+            repository.worktrees.change_name(name, "b" if name == "a" else "a", force=True)
+            return Answer("renamed", name)
+        if action == "remove":
+            repository.worktrees.remove(name, save=None, force=True)
+            return Answer("removed", name)
+        repository.worktrees.create(name)
+        return Answer("created", name)
+    except Failure as failure:
+        return Answer(failure.code, name)
+
+
+class Stage:
+    """One repository, eight workers on it, and the means to set up a round and to judge it."""
+
+    def __init__(self, directory: Path, workers: Workers) -> None:
+        self.repository = make_repository(directory)
+        self.tokens: defaultdict[str, list[int]] = defaultdict(list)
+
+        def work(line: Line) -> None:
+            repository = Repository(directory)
+            while True:
+                line.say(act(repository, *line.wait()))
+
+        self.workers: list[Worker] = workers.start_many(PROCESSES, work)
+
+    def everybody(self, *orders: tuple[str, str]) -> list[Answer]:
+        """Tell all workers at once, the orders dealt out in turn; their answers in the same order."""
+        for number, worker in enumerate(self.workers):
+            worker.say(orders[number % len(orders)])
+        answers = [Answer(*worker.hear()) for worker in self.workers]
+        unexpected = {answer.what for answer in answers if answer.what.startswith("E_")} - EXPECTED
+        assert not unexpected, unexpected
+        return answers
+
+    def names(self) -> list[str]:
+        return [each.worktree_id for each in self.repository.worktrees.configs() if each.worktree_id != MAIN]
+
+    def set_up(self) -> None:
+        """Exactly the worktree `a`, unlocked, with work in it."""
+        for name in self.names():
+            self.clear(name)
+            if name != "a":
+                self.repository.worktrees.remove(name, save=None, force=True)
+        if "a" not in self.names():
+            self.repository.worktrees.create("a")
+        put_files(self.repository.path("a"), WORK)
+
+    def clear(self, name: str) -> None:
+        state = self.repository.desk.state(name)
+        if state is not None:
+            self.repository.desk.release(name, state.lease.lock_id)
+
+    def judge(self, answers: list[Answer]) -> None:
+        """Records, directories and locks fit together; tokens have grown."""
+        store, names = self.repository.control.store, self.names()
+        there = sorted(each.name for each in (self.repository.root / "worktrees").iterdir())
+        assert sorted(names) == there, "a record without a directory, or the reverse"
+        for name in NAMES:
+            assert store.read(OPERATIONS.key(name)) is None, "an operation without an end"
+            lease = store.read(LeaseKeys.of(name).lease)
+            assert lease is None or name in names, "a lock without a worktree"
+            granted = [each for each in answers if each.what == "acquired" and each.name == name]
+            held = [] if lease is None else [lease.record.lock_id]
+            assert held == [each.lock_id for each in granted], "a ghost lock, or a lock that was lost"
+            new = sorted(each.token for each in answers if each.token and each.name == name)
+            earlier = max(self.tokens[name], default=0)
+            assert all(token > earlier for token in new), "a token that was given before"
+            assert len(set(new)) == len(new), "a token that was given twice"
+            self.tokens[name] += new
+
+
+@pytest.fixture
+def stage(scratch: Path) -> Iterator[Stage]:
+    with Workers() as workers:
+        yield Stage(scratch / "repo", workers)
+
+
+@pytest.mark.req("LC-02", "LC-07", "LC-08")
+def test_of_eight_who_acquire_one_wins_and_seven_learn_who_has_it(stage: Stage) -> None:
+    for _ in range(ROUNDS):
+        stage.clear(MAIN)
+        answers = stage.everybody(("acquire", MAIN))
+        assert Counter(each.what for each in answers) == {"acquired": 1, "E_LOCK_CONFLICT": PROCESSES - 1}
+
+
+@pytest.mark.req("LC-07")
+def test_who_only_reads_the_file_never_sees_a_part_of_a_record(stage: Stage) -> None:
+    path = stage.repository.root / ".jvs/locks/main.json"
+
+    def read(line: Line) -> None:
+        seen = 0
+        while not line.has_news():
+            with contextlib.suppress(FileNotFoundError):
+                assert json_at(path)["worktree_id"] == MAIN
+                seen += 1
+        line.say(seen)
+
+    with Workers() as readers:
+        reader = readers.start(read)
+        for _ in range(ROUNDS):
+            stage.clear(MAIN)
+            answers = stage.everybody(("acquire", MAIN))
+            assert [each.what for each in answers].count("acquired") == 1
+        assert reader.ask("enough") > 0
+
+
+@pytest.mark.req("LC-09", "LC-14", "LC-15")
+def test_of_eight_who_steal_or_acquire_an_expired_lease_one_wins(stage: Stage) -> None:
+    for number in range(1, ROUNDS + 1):
+        stage.clear(MAIN)
+        old = stage.repository.lease(MAIN)
+        expire(stage.repository)
+        answers = stage.everybody(("acquire", MAIN), ("steal", MAIN))
+        assert Counter(each.what for each in answers) == {"acquired": 1, "E_LOCK_CONFLICT": PROCESSES - 1}
+        assert max(each.token for each in answers) == old.token + 1
+        if number % 50 == 0:
+            assert [each.event for each in events(stage.repository)].count("lock_stolen") == number
+
+
+@pytest.mark.req("LC-06", "WT-08")
+@pytest.mark.parametrize(
+    "orders",
+    [
+        [("rename", "a"), ("acquire", "a")],
+        [("rename", "a"), ("acquire", "b"), ("acquire", "a"), ("create", "b")],
+        [("rename", "a"), ("snapshot", "a")],
+        [("rename", "a"), ("rename", "b")],
+    ],
+    ids=["acquire", "acquire-and-create", "snapshot", "rename-back"],
+)
+def test_renaming_against_others_leaves_no_ghost_lock_and_loses_no_work(
+    stage: Stage, orders: list[tuple[str, str]]
+) -> None:
+    done: Counter[str] = Counter()
+    for _ in range(ROUNDS // 2):
+        stage.set_up()
+        answers = stage.everybody(*orders)
+        stage.judge(answers)
+        done.update(answer.what for answer in answers)
+        kept = [files_in(stage.repository.path(name)) for name in stage.names()]
+        assert WORK in kept, "work was lost"
+    assert done["renamed"], done
+    assert len([what for what in done if not what.startswith("E_")]) > 1 or done["renamed"] >= ROUNDS // 2, (
+        done
+    )
+
+
+@pytest.mark.req("LC-06", "WT-10")
+@pytest.mark.parametrize(
+    "orders",
+    [
+        [("remove", "a"), ("acquire", "a")],
+        [("remove", "a"), ("rename", "a"), ("acquire", "b"), ("create", "a")],
+        [("remove", "a"), ("snapshot", "a"), ("create", "a")],
+    ],
+    ids=["acquire", "rename-and-create", "snapshot-and-create"],
+)
+def test_removing_against_others_leaves_all_or_nothing(stage: Stage, orders: list[tuple[str, str]]) -> None:
+    done: Counter[str] = Counter()
+    for _ in range(ROUNDS // 2):
+        stage.set_up()
+        answers = stage.everybody(*orders)
+        stage.judge(answers)
+        done.update(answer.what for answer in answers)
+        if not any(answer.what == "removed" for answer in answers):
+            assert WORK in [files_in(stage.repository.path(name)) for name in stage.names()], "work was lost"
+    assert done["removed"], done
+
+
+# --- Planted mistakes, which the storms must find -----------------------------------------------------
+
+
+@contextlib.contextmanager
+def no_lease(control: RepositoryContext, worktree: str, purpose: str, **_: object) -> Iterator[Right]:
+    """Forgets to acquire the lease before a worktree is renamed or removed."""
+    yield Right(control.config(worktree), None, control)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "planted"),
+    [
+        ("holdfast.repository.worktree_changes", "guarded", no_lease),
+        ("holdfast.repository.repository", "may_be_leased", lambda view, worktree: None),
+    ],
+    ids=["rename-or-remove-without-lease", "lease-of-what-is-not-there"],
+)
+def test_a_planted_mistake_is_found(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, planted: object
+) -> None:
+    monkeypatch.setattr(f"{module}.{name}", planted)
+    orders = [("remove", "a"), ("acquire", "a"), ("rename", "a"), ("acquire", "b")]
+    with Workers() as workers, pytest.raises(AssertionError, match=r"lock|record|work"):  # noqa: PT012
+        stage = Stage(scratch / "repo", workers)
+        for _ in range(10 * ROUNDS):
+            stage.set_up()
+            stage.judge(stage.everybody(*orders))

@@ -1,0 +1,321 @@
+"""A remnant keeps what is needed of it, exactly as it was, and nothing else; and what that frees is known."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import Corrupt, IoFailure, Refused
+from holdfast.fs import calls
+from holdfast.trees import Engine, SharedDirectory, capture, share_tree, verify
+from holdfast.trees.remove import remove_tree, tree_bytes
+from holdfast.trees.retained_dirs import (
+    RetainedDirectories,
+    freed_in_turn,
+    is_trimmed,
+    needed,
+    needed_in_the_making,
+    trim,
+)
+from holdfast.trees.shared_dirs import write_homes
+from proof.crash import Outcome, kill_points
+from proof.interpose import Attempt, interposed
+from tests.support.loop_mounts import LoopMount
+from tests.trees.groves import seen
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="trees need directories that can be opened")
+
+DIRECTORIES = ("", "a", "a/b", "a/b/c", "a/b/d", "a/e", "f", "f/g")
+OLD = 1_500_000_000_123_456_789
+
+
+def make(tree: Path) -> Path:
+    """A tree with a file, a link and a fifo in each of its directories, and times that are long past."""
+    for each in DIRECTORIES:
+        directory = tree / "payload" / each
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "file").write_text(f"in {each}")
+        (directory / "link").symlink_to("/etc")
+    for number, each in enumerate(DIRECTORIES):
+        os.utime(tree / "payload" / each, ns=(OLD + number, OLD + number))
+    for name in (".READY", "manifest", "homes"):
+        (tree / name).write_text(name)
+    return tree
+
+
+def time_of(directory: str) -> int:
+    return OLD + DIRECTORIES.index(directory)
+
+
+def require_trimmed(remnant: Path, need: set[bytes]) -> None:
+    """Of what is needed all files and the time; of all else nothing."""
+    assert [each.name for each in remnant.iterdir()] == ["payload"]
+    for each in DIRECTORIES:
+        directory, inside = remnant / "payload" / each, each.encode()
+        if inside in need:
+            assert (directory / "file").read_text() == f"in {each}"
+            assert (directory / "link").is_symlink()
+            assert directory.stat().st_mtime_ns == time_of(each)
+        elif any(not inside or path.startswith(inside + b"/") for path in need):
+            assert not (directory / "file").exists()
+            assert not (directory / "link").is_symlink()
+        else:
+            assert not directory.exists()
+    assert is_trimmed(remnant, need)
+
+
+def trimmed(remnant: Path, need: set[bytes], bin_: Path) -> None:
+    bin_.mkdir()
+    trim(remnant, need, RetainedDirectories(bin_))
+    remove_tree(bin_)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_needed_stays_as_it_is_and_nothing_else_does(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    remnant, need = make(tmp_path / "remnant"), {each.encode() for each in DIRECTORIES}
+    while need:
+        assert is_trimmed(remnant, need) is (
+            len(need) == len(DIRECTORIES) and not (remnant / "homes").exists()
+        )
+        trimmed(remnant, need, tmp_path / "bin")
+        require_trimmed(remnant, need)
+        before = seen(remnant)
+        trimmed(remnant, need, tmp_path / "bin")
+        assert seen(remnant) == before  # twice is as good as once
+        need = set(chance.sample(sorted(need), chance.randrange(len(need))))
+    trimmed(remnant, need, tmp_path / "bin")
+    assert not remnant.exists()
+    assert Path("/etc").is_dir()
+
+
+class Trimming:
+    """A remnant of which two directories are needed that have others in them."""
+
+    need = frozenset({b"a", b"a/b/d", b""})
+
+    def prepare(self, directory: Path) -> None:
+        make(directory / "remnant")
+        (directory / "bin").mkdir()
+        (directory / "bin2").mkdir()
+
+    def operate(self, directory: Path) -> None:
+        trim(directory / "remnant", self.need, RetainedDirectories(directory / "bin"))
+
+    def check(self, directory: Path, outcome: Outcome) -> None:
+        for each in self.need:
+            assert (directory / "remnant/payload" / each.decode() / "file").exists()
+        trim(directory / "remnant", self.need, RetainedDirectories(directory / "bin2"))
+        require_trimmed(directory / "remnant", set(self.need))
+
+
+def test_a_trim_that_is_killed_anywhere_is_finished_by_the_next_with_the_times_as_they_were() -> None:
+    kill_points(Trimming()).require_clean(at_least=30)
+
+
+def test_a_trim_that_has_no_room_for_a_note_does_without(tmp_path: Path) -> None:
+    remnant = make(tmp_path / "remnant")
+    (tmp_path / "bin").mkdir()
+
+    def full(attempt: Attempt) -> object:
+        if attempt.name == "write":
+            raise OSError(28, "no space left")
+        return attempt.perform()
+
+    with interposed(full):
+        trim(remnant, {b"a"}, RetainedDirectories(tmp_path / "bin"))
+    require_trimmed(remnant, {b"a"})
+
+
+def test_what_is_mounted_in_a_remnant_is_not_touched(
+    tmp_path: Path, loop_mount: Callable[[str], LoopMount]
+) -> None:
+    remnant = make(tmp_path / "remnant")
+    (tmp_path / "bin").mkdir()
+    mounted, inside = loop_mount("ext4").path, remnant / "payload/f/g"
+    subprocess.run(["mount", "--bind", mounted, inside], check=True)
+    try:
+        for need in ({b"a"}, set[bytes]()):
+            with pytest.raises(Refused):
+                trim(remnant, need, RetainedDirectories(tmp_path / "bin"))
+        assert (remnant / "payload/f/file").exists()
+    finally:
+        subprocess.run(["umount", inside], check=True)
+
+
+@pytest.mark.parametrize("where", ["payload", "payload/a", "payload/a/b"])
+def test_a_link_in_the_place_of_a_directory_is_never_followed(tmp_path: Path, where: str) -> None:
+    remnant, elsewhere = make(tmp_path / "remnant"), make(tmp_path / "elsewhere")
+    before = seen(elsewhere)
+    remove_tree(remnant / where)
+    (remnant / where).symlink_to(elsewhere / where)
+    with contextlib.suppress(IoFailure):
+        trimmed(remnant, {b"a/b/c"}, tmp_path / "bin")
+    assert seen(elsewhere) == before
+
+
+def test_a_needed_directory_that_is_lost_is_not_made_up(tmp_path: Path) -> None:
+    remnant = make(tmp_path / "remnant")
+    remove_tree(remnant / "payload/a")
+    trimmed(remnant, {b"a/b", b"f"}, tmp_path / "bin")
+    assert sorted(path.name for path in (remnant / "payload").rglob("*")) == ["f", "file", "link"]
+    assert is_trimmed(remnant, {b"a/b", b"f"})
+
+
+# --- What is needed ---------------------------------------------------------------------------------
+
+
+def homes(tree: Path, **there: set[bytes]) -> Path:
+    tree.mkdir(parents=True, exist_ok=True)
+    write_homes(
+        tree, [(path, SharedDirectory(name, path)) for name, paths in there.items() for path in sorted(paths)]
+    )
+    return tree
+
+
+def test_a_list_that_cannot_be_read_is_told_and_not_taken_for_none(tmp_path: Path) -> None:
+    good = homes(tmp_path / "good", one={b"a", b"b"}, two={b""})
+    assert needed([good, tmp_path / "without"]) == {"one": {b"a", b"b"}, "two": {b""}}
+    bad = homes(tmp_path / "bad", one={b"c"})
+    (bad / "homes").chmod(0o600)
+    whole = (bad / "homes").read_bytes()
+    for content in (b"", whole[:-1], whole[:20], whole.replace(b"c", b"d")):
+        (bad / "homes").write_bytes(content)
+        with pytest.raises(Corrupt):
+            needed([good, bad])
+
+
+def test_a_list_that_is_being_written_is_no_damage_but_one_of_a_complete_tree_is(tmp_path: Path) -> None:
+    tree = homes(tmp_path / "tree", one={b"c"})
+    assert needed_in_the_making([tree]) == {"one": {b"c"}}
+    whole = (tree / "homes").read_bytes()
+    (tree / "homes").chmod(0o600)
+    (tree / "homes").write_bytes(whole[:-1])
+    assert needed_in_the_making([tree]) == {}
+    (tree / ".READY").touch()
+    with pytest.raises(Corrupt):
+        needed_in_the_making([tree])
+
+    def finished_meanwhile(attempt: Attempt) -> object:
+        (tree / "homes").write_bytes(whole)
+        return attempt.perform()
+
+    with interposed(finished_meanwhile, ["stat"]):
+        assert needed_in_the_making([tree]) == {"one": {b"c"}}
+
+
+def test_a_list_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+    tree = homes(tmp_path / "tree", one={b"c"})
+
+    def refused(attempt: Attempt) -> object:
+        if attempt.name == "open" and str(attempt.arguments[0]).endswith("homes"):
+            raise PermissionError(13, "refused")
+        return attempt.perform()
+
+    with interposed(refused), pytest.raises(IoFailure):
+        needed([tree])
+
+
+# --- What becomes free ------------------------------------------------------------------------------
+
+
+def used(*tops: Path) -> int:
+    """What is on the disk below these directories, each inode once."""
+    if sys.platform == "win32":
+        raise NotImplementedError
+    found: dict[int, int] = {}
+    for top in tops:
+        for directory, _, files in os.walk(top):
+            for path in [Path(directory), *(Path(directory) / name for name in files)]:
+                status = path.lstat()
+                found[status.st_ino] = status.st_blocks * 512
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_becomes_free_is_known_for_each_number_of_trees_that_go(tmp_path: Path, seed: int) -> None:
+    """In random orders, with random needs and files that several trees have; measured after each one."""
+    chance = random.Random(seed)
+    snapshots, remnants = tmp_path / "snapshots", tmp_path / "remnants"
+    remnants.mkdir()
+    names = [f"tree{number}" for number in range(6)]
+    for number, name in enumerate(names):
+        tree = make(snapshots / name)
+        (tree / "homes").unlink()
+        for each in DIRECTORIES:
+            (tree / "payload" / each / "large").write_bytes(bytes(chance.randrange(1, 40_000)))
+            if number and chance.random() < 0.4:
+                os.link(
+                    snapshots / names[number - 1] / "payload" / each / "file",
+                    tree / "payload" / each / "same",
+                )
+        others = {
+            other: {each.encode() for each in chance.sample(DIRECTORIES, 2)} for other in names[:number]
+        }
+        homes(tree, **others)
+    (snapshots / names[0]).rename(remnants / names[0])
+    going = chance.sample(names[1:], 4)
+    stay = [snapshots / name for name in names[1:] if name not in going]
+    before = used(snapshots, remnants) - used_alone(snapshots, remnants)
+    foretold = freed_in_turn([snapshots / name for name in going], needed(stay), [remnants / names[0]])
+    assert foretold == sorted(foretold)
+    for count in range(len(going) + 1):
+        if count:
+            (snapshots / going[count - 1]).rename(remnants / going[count - 1])
+        need = needed(sorted(snapshots.iterdir()))
+        for remnant in sorted(remnants.iterdir()):
+            trimmed(remnant, need.get(remnant.name, set()), tmp_path / "bin")
+        after = used(snapshots, remnants) - used_alone(snapshots, remnants)
+        assert before - after == foretold[count], count
+    assert tree_bytes([*snapshots.iterdir(), *remnants.iterdir(), tmp_path / "none"]) == after
+
+
+def used_alone(*directories: Path) -> int:
+    if sys.platform == "win32":
+        raise NotImplementedError
+    return sum(each.stat().st_blocks * 512 for each in directories)
+
+
+def test_one_that_goes_and_cannot_say_what_it_needs_is_no_obstacle(tmp_path: Path) -> None:
+    tree = make(tmp_path / "tree")  # its list is none
+    assert freed_in_turn([tree], {}) == [0, used(tree)]
+    assert freed_in_turn([tree, tmp_path / "missing"], {"tree": {b"a"}})[2] < used(tree)
+    assert calls.stat(tree / "homes").st_size > 0
+
+
+def test_a_remnant_that_is_a_volume_of_its_own_is_trimmed_too(loop_mount: Callable[[str], LoopMount]) -> None:
+    place = loop_mount("btrfs").path
+    source, bin_ = place / "source", place / "bin"
+    subprocess.run(["btrfs", "subvolume", "create", str(source)], check=True, capture_output=True)
+    for name in ("a", "a/b", "c"):
+        (source / name).mkdir()
+        (source / name / "file").write_text(name)
+    (place / "snapshots").mkdir()
+    first, second, third = (place / "snapshots" / name for name in ("one", "two", "three"))
+    cache = place / "cache"
+    time.sleep(0.05)
+    capture(source, first, engine=Engine.BTRFS_SUBVOLUME, cache=cache, quiesced=True)
+    share_tree(first, second)
+    (source / "c" / "file").write_text("changed")
+    time.sleep(0.05)
+    captured = capture(source, third, engine=Engine.LINKED, base=second, cache=cache, quiesced=True)
+    need = needed([third])["one"]
+    assert b"a/b" in need
+    assert b"c" not in need
+
+    (place / "remnants").mkdir()
+    first.rename(place / "remnants" / "one")
+    bin_.mkdir()
+    trim(place / "remnants" / "one", need, RetainedDirectories(bin_))
+
+    assert is_trimmed(place / "remnants" / "one", need)
+    assert list(verify(third, captured.payload_hash)) == []
+    assert not (place / "remnants" / "one" / "payload" / "c").exists()
