@@ -85,7 +85,7 @@ docs: $(DEV) ## write the generated reference pages anew
 
 clean: ## remove the environment, caches and build products
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find bench docs src tests tools -name __pycache__ -prune -exec rm -rf {} +
+	find bench docs proof src tests tools -name __pycache__ -prune -exec rm -rf {} +
 
 # --- The environment --------------------------------------------------------------------------------
 

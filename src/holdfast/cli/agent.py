@@ -139,8 +139,8 @@ def _work(
 ) -> CommandExit:
     from holdfast.cli import child
     from holdfast.cli.issue_view import warn_of_broken
-    from holdfast.issues.reading import outcome_to_json, unreadable_issues_to_json
-    from holdfast.repository.agent import take
+    from holdfast.issues.reading import unreadable_issues_to_json
+    from holdfast.repository.agent import outcome_to_json, take
 
     with take(workshop, wish, quietly=child.kept_back) as assignment:
         _tell(output, f"{_name(assignment.issue)} in {assignment.path}")

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from holdfast.issues.creating import Created
     from holdfast.issues.model import IssueClaim
     from holdfast.issues.tracker import Tracker
-    from holdfast.repository.agent import Assignment, Outcome
 
 
 TOLERANT_ISSUES = ISSUES.tolerant()
@@ -320,18 +319,3 @@ def created_issues_to_json(created: Created) -> dict[str, Any]:
     """The issue, and which dependencies were left out."""
     skipped = [{"depends_on": on, "implied_by": way} for on, way in created.implied.items()]
     return {**issue_summary_to_json(created.issue, created.issue.state), "skipped_dependencies": skipped}
-
-
-def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:
-    """What became of a piece of work."""
-    return {
-        "issue_id": outcome.issue.id,
-        "state": outcome.issue.state.value,
-        "succeeded": outcome.succeeded,
-        "worktree_id": assignment.lease.worktree,
-        "claim_token": assignment.claim.claim.token,
-        "fencing_token": assignment.lease.token,
-        "snapshot_id": outcome.snapshot_id,
-        "sequence": outcome.sequence,
-        "taken_over_from": assignment.taken_over_from,
-    }

@@ -21,7 +21,7 @@ from holdfast.mcp import arguments
 from holdfast.mcp.calls import Call, Plain
 from holdfast.mcp.held import Work, WorktreeKey
 from holdfast.repository import to_json
-from holdfast.repository.agent import AgentContext, AssignmentOptions, take
+from holdfast.repository.agent import AgentContext, AssignmentOptions, outcome_to_json, take
 from holdfast.repository.context import Proof, proof_of
 from holdfast.repository.overview import look_around
 from holdfast.repository.records import DESCRIPTORS, Consistency, Isolation
@@ -293,7 +293,7 @@ def finish_work(call: Call, given: arguments.FinishWork) -> Plain:
         call.held.keep_work(work)  # still ours: it can be tried again, or given up
         raise
     work.end.close()
-    return reading.outcome_to_json(outcome, assignment)
+    return outcome_to_json(outcome, assignment)
 
 
 def add_work(call: Call, given: arguments.AddWork) -> Plain:

@@ -27,7 +27,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.errors import AlreadyExists, Failure, Refused, SequenceMismatch
 from holdfast.fs.directory import Directory
@@ -394,3 +394,18 @@ def _tried(lease: Lease, act: Act) -> Kept:
     except Failure as problem:
         return Kept(lease, problem)
     return Kept(lease, None)
+
+
+def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:
+    """What became of a piece of work."""
+    return {
+        "issue_id": outcome.issue.id,
+        "state": outcome.issue.state.value,
+        "succeeded": outcome.succeeded,
+        "worktree_id": assignment.lease.worktree,
+        "claim_token": assignment.claim.claim.token,
+        "fencing_token": assignment.lease.token,
+        "snapshot_id": outcome.snapshot_id,
+        "sequence": outcome.sequence,
+        "taken_over_from": assignment.taken_over_from,
+    }
