@@ -411,7 +411,7 @@ def node_id(text: str) -> str:
     shown = ascii(text)
     raise NameInvalid(
         f"{shown if len(shown) < 100 else shown[:97] + '...'} is not the id of a node",
-        hint=f"Node ids are numbers from 1 joined by dots, as in 1.2.3; at most {LONGEST_NODE_ID} characters.",
+        hint=f"Node ids are numbers from 1 joined by dots, as 1.2.3; at most {LONGEST_NODE_ID} characters.",
         what="node",
         name=shown[:160],
     )

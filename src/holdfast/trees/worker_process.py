@@ -35,7 +35,7 @@ def start(
         return None
     import subprocess
 
-    packages = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+    packages = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
     words = [packages, str(os.getpid()), *map(str, arguments)]
     try:
         process = subprocess.Popen(
