@@ -9,13 +9,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PLATFORMS := linux darwin win32
 
-# The whole suite runs in two processes; the tests of one file stay together, because some count together.
-# What fails there is run once more, alone: two processes at once can be too much for a small machine, but a
-# fault is one in any company. Both runs are shown; a demand that nothing proves fails all the same.
+# The suite runs in two processes; the tests of one file stay together, because some share what is costly.
 SIDE_BY_SIDE := --numprocesses 2 --dist loadfile
-WHOLE = $(BIN)/python -m pytest $(SIDE_BY_SIDE) || { \
-    echo '== once more, alone: what failed beside others'; \
-    $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 
 # Names the interpreter and this directory: when either is another one, the environment is made anew.
 IDENTITY := $(shell $(PYTHON) -c 'import os, sys, zlib; \
@@ -29,7 +24,7 @@ BENCH := $(VENV)/.bench-$(IDENTITY)
 # One thing after the other, also under `make -j`: two pips in one environment disturb each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help test check format-check lint types layers unit format demo bench storm metrics docs clean
+.PHONY: help test proof check format-check lint types layers unit format demo bench metrics docs clean
 .PHONY: $(PLATFORMS:%=types-%)
 
 help: ## list the targets (this is the default)
@@ -37,7 +32,7 @@ help: ## list the targets (this is the default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) \
 	    | while IFS='|' read -r target text; do printf '  %-14s %s\n' "$$target" "$$text"; done
 
-test: check unit ## run everything that must pass: check, then unit
+test: check unit ## what a contributor runs: check, then every kind of test at few rounds
 
 check: format-check lint types layers ## formatting, lint, types for three platforms, layers
 
@@ -61,7 +56,11 @@ layers: $(DEV)
 
 unit: $(DEV) ## run the tests alone; choose with ARGS="-k name" or ARGS=tests/locks
 	@echo '== tests'
-	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(WHOLE))
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(SIDE_BY_SIDE))
+
+proof: check ## everything at full rounds: sweeps, storms, mounts, explorers, requirements; takes long, some needs root
+	@echo '== proof'
+	@HOLDFAST_ROUNDS=1 HOLDFAST_FAULTS=600 $(BIN)/python -m pytest $(SIDE_BY_SIDE) --timeout 7200 $(ARGS)
 
 format: $(DEV) ## format the code and mend what lint can mend
 	@$(BIN)/ruff check --quiet --fix-only .
@@ -72,10 +71,6 @@ demo: $(if $(wildcard $(DEV)),$(DEV),$(PLAIN)) ## watch agents work while some a
 
 bench: $(BENCH) ## compare with other lock libraries; choose with ARGS
 	@$(BIN)/python -m bench $(ARGS)
-
-storm: $(DEV) ## cut off, kill and restart the servers of the stores 600 times each; takes minutes, and root
-	@HOLDFAST_FAULTS=600 $(BIN)/python -m pytest tests/store/test_postgres_storm.py tests/store/test_etcd_storm.py \
-	    -rP --timeout 7200 $(ARGS)
 
 metrics: $(DEV) ## measure the source: lines, modules, importers, files and hops per command
 	@$(BIN)/python -m tools.metrics $(ARGS)

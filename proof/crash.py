@@ -27,12 +27,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from holdfast.fs import calls
 from holdfast.fs import directory as directories_opened
 from holdfast.fs.directory import Directory
 from holdfast.locks.flock import _all as _descriptions
+from proof.effort import chosen
 from proof.interpose import (
     SHORT_WRITE,
     Attempt,
@@ -142,10 +143,14 @@ class Violation:
 
 @dataclass(slots=True)
 class Report:
-    """What a sweep has seen. `capped` names each place at which not everything was tried."""
+    """What a sweep has seen. `capped` names each place at which not everything was tried.
+
+    `skipped` counts the points that a sweep of a share left out by choice.
+    """
 
     scenario: str
     points: int = 0
+    skipped: int = 0
     calls: set[str] = field(default_factory=set)
     violations: list[Violation] = field(default_factory=list)
     capped: list[str] = field(default_factory=list)
@@ -160,23 +165,28 @@ class Report:
 
     def require_clean(self, *, at_least: int = 1) -> None:
         """Raise an AssertionError unless all was tried, at least so many points, and nothing was found."""
-        if self.violations or self.capped or self.points < at_least:
+        if self.violations or self.capped or self.points + self.skipped < at_least:
             raise AssertionError(f"{self}\n(at least {at_least} points were asked for)")
 
     def __str__(self) -> str:
-        seen = f"{self.points} points, {len(self.calls)} kinds of calls, {len(self.violations)} violations"
+        skipped = f" ({self.skipped} left out)" if self.skipped else ""
+        seen = f"{self.points} points{skipped}, {len(self.calls)} kinds of calls"
         capped = [f"NOT EVERYTHING WAS TRIED: {each}" for each in self.capped]
-        return "\n  ".join([f"{self.scenario}: {seen}", *capped, *map(str, self.violations[:10])])
+        found = f"{len(self.violations)} violations"
+        return "\n  ".join([f"{self.scenario}: {seen}, {found}", *capped, *map(str, self.violations[:10])])
 
 
 # --- Sweeps -----------------------------------------------------------------------------------------
 
 
-def kill_points(scenario: Scenario, *, names: Sequence[str] = calls.CHANGING) -> Report:
-    """Kill the operation before, after and (writes) halfway through each of its calls; check each time."""
+def kill_points(scenario: Scenario, *, names: Sequence[str] = calls.CHANGING, share: float = 1.0) -> Report:
+    """Kill the operation before, after and (writes) halfway through each of its calls; check each time.
+
+    With a `share` below 1, so much of its calls, chosen by `effort.SEED`.
+    """
     report = Report(type(scenario).__name__)
     with scratch() as base:
-        for index in count(1):
+        for index in _indexes(scenario, base, names, share, report):
             at_write = False
             for when in Kill:
                 if when is Kill.HALFWAY and not at_write:
@@ -188,7 +198,7 @@ def kill_points(scenario: Scenario, *, names: Sequence[str] = calls.CHANGING) ->
                 if outcome.call is None:
                     return report
                 at_write = outcome.call.name == "write"
-    raise AssertionError("never reached")
+    return report
 
 
 def error_points(
@@ -198,19 +208,21 @@ def error_points(
     lasting: Sequence[int] = LASTING_ERRORS,
     names: Sequence[str] = calls.CHANGING,
     descriptors: bool = True,
+    share: float = 1.0,
 ) -> Report:
     """Let each call of the operation fail with each error, once; write only half; break the disk for good.
 
     `lasting` are the errors of a disk that stays full or broken: from one call on, everything that
     needs the disk fails (removing does not). A short write is no failure: the operation must succeed.
-    With `descriptors`, it must also have closed what it opened, whatever happened.
+    With `descriptors`, it must also have closed what it opened, whatever happened. `share` is as in
+    `kill_points`.
     """
     if not errnos:
         raise ValueError("at least one error is needed: where it does not strike, the operation is over")
     faults = [*map(Fault, errnos), SHORT_WRITE, *(Fault(code, lasting=True) for code in lasting)]
     report = Report(type(scenario).__name__)
     with scratch() as base:
-        for index in count(1):
+        for index in _indexes(scenario, base, names, share, report, each=len(errnos)):
             for fault in faults:
                 with fresh(base) as directory:
                     outcome = run_faulted(scenario, directory, fault, index, names=names)
@@ -221,7 +233,33 @@ def error_points(
                         report.add(outcome, problem, _listing(directory) if problem else "")
                 if over:
                     return report
-    raise AssertionError("never reached")
+    return report
+
+
+def _indexes(
+    scenario: Scenario, base: Path, names: Sequence[str], share: float, report: Report, *, each: int = 2
+) -> Iterator[int]:
+    """The calls to strike at: all, or a share of them and the end; what is left out is counted."""
+    if share >= 1:
+        yield from count(1)
+        return
+    with fresh(base) as directory:
+        made = _count_calls(scenario, directory, names, report)
+    selected = chosen(range(1, made + 1), share=share, salt=report.scenario)
+    report.skipped = each * (made - len(selected))
+    yield from selected
+    yield made + 1
+
+
+def _count_calls(scenario: Scenario, directory: Path, names: Sequence[str], report: Report) -> int:
+    """How many calls the operation makes if nothing disturbs it; the report gets their names."""
+    scenario.prepare(directory)
+    status, said = _in_a_child(scenario, directory, Kill.BEFORE, sys.maxsize, names)
+    found = [message["made"] for message in said if "made" in message]
+    if status or not found:
+        raise RuntimeError(f"{report.scenario} failed though nothing disturbed it: {said}")
+    report.calls.update(found[0])
+    return len(found[0])
 
 
 def judge(scenario: Scenario, directory: Path, outcome: Outcome) -> str | None:
@@ -245,9 +283,23 @@ def run_killed(
     If it makes fewer calls it succeeds. That the child died by our signal, and at our call, is
     verified: anything else is an error of the scenario, not an outcome.
     """
+    scenario.prepare(directory)
+    status, said = _in_a_child(scenario, directory, when, index, names)
+    died_at = [Call(*each["call"]) for each in said if "call" in each]
+    marks = tuple(each["mark"] for each in said if "mark" in each)
+    if status == -signal.SIGKILL and died_at:
+        return Outcome(Ending.KILLED, when.value, died_at[0], marks=marks)
+    if status == 0 and not died_at:
+        return Outcome(Ending.SUCCEEDED, marks=marks, acknowledged=True)
+    raise RuntimeError(f"the child was to be {when.value} call {index}, but ended with {status}: {said}")
+
+
+def _in_a_child(
+    scenario: Scenario, directory: Path, when: Kill, index: int, names: Sequence[str]
+) -> tuple[int, list[dict[str, Any]]]:
+    """Run the operation in a child that dies at its call `index`: its exit status, and what it said."""
     if sys.platform == "win32":
         raise NotImplementedError("there is no fork on Windows")
-    scenario.prepare(directory)
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: this child only dies
@@ -257,14 +309,7 @@ def run_killed(
     os.close(writer)
     with os.fdopen(reader, encoding="utf-8") as messages:
         said = [json.loads(line) for line in messages]
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    died_at = [Call(*each["call"]) for each in said if "call" in each]
-    marks = tuple(each["mark"] for each in said if "mark" in each)
-    if status == -signal.SIGKILL and died_at:
-        return Outcome(Ending.KILLED, when.value, died_at[0], marks=marks)
-    if status == 0 and not died_at:
-        return Outcome(Ending.SUCCEEDED, marks=marks, acknowledged=True)
-    raise RuntimeError(f"the child was to be {when.value} call {index}, but ended with {status}: {said}")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
 
 
 def run_faulted(
@@ -367,8 +412,10 @@ def _operate_and_die(
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_PATIENCE)
-        with interposed(Deadly(when, index, die), names), listening(lambda label: say(mark=label)):
+        fate = Deadly(when, index, die)
+        with interposed(fate, names), listening(lambda label: say(mark=label)):
             scenario.operate(directory)
+        say(made=fate.made)
         status = 0
     except BaseException:
         say(error=traceback.format_exc())

@@ -173,11 +173,13 @@ class Fate:
     def __init__(self, index: int) -> None:
         self.index = index
         self.count = 0
+        self.made: list[str] = []
         self.struck: Call | None = None
         self.opened: dict[int, Call] = {}
 
     def perform(self, attempt: Attempt) -> Any:
         """Make the call, and keep account of what is open."""
+        self.made.append(attempt.name)
         if attempt.name == "close":
             self.opened.pop(attempt.arguments[0], None)  # before the call: a close that fails has closed
         result = attempt.perform()

@@ -36,6 +36,7 @@ from proof.crash import (
     scratch,
 )
 from proof.disk import LIMIT, Disk, Mark, State, Sync, Trace, build, describe
+from proof.effort import sometimes
 from proof.recorder import Recorder, verify
 
 __all__ = [
@@ -57,18 +58,24 @@ Case = tuple[tuple[str, ...], bool, State]
 
 
 def power_cuts(
-    scenario: Scenario, *, limit: int = LIMIT, checked: set[Case] | None = None, since_mark: bool = False
+    scenario: Scenario,
+    *,
+    limit: int = LIMIT,
+    checked: set[Case] | None = None,
+    since_mark: bool = False,
+    share: float = 1.0,
 ) -> Report:
     """Record the operation once, then check every state that a power cut after each call may leave.
 
     The report's points are the different states. A state that may be left by several cuts is checked
     once for each set of promises. Sweeps that share `checked` do not check again what one of them has.
     With `since_mark` only the cuts after the first `mark` are tried: what is before it is swept elsewhere.
+    With a `share` below 1, so many of the states are checked, chosen by `effort.SEED`.
     """
     with _recorded(scenario) as (trace, base):
         cuts = _cuts(trace, limit)
         chosen = (cut for cut in cuts if cut[0].marks) if since_mark else cuts
-        return _explore(trace, chosen, scenario, base, set() if checked is None else checked)
+        return _explore(trace, chosen, scenario, base, set() if checked is None else checked, share=share)
 
 
 def redundant_syncs(scenario: Scenario, *, limit: int = LIMIT) -> list[Call]:
@@ -116,16 +123,20 @@ def _explore(
     checked: set[Case],
     *,
     enough: int | None = None,
+    share: float = 1.0,
 ) -> Report:
     """Check the states of these cuts that were not checked yet, up to `enough` violations."""
     report = Report(type(scenario).__name__)
     report.calls.update(step.call.name for step in trace.steps if step.call is not None)
-    for outcome, disk in cuts:
-        for state in disk.states():
+    for number, (outcome, disk) in enumerate(cuts):
+        for state, is_chosen in sometimes(disk.states(), share=share, salt=f"{report.scenario} {number}"):
             case = (outcome.marks, outcome.acknowledged, state)
             if case in checked:
                 continue
             checked.add(case)
+            if not is_chosen:
+                report.skipped += 1
+                continue
             with fresh(base) as directory:
                 build(state, directory)
                 problem = judge(scenario, directory, outcome)

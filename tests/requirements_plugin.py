@@ -7,11 +7,14 @@ A run of the whole suite fails if a demand that is delivered (its column `since`
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import pytest
+
+from proof import effort
 
 PAGE = "docs/requirements.md"
 
@@ -50,7 +53,11 @@ class Accounting:
         self.requirements = requirements
         self.delivered = {each.id for each in requirements.values() if each.since}
         self.whole = whole
+        self.left_out = 0
         self._passed: dict[str, set[str]] = {}
+
+    def pytest_report_header(self) -> str:
+        return f"effort: HOLDFAST_ROUNDS={effort.SHARE:g} HOLDFAST_SEED={effort.SEED}"
 
     @property
     def proven(self) -> set[str]:
@@ -64,6 +71,9 @@ class Accounting:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        kept = _sampled(items)
+        self.left_out = len(items) - len(kept)
+        items[:] = kept
         problems: list[str] = []
         for item in items:
             for mark in item.iter_markers("req"):
@@ -109,9 +119,28 @@ class Accounting:
             terminalreporter.write_line(
                 "(a part of the suite was run: what it leaves unproven is not judged)"
             )
+        if self.left_out:
+            terminalreporter.write_line(f"left to `make proof`: {self.left_out} tests")
         for name in self.missing:
             demand = self.requirements[name].demand
             terminalreporter.write_line(f"NOT PROVEN: {name} {demand}", red=True, bold=True)
+
+
+def _sampled(items: list[pytest.Item]) -> list[pytest.Item]:
+    """What this run tries of the tests: all with the full rounds, else without the long ones, and of those
+    that are marked `sampled` as many of their parameters as the mark says."""
+    if effort.SHARE >= 1:
+        return items
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    dropped: set[str] = set()
+    for name, family in families.items():
+        count = family[0].get_closest_marker("sampled").args[0]  # type: ignore[union-attr]
+        chosen = random.Random(f"{effort.SEED} {name}").sample(family, min(count, len(family)))
+        dropped |= {item.nodeid for item in family} - {item.nodeid for item in chosen}
+    return [item for item in items if item.nodeid not in dropped and item.get_closest_marker("long") is None]
 
 
 def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:

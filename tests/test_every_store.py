@@ -54,6 +54,7 @@ def shop(tmp_path: Path, store_url: str) -> Shop:
     return Shop(root, store_url)
 
 
+@pytest.mark.sampled(1)
 def test_leases_worktrees_and_snapshots(shop: Shop) -> None:
     lease = shop.ok("lock", "acquire", "--ttl", "1h", "--holder-pid", "1")
     assert shop.refused("lock", "acquire") == "E_LOCK_CONFLICT"
@@ -81,6 +82,7 @@ def test_leases_worktrees_and_snapshots(shop: Shop) -> None:
     assert shop("doctor", "--strict").returncode == 0, shop("doctor", "--strict")
 
 
+@pytest.mark.sampled(1)
 def test_a_command_under_the_lease_and_one_that_loses_it(shop: Shop) -> None:
     with Running("run", "--repo", shop.root, "--ttl", "1h", "--", "sleep", "99") as run:
         wait_until(lambda: shop.ok("lock", "status")["state"] == "locked")
@@ -92,6 +94,7 @@ def test_a_command_under_the_lease_and_one_that_loses_it(shop: Shop) -> None:
     assert shop.refused("lock", "renew", "--lock-id", held["lock_id"]) == "E_LOCK_NOT_HELD"
 
 
+@pytest.mark.sampled(1)
 def test_the_ledger_and_its_claims(shop: Shop) -> None:
     shop.ok("ledger", "init")
     assert shop.ok("ledger", "append", '{"type":"note"}')["sequence"] == 1
@@ -104,6 +107,7 @@ def test_the_ledger_and_its_claims(shop: Shop) -> None:
     assert shop("ledger", "verify").returncode == 0
 
 
+@pytest.mark.sampled(1)
 def test_issues_with_dependencies_gates_and_agents(shop: Shop) -> None:
     shop.ok("issue", "init")
     shop.ok("ledger", "init")
@@ -120,6 +124,7 @@ def test_issues_with_dependencies_gates_and_agents(shop: Shop) -> None:
     assert shop.ok("who")["holdings"] == []
 
 
+@pytest.mark.sampled(1)
 def test_everything_moves_from_files_to_the_store_and_back(shop: Shop, tmp_path: Path) -> None:
     (shop.root / "main/a.txt").write_text("one")
     assert shop("run", "--snapshot", "-m", "kept", "--", "true").returncode == 0
@@ -133,6 +138,7 @@ def test_everything_moves_from_files_to_the_store_and_back(shop: Shop, tmp_path:
     assert shop.ok("history") == before
 
 
+@pytest.mark.sampled(1)
 def test_the_demo_passes_on_it(shop: Shop, tmp_path: Path, store_url: str) -> None:
     if store_url.startswith("file:"):
         pytest.skip("tests/cli/test_demo.py plays it on files")

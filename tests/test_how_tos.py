@@ -131,6 +131,7 @@ def judged(block: Block, number: int, out: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.sampled(1)
 def test_the_page_does_what_it_says(page: Path, tmp_path: Path, programs: Path) -> None:
     assert carry_out(page.read_text(encoding="utf-8"), tmp_path, programs) == []
 

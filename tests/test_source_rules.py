@@ -59,6 +59,7 @@ def findings(rule: Rule) -> Iterator[tuple[str, Use]]:
 
 
 @pytest.mark.parametrize("rule", EXEMPT)
+@pytest.mark.sampled(1)
 def test_the_source_keeps_the_rule(rule: Rule) -> None:
     broken = [
         f"src/holdfast/{name}:{use.line}: {use.what}"

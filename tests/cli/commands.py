@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.support import zygote
+
 HOLDFAST = (sys.executable, "-m", "holdfast")
 PATIENCE = 30.0
 """How long anything may take before the test fails instead of hanging; nothing depends on its value."""
@@ -32,16 +34,20 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 def holdfast(
     *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, stdin: str = ""
 ) -> Result:
-    """Run a command to its end."""
-    return subprocess.run(
-        [*HOLDFAST, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env=environment(env),
-        cwd=cwd,
-        timeout=PATIENCE,
-    )
+    """Run a command to its end, in a process of its own."""
+    words = [str(each) for each in arguments]
+    if sys.platform == "win32":
+        return subprocess.run(
+            [*HOLDFAST, *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=environment(env),
+            cwd=cwd,
+            timeout=PATIENCE,
+        )
+    status, out, err = zygote.run(words, env=environment(env), cwd=cwd, stdin=stdin, timeout=PATIENCE)
+    return Result([*HOLDFAST, *words], status, out, err)
 
 
 def python(program: str) -> list[str]:

@@ -219,6 +219,7 @@ def hook(event: str, said: dict[str, Any], cwd: Path, program: str = "claude") -
         {"input": "*** Begin Patch\n*** Add File: a\n*** Move to: ../worktrees/theirs/a\n*** End Patch"},
     ],
 )
+@pytest.mark.sampled(1)
 def test_before_a_write_the_hook_says_no_and_why(root: Path, theirs: Running, given: dict[str, str]) -> None:
     said = {"cwd": str(root / "main"), "tool_input": given}
 
@@ -238,6 +239,7 @@ def test_cursor_gets_its_answer_in_its_own_form(root: Path, theirs: Running) -> 
 
 
 @pytest.mark.parametrize("said", [{}, {"tool_input": {"file_path": "main/a"}}, {"tool_input": [1]}])
+@pytest.mark.sampled(1)
 def test_other_writes_pass(root: Path, theirs: Running, said: dict[str, Any]) -> None:
     assert hook("before-write", said, root).returncode == 0
 

@@ -340,6 +340,7 @@ def test_a_lock_that_cannot_be_had_is_named_with_the_three_hints(do: Do, scratch
         ("JIT_RETRY_INITIAL_DELAY_MS", "x"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_malformed_setting_is_an_error(do: Do, name: str, value: str) -> None:
     result = do("ready", env={name: value})
 

@@ -17,6 +17,7 @@ from holdfast.errors import AlreadyExists, Failure, NotDurable
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from proof.crash import Attempt, Ending, Kill, Outcome, cut_short, error_points, interposed, kill_points
+from proof.effort import SHARE
 from proof.powercut import mark, power_cuts, redundant_syncs
 
 OLD = b"first line\nsecond line\n"
@@ -169,8 +170,9 @@ all_cases = pytest.mark.parametrize(
 
 
 @all_cases
+@pytest.mark.sampled(6)
 def test_a_kill_at_any_call_leaves_the_old_state_or_the_new(case: Case) -> None:
-    kill_points(case).require_clean(at_least=7)
+    kill_points(case, share=SHARE).require_clean(at_least=7)
 
 
 @all_cases
@@ -181,7 +183,7 @@ def test_an_error_at_any_call_is_a_failure_that_leaves_the_old_state_and_no_litt
 
 @durable_cases
 def test_a_power_cut_at_any_moment_leaves_the_old_state_or_the_new(case: Case) -> None:
-    power_cuts(case).require_clean(at_least=2)
+    power_cuts(case, share=SHARE).require_clean(at_least=2)
 
 
 def test_the_sweeps_are_as_wide_as_they_were() -> None:

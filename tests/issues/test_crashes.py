@@ -119,6 +119,7 @@ def legal(name: str, base: Path) -> tuple[Facts, Facts]:
 
 @pytest.mark.req("FL-07", "FL-09")
 @pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.sampled(1)
 def test_a_kill_at_any_call_leaves_the_old_state_or_the_new(name: str, scratch: Path) -> None:
     report = kill_points(Operation(name, legal(name, scratch / "legal")), names=SWEPT)
 

@@ -163,6 +163,7 @@ def violations(first: str, second: str) -> list[str]:
 
 @pytest.mark.req("FL-08", "FL-10", "FL-17")
 @pytest.mark.parametrize("first", OPERATIONS)
+@pytest.mark.sampled(6)
 def test_two_at_once_come_to_what_one_after_the_other_comes_to(first: str) -> None:
     found = [each for second in OPERATIONS for each in violations(first, second)]
 

@@ -503,6 +503,7 @@ def explored(plans: tuple[Plan, ...], judged_by: Judge = judge, looks: int = 2) 
         *("a file taken again", "both taken again", "a longer one with files"),
     ],
 )
+@pytest.mark.sampled(7)
 def test_in_every_order_of_readings_and_moves_exactly_one_gives_up_and_only_in_a_circle(
     plans: tuple[Plan, ...], looks: int, states: int
 ) -> None:

@@ -258,6 +258,7 @@ TWO_BOOTS = ("here", "here", "there")
         ),
     ],
 )
+@pytest.mark.sampled(1)
 def test_setting_clocks_lets_no_stale_commit_through_and_within_one_boot_nobody_in_early(
     setting: Setting, record_property: Callable[[str, object], None]
 ) -> None:

@@ -25,6 +25,7 @@ from holdfast.locks import lock_file
 from holdfast.store import intents
 from holdfast.store.files import FileStore
 from proof.crash import Attempt, Outcome, error_points, interposed, kill_points
+from proof.effort import SHARE
 from proof.powercut import power_cuts
 from tests.ledger.ledgers import acquired, close_all, event_files, open_claims, open_ledger
 from tests.store.commit_operations import determined
@@ -173,14 +174,15 @@ def _is_refusal(error: Exception | None) -> bool:
     [Appending(1), Appending(3), AppendingAtOnce(), AppendingOften()],
     ids=["one", "several", "at once", "often"],
 )
+@pytest.mark.sampled(1)
 def test_a_kill_at_any_call_of_appending_leaves_all_or_nothing(scenario: Appending) -> None:
-    kill_points(scenario).require_clean(at_least=60)
+    kill_points(scenario, share=SHARE).require_clean(at_least=60)
 
 
 @pytest.mark.req("LG-16", "LG-17")
 @pytest.mark.parametrize("scenario", [Claiming(), Reaping()], ids=["claim", "reap"])
 def test_a_kill_at_any_call_of_claiming_or_reaping_leaves_a_claim_or_none(scenario: Claiming) -> None:
-    kill_points(scenario).require_clean(at_least=60)
+    kill_points(scenario, share=SHARE).require_clean(at_least=60)
 
 
 @pytest.mark.req("LG-16")
@@ -196,7 +198,7 @@ def test_an_error_at_any_call_of_appending_is_told_and_leaves_all_or_nothing() -
     ids=["one", "several", "at once", "often"],
 )
 def test_a_power_cut_at_any_call_of_appending_leaves_all_or_nothing(scenario: Appending) -> None:
-    power_cuts(scenario).require_clean(at_least=20)
+    power_cuts(scenario, share=SHARE).require_clean(at_least=20)
 
 
 class PublishedTorn(Appending):

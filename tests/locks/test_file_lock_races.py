@@ -202,6 +202,7 @@ def test_eight_processes_lose_no_increment(make_lock: MakeLock, scratch: Path) -
 
 @pytest.mark.req("FL-02", "FL-03")
 @every_kind
+@pytest.mark.sampled(2)
 def test_no_increment_is_lost_when_processes_are_killed_at_any_moment(
     make_lock: MakeLock, scratch: Path
 ) -> None:

@@ -20,6 +20,7 @@ from holdfast.locks.ledger_lock import HeldLedgerLock, LedgerLock
 from holdfast.locks.lock_file import LockFile, Sighting
 from holdfast.locks.repo_lock import HeldRepoLock, RepoLock
 from proof.crash import Ending, Outcome, error_points, kill_points
+from proof.effort import SHARE
 
 needs_fork = pytest.mark.skipif(sys.platform == "win32", reason="there is no fork on Windows")
 
@@ -251,14 +252,16 @@ EVERY += [LedgerLocking, LedgerRecovery, LedgerRelease]
 @needs_fork
 @pytest.mark.req("RL-05", "LG-05")
 @pytest.mark.parametrize("scenario", EVERY)
+@pytest.mark.sampled(1)
 def test_a_kill_at_any_call_leaves_no_partial_record_and_no_stuck_lock(scenario: type[Locking]) -> None:
-    kill_points(scenario()).require_clean(at_least=20)
+    kill_points(scenario(), share=SHARE).require_clean(at_least=20)
 
 
 @needs_fork
 @pytest.mark.parametrize("scenario", EVERY)
+@pytest.mark.sampled(4)
 def test_an_error_at_any_call_leaves_no_partial_record_and_no_stuck_lock(scenario: type[Locking]) -> None:
-    error_points(scenario()).require_clean(at_least=50)
+    error_points(scenario(), share=SHARE).require_clean(at_least=50)
 
 
 # --- Planted bugs -----------------------------------------------------------------------------------------

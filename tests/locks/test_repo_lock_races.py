@@ -128,6 +128,7 @@ class UnlocksByPath(RepoLock):
 @pytest.mark.parametrize(
     "planted", [RemovesByPath, RenamesOver, RenamesAway, LooksAgainWithoutGuard, UnlocksByPath]
 )
+@pytest.mark.sampled(1)
 def test_the_rounds_catch(planted: MakeLock, scratch: Path) -> None:
     tally = race(scratch, planted, rounds=540, first_violation_ends=True)
     assert tally.violations, f"{tally.rounds} rounds have not caught it"

@@ -261,6 +261,7 @@ def test_a_correct_replacement_survives_every_error() -> None:
         (RepairsByWriting, "ENOSPC from call 2", "the file holds b''"),
     ],
 )
+@pytest.mark.sampled(1)
 def test_an_injected_error_finds_the_planted_bug(bug: type[Correct], symptom: str, problem: str) -> None:
     found = [each for each in error_points(bug()).violations if symptom in str(each.outcome)]
     assert found

@@ -159,6 +159,7 @@ def test_it_finds_an_update_that_is_lost(task: Callable[[Path], None]) -> None:
 
 
 @pytest.mark.parametrize(("tasks", "kills", "at_least"), [(2, 0, 10), (2, 1, 80), (2, 2, 80), (3, 0, 150)])
+@pytest.mark.sampled(3)
 def test_it_has_nothing_against_updates_under_one_lock(tasks: int, kills: int, at_least: int) -> None:
     explored = explore([add] * tasks, prepare=number, check=nothing_lost, kills=kills)
 

@@ -143,6 +143,7 @@ def nothing_lost(directory: Path, results: Sequence[Result]) -> None:
         (add_to_ledger, 0, 0, 1500),
     ],
 )
+@pytest.mark.sampled(1)
 def test_no_update_under_a_lock_is_lost(task: Task, kills: int, timeouts: int, at_least: int) -> None:
     explored = explore([task] * 2, prepare=number, check=nothing_lost, kills=kills, timeouts=timeouts)
 
@@ -234,6 +235,7 @@ def no_errors(results: Sequence[Result]) -> None:
 
 
 @pytest.mark.parametrize(("tasks", "kills", "at_least"), [(2, 0, 15), (2, 1, 80), (3, 0, 200)])
+@pytest.mark.sampled(1)
 def test_no_deposit_is_lost(tasks: int, kills: int, at_least: int) -> None:
     def check(directory: Path, results: Sequence[Result]) -> None:
         no_errors(results)

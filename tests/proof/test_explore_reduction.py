@@ -137,6 +137,7 @@ def weaker(result: object, than: object) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(16))
+@pytest.mark.sampled(1)
 def test_what_comes_of_random_programs_is_the_same_with_and_without_reduction(seed: int) -> None:
     chance = random.Random(seed)
     kills = seed % 2

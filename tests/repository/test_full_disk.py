@@ -68,6 +68,7 @@ def found(root: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+@pytest.mark.sampled(1)
 def test_a_full_disk_can_be_emptied_by_gc_and_locks_can_be_released(loop_mount: Mount, kind: str) -> None:
     disk = loop_mount(kind).path
     root = disk / "repository"
@@ -187,6 +188,7 @@ def test_on_a_full_disk_what_keeps_a_snapshot_can_be_taken_away_and_the_space_is
 
 
 @pytest.mark.parametrize("name", ["unfinished commit", "unfinished operation", "orphaned tree"])
+@pytest.mark.sampled(1)
 def test_on_a_full_disk_the_doctor_repairs_what_it_finds(small_disk: Path, name: str) -> None:
     root, _ = on_a_full_disk(small_disk)
     planted = damage.ALL[name]

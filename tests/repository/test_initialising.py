@@ -21,6 +21,7 @@ from holdfast.repository.init import initialise
 from holdfast.repository.records import MAIN, Isolation
 from holdfast.repository.repository import Repository, find_repository
 from proof.crash import Outcome, kill_points
+from proof.effort import SHARE
 from tests.locks.workers import Line, Workers
 from tests.repository.stages import LASTING, events, files_in, json_at, make_repository, put_files, unprobed
 
@@ -247,4 +248,4 @@ class Initialisation:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 @pytest.mark.parametrize("importing", [False, True], ids=["empty", "importing"])
 def test_killed_anywhere_it_can_be_made_again_and_is_whole(importing: bool) -> None:
-    kill_points(Initialisation(importing=importing), names=LASTING).require_clean(at_least=40)
+    kill_points(Initialisation(importing=importing), names=LASTING, share=SHARE).require_clean(at_least=40)

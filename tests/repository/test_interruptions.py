@@ -34,12 +34,14 @@ def old() -> Iterator[World]:
 
 @pytest.mark.req("LC-30", "WT-09")
 @pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.sampled(1)
 def test_a_kill_at_any_call_leaves_the_old_or_the_new_and_the_next_one_goes_on(old: World, name: str) -> None:
     report = killed_everywhere(cases(old)[name])
     report.require_clean(at_least=20)
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name != IN_PLACE])  # two of the others
+@pytest.mark.sampled(1)
 def test_an_error_at_any_call_leaves_the_old_or_the_new_and_the_next_one_goes_on(
     old: World, name: str
 ) -> None:

@@ -204,6 +204,7 @@ def test_a_detector_that_picks_any_victim_would_be_found(shop: Shop) -> None:
     pytest.fail("it was not found")
 
 
+@pytest.mark.sampled(1)
 def test_the_same_on_every_store(tmp_path: Path, store_url: str) -> None:
     shop = make_shop(tmp_path / "shop", store=store_url)
     with Workers() as workers:
@@ -304,6 +305,7 @@ def test_a_data_directory_that_cannot_be_made_does_not_hide_a_wait_from_its_repo
 
 
 @pytest.mark.parametrize("kind", LOCKS)
+@pytest.mark.sampled(1)
 def test_one_who_was_killed_while_it_waited_is_in_no_circle(shop: Shop, kind: str) -> None:
     """Its lease runs on for a while; its note does not count, and is swept."""
     assert after_a_waiter_was_killed(shop, (kind, "mine"), 0.5) == "E_LOCK_TIMEOUT"

@@ -55,6 +55,7 @@ def everything(store: Store) -> dict[str, object]:
     return found
 
 
+@pytest.mark.sampled(1)
 def test_everything_arrives_on_every_store_and_comes_back(tmp_path: Path, store_url: str) -> None:
     origin, back = FileStore(tmp_path / "origin"), FileStore(tmp_path / "back")
     fill(origin)
@@ -157,6 +158,7 @@ def test_damage_is_reported_and_not_copied(tmp_path: Path) -> None:
         migrate(source, target)
 
 
+@pytest.mark.sampled(1)
 def test_the_command_moves_a_directory_and_switches_it_over(tmp_path: Path, store_url: str) -> None:
     root = tmp_path / "repository"
     fill(FileStore(root))

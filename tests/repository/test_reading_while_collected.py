@@ -131,6 +131,7 @@ class Overtaken:
 
 @pytest.mark.parametrize("stage", list(STAGES))
 @pytest.mark.parametrize("reader", list(READERS))
+@pytest.mark.sampled(4)
 def test_what_is_read_is_right_or_the_failure_names_the_collection(
     world: World, scratch: Path, reader: str, stage: str
 ) -> None:

@@ -120,6 +120,7 @@ class Histories:
 
 @pytest.mark.req("WT-11")
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(1)
 def test_whatever_is_collected_in_whatever_order_the_rest_is_whole_and_nothing_else_is_left(
     control: RepositoryContext, scratch: Path, seed: int
 ) -> None:
@@ -505,6 +506,7 @@ def homely(tmp_path_factory: pytest.TempPathFactory) -> Homely:
 
 
 @pytest.mark.parametrize("reader", list(READERS))
+@pytest.mark.sampled(2)
 def test_a_reader_of_what_stays_never_notices_that_the_homes_of_its_directories_move(
     homely: Homely, scratch: Path, reader: str
 ) -> None:

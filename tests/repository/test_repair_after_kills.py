@@ -79,6 +79,7 @@ class Killed:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.sampled(1)
 def test_one_repair_brings_in_order_what_a_killed_operation_left(old: World, name: str) -> None:
     scenario, report = Killed(old, OPERATIONS[name]), Report(name)
     with swept_directory() as base:

@@ -154,6 +154,7 @@ SPOILED: dict[str, tuple[str, str, Spoil]] = {
 
 @pytest.mark.req("LC-28")
 @pytest.mark.parametrize("name", SPOILED)
+@pytest.mark.sampled(2)
 def test_a_store_that_cannot_be_used_is_a_finding_and_the_rest_is_examined(
     tmp_path: Path, request: pytest.FixtureRequest, name: str
 ) -> None:

@@ -60,6 +60,7 @@ def repository(scratch: Path) -> Repository:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.sampled(1)
 def test_a_process_that_works_in_it_is_named_and_keeps_it_where_it_is(
     repository: Repository, way: str
 ) -> None:

@@ -178,6 +178,7 @@ def test_a_detector_that_picks_any_victim_would_be_found(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["on one store", "the ledger on another"])
+@pytest.mark.sampled(1)
 def test_the_same_on_every_store(tmp_path: Path, store_url: str, apart: bool) -> None:
     root = tmp_path / "shop"
     shop = make_shop(root, ledger=store_url) if apart else make_shop(root, store=store_url)

@@ -24,6 +24,7 @@ from holdfast.repository.worktrees import settle
 from holdfast.store.model import Change, Decision, Delete
 from holdfast.trees import remove_tree
 from proof.crash import Ending, Kill, Outcome, cut_short, error_points, kill_points
+from proof.effort import SHARE
 from proof.powercut import power_cuts
 from tests.repository.stages import (
     LASTING,
@@ -183,6 +184,7 @@ class RemovalOfUnsavedWork(Removal):
 
 @pytest.mark.req("WT-10")
 @pytest.mark.parametrize("case", [CreationFromASnapshot, Renaming, RemovalOfUnsavedWork])
+@pytest.mark.sampled(1)
 def test_killed_anywhere_the_worktree_is_exactly_old_or_new(
     case: type[Case], record_property: Callable[[str, object], None]
 ) -> None:
@@ -219,11 +221,13 @@ class Settling(Case):
     ("case", "when"),
     [(Creation, Kill.AFTER), (Renaming, Kill.BEFORE), (Removal, Kill.AFTER)],
 )
+@pytest.mark.sampled(1)
 def test_whoever_finishes_it_can_be_killed_as_well(case: type[Case], when: Kill) -> None:
-    kill_points(Settling(case(), when), names=LASTING).require_clean(at_least=10)
+    kill_points(Settling(case(), when), names=LASTING, share=SHARE).require_clean(at_least=10)
 
 
 @pytest.mark.parametrize("case", [Creation, Renaming, RemovalOfUnsavedWork])
+@pytest.mark.sampled(1)
 def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new(
     case: type[Case], record_property: Callable[[str, object], None]
 ) -> None:

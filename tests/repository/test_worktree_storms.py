@@ -184,6 +184,7 @@ def test_of_eight_who_steal_or_acquire_an_expired_lease_one_wins(stage: Stage) -
     ],
     ids=["acquire", "acquire-and-create", "snapshot", "rename-back"],
 )
+@pytest.mark.sampled(1)
 def test_renaming_against_others_leaves_no_ghost_lock_and_loses_no_work(
     stage: Stage, orders: list[tuple[str, str]]
 ) -> None:
@@ -211,6 +212,7 @@ def test_renaming_against_others_leaves_no_ghost_lock_and_loses_no_work(
     ],
     ids=["acquire", "rename-and-create", "snapshot-and-create"],
 )
+@pytest.mark.sampled(1)
 def test_removing_against_others_leaves_all_or_nothing(stage: Stage, orders: list[tuple[str, str]]) -> None:
     done: Counter[str] = Counter()
     for _ in range(ROUNDS // 2):

@@ -246,6 +246,7 @@ def test_the_judge_finds_what_is_planted(tmp_path: Path, found: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut off", "answers lost", "requests lost"])
+@pytest.mark.sampled(1)
 def test_a_holder_that_is_cut_off_stops_and_its_late_commit_is_refused(site: Site, how: str) -> None:
     """A machine holds a lease and is cut off, in both directions or in one: it stops by itself; another one
     takes over with a higher token; when the first one is back, what it still wanted to commit is refused."""

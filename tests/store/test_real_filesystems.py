@@ -147,6 +147,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_a_commit_survives_a_power_cut_or_was_never_made(loop_mount: Mount, kind: str, name: str) -> None:
     disk, case = loop_mount(kind), CASES[name]
     most = number_of_calls(case)

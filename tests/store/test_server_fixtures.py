@@ -32,6 +32,7 @@ def _become(name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("user", ["this one", "nobody"])
+@pytest.mark.sampled(2)
 def test_a_server_ends_with_the_process_that_started_it(server_scratch: Path, kind: str, user: str) -> None:
     if user == "nobody" and not is_root():
         pytest.skip("needs root to become another user")

@@ -46,6 +46,7 @@ def open_store(request: pytest.FixtureRequest) -> Open:
     [(act_on_accounts, RICH, judge_accounts), (act_on_registers, 0, judge_registers)],
     ids=["several documents", "single documents"],
 )
+@pytest.mark.sampled(1)
 def test_what_processes_see_is_linearizable_although_some_are_killed(
     scratch: Path, open_store: Open, act: Act, start: int, judge: Callable[[list[Operation]], Check]
 ) -> None:

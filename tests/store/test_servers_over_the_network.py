@@ -115,6 +115,7 @@ def test_a_long_way_only_makes_it_slower(line: Line) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.sampled(1)
 def test_a_lost_answer_is_found_out_by_the_id_and_nothing_happens_twice(line: Line, when: str) -> None:
     for each in range(1, 6):
         cut = threading.Timer(0.15, lambda: setattr(line.proxy, "cut", "never"))

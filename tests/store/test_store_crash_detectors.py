@@ -298,6 +298,7 @@ PLANTED: list[tuple[Plant, Sweep, str]] = [
     PLANTED,
     ids=[f"{plant.__name__}-{sweep.__qualname__.partition('.')[0]}" for plant, sweep, _ in PLANTED],
 )
+@pytest.mark.sampled(1)
 def test_a_planted_mistake_is_found(
     plant: Plant, sweep: Sweep, symptom: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

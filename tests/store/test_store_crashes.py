@@ -101,21 +101,25 @@ class States:
 
 
 @pytest.mark.parametrize("name", KILLED)
+@pytest.mark.sampled(1)
 def test_a_kill_at_any_call_leaves_all_of_a_commit_or_nothing(name: str) -> None:
     count("kills", kill_points(ALL[name]), at_least=50)
 
 
 @pytest.mark.parametrize("name", FAILED)
+@pytest.mark.sampled(1)
 def test_an_error_at_any_call_leaves_all_of_a_commit_or_nothing(name: str) -> None:
     count("errors", error_points(ALL[name]), at_least=100)
 
 
 @pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
+@pytest.mark.sampled(7)
 def test_an_error_of_a_call_that_only_reads_leaves_all_of_a_commit_or_nothing(name: str) -> None:
     count("errors", error_points(ALL[name], names=calls.READING), at_least=15)
 
 
 @pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
+@pytest.mark.sampled(9)
 def test_a_power_cut_at_any_moment_leaves_all_of_a_commit_or_nothing(name: str) -> None:
     sweep = States()
     sweep.count(power_cuts(ALL[name], checked=sweep.checked), at_least=3)
@@ -140,6 +144,7 @@ def seconds(case: CommitCase) -> dict[str, list[Named]]:
 
 
 @pytest.mark.parametrize(("name", "second", "warm"), FOLLOWED)
+@pytest.mark.sampled(1)
 def test_what_is_acknowledged_after_a_death_survives_a_power_cut(name: str, second: str, warm: bool) -> None:
     case, sweep = ALL[name], States()
     report = after_deaths(case, touching(seconds(case)[second]), sweep.checked, warm=warm)
@@ -147,6 +152,7 @@ def test_what_is_acknowledged_after_a_death_survives_a_power_cut(name: str, seco
 
 
 @pytest.mark.parametrize("name", ["create an issue", "delete an issue", "replace and tell", "share out"])
+@pytest.mark.sampled(1)
 def test_an_intent_of_a_dead_one_does_not_come_back_over_what_was_undone(name: str) -> None:
     case, sweep = ALL[name], States()
     report = after_deaths(case, restoring(case.old, case.named), sweep.checked)
@@ -160,6 +166,7 @@ def test_an_intent_of_a_dead_one_does_not_come_back_over_what_was_undone(name: s
         *((name, Fault(errno.EIO, lasting=True)) for name in ("append a line", "transfer")),
     ],
 )
+@pytest.mark.sampled(3)
 def test_what_was_said_about_a_failure_is_true_after_a_power_cut(name: str, fault: Fault) -> None:
     """Made is made, failed is not there; and what came next, on a disk that works again, is there."""
     case, sweep = ALL[name], States()
@@ -193,6 +200,7 @@ def test_a_recovery_is_really_killed_and_can_be_done_by_another() -> None:
     ("second", "warm", "at_once"),
     [("everything", NEW, False), ("everything", NEW, True), ("one", WARM, True)],
 )
+@pytest.mark.sampled(1)
 def test_what_comes_after_the_death_of_a_batch_survives_a_power_cut(
     second: str, warm: bool, at_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

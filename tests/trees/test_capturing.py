@@ -336,6 +336,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("known", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize("listening", [True, False], ids=["told", "looking"])
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.sampled(21)
 def test_whatever_changes_after_it_was_captured_is_noticed(
     desk: Desk, name: str, listening: bool, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from holdfast.trees.retained_dirs import (
 )
 from holdfast.trees.shared_dirs import write_homes
 from proof.crash import Outcome, kill_points
+from proof.effort import SHARE
 from proof.interpose import Attempt, interposed
 from tests.support.loop_mounts import LoopMount
 from tests.trees.groves import seen
@@ -118,7 +119,7 @@ class Trimming:
 
 
 def test_a_trim_that_is_killed_anywhere_is_finished_by_the_next_with_the_times_as_they_were() -> None:
-    kill_points(Trimming()).require_clean(at_least=30)
+    kill_points(Trimming(), share=SHARE).require_clean(at_least=30)
 
 
 def test_a_trim_that_has_no_room_for_a_note_does_without(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from holdfast.errors import ExchangeUnavailable, IoFailure, Refused
 from holdfast.fs import calls
 from holdfast.trees import Engine, capture, exchange, remove_tree, tree_bytes
 from proof.crash import Ending, Outcome, error_points, kill_points
+from proof.effort import SHARE
 from tests.support.loop_mounts import LoopMount
 from tests.trees.groves import grow, seen
 
@@ -47,11 +48,11 @@ class Removal:
 
 
 def test_a_removal_that_is_killed_anywhere_is_finished_by_the_next() -> None:
-    kill_points(Removal()).require_clean(at_least=50)
+    kill_points(Removal(), share=SHARE).require_clean(at_least=50)
 
 
 def test_a_removal_that_fails_says_so_and_leaves_the_neighbours() -> None:
-    error_points(Removal(), (errno.EIO,), lasting=()).require_clean(at_least=30)
+    error_points(Removal(), (errno.EIO,), lasting=(), share=SHARE).require_clean(at_least=30)
 
 
 def test_everything_is_removed(tmp_path: Path) -> None:

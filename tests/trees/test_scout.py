@@ -438,6 +438,7 @@ def is_running(process: int) -> bool:
 
 @pytest.mark.parametrize("listening", [True, False], ids=["told", "looking"])
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.sampled(9)
 def test_whatever_changes_after_the_scout_looked_is_noticed(
     desk: Desk, sent: Sent, name: str, listening: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from holdfast.errors import Failure
 from holdfast.trees import READY, Engine, capture, changes, materialise, remove_tree, share_tree, verify
 from proof.crash import Ending, Outcome, error_points, kill_points
+from proof.effort import SHARE
 from tests.trees.groves import seen
 
 
@@ -46,11 +47,11 @@ class Capturing:
 
 
 def test_a_capture_that_is_killed_leaves_the_base_and_the_cache_usable() -> None:
-    kill_points(Capturing()).require_clean(at_least=60)
+    kill_points(Capturing(), share=SHARE).require_clean(at_least=60)
 
 
 def test_a_capture_fails_as_a_failure_at_every_call() -> None:
-    error_points(Capturing(), (errno.EIO,), lasting=(errno.ENOSPC,)).require_clean(at_least=60)
+    error_points(Capturing(), (errno.EIO,), lasting=(errno.ENOSPC,), share=SHARE).require_clean(at_least=60)
 
 
 class Restoring:
@@ -79,4 +80,4 @@ class Restoring:
 
 
 def test_restoring_fails_as_a_failure_at_every_call() -> None:
-    error_points(Restoring(), (errno.EIO,), lasting=(errno.ENOSPC,)).require_clean(at_least=40)
+    error_points(Restoring(), (errno.EIO,), lasting=(errno.ENOSPC,), share=SHARE).require_clean(at_least=40)

@@ -1,0 +1,43 @@
+"""How much a run tries: all of it in `make proof`, a random share of it in `make test`.
+
+`HOLDFAST_ROUNDS` is the share, from 0 to 1; `HOLDFAST_SEED` makes a run choose the same again. A test
+asks for `rounds(200)`, a sweep for a share of its points. Both say in the summary what they used.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SHARE = min(1.0, float(os.environ.get("HOLDFAST_ROUNDS", "0.05")))
+"""The share of all rounds and points that this run tries."""
+
+SEED = int(os.environ.setdefault("HOLDFAST_SEED", str(random.SystemRandom().randrange(1 << 32))))
+"""Chooses the points; set in the environment, so that the processes of one run agree."""
+
+
+def rounds(full: int, *, least: int = 3) -> int:
+    """Of `full` rounds as many as this run plays, but at least `least`."""
+    return max(min(full, least), round(full * SHARE))
+
+
+def chosen(items: Sequence[T], *, share: float = SHARE, least: int = 6, salt: str = "") -> list[T]:
+    """A share of the items, in their order; always the first and the last of them."""
+    wanted = max(min(len(items), least), round(len(items) * share))
+    if wanted >= len(items):
+        return list(items)
+    rest = random.Random(f"{SEED} {salt}").sample(range(1, len(items) - 1), wanted - 2)
+    return [items[each] for each in sorted({0, len(items) - 1, *rest})]
+
+
+def sometimes(items: Iterable[T], *, share: float = SHARE, salt: str = "") -> Iterator[tuple[T, bool]]:
+    """Each item, and whether it is chosen: for items that are too many to list. The first always is."""
+    chance = random.Random(f"{SEED} {salt}")
+    first = True
+    for item in items:
+        yield item, first or share >= 1 or chance.random() < share
+        first = False

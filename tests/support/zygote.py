@@ -1,0 +1,106 @@
+"""Commands without the start of an interpreter: one process loads everything, and forks for each command.
+
+Each command is still a process of its own, with its own environment, directory and standard streams. Only
+its parent is another one: the zygote, which ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_SERVE = "from tests.support.zygote import serve; serve()"
+_running: tuple[int, subprocess.Popen[bytes], socket.socket] | None = None
+
+
+def run(
+    arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stdin: str, timeout: float
+) -> tuple[int, str, str]:
+    """Run `holdfast` to its end: its exit status as `subprocess` has it, and its output."""
+    connection = _connected(timeout)
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+    ):
+        given.write(stdin.encode())
+        given.seek(0)
+        order = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd or os.getcwd())})
+        streams = array.array("i", [given.fileno(), out.fileno(), err.fileno()])
+        connection.sendmsg([order.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+        status = int(connection.recv(64))
+        out.seek(0)
+        err.seek(0)
+        return status, out.read().decode(), err.read().decode()
+
+
+def _connected(timeout: float) -> socket.socket:
+    """The connection to the zygote of this process, which is started if there is none."""
+    global _running
+    if _running is None or _running[0] != os.getpid() or _running[1].poll() is not None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _SERVE], stdin=theirs, cwd=Path(__file__).parents[2]
+            )
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        ours.settimeout(timeout)
+        _running = (os.getpid(), process, ours)
+    return _running[2]
+
+
+def serve() -> None:
+    """Be the zygote: fork for each order until the other end of the connection is gone."""
+    import pkgutil
+    from importlib import import_module
+
+    from holdfast import cli
+
+    for module in pkgutil.iter_modules(cli.__path__):
+        import_module(f"holdfast.cli.{module.name}")
+    connection = socket.socket(fileno=os.dup(0))
+    while True:
+        order, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
+        if not order:
+            return
+        child = os.fork()
+        if child == 0:
+            connection.close()
+            _become(json.loads(order), streams)
+        for each in streams:
+            os.close(each)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        connection.send(b"%d" % status)
+
+
+def _become(order: Mapping[str, object], streams: Sequence[int]) -> None:
+    """Be the command; never returns."""
+    status: object = 1
+    try:
+        for number, each in enumerate(streams):
+            os.dup2(each, number)
+            os.close(each)
+        os.environ.clear()
+        os.environ.update(order["env"])  # type: ignore[call-overload]
+        os.chdir(str(order["cwd"]))
+        sys.argv = ["holdfast", *order["arguments"]]  # type: ignore[misc]
+        from holdfast.__main__ import main
+
+        status = main()
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status if isinstance(status, int) else int(status is not None))
