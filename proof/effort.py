@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -41,3 +41,15 @@ def sometimes(items: Iterable[T], *, share: float = SHARE, salt: str = "") -> It
     for item in items:
         yield item, first or share >= 1 or chance.random() < share
         first = False
+
+
+def until(met: Callable[[], object], full: int, *, most: int = 20_000) -> Iterator[int]:
+    """The numbers of the rounds: as many as `rounds(full)`, and more until what is to be met was met.
+
+    So no run depends on luck: one that meets it late plays longer, and only one that never does fails.
+    """
+    for number in range(most):
+        if number >= rounds(full) and met():
+            return
+        yield number
+    raise AssertionError(f"{most} rounds have not met what they are about")

@@ -177,7 +177,7 @@ def test_a_kill_at_any_call_leaves_the_old_state_or_the_new(case: Case) -> None:
 
 @all_cases
 def test_an_error_at_any_call_is_a_failure_that_leaves_the_old_state_and_no_litter(case: Case) -> None:
-    report = error_points(case, names=calls.CHANGING + calls.READING)
+    report = error_points(case, names=calls.CHANGING + calls.READING, share=SHARE)
     report.require_clean(at_least=13)
 
 

@@ -17,6 +17,7 @@ from holdfast.issues.model import GateStatus, Issue, State
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.issues.validate import examine, repair
 from proof.crash import Ending, Outcome, kill_points
+from proof.effort import SHARE
 from tests.issues.trackers import problems, tracker_at
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -121,7 +122,7 @@ def legal(name: str, base: Path) -> tuple[Facts, Facts]:
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.sampled(1)
 def test_a_kill_at_any_call_leaves_the_old_state_or_the_new(name: str, scratch: Path) -> None:
-    report = kill_points(Operation(name, legal(name, scratch / "legal")), names=SWEPT)
+    report = kill_points(Operation(name, legal(name, scratch / "legal")), names=SWEPT, share=SHARE)
 
     report.require_clean(at_least=16)
 

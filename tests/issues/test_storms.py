@@ -24,6 +24,7 @@ from holdfast.issues.dependencies import Walk
 from holdfast.issues.gates import Definition
 from holdfast.issues.model import GateStatus, State
 from holdfast.issues.tracker import Tracker, Update
+from proof.effort import rounds
 from tests.issues.trackers import circles, events_of, made, problems, tracker_at
 from tests.locks.workers import Line, Workers
 
@@ -68,13 +69,14 @@ def tracker(scratch: Path) -> Tracker:
 @pytest.mark.req("FL-08", "FL-16")
 def test_a_hundred_concurrent_creates_give_a_hundred_issues(tracker: Tracker, scratch: Path) -> None:
     act: Act = lambda here, title: here.create(NewIssue(title=title)).id  # noqa: E731
-    titles = [f"issue {number}" for number in range(100)]
+    many = rounds(100, least=20)
+    titles = [f"issue {number}" for number in range(many)]
 
     [ids] = everybody(scratch, act, iter([titles]))
 
-    assert len(set(ids)) == 100
+    assert len(set(ids)) == many
     assert {issue.id: issue.title for issue in tracker.snapshot()} == dict(zip(ids, titles, strict=True))
-    assert events_of(tracker) == {"issue_created": 100}
+    assert events_of(tracker) == {"issue_created": many}
     index = json.loads((scratch / ".jit/index.json").read_text())
     assert sorted(index["all_ids"]) == sorted(ids)
     assert problems(tracker) == []
@@ -91,11 +93,12 @@ def test_fifty_writers_with_ten_increments_each_count_to_five_hundred(
             here.update(issue_id, Update(increments={"n": 1}))
         return times
 
-    [done] = everybody(scratch, act, iter([[10] * 50]))
+    writers = rounds(50, least=8)
+    [done] = everybody(scratch, act, iter([[10] * writers]))
 
-    assert sum(done) == 500
-    assert tracker.issue(issue_id).context == {"n": "500"}
-    assert events_of(tracker)["issue_updated"] == 500
+    assert sum(done) == 10 * writers
+    assert tracker.issue(issue_id).context == {"n": str(10 * writers)}
+    assert events_of(tracker)["issue_updated"] == 10 * writers
 
 
 @pytest.mark.req("FL-08", "FL-16")
@@ -107,11 +110,12 @@ def test_fifty_writers_on_ten_issues_lose_no_field(tracker: Tracker, scratch: Pa
             here.update(issue_id, Update(context={f"w{writer}": str(writer)}))
         return writer
 
-    [done] = everybody(scratch, act, iter([list(range(50))]))
+    writers = list(range(rounds(50, least=8)))
+    [done] = everybody(scratch, act, iter([writers]))
 
-    assert done == list(range(50))
+    assert done == writers
     for issue in tracker.snapshot():
-        assert issue.context == {f"w{writer}": str(writer) for writer in range(50)}
+        assert issue.context == {f"w{writer}": str(writer) for writer in writers}
 
 
 @pytest.mark.req("FL-11")
@@ -125,15 +129,17 @@ def test_eight_processes_pass_their_own_gates_and_none_overwrites_another(
     def act(here: Tracker, told: tuple[str, str]) -> str:
         return here.gates.judge(*told, GateStatus.PASSED).state.value
 
-    def rounds() -> Iterator[list[tuple[str, str]]]:
-        for number in range(40):
+    full = rounds(40)
+
+    def played() -> Iterator[list[tuple[str, str]]]:
+        for number in range(full):
             issue = tracker.create(NewIssue(title=f"issue {number}", gates=tuple(gates)))
             tracker.update(issue.id, Update(state=State.DONE))
             yield [(issue.id, gate) for gate in gates]
 
-    for states in everybody(scratch, act, rounds()):
+    for states in everybody(scratch, act, played()):
         assert Counter(states) == {"gated": 7, "done": 1}  # done with the last one, whichever it was
-    assert events_of(tracker)["gate_passed"] == 320
+    assert events_of(tracker)["gate_passed"] == 8 * full
     assert all(issue.state is State.DONE and not issue.open_gates() for issue in tracker.snapshot())
 
 
@@ -147,14 +153,14 @@ def test_of_opposite_dependencies_one_is_added_and_one_refused(tracker: Tracker,
         except DependencyCycle as failure:
             return failure.facts["path"]
 
-    def rounds() -> Iterator[list[tuple[str, str]]]:
-        for _ in range(200):
+    def played() -> Iterator[list[tuple[str, str]]]:
+        for _ in range(rounds(200)):
             a, b, c, d = ids
             clear(tracker)
             tracker.dependencies.add(b, c)  # and a longer way: a -> b -> c against d -> a, c -> d
             yield [(a, b), (c, d), (d, a), (b, a)]
 
-    for answers in everybody(scratch, act, rounds()):
+    for answers in everybody(scratch, act, played()):
         issues = list(tracker.snapshot())
         assert circles(issues) == []
         assert True in answers
@@ -174,15 +180,15 @@ def clear(tracker: Tracker) -> None:
 def test_five_concurrent_dependency_adds_all_stay(tracker: Tracker, scratch: Path) -> None:
     act: Act = lambda here, told: here.dependencies.add(*told).added  # noqa: E731
 
-    def rounds() -> Iterator[list[tuple[str, str]]]:
-        for _ in range(30):
+    def played() -> Iterator[list[tuple[str, str]]]:
+        for _ in range(rounds(30)):
             issue, *others = made(tracker, "waiting", *(f"dependency {number}" for number in range(5)))
             yield [(issue, other) for other in others]
 
-    for answers in everybody(scratch, act, rounds()):
+    for answers in everybody(scratch, act, played()):
         assert answers == [True] * 5
     waiting = [issue for issue in tracker.snapshot() if issue.title == "waiting"]
-    assert [len(issue.dependencies) for issue in waiting] == [5] * 30
+    assert [len(issue.dependencies) for issue in waiting] == [5] * rounds(30)
     assert problems(tracker) == []
 
 
@@ -195,11 +201,11 @@ def test_of_eight_claimers_one_wins_with_one_event(tracker: Tracker, scratch: Pa
         claimed = here.claims.claim_next(here.claims.request())
         return "E_ISSUE_CLAIMED" if claimed is None else claimed.claim.assignee
 
-    def rounds() -> Iterator[list[str]]:
+    def played() -> Iterator[list[str]]:
         for number in range(200 if how == "claim" else 40):
             yield made(tracker, f"issue {number}") * 8
 
-    for answers in everybody(scratch, act, rounds()):
+    for answers in everybody(scratch, act, played()):
         tally = Counter(answers)
         assert tally.pop("E_ISSUE_CLAIMED") == 7
         [winner] = tally
@@ -293,9 +299,9 @@ def test_a_missing_check_for_circles_is_found(
     def act(here: Tracker, told: tuple[str, str]) -> bool | str:
         return here.dependencies.add(*told).added
 
-    def rounds() -> Iterator[list[tuple[str, str]]]:
-        for _ in range(200):
+    def played() -> Iterator[list[tuple[str, str]]]:
+        for _ in range(rounds(200)):
             clear(tracker)
             yield [(a, b), (b, a)]
 
-    assert any(circles(list(tracker.snapshot())) for _ in everybody(scratch, act, rounds()))
+    assert any(circles(list(tracker.snapshot())) for _ in everybody(scratch, act, played()))

@@ -187,7 +187,7 @@ def test_a_kill_at_any_call_of_claiming_or_reaping_leaves_a_claim_or_none(scenar
 
 @pytest.mark.req("LG-16")
 def test_an_error_at_any_call_of_appending_is_told_and_leaves_all_or_nothing() -> None:
-    report = error_points(Appending(1), (errno.EIO,), lasting=(errno.ENOSPC,), descriptors=False)
+    report = error_points(Appending(1), (errno.EIO,), lasting=(errno.ENOSPC,), descriptors=False, share=SHARE)
     report.require_clean(at_least=60)
 
 

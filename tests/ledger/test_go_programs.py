@@ -19,13 +19,14 @@ import pytest
 
 from holdfast.errors import LockTimeout, NodeLocked
 from holdfast.locks.ledger_lock import LedgerLock
+from proof.effort import rounds
 from tests.ledger.ledgers import open_claims, open_ledger, raw_events
 from tests.locks.workers import Line, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
 SOURCE = Path(__file__).parent / "go/other_program.go"
-ROUNDS = 60
+ROUNDS = rounds(60, least=16)
 BATCH = 12
 """More than a few: they are brought to the disk all at once."""
 

@@ -19,6 +19,7 @@ from holdfast.clock import parse_instant
 from holdfast.errors import Failure, LockNotHeld
 from holdfast.ledger.projection import ACQUIRED, REAPED, RELEASED
 from holdfast.ledger.service import Claims, Rule
+from proof.effort import rounds
 from tests.ledger.ledgers import acquired, open_claims, open_ledger, raw_events
 from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 
@@ -206,7 +207,7 @@ def _ended(claims: Claims) -> set[str]:
 
 # --- Reaping ------------------------------------------------------------------------------------------------
 
-ROUNDS, REAPERS = 200, 6
+ROUNDS, REAPERS = rounds(200, least=10), 6
 
 
 def deal(workers: list[Worker], *orders: str) -> list[Any]:

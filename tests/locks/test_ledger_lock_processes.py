@@ -18,6 +18,7 @@ from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.identity import Liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.lock_file import Coded
+from proof.effort import rounds
 from tests.locks.ledger_locks import (
     count_up,
     hold,
@@ -194,7 +195,7 @@ class RecoversByPath(LedgerLock):
 def test_of_eight_exactly_one_recovers_the_lock_of_a_killed_process(ledger: Path, workers: Workers) -> None:
     """With a timeout of 0 none of them stands in line: they all go for it at once."""
     lock = LedgerLock(ledger, "agent-heir", timeout=0.0)
-    assert recover_together(ledger, workers, lock, rounds=150) == []
+    assert recover_together(ledger, workers, lock, rounds=rounds(150, least=20)) == []
 
 
 def test_recovering_by_path_gives_two_holders_and_that_is_noticed(ledger: Path, workers: Workers) -> None:

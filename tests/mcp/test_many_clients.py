@@ -20,6 +20,7 @@ from holdfast.issues.creating import NewIssue
 from holdfast.repository.opening import open_ledger, open_tracker
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
+from proof.effort import rounds
 from tests.cli.commands import holdfast
 from tests.issues.trackers import problems
 from tests.locks.workers import Worker, Workers
@@ -29,7 +30,7 @@ from tests.repository.stages import files_kept
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the clients are forked")
 
-CLIENTS, ISSUES = 8, 24
+CLIENTS, ISSUES = 8, rounds(24, least=10)
 PATIENCE = 180.0
 
 

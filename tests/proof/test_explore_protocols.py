@@ -76,6 +76,7 @@ def one_winner(directory: Path, results: Sequence[Result]) -> None:
 
 
 @pytest.mark.req("RL-08")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kills", "at_least"), [(0, 500), (1, 1500)])
 def test_of_two_who_take_a_stale_lock_over_exactly_one_wins(kills: int, at_least: int) -> None:
     explored = explore([take] * 2, prepare=stale_repo_lock, check=one_winner, kills=kills)
@@ -83,6 +84,7 @@ def test_of_two_who_take_a_stale_lock_over_exactly_one_wins(kills: int, at_least
     require_clean(explored, at_least=at_least)
 
 
+@pytest.mark.long
 @pytest.mark.req("RL-08")
 def test_of_three_who_are_switched_at_changes_only_exactly_one_wins() -> None:
     explored = explore([take] * 3, prepare=stale_repo_lock, check=one_winner, names=calls.CHANGING)
@@ -90,6 +92,7 @@ def test_of_three_who_are_switched_at_changes_only_exactly_one_wins() -> None:
     require_clean(explored, at_least=1000)
 
 
+@pytest.mark.long
 def test_who_gives_the_lock_back_removes_nobody_elses() -> None:
     def taken(directory: Path, results: Sequence[Result]) -> None:
         assert results[0].value or results[1].value, "nobody had it"
@@ -276,6 +279,7 @@ def test_who_has_seen_one_side_of_a_transfer_sees_the_other_too() -> None:
     assert {tuple(each) for each in seen} == {(10, 10), (10, 11), (9, 11)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kills", "at_least"), [(0, 50), (1, 300)])
 def test_two_transfers_that_overlap_are_both_whole(kills: int, at_least: int) -> None:
     def check(directory: Path, results: Sequence[Result]) -> None:
@@ -293,6 +297,7 @@ def test_two_transfers_that_overlap_are_both_whole(kills: int, at_least: int) ->
     require_clean(explored, at_least=at_least)
 
 
+@pytest.mark.long
 def test_at_every_moment_the_balance_is_right() -> None:
     tasks = [transfer(A, B), transfer(B, A)]
     explored = explore(tasks, prepare=accounts, check=lambda *_: None, invariant=total, kills=1)
@@ -300,6 +305,7 @@ def test_at_every_moment_the_balance_is_right() -> None:
     require_clean(explored, at_least=300)
 
 
+@pytest.mark.long
 def test_a_deposit_and_the_event_that_tells_of_it_come_together() -> None:
     def check(directory: Path, results: Sequence[Result]) -> None:
         no_errors(results)

@@ -23,7 +23,19 @@ from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.repository.worktrees import settle
 from holdfast.store.files import FileStore
 from holdfast.trees import verify
-from proof.crash import Ending, Fault, Kill, Outcome, Report, Scenario, fresh, judge, run_faulted, run_killed
+from proof.crash import (
+    Ending,
+    Fault,
+    Kill,
+    Outcome,
+    Report,
+    Scenario,
+    fresh,
+    indexes,
+    judge,
+    run_faulted,
+    run_killed,
+)
 from proof.crash import scratch as swept_directory
 from tests.repository.repositories import make_repository
 from tests.repository.stages import files_kept
@@ -226,30 +238,27 @@ FAILING = tuple(
 """The calls that fail on a disk that is full or broken."""
 
 
-def killed_everywhere(case: Scenario, names: Sequence[str] = SEEN) -> Report:
+def killed_everywhere(case: Scenario, names: Sequence[str] = SEEN, *, share: float = 1.0) -> Report:
     """Kill the operation before each of its calls, and halfway through writes."""
     report = Report("killed")
     with swept_directory() as base:
-        index, over = 0, False
-        while not over:
-            index += 1
+        for index in indexes(case, base, names, share, report, each=1):
             for when in (Kill.BEFORE, Kill.HALFWAY):
                 with fresh(base) as directory:
                     outcome = run_killed(case, directory, when, index, names=names)
                     report.add(outcome, judge(case, directory, outcome), "")
-                over = outcome.call is None
-                if over or outcome.call is None or outcome.call.name != "write":
+                if outcome.call is None or outcome.call.name != "write":
                     break
+            if outcome.call is None:
+                break
     return report
 
 
-def failed_everywhere(case: Scenario, faults: list[Fault]) -> Report:
+def failed_everywhere(case: Scenario, faults: list[Fault], *, share: float = 1.0) -> Report:
     """Let each call fail in one of these ways, in turn."""
     report = Report("failed")
     with swept_directory() as base:
-        index, over = 0, False
-        while not over:
-            index += 1
+        for index in indexes(case, base, FAILING, share, report, each=1):
             fault = faults[index % len(faults)]
             with fresh(base) as directory:
                 outcome = run_faulted(case, directory, fault, index, names=FAILING)
@@ -257,5 +266,6 @@ def failed_everywhere(case: Scenario, faults: list[Fault]) -> Report:
                 if outcome.left_open:
                     problem = problem or f"never closed: {outcome.left_open}"
                 report.add(outcome, problem, "")
-            over = outcome.call is None
+            if outcome.call is None:
+                break
     return report

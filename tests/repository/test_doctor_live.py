@@ -15,6 +15,7 @@ from holdfast.repository.records import MAIN, Isolation
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.retention import Policy
+from proof.effort import rounds
 from tests.locks.race_rounds import delay_calls
 from tests.locks.workers import Line, Workers
 from tests.repository.kept import line_of, require_whole
@@ -22,7 +23,7 @@ from tests.repository.repositories import add_worktree, make_repository
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
-LOOKS = 40
+LOOKS = rounds(40)
 """How often the doctor looks, and how often it repairs."""
 
 Act = Callable[[Repository, int], object]

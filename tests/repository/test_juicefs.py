@@ -29,6 +29,7 @@ from holdfast.repository.repository import Repository
 from holdfast.trees import Engine, capture, capture_best, choose_engine, materialise, verify
 from holdfast.trees import engines as cloning
 from proof.crash import Kill, Report, fresh, judge, run_killed
+from proof.effort import SHARE, rounds
 from tests.cli.commands import environment, error, holdfast
 from tests.repository.interruptions import FEW, SEEN, cases, world
 from tests.repository.stages import events, files_in, files_kept, put_files, unprobed
@@ -262,7 +263,7 @@ def test_a_kill_anywhere_in_a_snapshot_leaves_the_old_or_the_new(place: Path) ->
     report = Report("killed on JuiceFS")
     with world(FEW) as old:
         case = cases(old)["snapshot"]
-        for index in range(1, 1000, 13):
+        for index in range(1, 1000, 13 if SHARE == 1 else 61):
             with fresh(place) as directory:
                 outcome = run_killed(case, directory, Kill.BEFORE, index, names=SEEN)
                 report.add(outcome, judge(case, directory, outcome), "")
@@ -308,7 +309,7 @@ def test_a_file_lock_of_one_machine_excludes_the_other(place: Path, here: Path, 
     FileLocker(timeout=10.0).lock_exclusive(theirs).release()
 
 
-ROUNDS = 20
+ROUNDS = rounds(20)
 
 _RIVAL = """
 import os, pathlib, sys, time

@@ -34,6 +34,7 @@ from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository.opening import OpenLedger
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import LockWaits, WaitContext, surroundings, waits_of_repository
+from proof.effort import rounds
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 from tests.repository.test_waits import (
     LONG,
@@ -50,7 +51,7 @@ from tests.repository.test_waits import (
 if sys.platform != "linux":
     pytest.skip("only Linux tells who holds a file lock", allow_module_level=True)
 
-ROUNDS = int(os.environ.get("HOLDFAST_CIRCLES", "30"))
+ROUNDS = rounds(30, least=10)
 KINDS = ("lease", "claim", "file lock", "fair lock", "repo lock")
 LOCKS = ("file lock", "fair lock", "repo lock")
 

@@ -8,6 +8,7 @@ import random
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from holdfast.store.model import Store
 from holdfast.trees import SharedDirectory, materialise, read_shared_directories
 from holdfast.trees import shared_dirs as homes_module
 from holdfast.trees.shared_dirs import write_homes
+from proof.effort import until
 from proof.interpose import Attempt, interposed
 from tests.locks.race_rounds import delay_calls
 from tests.locks.workers import Line, Workers
@@ -712,29 +714,26 @@ def gatherer(root: Path) -> Callable[[Line], None]:
     return task
 
 
-def storm(control: RepositoryContext, rounds: int) -> tuple[int, int]:
-    """Take snapshots and collect at the same time; all that is visible is whole all the time. How many were
-    collected, and in how many rounds somebody needed a remnant."""
-    root, collected, shared = control.places.root, 0, 0
+def storm(control: RepositoryContext, full: int = ROUNDS) -> None:
+    """Take snapshots and collect at the same time; all that is visible is whole all the time.
+    It goes on until some were collected and somebody needed a remnant."""
+    root, seen = control.places.root, Counter[str]()
     with Workers() as workers:
         takes, collects = workers.start(taker(root)), workers.start(gatherer(root))
-        for _ in range(rounds):
+        for _ in until(lambda: seen["collected"] and seen["shared"], full):
             takes.say(random.choice(sorted(snapshots_of(control))))
             collects.say("go")
             assert takes.hear() in TOO_LATE
-            collected += collects.hear()
+            seen["collected"] += collects.hear()
             require_whole(control)
-            shared += bool(remnants_of(control))
+            seen["shared"] += bool(remnants_of(control))
         for worker in (takes, collects):
             worker.say("enough")
-    return collected, shared
 
 
 def test_of_what_is_captured_while_others_collect_nothing_is_ever_missing(control: RepositoryContext) -> None:
     line_of(control, 3, shared=True)
-    collected, shared = storm(control, ROUNDS)
-    assert collected > ROUNDS / 4
-    assert shared > ROUNDS / 4
+    storm(control)
     collect(control)
     require_no_more_than_needed(control)
     assert Repository(control.places.root).examine(strict=True) == []
@@ -745,10 +744,10 @@ def test_who_collects_and_is_killed_at_any_time_leaves_nothing_that_one_repair_d
 ) -> None:
     """While somebody goes on taking snapshots, and after each kill is asked for more."""
     line_of(control, 3, shared=True)
-    root, killed = control.places.root, 0
+    root, killed = control.places.root, Counter[bool]()
     with Workers() as workers:
         takes = workers.start(taker(root))
-        for _ in range(12):
+        for _ in until(lambda: killed[True], 12):
             for _ in range(3):
                 assert takes.ask(random.choice(sorted(snapshots_of(control)))) in TOO_LATE
             collects = workers.start(gatherer(root))
@@ -756,7 +755,7 @@ def test_who_collects_and_is_killed_at_any_time_leaves_nothing_that_one_repair_d
             takes.say(random.choice(sorted(snapshots_of(control))))
             time.sleep(random.uniform(0.0, 0.06))
             collects.kill()
-            killed += not collects.line.has_news()
+            killed[not collects.line.has_news()] += 1
             collects.wait()
             assert takes.hear() in TOO_LATE
             require_whole(control)
@@ -765,7 +764,6 @@ def test_who_collects_and_is_killed_at_any_time_leaves_nothing_that_one_repair_d
             require_whole(control)
             require_no_more_than_needed(control)
         takes.say("enough")
-    assert killed >= 3
 
 
 # --- Planted mistakes -------------------------------------------------------------------------------

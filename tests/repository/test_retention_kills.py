@@ -29,6 +29,7 @@ from holdfast.store.files import FileStore
 from holdfast.trees import read_shared_directories
 from proof.crash import Fault, Kill, Outcome, Report, fresh, judge, run_killed
 from proof.crash import scratch as swept_directory
+from proof.effort import SHARE
 from proof.powercut import power_cuts
 from tests.repository import damage
 from tests.repository.interruptions import SEEN, failed_everywhere, killed_everywhere
@@ -163,7 +164,7 @@ def test_a_collection_that_is_killed_anywhere_loses_nothing_and_goes_on(
     ]
     world = world._replace(left=going.intersection(homes))
     assert len(world.left) >= 2
-    report = killed_everywhere(CollectionKilled(world))
+    report = killed_everywhere(CollectionKilled(world), share=SHARE)
     report.require_clean(at_least=100)
 
 
@@ -225,7 +226,7 @@ def test_a_repair_that_is_killed_anywhere_loses_nothing_and_the_next_one_ends_it
     codes = {each.code for each in repository.examine()}
     codes |= {"tree-orphaned", "tree-unknown"}  # trees are not judged while an operation is pending
     assert codes == {each.code for each in damage.ALL.values() if each.repaired}
-    report = killed_everywhere(RepairKilled(World(control.places.root, staying=staying)))
+    report = killed_everywhere(RepairKilled(World(control.places.root, staying=staying)), share=SHARE)
     report.require_clean(at_least=100)
 
 
@@ -272,7 +273,7 @@ class CollectionWithoutPower(CollectionKilled):
             assert descriptor.doomed_by or is_ready(control.places, each)
 
 
-def without_power(repository: Repository) -> Report:
+def without_power(repository: Repository, *, share: float = 1.0) -> Report:
     control = repository.control
     going = frozenset({keep(control, {"file": "old", "one/file": "1", "one/two/file": "2"}, shared=True)})
     keep(control, {"file": "new", "one/two/file": "3"}, shared=True)
@@ -280,15 +281,15 @@ def without_power(repository: Repository) -> Report:
     plan = gc_plan.propose(control).plan
     staying = frozenset(snapshots_of(control)) - going
     world = World(control.places.root, plan.plan_id, going, staying, left=going)
-    return power_cuts(CollectionWithoutPower(world), limit=2)
+    return power_cuts(CollectionWithoutPower(world), limit=2, share=share)
 
 
 def test_a_collection_that_is_cut_off_from_power_loses_nothing_and_goes_on(
     make_world: Callable[[str], Repository],
 ) -> None:
-    report = without_power(make_world("power"))
+    report = without_power(make_world("power"), share=SHARE)
     assert report.violations == [], str(report)
-    assert report.points >= 50
+    assert report.points + report.skipped >= 50
 
 
 def test_the_sweep_finds_a_collection_that_does_not_sync_what_it_moved(
@@ -312,4 +313,4 @@ def test_a_collection_that_fails_anywhere_loses_nothing_and_goes_on(
     going = frozenset(plan.snapshots)
     world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
     faults = [Fault(errno.EIO), Fault(errno.ENOSPC, lasting=True), Fault(errno.ENOSPC)]
-    failed_everywhere(CollectionKilled(world), faults).require_clean(at_least=50)
+    failed_everywhere(CollectionKilled(world), faults, share=SHARE).require_clean(at_least=50)

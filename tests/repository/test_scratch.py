@@ -15,12 +15,13 @@ from holdfast.locks.file_lock import FileLocker
 from holdfast.repository import payloads as scratches
 from holdfast.repository.context import RepositoryContext
 from holdfast.repository.repository import Repository
+from proof.effort import rounds
 from proof.interpose import Attempt, interposed
 from tests.locks.race_rounds import delay_calls
 from tests.locks.workers import Line, Workers
 from tests.repository.repositories import make_repository
 
-ROUNDS = 100
+ROUNDS = rounds(100, least=10)
 
 
 @pytest.fixture

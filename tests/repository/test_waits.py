@@ -30,11 +30,12 @@ from holdfast.repository.init import initialise
 from holdfast.repository.opening import OpenLedger, init_ledger, open_ledger
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
+from proof.effort import rounds
 from tests.locks.workers import PATIENCE, Line, Worker, Workers, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
-ROUNDS = int(os.environ.get("HOLDFAST_CIRCLES", "60"))
+ROUNDS = rounds(60, least=6)
 LONG = 3600.0
 MOST = 4
 

@@ -20,13 +20,14 @@ from holdfast.repository.context import RepositoryContext
 from holdfast.repository.payloads import Right
 from holdfast.repository.records import MAIN, OPERATIONS
 from holdfast.repository.repository import Repository
+from proof.effort import rounds
 from tests.locks.workers import Line, Worker, Workers
 from tests.repository.stages import events, expire, files_in, json_at, make_repository, put_files
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 
 PROCESSES = 8
-ROUNDS = 200
+ROUNDS = rounds(200, least=10)
 WORK = {"precious": "work"}
 NAMES = ("a", "b")
 EXPECTED = {"E_LOCK_CONFLICT", "E_NOT_FOUND", "E_ALREADY_EXISTS", "E_LOCK_NOT_HELD", "E_FENCING_MISMATCH"}

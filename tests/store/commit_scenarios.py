@@ -21,6 +21,7 @@ from holdfast.locks import ledger_lock
 from holdfast.store.files import FileStore
 from proof.crash import Ending, Fault, Kill, Outcome, Report, cut_short, fresh, judge, mark, scratch
 from proof.disk import LIMIT
+from proof.effort import chosen
 from proof.interpose import Faulty, interposed
 from proof.powercut import Case, power_cuts, record
 from tests.store.commit_operations import TIMEOUT, Files, Operation, determined, looking, run_as, touching
@@ -215,11 +216,11 @@ def remains(case: Transaction) -> list[Files]:
     return list(found)
 
 
-def death_points(case: Transaction) -> Report:
+def death_points(case: Transaction, *, share: float = 1.0) -> Report:
     """Like `kill_points`, within this process: each death that leaves something of its own, and its check."""
     report = Report(type(case).__name__)
     with scratch() as base:
-        for when, index in deaths(case):
+        for when, index in chosen(list(deaths(case)), share=share):
             with fresh(base) as directory:
                 outcome = dead_at(case, directory, when, index)
                 report.add(outcome, judge(case, directory, outcome), "")
@@ -305,26 +306,41 @@ class AfterAFault(TwoInARow):
 
 
 def after_deaths(
-    first: CommitCase, second: Operation, checked: set[Case], *, warm: bool = False, limit: int = LIMIT
+    first: CommitCase,
+    second: Operation,
+    checked: set[Case],
+    *,
+    warm: bool = False,
+    limit: int = LIMIT,
+    share: float = 1.0,
 ) -> Report:
     """Let the first one die at each of its calls; cut the power at each moment of the second one."""
     report = Report("after a death")
-    for when, index in deaths(first):
+    ways = list(deaths(first))
+    tried = chosen(ways, share=share)
+    report.skipped += 10 * (len(ways) - len(tried))
+    for when, index in tried:
         scenario = AfterADeath(first, second, warm=warm)
         scenario.when, scenario.index = when, index
-        _add(report, power_cuts(scenario, limit=limit, checked=checked, since_mark=True))
+        _add(report, power_cuts(scenario, limit=limit, checked=checked, since_mark=True, share=share))
     return report
 
 
 def after_faults(
-    first: CommitCase, second: Operation, fault: Fault, checked: set[Case], *, limit: int = LIMIT
+    first: CommitCase,
+    second: Operation,
+    fault: Fault,
+    checked: set[Case],
+    *,
+    limit: int = LIMIT,
+    share: float = 1.0,
 ) -> Report:
     """Let the first one meet the fault at each of its calls; cut the power at each moment after that."""
     report = Report("after a fault")
     for index in count(1):
         scenario = AfterAFault(first, second)
         scenario.fault, scenario.index = fault, index
-        _add(report, power_cuts(scenario, limit=limit, checked=checked, since_mark=True))
+        _add(report, power_cuts(scenario, limit=limit, checked=checked, since_mark=True, share=share))
         if not scenario.struck:
             return report
     raise AssertionError("never reached")
@@ -332,6 +348,7 @@ def after_faults(
 
 def _add(report: Report, part: Report) -> None:
     report.points += part.points
+    report.skipped += part.skipped
     report.calls |= part.calls
     report.violations += part.violations
     report.capped += part.capped

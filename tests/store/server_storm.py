@@ -33,7 +33,7 @@ from tests.support.machines import Network, entered
 from tests.support.proxy import Proxy
 from tests.support.servers import PATIENCE, Etcd, Machine, Postgres, Server, enter
 
-FAULTS = int(os.environ.get("HOLDFAST_FAULTS", "54"))
+FAULTS = int(os.environ.get("HOLDFAST_FAULTS", "6"))
 """How many faults each kind of server has to survive; `make storm` asks for more."""
 
 CLIENTS = 3

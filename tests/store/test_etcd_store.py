@@ -19,6 +19,7 @@ from holdfast.store.model import Key, Store
 from holdfast.store.served import AnswerLost
 from holdfast.testing.contract import Backend, Recipe, StoreContract, When
 from holdfast.testing.model import Subject, run_state_machine
+from proof.effort import rounds
 from tests.support.servers import Etcd
 
 
@@ -94,6 +95,8 @@ class EtcdBackend(Backend):
 
 
 class TestEtcdStore(EtcdBackend, StoreContract):
+    many = rounds(100_000, least=2_000)
+
     @pytest.fixture(autouse=True)
     def place(self, etcd_url: str) -> None:
         self.url = etcd_url

@@ -25,6 +25,7 @@ from holdfast.store.model import Create, Decision, Key, Replace, Store, View
 from holdfast.testing.backend import PATIENCE, Item, accounts, apply, number_of, swap, transfer
 from holdfast.testing.contract import Backend, Recipe, StoreContract, When
 from holdfast.testing.model import Subject, run_state_machine
+from proof.effort import rounds
 from proof.linearizability import Accounts, Check, History, Operation, Register, Verdict, check
 from tests.store.storm import IsOver, Life, late_calls, storm
 
@@ -90,6 +91,8 @@ class FileBackend(Backend):
 
 
 class TestFileStore(FileBackend, StoreContract):
+    many = rounds(100_000, least=2_000)
+
     @pytest.fixture(autouse=True)
     def place(self, scratch: Path) -> None:
         self.path = scratch / "store"

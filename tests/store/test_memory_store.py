@@ -12,6 +12,7 @@ from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Commit, Key, Store
 from holdfast.testing.contract import Backend, StoreContract, When
 from holdfast.testing.model import Subject, run_state_machine
+from proof.effort import rounds
 
 
 class MemoryBackend(Backend):
@@ -45,7 +46,7 @@ class MemoryBackend(Backend):
 
 
 class TestMemoryStore(MemoryBackend, StoreContract):
-    pass
+    many = rounds(100_000, least=2_000)
 
 
 def test_the_comparison_with_itself_finds_nothing() -> None:

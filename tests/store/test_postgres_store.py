@@ -16,6 +16,7 @@ import pytest
 from holdfast.store.model import Key, Store
 from holdfast.testing.contract import Backend, Recipe, StoreContract, When
 from holdfast.testing.model import Subject, run_state_machine
+from proof.effort import rounds
 from tests.support.servers import Postgres
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")
@@ -101,6 +102,8 @@ def _failing_if(lost: list[bool], call: Callable[..., Any]) -> Callable[..., Any
 
 
 class TestPostgresStore(PostgresBackend, StoreContract):
+    many = rounds(100_000, least=2_000)
+
     @pytest.fixture(autouse=True)
     def place(self, postgres_url: str) -> None:
         self.url = postgres_url

@@ -18,6 +18,7 @@ from holdfast.fs import calls
 from holdfast.store import intents
 from holdfast.store.files import FileStore
 from proof.crash import Attempt, Fault, Report, error_points, fresh, interposed, kill_points, scratch
+from proof.effort import SHARE, chosen, rounds
 from proof.powercut import Case, power_cuts
 from tests.store.commit_cases import ALL, LARGE, SEVERAL, SINGLE
 from tests.store.commit_operations import looking, restoring, touching
@@ -103,33 +104,33 @@ class States:
 @pytest.mark.parametrize("name", KILLED)
 @pytest.mark.sampled(1)
 def test_a_kill_at_any_call_leaves_all_of_a_commit_or_nothing(name: str) -> None:
-    count("kills", kill_points(ALL[name]), at_least=50)
+    count("kills", kill_points(ALL[name], share=SHARE), at_least=50)
 
 
 @pytest.mark.parametrize("name", FAILED)
 @pytest.mark.sampled(1)
 def test_an_error_at_any_call_leaves_all_of_a_commit_or_nothing(name: str) -> None:
-    count("errors", error_points(ALL[name]), at_least=100)
+    count("errors", error_points(ALL[name], share=SHARE), at_least=100)
 
 
 @pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
 @pytest.mark.sampled(7)
 def test_an_error_of_a_call_that_only_reads_leaves_all_of_a_commit_or_nothing(name: str) -> None:
-    count("errors", error_points(ALL[name], names=calls.READING), at_least=15)
+    count("errors", error_points(ALL[name], names=calls.READING, share=SHARE), at_least=15)
 
 
 @pytest.mark.parametrize("name", [*SINGLE, *SEVERAL])
 @pytest.mark.sampled(9)
 def test_a_power_cut_at_any_moment_leaves_all_of_a_commit_or_nothing(name: str) -> None:
     sweep = States()
-    sweep.count(power_cuts(ALL[name], checked=sweep.checked), at_least=3)
+    sweep.count(power_cuts(ALL[name], checked=sweep.checked, share=SHARE), at_least=3)
 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_a_power_cut_during_a_large_commit_leaves_all_of_it_or_nothing(name: str) -> None:
     """Its states are too many to try all: a sample of each moment."""
     sweep = States()
-    report = power_cuts(ALL[name], limit=8, checked=sweep.checked)
+    report = power_cuts(ALL[name], limit=8, checked=sweep.checked, share=SHARE)
     assert report.violations == [], str(report)
     assert report.capped
     sweep.add()
@@ -147,7 +148,7 @@ def seconds(case: CommitCase) -> dict[str, list[Named]]:
 @pytest.mark.sampled(1)
 def test_what_is_acknowledged_after_a_death_survives_a_power_cut(name: str, second: str, warm: bool) -> None:
     case, sweep = ALL[name], States()
-    report = after_deaths(case, touching(seconds(case)[second]), sweep.checked, warm=warm)
+    report = after_deaths(case, touching(seconds(case)[second]), sweep.checked, warm=warm, share=SHARE)
     sweep.count(report, at_least=10)
 
 
@@ -155,7 +156,7 @@ def test_what_is_acknowledged_after_a_death_survives_a_power_cut(name: str, seco
 @pytest.mark.sampled(1)
 def test_an_intent_of_a_dead_one_does_not_come_back_over_what_was_undone(name: str) -> None:
     case, sweep = ALL[name], States()
-    report = after_deaths(case, restoring(case.old, case.named), sweep.checked)
+    report = after_deaths(case, restoring(case.old, case.named), sweep.checked, share=SHARE)
     sweep.count(report, at_least=50)
 
 
@@ -170,7 +171,7 @@ def test_an_intent_of_a_dead_one_does_not_come_back_over_what_was_undone(name: s
 def test_what_was_said_about_a_failure_is_true_after_a_power_cut(name: str, fault: Fault) -> None:
     """Made is made, failed is not there; and what came next, on a disk that works again, is there."""
     case, sweep = ALL[name], States()
-    report = after_faults(case, touching(case.operation.named[:1]), fault, sweep.checked)
+    report = after_faults(case, touching(case.operation.named[:1]), fault, sweep.checked, share=SHARE)
     sweep.count(report, at_least=4)
 
 
@@ -178,12 +179,12 @@ def test_what_was_said_about_a_failure_is_true_after_a_power_cut(name: str, faul
 def test_a_recovery_can_be_killed_and_fail_and_lose_its_power_at_any_call(name: str) -> None:
     """Whatever a dead one left: who finishes it is disturbed at each call, and another one finishes it."""
     case, sweep = ALL[name], States()
-    for files in remains(case):
+    for files in chosen(remains(case), least=3):
         recovery = RecoveryCase(files, case.named, looking(case.named))
-        count("kills", death_points(recovery), at_least=1)
-        sweep.count(power_cuts(recovery, checked=sweep.checked), at_least=0)
+        count("kills", death_points(recovery, share=SHARE), at_least=1)
+        sweep.count(power_cuts(recovery, checked=sweep.checked, share=SHARE), at_least=0)
         if recovery.finishes_an_intent and name == "transfer":
-            count("errors", error_points(recovery, (errno.EIO,), lasting=()), at_least=20)
+            count("errors", error_points(recovery, (errno.EIO,), lasting=(), share=SHARE), at_least=20)
 
 
 def test_a_recovery_is_really_killed_and_can_be_done_by_another() -> None:
@@ -192,8 +193,8 @@ def test_a_recovery_is_really_killed_and_can_be_done_by_another() -> None:
     cases = [RecoveryCase(files, case.named, looking(case.named)) for files in remains(case)]
     unfinished = [each for each in cases if each.finishes_an_intent]
     assert len(unfinished) >= 3
-    for each in unfinished[:3]:
-        count("kills", kill_points(each), at_least=50)
+    for each in unfinished[: rounds(3, least=1)]:
+        count("kills", kill_points(each, share=SHARE), at_least=50)
 
 
 @pytest.mark.parametrize(
@@ -208,14 +209,14 @@ def test_what_comes_after_the_death_of_a_batch_survives_a_power_cut(
         monkeypatch.setattr(intents, "MOST_SINGLE_SYNCS", 1)
     case, sweep = ALL[BATCH], States()
     operation = touching(case.named if second == "everything" else case.operation.named[:1])
-    report = after_deaths(case, operation, sweep.checked, warm=warm, limit=6)
+    report = after_deaths(case, operation, sweep.checked, warm=warm, limit=6, share=SHARE)
     assert report.violations == [], str(report)
     sweep.add()
 
 
 def test_what_was_said_about_a_failure_of_a_batch_is_true_after_a_power_cut() -> None:
     case, sweep = ALL[BATCH], States()
-    report = after_faults(case, touching(case.named), Fault(errno.EIO), sweep.checked, limit=6)
+    report = after_faults(case, touching(case.named), Fault(errno.EIO), sweep.checked, limit=6, share=SHARE)
     assert report.violations == [], str(report)
     sweep.add()
 
@@ -223,8 +224,8 @@ def test_what_was_said_about_a_failure_of_a_batch_is_true_after_a_power_cut() ->
 def test_a_batch_that_is_synced_all_at_once_is_as_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intents, "MOST_SINGLE_SYNCS", 1)
     case, sweep = ALL[BATCH], States()
-    count("errors", error_points(case, (errno.EIO,), lasting=()), at_least=30)
-    sweep.count(power_cuts(case, checked=sweep.checked), at_least=10)
+    count("errors", error_points(case, (errno.EIO,), lasting=(), share=SHARE), at_least=30)
+    sweep.count(power_cuts(case, checked=sweep.checked, share=SHARE), at_least=10)
 
 
 def test_who_finishes_a_batch_clears_its_drafts_away() -> None:
@@ -245,9 +246,9 @@ def test_a_commit_that_is_synced_all_at_once_is_as_safe(monkeypatch: pytest.Monk
     """The way of large commits, taken by one whose states can all be tried."""
     monkeypatch.setattr(intents, "MOST_SINGLE_SYNCS", 1)
     case, sweep = ALL["share out"], States()
-    count("errors", error_points(case), at_least=100)
-    sweep.count(power_cuts(case, checked=sweep.checked), at_least=10)
-    sweep.count(after_deaths(case, touching(case.named), sweep.checked), at_least=100)
+    count("errors", error_points(case, share=SHARE), at_least=100)
+    sweep.count(power_cuts(case, checked=sweep.checked, share=SHARE), at_least=10)
+    sweep.count(after_deaths(case, touching(case.named), sweep.checked, share=SHARE), at_least=100)
 
 
 # --- What is known, and the sum ----------------------------------------------------------------------
@@ -275,6 +276,7 @@ def test_locks_raise_nothing_but_failures(call: str, tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.long
 def test_all_sweeps_together_try_as_much_as_is_demanded(
     pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
 ) -> None:

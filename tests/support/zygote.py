@@ -6,26 +6,28 @@ its parent is another one: the zygote, which ends with the process that started 
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _SERVE = "from tests.support.zygote import serve; serve()"
 _running: tuple[int, subprocess.Popen[bytes], socket.socket] | None = None
+_starting = threading.Lock()
 
 
 def run(
     arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stdin: str, timeout: float
 ) -> tuple[int, str, str]:
     """Run `holdfast` to its end: its exit status as `subprocess` has it, and its output."""
-    connection = _connected(timeout)
     with (
         tempfile.TemporaryFile() as given,
         tempfile.TemporaryFile() as out,
@@ -34,25 +36,33 @@ def run(
         given.write(stdin.encode())
         given.seek(0)
         order = json.dumps({"arguments": list(arguments), "env": dict(env), "cwd": str(cwd or os.getcwd())})
-        streams = array.array("i", [given.fileno(), out.fileno(), err.fileno()])
-        connection.sendmsg([order.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
-        status = int(connection.recv(64))
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            streams = [given.fileno(), out.fileno(), err.fileno(), theirs.fileno()]
+            socket.send_fds(_connected(), [order.encode()], streams)
+            theirs.close()
+            ours.settimeout(timeout)
+            status = int(ours.recv(64))
         out.seek(0)
         err.seek(0)
         return status, out.read().decode(), err.read().decode()
 
 
-def _connected(timeout: float) -> socket.socket:
+def _connected() -> socket.socket:
     """The connection to the zygote of this process, which is started if there is none."""
+    with _starting:
+        return _start_if_needed()
+
+
+def _start_if_needed() -> socket.socket:
     global _running
     if _running is None or _running[0] != os.getpid() or _running[1].poll() is not None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE], stdin=theirs, cwd=Path(__file__).parents[2]
+                [sys.executable, "-c", _SERVE], stdin=theirs.fileno(), cwd=Path(__file__).parents[2]
             )
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        ours.settimeout(timeout)
         _running = (os.getpid(), process, ours)
     return _running[2]
 
@@ -67,18 +77,42 @@ def serve() -> None:
     for module in pkgutil.iter_modules(cli.__path__):
         import_module(f"holdfast.cli.{module.name}")
     connection = socket.socket(fileno=os.dup(0))
+    bell, ring = os.pipe()
+    os.set_blocking(ring, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
+    running: dict[int, int] = {}  # where to report the end of each command
     while True:
-        order, streams, _, _ = socket.recv_fds(connection, 1 << 20, 3)
-        if not order:
-            return
-        child = os.fork()
-        if child == 0:
-            connection.close()
-            _become(json.loads(order), streams)
-        for each in streams:
-            os.close(each)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        connection.send(b"%d" % status)
+        ready = select.select([connection.fileno(), bell], [], [])[0]
+        if bell in ready:
+            os.read(bell, 4096)
+            _report(running)
+        if connection.fileno() in ready:
+            order, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 4)
+            if not order:
+                return
+            *streams, reply = descriptors
+            child = os.fork()
+            if child == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for each in (bell, ring, reply, connection.fileno(), *running.values()):
+                    os.close(each)
+                _become(json.loads(order), streams)
+            running[child] = reply
+            for each in streams:
+                os.close(each)
+
+
+def _report(running: dict[int, int]) -> None:
+    """Tell those who wait which of their commands have ended."""
+    for child in list(running):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            reply = running.pop(child)
+            with contextlib.suppress(OSError):
+                os.write(reply, b"%d" % os.waitstatus_to_exitcode(status))
+            os.close(reply)
 
 
 def _become(order: Mapping[str, object], streams: Sequence[int]) -> None:
