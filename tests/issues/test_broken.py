@@ -155,7 +155,7 @@ def test_a_program_that_writes_in_place_disturbs_nobody_else(tracker: Tracker, f
 def test_a_merge_conflict_is_called_one(tracker: Tracker, file: Path) -> None:
     conflict(file)
     [broken] = tracker.snapshot().broken
-    assert broken.failure.message == f"{file} cannot be understood: there is a merge conflict in it"
+    assert broken.failure.message == f"{file} cannot be understood: it contains a merge conflict"
     assert "merge conflict" in broken.failure.hint
 
 

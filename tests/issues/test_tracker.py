@@ -235,7 +235,7 @@ def test_rejected_is_the_end(tracker: Tracker) -> None:
 
     for state in State:
         if state is not State.REJECTED:
-            with pytest.raises(TransitionRefused, match="rejected is the end"):
+            with pytest.raises(TransitionRefused, match="rejected is final"):
                 tracker.update(a, Update(state=state))
 
 
@@ -425,7 +425,7 @@ def test_a_gate_is_defined_once_and_required_only_if_it_is(tracker: Tracker) -> 
     [a] = made(tracker, "a")
     tracker.gates.define(Definition("one", title="first"))
 
-    with pytest.raises(Exception, match="defined already"):
+    with pytest.raises(Exception, match="already exists"):
         tracker.gates.define(Definition("one"))
     assert tracker.gates.define(Definition("one", title="second"), replace=True).title == "second"
     with pytest.raises(NotFound):

@@ -181,7 +181,7 @@ class Claiming:
             working = msgspec.structs.replace(issue, state=State.IN_PROGRESS, assignee=request.assignee)
             facts = {"assignee": request.assignee, "token": record.token, "from": state.value}
             draft.record("issue_claimed", issue_id, **facts, taken_over_from=taken_over)
-            return Claimed(draft.put(working, told=True), record.claim, taken_over)
+            return Claimed(draft.put(working, announced=True), record.claim, taken_over)
 
         return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
 
@@ -197,7 +197,7 @@ class Claiming:
             draft.set_claim(issue_id, rules.ended(record))
             state = State.BACKLOG if issue.state is State.IN_PROGRESS else issue.state
             free = msgspec.structs.replace(issue, state=state, assignee=None)
-            return draft.put(rules.in_line(free, draft.lookup), told=True)
+            return draft.put(rules.in_line(free, draft.lookup), announced=True)
 
         return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
 

@@ -1,4 +1,4 @@
-"""Creating issues: one, several together, or those of an export; with their dependencies and gates."""
+"""Creating issues: one, a batch, the parts of another, or those of an export."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from holdfast.issues.transactions import Draft, Transactions
 from holdfast.store.model import Key
 
 MOST_TOGETHER = 250
-"""How many issues are created in one transaction; more are created in several."""
+"""The most issues that one transaction creates."""
 
 
 class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An issue that is to be created. `depends_on` has ids, or the `key`s of others in the same batch."""
+    """An issue to create. `depends_on` holds ids, or `key`s of other issues in the batch."""
 
     title: str
     description: str = ""
@@ -49,7 +49,6 @@ class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     key: str | None = None
 
     def issue(self, issue_id: str, depends_on: Iterable[str]) -> Issue:
-        """The record, under an id."""
         issue = Issue(
             id=issue_id,
             title=checked_title(self.title),
@@ -64,24 +63,22 @@ class NewIssue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Created(NamedTuple):
-    """An issue that was created; and the dependencies that were left out because others imply them."""
+    """A created issue, and the dependencies left out because others imply them."""
 
     issue: Issue
     implied: Mapping[str, list[str]]
 
 
 class Creating:
-    """Makes issues."""
-
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
 
     def create(self, new: Sequence[NewIssue]) -> list[Created]:
-        """Create all of these; up to `MOST_TOGETHER` of them in one transaction, all or none."""
+        """Create issues; up to `MOST_TOGETHER` of them in one transaction."""
         ids = [str(uuid.uuid4()) for _ in new]
         by_key = {each.key: issue_id for each, issue_id in zip(new, ids, strict=True) if each.key is not None}
         if len(by_key) != sum(each.key is not None for each in new):
-            raise UsageFailure("two issues of the batch have the same key")
+            raise UsageFailure("two issues in the batch have the same key")
         issues = [
             each.issue(issue_id, [by_key.get(on, on) for on in each.depends_on])
             for each, issue_id in zip(new, ids, strict=True)
@@ -89,7 +86,7 @@ class Creating:
         return self._add_all(issues, imported=False)
 
     def adopt(self, issues: Sequence[Issue]) -> list[Created]:
-        """Create issues under the ids and in the states that they have: for importing."""
+        """Import issues under the ids and states that they have."""
         for each in issues:
             safe_name(each.id, what="issue id")
             checked_title(each.title)
@@ -97,20 +94,20 @@ class Creating:
             checked_labels(each.labels)
             checked_context(each.context)
         if len({each.id for each in issues}) != len(issues):
-            raise UsageFailure("an issue stands twice among those that are to be imported")
+            raise UsageFailure("the import contains an issue twice")
         return self._add_all(issues, imported=True)
 
     def break_down(self, issue_id: str, parts: Sequence[NewIssue]) -> list[Created]:
-        """Create the parts of an issue: they wait for what it waited for, and it waits for them."""
+        """Create the parts of an issue: they wait for its dependencies, and it waits for them."""
         if not 0 < len(parts) <= MOST_TOGETHER:
             raise UsageFailure(f"an issue is broken down into 1 to {MOST_TOGETHER} parts")
         return self._transactions.retrying(lambda: self._break_down(issue_id, parts))
 
     def _add_all(self, issues: Sequence[Issue], *, imported: bool) -> list[Created]:
         batch = {each.id: each for each in issues}
-        order, circles = in_order({each.id: each.dependencies for each in issues})
-        if circles:
-            raise cycle(circles[0])
+        order, cycles = in_order({each.id: each.dependencies for each in issues})
+        if cycles:
+            raise cycle(cycles[0])
         created: dict[str, Created] = {}
         places = {each.id: place for place, each in enumerate(issues)}
         for start in range(0, len(order), MOST_TOGETHER):
@@ -121,14 +118,13 @@ class Creating:
         return [created[each.id] for each in issues]
 
     def _add(self, issues: Sequence[Issue], places: Mapping[str, int], *, imported: bool) -> list[Created]:
-        """Create these, which stand in an order in which none depends on a later one; and list them by
-        their places."""
+        """Create issues, none of which depends on a later one, and list them in the order of `places`."""
         walk = Walk(self._transactions)
         new = {each.id: each for each in issues}
         walk.learn({each.id: each.dependencies for each in issues})
         needed = {each.id: without_implied(each.dependencies, walk) for each in issues}
         if imported:
-            _check_circles(issues, walk)
+            _check_cycles(issues, walk)
         existing = without_repeats(on for each in issues for on in each.dependencies if on not in new)
         touched = without_repeats(on for each in issues for on in each.dependencies)
 
@@ -175,7 +171,7 @@ class Creating:
                 self._draft(draft, each.issue(part_id, issue.dependencies), list(issue.dependencies), {})
                 for each, part_id in zip(parts, ids, strict=True)
             ]
-            for on in issue.dependencies:  # it still waits for these, by way of its parts
+            for on in issue.dependencies:  # it still waits for these, through its parts
                 draft.drop_dependent(on, issue_id)
             for each in ids:
                 draft.add_dependent(each, issue_id)
@@ -191,7 +187,7 @@ class Creating:
 
 
 def _list(draft: Draft, ids: Iterable[str]) -> None:
-    """Enter issues into the index."""
+    """Add issues to the index."""
     index, new = draft.index(), list(ids)
     again = set(new)
     deleted = [each for each in index.deleted_ids if each not in again]
@@ -202,16 +198,16 @@ def _list(draft: Draft, ids: Iterable[str]) -> None:
 def _check_free(new: Mapping[str, Issue], known: Iterable[str]) -> None:
     for each in known:
         if each in new:
-            raise AlreadyExists(f"there is an issue {each} already", issue_id=each)
+            raise AlreadyExists(f"issue {each} already exists", issue_id=each)
 
 
-def _check_circles(issues: Sequence[Issue], walk: Walk) -> None:
-    """An issue that others refer to already may close a circle when it comes."""
+def _check_cycles(issues: Sequence[Issue], walk: Walk) -> None:
+    """An imported issue that others already refer to may close a cycle."""
     for issue in issues:
         for on in issue.dependencies:
-            if way := find_path(walk.edges, on, issue.id):
-                raise cycle([issue.id, *way])
+            if path := find_path(walk.edges, on, issue.id):
+                raise cycle([issue.id, *path])
 
 
 def _no_dependency(on: str) -> NotFound:
-    return NotFound(f"there is no issue {on} to depend on", issue_id=on)
+    return NotFound(f"the dependency {on} does not exist", issue_id=on)

@@ -1,4 +1,4 @@
-"""Issues as one JSON text: what is exported can be imported, here or elsewhere; and batches to create."""
+"""Export and import of issues as JSON, and batches of new issues."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _CODEC = IssueCodec()
 
 
 class Imported(NamedTuple):
-    """What an import brought in."""
+    """The result of an import."""
 
     issues: list[Issue]
     gates: list[str]
 
 
 def exported(snapshot: IssueSet, registry: Registry | None) -> dict[str, Any]:
-    """All issues and gates as plain values, unknown fields included. Refused if one cannot be read: who keeps
-    an export relies on its being all of them."""
+    """All issues and gates as JSON values, unknown fields included. Raises if an issue cannot be read: an
+    export is complete or fails."""
     for each in snapshot.broken:
         raise each.failure
     issues = [msgspec.json.decode(_CODEC.encode(issue)) for issue in snapshot]
@@ -35,14 +35,14 @@ def exported(snapshot: IssueSet, registry: Registry | None) -> dict[str, Any]:
 
 
 def import_text(tracker: Tracker, text: bytes, source: str) -> Imported:
-    """Bring in an export, a list of issues, or issues one per line; ids that are there are refused."""
+    """Import an export, a list of issues, or one issue per line; existing ids are refused."""
     issues, gates = _parse(text, source)
     defined = _define(tracker, gates)
     return Imported([each.issue for each in tracker.adopt(issues)], defined)
 
 
 def read_batch(text: bytes, source: str) -> list[NewIssue]:
-    """The issues of a batch: a list of objects, or one object per line."""
+    """The issues of a batch: a JSON list, or one object per line."""
     values = _values(text, source)
     try:
         return [msgspec.convert(value, NewIssue) for value in values]
@@ -82,7 +82,7 @@ def _values(text: bytes, source: str) -> list[Any]:
 
 
 def _define(tracker: Tracker, gates: dict[str, dict[str, Any]]) -> list[str]:
-    """Add the gates that are not there yet."""
+    """Define the gates that do not exist yet."""
     if not gates:
         return []
 

@@ -1,4 +1,4 @@
-"""Gates: defined once, required per issue, judged by a person or by a checker."""
+"""Gates: defined once, required by issues, decided by a person or by a checker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ AUTO, MANUAL = "auto", "manual"
 
 
 class Definition(NamedTuple):
-    """A gate that is to be defined; with a command it is an automatic one."""
+    """A gate to define; with a command it is automatic."""
 
     key: str
     title: str = ""
@@ -54,7 +54,6 @@ class Definition(NamedTuple):
     env: Mapping[str, str] = {}
 
     def as_record(self) -> dict[str, Any]:
-        """As it stands in `gates.json`."""
         checker = self.command and {
             "type": "exec",
             "command": self.command,
@@ -85,13 +84,12 @@ class Gating:
         self._root = root
 
     def all(self) -> dict[str, Gate]:
-        """Every gate that is defined."""
         document = self._transactions.store.read(GATES)
         gates = document.record.gates if document else {}
         return {key: gate_of(key, record) for key, record in gates.items()}
 
     def define(self, definition: Definition, *, replace: bool = False) -> Gate:
-        """Define a gate. One that is there is left alone, unless it is to be replaced."""
+        """Define a gate; raises `AlreadyExists` unless `replace` is set."""
         key = safe_name(definition.key, what="gate")
         checked_text(definition.title, what="title")
         for what in ("description", "command", "working_dir"):
@@ -100,13 +98,13 @@ class Gating:
         if definition.stage not in ("precheck", "postcheck"):
             raise SettingInvalid("stage", definition.stage, "precheck or postcheck")
         if not 0 < definition.timeout <= 24 * 3600:
-            raise SettingInvalid("timeout", str(definition.timeout), "more than 0 s, at most a day")
+            raise SettingInvalid("timeout", str(definition.timeout), "more than 0s and at most 24h")
 
         def body(draft: Draft) -> Gate:
             registry = draft.get(GATES) or Registry()
             if key in registry.gates and not replace:
                 raise AlreadyExists(
-                    f"the gate {key} is defined already", gate=key, hint="Use --replace to change it."
+                    f"gate {key} already exists", gate=key, hint="Use --replace to change it."
                 )
             record = {**registry.gates.get(key, {}), **definition.as_record()}
             draft.set(GATES, msgspec.structs.replace(registry, gates={**registry.gates, key: record}))
@@ -117,7 +115,7 @@ class Gating:
         return self._transactions.change(body, also=[GATES])
 
     def require(self, issue_id: str, gates: Iterable[str]) -> Issue:
-        """Let an issue need these gates to be done."""
+        """Require gates of an issue: it is done only once they pass."""
         wanted = list(dict.fromkeys(gates))
         self._transactions.need(issue_id)
 
@@ -133,30 +131,29 @@ class Gating:
         return self._transactions.change(body, issues=[issue_id], also=[GATES])
 
     def judge(self, issue_id: str, gate: str, status: GateStatus, *, force: bool = False) -> Issue:
-        """Say that a manual gate is passed, or failed. An automatic one is judged by its checker."""
+        """Pass or fail a manual gate. An automatic one is decided by its checker."""
         defined = self.all().get(gate)
         if defined is not None and defined.checker is not None and defined.mode == AUTO and not force:
             raise TransitionRefused(
-                f"the gate {gate} is automatic: its checker judges it",
+                f"gate {gate} is automatic: its checker decides it",
                 gate=gate,
-                hint=f"Run it: 'holdfast gate check {issue_id[:8]} {gate}'. --force judges by hand.",
+                hint=f"Run 'holdfast gate check {issue_id[:8]} {gate}', or use --force to decide by hand.",
             )
         return self._judge(issue_id, gate, status, self._transactions.actor, None)
 
     def check(self, issue_id: str, gate: str, environment: Mapping[str, str]) -> tuple[Issue, GateRun]:
-        """Run the checker of a gate, then record what came of it. No lock is held while it runs."""
-
+        """Run the checker of a gate and record the result. No lock is held while it runs."""
         issue = self._transactions.need(issue_id)
         defined = self.all().get(gate)
         if defined is None or gate not in issue.gates_required:
-            raise NotFound(f"the gate {gate} is not required of {issue_id}", issue_id=issue_id, gate=gate)
+            raise NotFound(f"{issue_id} does not require gate {gate}", issue_id=issue_id, gate=gate)
         if defined.checker is None:
             raise TransitionRefused(
-                f"the gate {gate} has no checker",
+                f"gate {gate} has no checker",
                 gate=gate,
-                hint=f"Judge it by hand: 'holdfast gate pass {issue_id[:8]} {gate}', or 'gate fail'.",
+                hint=f"Decide it by hand: 'holdfast gate pass {issue_id[:8]} {gate}', or 'gate fail'.",
             )
-        rules.check_changeable(issue, "its gates cannot be judged any more")
+        rules.check_changeable(issue, "its gates can no longer change")
         began = self._transactions.store.now()
         names = {"HOLDFAST_ISSUE_ID": issue_id, "HOLDFAST_GATE": gate}
         outcome = run_checker(defined.checker, self._root or Path(), {**environment, **names})
@@ -179,7 +176,7 @@ class Gating:
         return self._judge(issue_id, gate, GateStatus(run.status), run.by, run), run
 
     def runs(self, issue_id: str) -> list[GateRun]:
-        """What the checkers said about an issue, the latest run last."""
+        """The checker runs of an issue, oldest first."""
         runs = (document.record for _, document in self._transactions.store.scan(GATE_RUNS))
         return sorted((run for run in runs if run.issue_id == issue_id), key=lambda run: run.started_at)
 
@@ -209,24 +206,26 @@ class Gating:
 
 
 def check_defined(draft: Draft, gates: Iterable[str]) -> None:
-    """Refuse gates that nobody has defined. The transaction names the registry."""
+    """Raise `NotFound` for undefined gates. The transaction names the registry."""
     for gate in gates:
         registry = draft.get(GATES) or Registry()
         if gate not in registry.gates:
             raise NotFound(
-                f"there is no gate {gate}", gate=gate, hint=f"Define it first: 'holdfast gate define {gate}'."
+                f"gate {gate} does not exist",
+                gate=gate,
+                hint=f"Define it first: 'holdfast gate define {gate}'.",
             )
 
 
 MOST_OUTPUT = 256 << 10
-"""How many bytes are kept of each of its outputs: the last ones."""
+"""How many bytes of each output stream are kept, from its end."""
 
 _LAST_WORDS = 2.0
-"""How long to wait for the output of something that got away from its process group."""
+"""How long to wait for the output of a process that left the process group."""
 
 
 class CheckerResult(NamedTuple):
-    """How a checker ended. `exit_code` is None if it did not end by itself."""
+    """How a checker ended. `exit_code` is None if it was killed or never started."""
 
     passed: bool
     exit_code: int | None
@@ -237,15 +236,13 @@ class CheckerResult(NamedTuple):
 
 
 def run_checker(checker: Checker, root: Path, environment: Mapping[str, str]) -> CheckerResult:
-    """Run it to its end, or to its limit."""
+    """Run a checker to its end or its time limit."""
     directory = root
     if checker.working_dir:
         try:
             directory = root.joinpath(*split_relative(checker.working_dir.removeprefix("./").rstrip("/")))
         except PathEscape as failure:
-            return CheckerResult(
-                False, None, f"its working directory is refused: {failure.message}", "", "", 0.0
-            )
+            return CheckerResult(False, None, f"working directory refused: {failure.message}", "", "", 0.0)
     began = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -259,7 +256,7 @@ def run_checker(checker: Checker, root: Path, environment: Mapping[str, str]) ->
             start_new_session=sys.platform != "win32",
         )
     except OSError as error:
-        return CheckerResult(False, None, f"it could not be started: {error.strerror}", "", "", 0.0)
+        return CheckerResult(False, None, f"not started: {error.strerror}", "", "", 0.0)
     assert process.stdout is not None
     assert process.stderr is not None
     outputs = [_Output(process.stdout), _Output(process.stderr)]
@@ -267,30 +264,30 @@ def run_checker(checker: Checker, root: Path, environment: Mapping[str, str]) ->
     try:
         process.wait(checker.timeout)
     except subprocess.TimeoutExpired:
-        message = f"it was killed after its {checker.timeout:g} s"
+        message = f"killed after {checker.timeout:g}s"
     finally:
         _kill_group(process)
     seconds = time.monotonic() - began
     stdout, stderr = (each.text() for each in outputs)
     code = process.returncode
     if message is None and code < 0:
-        message = f"it was ended by the signal {-code}"
+        message = f"ended by signal {-code}"
     own = code if message is None else None
     return CheckerResult(own == 0, own, message, stdout, stderr, seconds)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the command and everything that it has started and not set free."""
+    """Kill the command and its process group."""
     if sys.platform == "win32":
         process.kill()
     else:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # its group outlives it as long as somebody is in it
+            os.killpg(process.pid, signal.SIGKILL)  # the group lives as long as one of its processes
     process.wait()
 
 
 class _Output:
-    """Reads one output in the background and keeps its end."""
+    """Reads one output stream in the background and keeps its end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -307,7 +304,6 @@ class _Output:
                 self._kept = kept[-MOST_OUTPUT:]
 
     def text(self) -> str:
-        """What was kept, as text that can be stored."""
         self._reader.join(_LAST_WORDS)
         if not self._reader.is_alive():
             self._stream.close()

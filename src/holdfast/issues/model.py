@@ -1,12 +1,12 @@
-"""What is stored about issues, as the specification of `.jit/` has it, and read leniently.
+"""Records of the issue tracker in `.jit/`, as the specification defines them.
 
-Fields that are not known here (another program's, or a later version's) are kept in `unknown` and
-written back with the record. What is missing and has a sensible default gets it. What cannot be
-understood is `Corrupt`, never taken for anything else; `reading` says how the others go on without it.
+Unknown fields, of another program or a later version, are kept in `unknown` and written back. Missing
+fields get their default. A record that cannot be understood is `Corrupt`; `reading` goes on without it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -24,7 +24,7 @@ _UNKNOWN = "(unknown)"
 
 
 class State(StrEnum):
-    """Where an issue stands. `backlog` waits for others, `gated` for its gates."""
+    """The state of an issue. `backlog` waits for other issues, `gated` for gates."""
 
     BACKLOG = "backlog"
     READY = "ready"
@@ -36,7 +36,7 @@ class State(StrEnum):
 
 
 class Priority(StrEnum):
-    """How urgent an issue is; declared from the least to the most."""
+    """The urgency of an issue, from lowest to highest."""
 
     LOW = "low"
     NORMAL = "normal"
@@ -52,7 +52,7 @@ _RANKS = {priority: rank for rank, priority in enumerate(Priority)}
 
 
 class GateStatus(StrEnum):
-    """What is known of a gate of one issue."""
+    """The status of one gate of one issue."""
 
     PENDING = "pending"
     PASSED = "passed"
@@ -60,13 +60,13 @@ class GateStatus(StrEnum):
 
 
 class OpenRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that carries along what it does not know."""
+    """A record that preserves unknown fields."""
 
     unknown: dict[str, Any] = msgspec.field(name=_UNKNOWN, default_factory=dict)
 
 
 class Index(OpenRecord, frozen=True, kw_only=True):
-    """Which issues there are, in the order in which they were created."""
+    """The ids of all issues, in order of creation."""
 
     schema_version: int = SCHEMA_VERSION
     all_ids: list[str] = []
@@ -74,7 +74,7 @@ class Index(OpenRecord, frozen=True, kw_only=True):
 
 
 class Issue(OpenRecord, frozen=True, kw_only=True):
-    """A unit of work. `state` is as stored; what it amounts to is for `rules.state_of` to say."""
+    """A unit of work. `state` is the stored state; `rules.state_of` derives the effective one."""
 
     id: str
     title: str
@@ -92,25 +92,23 @@ class Issue(OpenRecord, frozen=True, kw_only=True):
     updated_at: str = ""
 
     def gate_status(self, gate: str) -> GateStatus:
-        """What is known of one of its gates; one that nobody has judged is pending."""
         try:
             return GateStatus(self.gates_status.get(gate, {}).get("status", "pending"))
         except ValueError:
             return GateStatus.PENDING
 
     def open_gates(self) -> list[str]:
-        """The gates that have not been passed."""
         return [gate for gate in self.gates_required if self.gate_status(gate) is not GateStatus.PASSED]
 
 
 class Registry(OpenRecord, frozen=True, kw_only=True):
-    """All gates that are defined, by their keys, as they stand in `gates.json`."""
+    """All defined gates by key, as stored in `gates.json`."""
 
     gates: dict[str, dict[str, Any]] = {}
 
 
 class IssueEvent(OpenRecord, frozen=True, kw_only=True):
-    """Something that happened; what else is known of it is in `unknown`, whatever type it is."""
+    """An event; the fields that depend on its type are in `unknown`."""
 
     type: str = "unknown"
     id: str = ""
@@ -119,10 +117,10 @@ class IssueEvent(OpenRecord, frozen=True, kw_only=True):
 
 
 class Graph(OpenRecord, frozen=True, kw_only=True):
-    """What lets dependencies be added without looking at all issues under locks.
+    """What lets a dependency be added without locking all issues.
 
-    `epoch` counts the additions ever made; `recent` are the last of them, `[issue, depends_on]`.
-    `dependents_complete` says that the documents of dependents have every edge in them.
+    `epoch` counts all additions; `recent` holds the last of them as `[issue, depends_on]`.
+    `dependents_complete` says that the dependents documents contain every edge.
     """
 
     epoch: int = 0
@@ -131,7 +129,7 @@ class Graph(OpenRecord, frozen=True, kw_only=True):
 
 
 class Dependents(OpenRecord, frozen=True, kw_only=True):
-    """Which issues depend on one: the edges the other way round."""
+    """The issues that depend on one: the reverse edges."""
 
     issue_id: str
     dependents: tuple[str, ...] = ()
@@ -141,7 +139,7 @@ Open = TypeVar("Open", bound=OpenRecord)
 
 
 class OpenCodec(Generic[Open]):
-    """Records with room for unknown fields, as JSON over several lines (or on one, for streams)."""
+    """Encodes records with unknown fields as indented JSON, or as one line for streams."""
 
     def __init__(self, kind: type[Open], *, pretty: bool = True) -> None:
         self._kind = kind
@@ -149,7 +147,7 @@ class OpenCodec(Generic[Open]):
         self._known = frozenset(field.encode_name for field in msgspec.structs.fields(kind)) - {_UNKNOWN}
 
     def encode(self, record: Open) -> bytes:
-        """The fields that are known in their order, the others behind them."""
+        """Known fields first, in their order, then the unknown ones."""
         what = f"a record of the type {self._kind.__name__}"
         try:
             value = msgspec.to_builtins(record, str_keys=True)
@@ -184,25 +182,21 @@ class OpenCodec(Generic[Open]):
             return msgspec.convert(self._lenient(value), self._kind)
 
     def _lenient(self, value: dict[str, Any]) -> dict[str, Any]:
-        """The value with what other programs write otherwise put into our words."""
+        """The value, with the variants of other programs normalized."""
         return {name: each for name, each in value.items() if name != _UNKNOWN}
 
 
 def _not_understood(content: bytes, source: str, problem: str) -> Corrupt:
     hint = None
-    if content.startswith(_CONFLICT) or b"\n" + _CONFLICT in content:
-        problem, hint = "there is a merge conflict in it", "Resolve the merge conflict in the file by hand."
+    if re.search(rb"^<<<<<<< ", content, re.MULTILINE):
+        problem, hint = "it contains a merge conflict", "Resolve the merge conflict in the file by hand."
     message = f"{source} cannot be understood: {problem}"
     return Corrupt(message, hint=hint, source=source, problem=problem)
 
 
-_CONFLICT = b"<<<<<<< "
-"""How a line begins that git writes where two changes do not fit together."""
-
-
 def _strict(content: bytes, source: str) -> Any:
-    """The JSON value. `msgspec` reads fast but takes a key that stands twice: so what it has read is
-    written again, and only if that gives the very same bytes is it taken; else the strict reader reads."""
+    """The JSON value. `msgspec` is fast but accepts duplicate keys, so its result counts only if encoding
+    it again gives the same bytes; otherwise the strict decoder decides."""
     if len(content) > MOST_BYTES:
         raise TooLarge(source, len(content), MOST_BYTES)
     try:
@@ -220,7 +214,7 @@ _NULLS = ("description", "dependencies", "gates_required", "gates_status", "cont
 
 
 class IssueCodec(OpenCodec[Issue]):
-    """Issues, also those of earlier versions of the `jit` tool."""
+    """Encodes issues; also reads those of earlier versions of the `jit` tool."""
 
     def __init__(self) -> None:
         super().__init__(Issue)
@@ -236,7 +230,7 @@ class IssueCodec(OpenCodec[Issue]):
 
 
 class IssueEventCodec(OpenCodec[IssueEvent]):
-    """Events. A line that is no event is shown as one that cannot be read, not as the end of the log."""
+    """Encodes events. A line that is not an event becomes an unreadable one and does not end the log."""
 
     UNREADABLE = "unreadable"
 
@@ -251,11 +245,11 @@ class IssueEventCodec(OpenCodec[IssueEvent]):
             return IssueEvent(type=self.UNREADABLE, unknown={"line": text, "problem": failure.message})
 
 
-# --- Gates as they are defined ----------------------------------------------------------------------
+# --- Gate definitions --------------------------------------------------------------------------------
 
 
 class Checker(NamedTuple):
-    """A command that judges: it passes if it ends with status 0 within its time."""
+    """A command that decides a gate: it passes if the command exits with 0 in time."""
 
     command: str
     timeout: float
@@ -264,7 +258,7 @@ class Checker(NamedTuple):
 
 
 class Gate(NamedTuple):
-    """A gate of the registry, as far as it is understood."""
+    """A gate of the registry."""
 
     key: str
     title: str
@@ -278,7 +272,6 @@ DEFAULT_CHECK_SECONDS = 300.0
 
 
 def gate_of(key: str, record: dict[str, Any]) -> Gate:
-    """Read a gate of the registry."""
     checker = record.get("checker")
     return Gate(
         key=key,
@@ -303,7 +296,7 @@ def _checker_of(record: dict[str, Any]) -> Checker | None:
 
 
 class GateRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one run of a checker, with its output."""
+    """The result of one checker run, with its output."""
 
     schema_version: int = 1
     run_id: str
@@ -322,29 +315,25 @@ class GateRun(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None = None
 
 
-# --- Words that people write ------------------------------------------------------------------------
+# --- Text from users --------------------------------------------------------------------------------
 
 
 def checked_title(text: str) -> str:
-    """A title that can be shown on a line."""
     title = text.strip()
     if not title or "\n" in title:
-        raise SettingInvalid("title", text, "one line that is not empty")
+        raise SettingInvalid("title", text, "a single line of text")
     return checked_text(title, what="title")
 
 
 def checked_description(text: str) -> str:
-    """A description that can be kept."""
     return checked_text(text, what="description", limit=LONGEST_DESCRIPTION)
 
 
 def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """Labels, each once, that can be shown."""
     return without_repeats(checked_text(each, what="label") for each in labels)
 
 
 def checked_context(context: Mapping[str, str]) -> dict[str, str]:
-    """Keys that can be shown, with values that can be kept."""
     for key, value in context.items():
         checked_text(key, what="key in the context")
         checked_text(value, what=f"context {key}", limit=LONGEST_DESCRIPTION)
@@ -352,15 +341,15 @@ def checked_context(context: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_repeats(values: Iterable[str]) -> tuple[str, ...]:
-    """The values in their order, each once."""
+    """The values in their order, without duplicates."""
     return tuple(dict.fromkeys(values))
 
 
 class IssueClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A timed right to work on an issue. It counts until `expires_at`, by the store's clock; within one boot
-    of one machine until `boot_expires_at`, which nobody can move by setting a clock.
+    """A timed reservation of an issue. It expires at `expires_at` by the store's clock; within one boot of
+    one machine at `boot_expires_at`, which setting a clock cannot move.
 
-    `claim_id` is `<issue>.<token>.<random>`: it says which issue it is for and is never used again.
+    `claim_id` is `<issue>.<token>.<random>` and is never reused.
     """
 
     claim_id: str
@@ -372,7 +361,7 @@ class IssueClaim(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str
     purpose: str = ""
     holder: dict[str, str] = {}
-    """The process that took it, in words, if that is known; see `locks.holders.described`."""
+    """The claiming process, if known; see `locks.identity.described`."""
 
     boot_expires_at: BootMark | None = None
 
@@ -390,7 +379,7 @@ class IssueClaim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The claim of an issue, if there is one. The token outlives it: it only ever grows."""
+    """The claim of an issue, if any. The token outlives the claim and only grows."""
 
     issue_id: str
     token: int
@@ -398,7 +387,7 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimId(NamedTuple):
-    """A claim id, taken apart."""
+    """A parsed claim id."""
 
     issue_id: str
     token: int
@@ -408,7 +397,7 @@ class ClaimId(NamedTuple):
     def parse(cls, text: str) -> ClaimId:
         issue_id, token, secret = ["", "", *text.strip().rsplit(".", 2)][-3:]
         if not (issue_id and secret and token.isascii() and token.isdigit() and len(token) < 16):
-            raise SettingInvalid("the claim", text, "the id of a claim, as 'holdfast issue claim' prints it")
+            raise SettingInvalid("the claim", text, "a claim id, as 'holdfast issue claim' prints it")
         return cls(issue_id, int(token), text.strip())
 
 

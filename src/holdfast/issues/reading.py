@@ -1,12 +1,11 @@
-"""All issues at once, without locks.
+"""Reading all issues at once without locks, and issues as JSON.
 
-The index says, in one read, which issues there are: so a batch that is created or a deletion is seen
-whole. Each issue is read as of one moment, and its state follows from its dependencies, so a change
-that moves an issue and those that depend on it shows all of its effect or none. Where an issue refers
-to one that was not found, both are read again: by then whatever made the difference is over.
+The index lists all issues in one read, so a created batch or a deletion is seen whole. The state of an
+issue is derived from its dependencies, so a change that moves an issue and its dependents shows its whole
+effect or none. If an issue refers to one that was not found, both are read again.
 
-An issue that cannot be read (torn by another program, edited wrongly) is `Broken`: named, and left alone.
-The others go on without it. Who waits for it goes on waiting: nobody knows whether it is done.
+An issue that cannot be read, torn by another program or edited wrongly, is `Broken`: it is named and left
+alone. Issues that depend on it keep waiting.
 """
 
 from __future__ import annotations
@@ -34,19 +33,17 @@ TOLERANT_ISSUES = ISSUES.tolerant()
 
 
 class Broken(NamedTuple):
-    """Something of an issue that cannot be read, and why: the issue itself, or its claim."""
+    """An issue, or the claim of one, that cannot be read."""
 
     issue_id: str
     failure: Failure
 
     @property
     def path(self) -> str:
-        """Where it is."""
         facts = self.failure.facts
         return str(facts.get("path") or facts.get("source") or ISSUES.key(self.issue_id).name)
 
     def as_record(self) -> dict[str, str]:
-        """Plain values."""
         failure = self.failure
         return {
             "id": self.issue_id,
@@ -58,7 +55,7 @@ class Broken(NamedTuple):
 
 
 class IssueSet:
-    """The issues of one tracker, in the order in which they were created."""
+    """The issues of one tracker, in order of creation."""
 
     def __init__(
         self, store: Store, issues: dict[str, Issue], moment: Now, broken: dict[str, Broken] | None = None
@@ -71,12 +68,12 @@ class IssueSet:
 
     @property
     def broken(self) -> list[Broken]:
-        """What could not be read: issues, which are left out, and claims as far as they were asked for."""
+        """Unreadable issues, which are left out, and unreadable claims among those requested."""
         claims_ = (each for each in self._claims.values() if isinstance(each, Broken))
         return [*self.broken_issues.values(), *claims_]
 
     def add_broken(self, broken: Broken) -> None:
-        """Note what was found out later: the claim of an issue that looked as if it could be had."""
+        """Add a claim that turned out to be unreadable."""
         self._claims[broken.issue_id] = broken
 
     def __iter__(self) -> Iterator[Issue]:
@@ -89,12 +86,11 @@ class IssueSet:
         return self.issues.get(issue_id)
 
     def state(self, issue: Issue) -> State:
-        """The state that the issue is in."""
         return rules.state_of(issue, self.lookup)
 
     def claim(self, issue: Issue) -> ClaimRecord | None:
-        """The claim of an issue; looked up when it is asked for. None also if it cannot be read: then
-        nobody is told that it has run out."""
+        """The claim of an issue, read on demand. None if there is none or it cannot be read: an unreadable
+        claim never counts as expired."""
         if issue.id not in self._claims:
             claim = tried(self._store, CLAIMS.key(issue.id), issue.id)
             self._claims[issue.id] = claim
@@ -102,11 +98,11 @@ class IssueSet:
         return None if isinstance(found, Broken) else found
 
     def is_abandoned(self, issue: Issue) -> bool:
-        """Whether somebody has claimed it and has not been heard of since."""
+        """Whether its claim has expired."""
         return issue.state is State.IN_PROGRESS and rules.is_abandoned(issue, self.claim(issue), self.moment)
 
     def is_available(self, issue: Issue, assignee: str | None = None) -> bool:
-        """Whether somebody can begin to work on it now: nobody else does, and it waits for nobody."""
+        """Whether work on it can begin: it is unclaimed and waits for nothing."""
         if self.is_abandoned(issue):
             return not rules.open_dependencies(issue, self.lookup)
         return (
@@ -116,30 +112,26 @@ class IssueSet:
         )
 
     def ready(self, assignee: str | None = None) -> list[Issue]:
-        """What can be worked on now, the most urgent first, then what was left alone longest.
+        """The available issues: highest priority first, then least recently updated.
 
-        So work that fails again and again goes behind the rest of its priority each time, and does not keep
-        everybody from it; what nobody has touched comes in the order in which it was created.
+        So work that keeps failing moves behind the rest of its priority each time.
         """
         available = [issue for issue in self if self.is_available(issue, assignee)]
         return sorted(available, key=_urgency)
 
     def blocked(self) -> list[tuple[Issue, list[str]]]:
-        """What waits for others, and for whom."""
+        """The waiting issues, each with its open dependencies."""
         waiting = ((issue, rules.open_dependencies(issue, self.lookup)) for issue in self)
         return [(issue, on) for issue, on in waiting if on and issue.state not in rules.FINISHED]
 
 
 def _urgency(issue: Issue) -> tuple[int, str, str]:
-    """What issues are sorted by; those of one batch, which are equal in this, stay in the index's order."""
+    """The sort key; issues of one batch have equal keys and keep the order of the index."""
     return (-issue.priority.rank, issue.updated_at or issue.created_at, issue.created_at)
 
 
 def take_snapshot(store: Store, reading: ClockReading) -> IssueSet:
-    """All issues as they are now. Those that cannot be understood are in `broken`, never passed over.
-
-    `reading` is what the boot clock shows, to judge claims by.
-    """
+    """All issues as they are now; unreadable ones are in `broken`. `reading` is used to judge claims."""
     index = store.read(INDEX)
     if index is None:
         raise NotInitialised("there is no issue tracker here")
@@ -155,8 +147,8 @@ def take_snapshot(store: Store, reading: ClockReading) -> IssueSet:
 
 
 def _scanned(store: Store) -> dict[str, Issue]:
-    """The issues that can be read all at once. What is not among them is to be looked at alone: another
-    program may just have been writing it."""
+    """The issues that one scan can read. The others are read one by one: another program may have been
+    writing them."""
     return {
         name: document.record
         for name, document in store.scan(TOLERANT_ISSUES)
@@ -165,7 +157,7 @@ def _scanned(store: Store) -> dict[str, Issue]:
 
 
 def _mend(store: Store, issues: dict[str, Issue], broken: dict[str, Broken]) -> None:
-    """Read again what refers to an issue that was not found, and look for that one by its name."""
+    """Read issues again that refer to one that was not found, and read that one by its id."""
     todo = list(issues)
     missing: set[str] = set()
     while todo:
@@ -197,7 +189,7 @@ def _mend(store: Store, issues: dict[str, Issue], broken: dict[str, Broken]) -> 
 
 
 def read_issue(store: Store, issue_id: str) -> Issue | None:
-    """One issue as it is now, or None. One that cannot be read raises: for those who must know."""
+    """One issue, or None; raises if it cannot be read."""
     found = look_at(store, issue_id)
     if isinstance(found, Broken):
         raise found.failure
@@ -205,8 +197,8 @@ def read_issue(store: Store, issue_id: str) -> Issue | None:
 
 
 def look_at(store: Store, issue_id: str) -> Issue | Broken | None:
-    """One issue as it is now, or why it cannot be read; None if there is none."""
-    if not is_safe_name(issue_id):  # a dependency that another program has written: no issue has that name
+    """One issue, or why it cannot be read; None if there is none."""
+    if not is_safe_name(issue_id):  # written by another program: no issue can have that id
         return None
     found = tried(store, ISSUES.key(issue_id), issue_id)
     if isinstance(found, Issue) and found.id != issue_id:
@@ -215,18 +207,17 @@ def look_at(store: Store, issue_id: str) -> Issue | Broken | None:
 
 
 def misnamed(issue_id: str, found: Issue) -> Corrupt:
-    """The failure of a document that is another issue than its name says: it is not used as either."""
+    """The failure of a document whose id differs from its name."""
     name = ISSUES.key(issue_id).name
     return Corrupt(
-        f"{name} says that it is the issue {found.id}",
+        f"{name} contains the issue {found.id}",
         source=name,
         issue_id=issue_id,
-        hint="Was the file copied? Give it the name of its id, or the id of its name.",
+        hint="If the file was copied, rename it to its id, or change its id to its name.",
     )
 
 
 def tried(store: Store, key: Key[Record], issue_id: str) -> Record | Broken | None:
-    """A document of an issue, or why it cannot be read; None if there is none."""
     try:
         document = store.read(key)
     except Failure as failure:
@@ -237,7 +228,7 @@ def tried(store: Store, key: Key[Record], issue_id: str) -> Record | Broken | No
 
 
 def _is_broken(failure: Failure) -> bool:
-    """Whether it is this one document that cannot be read: not the store, which would be the end of all."""
+    """Whether this one document cannot be read, rather than the store."""
     return isinstance(failure, Corrupt | IoFailure | Refused) and not isinstance(failure, StoreIncompatible)
 
 

@@ -1,13 +1,12 @@
-"""The rules of issues, as pure functions: what state an issue is in, and where it may go from there.
+"""Rules of issues and their claims as pure functions.
 
-1. An issue that nobody works on is `backlog` while it waits for another one, and `ready` otherwise.
-   What is stored follows in the same transaction as far as that reaches; what counts is what follows
-   from its dependencies, which is what everybody is told.
-2. Only a dependency that is done releases. One that was rejected will never be: somebody has to decide.
-3. `done` needs every dependency done and every gate passed. Without the gates it becomes `gated`, and
-   done with the last of them.
-4. `rejected` is the end.
-5. What others rest on is not taken back: an issue is not reopened while one that depends on it is done.
+1. An unclaimed issue is `backlog` while it waits for another one, and `ready` otherwise. The stored state
+   follows where a transaction reaches it; the effective state is derived from the dependencies.
+2. Only a dependency that is done releases its dependents. A rejected one never will: a person decides.
+3. `done` requires every dependency done and every gate passed. With open gates the issue becomes `gated`,
+   and `done` when the last gate passes.
+4. `rejected` is final.
+5. An issue cannot be reopened while an issue that depends on it is done.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from holdfast.errors import (
 from holdfast.issues.model import ClaimId, ClaimRecord, GateStatus, Issue, IssueClaim, State
 
 Lookup = Callable[[str], Issue | None]
-"""Finds an issue by its id, as it is or as it is about to be."""
+"""Finds an issue by id, as stored or as drafted."""
 
 WAITING = (State.BACKLOG, State.READY)
 FINISHED = (State.DONE, State.REJECTED, State.ARCHIVED)
@@ -41,7 +40,7 @@ _ARCHIVED_FROM = "archived_from"
 
 
 def is_released(issue: Issue | None) -> bool:
-    """Whether those who depend on an issue may go on; one that is not there releases nobody."""
+    """Whether an issue releases its dependents; a missing one does not."""
     if issue is None:
         return False
     return issue.state is State.DONE or (
@@ -50,33 +49,33 @@ def is_released(issue: Issue | None) -> bool:
 
 
 def open_dependencies(issue: Issue, lookup: Lookup) -> list[str]:
-    """What the issue waits for."""
+    """The dependencies that the issue waits for."""
     return [each for each in issue.dependencies if not is_released(lookup(each))]
 
 
 def state_of(issue: Issue, lookup: Lookup) -> State:
-    """The state that an issue is in, whatever is stored about its waiting."""
+    """The effective state of an issue."""
     if issue.state not in WAITING:
         return issue.state
     return State.BACKLOG if open_dependencies(issue, lookup) else State.READY
 
 
 def in_line(issue: Issue, lookup: Lookup) -> Issue:
-    """The issue with its stored state as the rules have it."""
+    """The issue, with its stored state brought in line with the rules."""
     state = state_of(issue, lookup)
     return issue if state is issue.state else msgspec.structs.replace(issue, state=state)
 
 
 def moved(issue: Issue, to: State, lookup: Lookup, dependents: Iterable[Issue]) -> Issue:
-    """The issue in the state asked for, or in the one that the rules have instead of it.
+    """The issue moved to a state, or to the one that the rules require instead.
 
-    Asking for `done` may give `gated`, asking for `backlog` gives `ready` if it waits for nobody.
+    Moving to `done` may give `gated`; moving to `backlog` gives `ready` if nothing is open.
     """
     now = state_of(issue, lookup)
     if to is now:
         return in_line(issue, lookup)
     if now is State.REJECTED:
-        raise _refused(issue, now, to, "rejected is the end")
+        raise _refused(issue, now, to, "rejected is final")
     if now in FINISHED and to is not State.ARCHIVED:
         _check_reopening(issue, now, to, dependents)
     if to is State.ARCHIVED:
@@ -95,14 +94,14 @@ def moved(issue: Issue, to: State, lookup: Lookup, dependents: Iterable[Issue]) 
 
 
 def completed(issue: Issue, lookup: Lookup) -> Issue:
-    """A gated issue turns done when its last gate is passed and nothing holds it back."""
+    """A gated issue becomes done when its last gate passes and no dependency is open."""
     if issue.state is State.GATED and not issue.open_gates() and not open_dependencies(issue, lookup):
         return msgspec.structs.replace(issue, state=State.DONE)
     return issue
 
 
 def check_not_blocked(issue: Issue, lookup: Lookup) -> None:
-    """Refuse to work on, or to finish, what waits for others."""
+    """Raise `Blocked` if the issue waits for others."""
     waiting = open_dependencies(issue, lookup)
     if waiting:
         raise Blocked(
@@ -113,7 +112,7 @@ def check_not_blocked(issue: Issue, lookup: Lookup) -> None:
 
 
 def check_changeable(issue: Issue, what: str) -> None:
-    """Refuse to change what a finished issue was judged by."""
+    """Raise `TransitionRefused` if the issue is finished."""
     if issue.state in FINISHED:
         raise TransitionRefused(
             f"{issue.id} is {issue.state.value}: {what}",
@@ -127,15 +126,14 @@ def check_changeable(issue: Issue, what: str) -> None:
 
 
 def with_dependency(issue: Issue, on: Issue) -> Issue:
-    """The issue, waiting for another one too. One that was ready goes back to the backlog."""
+    """The issue with another dependency; a ready one goes back to the backlog."""
     if not is_released(on):
-        check_changeable(issue, "it cannot wait for something that is not done")
+        check_changeable(issue, "it cannot depend on an open issue")
     state = State.BACKLOG if issue.state is State.READY and not is_released(on) else issue.state
     return msgspec.structs.replace(issue, dependencies=(*issue.dependencies, on.id), state=state)
 
 
 def without_dependency(issue: Issue, on: str) -> Issue:
-    """The issue, not waiting for another one any more; `in_line` says what that makes of it."""
     left = tuple(each for each in issue.dependencies if each != on)
     return msgspec.structs.replace(issue, dependencies=left)
 
@@ -144,11 +142,10 @@ def without_dependency(issue: Issue, on: str) -> Issue:
 
 
 def with_gates(issue: Issue, gates: Iterable[str]) -> Issue:
-    """The issue, requiring these gates too."""
     new = [gate for gate in dict.fromkeys(gates) if gate not in issue.gates_required]
     if not new:
         return issue
-    check_changeable(issue, "a gate cannot be required of it any more")
+    check_changeable(issue, "it cannot require further gates")
     pending = {
         gate: {"status": GateStatus.PENDING.value, "updated_by": None, "updated_at": ""} for gate in new
     }
@@ -163,19 +160,19 @@ def with_gates(issue: Issue, gates: Iterable[str]) -> Issue:
 
 
 def judged(issue: Issue, gate: str, status: GateStatus, by: str, at: str, lookup: Lookup) -> Issue:
-    """The issue, with one of its gates judged; a gated issue turns done with the last one passed."""
+    """The issue with one gate decided; a gated issue becomes done with its last gate."""
     if gate not in issue.gates_required:
         raise TransitionRefused(
-            f"the gate {gate} is not required of {issue.id}",
+            f"{issue.id} does not require gate {gate}",
             issue_id=issue.id,
             gate=gate,
             hint=f"Require it first: 'holdfast gate require {issue.id[:8]} {gate}'.",
         )
     if status is not issue.gate_status(gate):
-        check_changeable(issue, "its gates cannot be judged any more")
+        check_changeable(issue, "its gates can no longer change")
     known = issue.gates_status.get(gate, {})
-    verdict = {**known, "status": status.value, "updated_by": by, "updated_at": at}
-    issue = msgspec.structs.replace(issue, gates_status={**issue.gates_status, gate: verdict})
+    decided = {**known, "status": status.value, "updated_by": by, "updated_at": at}
+    issue = msgspec.structs.replace(issue, gates_status={**issue.gates_status, gate: decided})
     return completed(issue, lookup)
 
 
@@ -207,17 +204,17 @@ Edges = Mapping[str, Sequence[str]]
 
 
 def find_path(edges: Callable[[str], Sequence[str]], start: str, goal: str) -> list[str] | None:
-    """A shortest way from `start` to `goal` along dependencies, both included; None if there is none."""
+    """A shortest path from `start` to `goal` along dependencies, both included, or None."""
     came_from: dict[str, str] = {}
     todo = deque([start])
     seen = {start}
     while todo:
         here = todo.popleft()
         if here == goal:
-            way = [here]
-            while way[-1] != start:
-                way.append(came_from[way[-1]])
-            return way[::-1]
+            path = [here]
+            while path[-1] != start:
+                path.append(came_from[path[-1]])
+            return path[::-1]
         for each in edges(here):
             if each not in seen:
                 seen.add(each)
@@ -227,7 +224,7 @@ def find_path(edges: Callable[[str], Sequence[str]], start: str, goal: str) -> l
 
 
 def reachable(edges: Callable[[str], Sequence[str]], starts: Iterable[str]) -> set[str]:
-    """All that can be reached from the starts along dependencies, the starts included."""
+    """Everything reachable from the starts along dependencies, the starts included."""
     seen = set(starts)
     todo = list(seen)
     while todo:
@@ -239,10 +236,7 @@ def reachable(edges: Callable[[str], Sequence[str]], starts: Iterable[str]) -> s
 
 
 def in_order(graph: Edges) -> tuple[list[str], list[list[str]]]:
-    """All issues, what they depend on first; and the circles, each as the way around it.
-
-    An issue that is on a circle or depends on one stands at the end of the order.
-    """
+    """All issues, dependencies first, those on or behind a cycle last; and the cycles, each as a path."""
     waiting = {each: {dep for dep in deps if dep in graph} for each, deps in graph.items()}
     dependents: dict[str, list[str]] = {each: [] for each in graph}
     for each, deps in waiting.items():
@@ -259,22 +253,22 @@ def in_order(graph: Edges) -> tuple[list[str], list[list[str]]]:
                 todo.append(each)
     done = set(order)
     rest = [each for each in graph if each not in done]
-    return order + rest, list(_circles({each: sorted(waiting[each]) for each in rest}))
+    return order + rest, list(_cycles({each: sorted(waiting[each]) for each in rest}))
 
 
-def _circles(graph: Edges) -> Iterator[list[str]]:
-    """One circle from each knot of issues that depend on each other."""
+def _cycles(graph: Edges) -> Iterator[list[str]]:
+    """One cycle of each group of issues that depend on each other."""
     seen: set[str] = set()
     for start in graph:
-        way: list[str] = []
+        path: list[str] = []
         here: str | None = start
-        while here is not None and here not in seen and here not in way:
-            way.append(here)
+        while here is not None and here not in seen and here not in path:
+            path.append(here)
             here = next((each for each in graph[here] if each in graph), None)
-        if here is not None and here in way:
-            circle = way[way.index(here) :]
-            yield [*circle, circle[0]]
-        seen |= set(way)
+        if here is not None and here in path:
+            around = path[path.index(here) :]
+            yield [*around, around[0]]
+        seen |= set(path)
 
 
 DEFAULT_TTL = 3600.0

@@ -1,13 +1,14 @@
-"""The issue tracker: where all operations on issues are found. Each changes all that it should, or nothing.
+"""The issue tracker: every operation on issues, each of them atomic.
 
-Readers take no locks. Every change is one transaction of the store, made as `transactions` describes,
-decided by the pure functions of `rules` and `claims`, and recorded in the stream of events with it.
+Readers take no locks. Every change is one store transaction (see `transactions`), decided by the pure
+functions of `rules`, and commits its events with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -18,7 +19,7 @@ from holdfast.errors import Changed, IdAmbiguous, NotInitialised, SettingInvalid
 from holdfast.fs.names import checked_actor, is_safe_name
 from holdfast.issues import rules
 from holdfast.issues.claims import Claiming
-from holdfast.issues.creating import Creating, NewIssue
+from holdfast.issues.creating import Created, Creating, NewIssue
 from holdfast.issues.dependencies import Dependencies
 from holdfast.issues.gates import Gating
 from holdfast.issues.model import (
@@ -50,7 +51,7 @@ from holdfast.store.model import Document, Entry, Key, Store
 
 
 class Keep(Enum):
-    """Says that a field is to stay as it is, where None means something."""
+    """Leaves a field unchanged, where None has a meaning of its own."""
 
     KEEP = "keep"
 
@@ -59,7 +60,7 @@ KEEP: Final = Keep.KEEP
 
 
 class Update(NamedTuple):
-    """What is to become of an issue; what is not said stays. In `context`, None removes a key."""
+    """Changes to an issue; unset fields stay. In `context`, None removes a key."""
 
     title: str | None = None
     description: str | None = None
@@ -70,10 +71,10 @@ class Update(NamedTuple):
     remove_labels: tuple[str, ...] = ()
     context: Mapping[str, str | None] = {}
     increments: Mapping[str, int] = {}
-    """Numbers in the context that are counted up, from 0 if they are not there."""
+    """Added to numbers in the context; a missing one starts at 0."""
 
     def applied(self, issue: Issue) -> Issue:
-        """The issue with all of it but the state."""
+        """The issue with these changes, except the state."""
         added, described = checked_labels(self.add_labels), self.description
         labels = [each for each in (*issue.labels, *added) if each not in self.remove_labels]
         context = {k: v for k, v in {**issue.context, **self.context}.items() if v is not None}
@@ -92,7 +93,7 @@ class Update(NamedTuple):
 
 
 class Tracker:
-    """The issues of one store. `root` is the directory that checkers run in."""
+    """The issues of one store. Checkers run in `root`."""
 
     def __init__(
         self,
@@ -104,20 +105,30 @@ class Tracker:
         clock: Clock = SYSTEM_CLOCK,
         skew: float = SKEW,
     ) -> None:
-        """`skew` is how far the clocks of those who share the store may be apart."""
+        """`skew` is how far apart the clocks of the store's clients may be."""
         self.store = store
+        self.root = root
         self.actor = checked_actor(actor)
         self.transactions = Transactions(store, actor=self.actor, retry=retry, clock=clock, skew=skew)
-        self._creating = Creating(self.transactions)
-        self.create_all = self._creating.create
-        self.adopt = self._creating.adopt
-        self.break_down = self._creating.break_down
-        self.dependencies = Dependencies(self.transactions)
-        self.gates = Gating(self.transactions, root)
-        self.claims = Claiming(self.transactions)
+
+    @cached_property
+    def claims(self) -> Claiming:
+        return Claiming(self.transactions)
+
+    @cached_property
+    def dependencies(self) -> Dependencies:
+        return Dependencies(self.transactions)
+
+    @cached_property
+    def gates(self) -> Gating:
+        return Gating(self.transactions, self.root)
+
+    @cached_property
+    def _creating(self) -> Creating:
+        return Creating(self.transactions)
 
     def initialise(self) -> bool:
-        """Make an empty tracker; False if there is one already, which is left as it is."""
+        """Create an empty tracker; False if one already exists."""
 
         def body(draft: Draft) -> bool:
             if draft.get(INDEX) is not None:
@@ -134,15 +145,15 @@ class Tracker:
     # --- Reading -----------------------------------------------------------------------------------
 
     def snapshot(self) -> IssueSet:
-        """All issues, as of now."""
+        """All issues as they are now."""
         return self.transactions.snapshot()
 
     def issue(self, issue_id: str) -> Issue:
-        """One issue as it is stored."""
+        """One stored issue; raises `NotFound`."""
         return self.transactions.need(issue_id)
 
     def document(self, issue_id: str) -> Document[Issue]:
-        """The same with its version."""
+        """One stored issue with its version; raises `NotFound`."""
         document = self.store.read(ISSUES.key(issue_id))
         if document is None:
             self.transactions.check_initialised()
@@ -150,14 +161,14 @@ class Tracker:
         return document
 
     def state(self, issue: Issue) -> State:
-        """The state that an issue is in, which follows from what it depends on."""
+        """The effective state of an issue, derived from its dependencies."""
         return rules.state_of(issue, self.transactions.lookup)
 
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
         return self.transactions.dependents_of(issue_id)
 
     def find_id(self, text: str) -> str:
-        """The id of which this is the beginning, or all."""
+        """The id that starts with `text`; raises `IdAmbiguous` or `NotFound`."""
         text = text.strip()
         if is_safe_name(text) and self.store.read(ISSUES.key(text)) is not None:
             return text
@@ -172,7 +183,7 @@ class Tracker:
         return matches[0]
 
     def events(self, *, after: int = 0) -> Iterator[Entry[IssueEvent]]:
-        """What happened, behind a position."""
+        """The events after a position."""
         return self.store.entries(EVENTS, after=after)
 
     # --- Changing ----------------------------------------------------------------------------------
@@ -181,12 +192,24 @@ class Tracker:
         """Create one issue."""
         return self._creating.create([new])[0].issue
 
+    def create_all(self, new: Sequence[NewIssue]) -> list[Created]:
+        """Create several issues; up to 250 of them in one transaction."""
+        return self._creating.create(new)
+
+    def adopt(self, issues: Sequence[Issue]) -> list[Created]:
+        """Import issues under the ids and states that they have."""
+        return self._creating.adopt(issues)
+
+    def break_down(self, issue_id: str, parts: Sequence[NewIssue]) -> list[Created]:
+        """Create the parts of an issue: they wait for its dependencies, and it waits for them."""
+        return self._creating.break_down(issue_id, parts)
+
     def update(
         self, issue_id: str, update: Update, *, claim: ClaimId | None = None, if_version: str | None = None
     ) -> Issue:
-        """Change an issue; concurrent changes lose nothing, because each is made to what is there then.
+        """Change an issue. Concurrent updates are merged, because each applies to the current record.
 
-        With a claim, only while that is in force; with a version, only if it is still that one.
+        With `claim`, only while that claim is in force; with `if_version`, only if the version matches.
         """
         if update.state is None:
             return self._edit(issue_id, update.applied, claim, if_version)
@@ -195,12 +218,12 @@ class Tracker:
     def edit(
         self, issue_id: str, function: Callable[[Issue], Issue], *, claim: ClaimId | None = None
     ) -> Issue:
-        """Change an issue by a pure function, which may run more than once. It does not move it: the
-        state, the dependencies and the gates have operations of their own."""
+        """Change an issue by a pure function, which may run more than once. State, dependencies and gates
+        have operations of their own and stay."""
         return self._edit(issue_id, function, claim, None)
 
     def delete(self, issue_id: str, *, claim: ClaimId | None = None) -> Issue:
-        """Delete an issue, and take it out of everybody's dependencies with it."""
+        """Delete an issue and remove it from the dependencies of others."""
         return self.transactions.retrying(lambda: self._delete(issue_id, claim))
 
     def _edit(
@@ -210,7 +233,7 @@ class Tracker:
             before = draft.issue(issue_id)
             _check_version(draft, issue_id, if_version)
             issue = _unmoved(before, function(before))
-            moving = issue.assignee != before.assignee  # to take work away is to move it
+            moving = issue.assignee != before.assignee  # taking work away counts as a move
             record = rules.authorised(before, draft.claim(issue_id), draft.moment, claim, moving=moving)
             draft.set_claim(issue_id, record)
             if issue != before:
@@ -228,7 +251,7 @@ class Tracker:
             _check_version(draft, issue_id, if_version)
             check_dependents(draft, around)
             if rules.is_released(before) and update.state not in (State.DONE, State.ARCHIVED):
-                around.check_dependents_known()  # one that is done would rest on it
+                around.check_dependents_known()  # a dependent that is done would rest on it
             record = draft.claim(issue_id)
             draft.set_claim(issue_id, rules.authorised(before, record, draft.moment, claim, moving=True))
             issue = update.applied(before)
@@ -263,7 +286,7 @@ class Tracker:
 
         keys: list[Key[Any]] = [INDEX, CLAIMS.key(issue_id), DEPENDENTS.key(issue_id)]
         keys += map(DEPENDENTS.key, around.issue.dependencies)
-        named = [*around.named, *around.dependents]  # these must all be changed, however many they are
+        named = [*around.named, *around.dependents]  # all of these change, however many they are
         return self.transactions.change(body, issues=named, seen=around.seen, also=keys)
 
     def _detach(self, draft: Draft, dependent_id: str, issue_id: str) -> None:
@@ -276,11 +299,11 @@ class Tracker:
 def _check_version(draft: Draft, issue_id: str, wanted: str | None) -> None:
     document = draft.view.document(ISSUES.key(issue_id))
     if wanted is not None and document is not None and document.version != wanted:
-        raise VersionMismatch(f"{issue_id} is not as it was when you looked at it", version=document.version)
+        raise VersionMismatch(f"{issue_id} has changed since you read it", version=document.version)
 
 
 def _unmoved(before: Issue, after: Issue) -> Issue:
-    """The change without what an edit may not change."""
+    """The change, without what an edit may not touch."""
     return msgspec.structs.replace(
         after,
         id=before.id,
@@ -307,11 +330,11 @@ def _number(name: str, text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise SettingInvalid(f"context {name}", text, "a whole number, to be counted up") from None
+        raise SettingInvalid(f"context {name}", text, "a whole number") from None
 
 
 class Query(NamedTuple):
-    """What is wanted. Everything that is given must fit; of several states or priorities, one."""
+    """A filter. Every given field must match; of several states or priorities, one."""
 
     words: tuple[str, ...] = ()
     states: tuple[State, ...] = ()
@@ -320,7 +343,6 @@ class Query(NamedTuple):
     labels: tuple[str, ...] = ()
 
     def fits(self, issue: Issue, state: State) -> bool:
-        """Whether an issue in this state is wanted."""
         return (
             (not self.states or state in self.states)
             and (not self.priorities or issue.priority in self.priorities)
@@ -331,12 +353,12 @@ class Query(NamedTuple):
 
 
 def find(snapshot: IssueSet, query: Query) -> list[Issue]:
-    """The issues that fit, in the order in which they were created."""
+    """The matching issues, in order of creation."""
     return [issue for issue in snapshot if query.fits(issue, snapshot.state(issue))]
 
 
 def _has_label(issue: Issue, wanted: str) -> bool:
-    """A label, or with a `*` at the end all that begin like it."""
+    """Matches a label, or with a trailing `*` a prefix."""
     if wanted.endswith("*"):
         return any(label.startswith(wanted[:-1]) for label in issue.labels)
     return wanted in issue.labels

@@ -1,17 +1,15 @@
-"""How every operation on issues is made: look without locks, name what it rests on, decide, commit.
+"""Transactions on issues: read without locks, name the documents involved, decide, commit.
 
-Which documents a transaction names must be known before it begins, and which those are depends on what
-they hold. So each operation looks first, without locks, and names what it found. Inside, under the
-locks, it sees what is there now; if that leads to a document that was neither named nor looked at,
-`Changed` is raised and it looks again.
+A transaction must name its documents before it begins, and which ones those are depends on their content.
+So each operation first reads without locks and names what it found. Under the locks it sees the current
+records; if they lead to a document that was neither named nor read, it raises `Changed` and starts again.
 
-An issue rests on what it depends on, and what depends on it rests on it: all of these are named, up to
-`MOST_NAMED`. Beyond that, what was read without locks has to do for *stored* states, which are only a
-convenience: what anybody is told, and what may be claimed, follows from the dependencies themselves.
+The dependencies and dependents of an issue are named, up to `MOST_NAMED`. Beyond that, *stored* states
+follow from what was read without locks. They are only a convenience: what users see and what may be
+claimed is derived from the dependencies themselves.
 
-A neighbour that cannot be read is not named either: it counts as not done, which keeps back whoever waits
-for it and nobody else. Where it must be known what such a one depends on, or whether it is done, the
-operation is refused.
+A neighbour that cannot be read is not named. It counts as not done, which blocks only what waits for it.
+Operations that must know its dependencies, or whether it is done, are refused.
 """
 
 from __future__ import annotations
@@ -68,14 +66,14 @@ from holdfast.store.model import (
 )
 
 MOST_RECENT = 256
-"""How many of the last additions of dependencies are remembered."""
+"""How many added dependencies `Graph.recent` keeps."""
 
 _NUMBERS = 1 << 128
 
 
 class Draft:
-    """What is about to be committed. Issues that were named are looked up in the view, others in
-    `evidence`: what was read before, without locks. About one that is in neither, nothing is known."""
+    """A change in the making. Named issues are looked up in the view, others in `evidence`, which was read
+    without locks; an issue in neither raises `Changed`."""
 
     def __init__(
         self,
@@ -97,12 +95,12 @@ class Draft:
         self._issues: dict[str, Issue | None] = {}
         self._others: dict[Key[Any], object] = {}
         self._events: list[IssueEvent] = []
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
 
     # --- Issues ------------------------------------------------------------------------------------
 
     def lookup(self, issue_id: str) -> Issue | None:
-        """An issue as it shall be."""
+        """An issue as it will be."""
         if issue_id in self._issues:
             return self._issues[issue_id]
         if issue_id in self._named:
@@ -112,17 +110,17 @@ class Draft:
             return found
         if issue_id in self._evidence:
             return self._evidence[issue_id]
-        raise Changed(f"{issue_id} came into play while this was being decided", issue_id=issue_id)
+        raise Changed(f"{issue_id} became involved meanwhile", issue_id=issue_id)
 
     def issue(self, issue_id: str) -> Issue:
-        """An issue that must be there."""
+        """The same; raises `NotFound` instead of returning None."""
         found = self.lookup(issue_id)
         if found is None:
             raise no_issue(issue_id)
         return found
 
-    def put(self, issue: Issue, *, told: bool = False) -> Issue:
-        """Let an issue be this. `told`: an event of its own says which state it goes to."""
+    def put(self, issue: Issue, *, announced: bool = False) -> Issue:
+        """Write an issue. With `announced`, an event of its own reports the new state."""
         before = self.view.get(ISSUES.key(issue.id))
         if before == issue:
             self._issues.pop(issue.id, None)
@@ -134,31 +132,30 @@ class Draft:
         }
         issue = msgspec.structs.replace(issue, created_at=created_at, updated_at=self.at, gates_status=gates)
         self._issues[issue.id] = issue
-        if told or before is None:
-            self._told.add(issue.id)
+        if announced or before is None:
+            self._announced.add(issue.id)
         return issue
 
     def drop(self, issue_id: str) -> None:
-        """Let an issue be gone, with all that belongs to it."""
+        """Delete an issue with its claim and dependents."""
         self._issues[issue_id] = None
         for family in (CLAIMS, DEPENDENTS):
             self._others[family.key(issue_id)] = None
 
     def settle(self, issue_ids: Iterable[str]) -> None:
-        """Bring the stored state of issues in line with what they depend on."""
+        """Bring the stored state of issues in line with their dependencies."""
         for issue_id in issue_ids:
             issue = self.lookup(issue_id)
             if issue is not None:
                 self.put(rules.in_line(issue, self.lookup))
 
-    # --- What belongs to them ----------------------------------------------------------------------
+    # --- Other documents ---------------------------------------------------------------------------
 
     def get(self, key: Key[Any]) -> Any:
-        """Another document as it shall be."""
+        """Another document as it will be."""
         return self._others[key] if key in self._others else self.view.get(key)
 
     def set(self, key: Key[Any], record: object) -> None:
-        """Let another document be this."""
         self._others[key] = record
 
     def index(self) -> Index:
@@ -178,7 +175,7 @@ class Draft:
             self.set(CLAIMS.key(issue_id), record)
 
     def end_claim_unless_working(self, issue: Issue) -> None:
-        """Who has finished, or was sent back, holds no claim any more."""
+        """End the claim of an issue that is no longer in progress."""
         record = self.claim(issue.id)
         if record is not None and issue.state not in (State.IN_PROGRESS, State.GATED):
             self.set_claim(issue.id, rules.ended(record))
@@ -201,7 +198,7 @@ class Draft:
         self.set_dependents(on, (each for each in self.dependents(on) if each != issue_id))
 
     def add_edges(self, edges: Iterable[tuple[str, str]]) -> None:
-        """Count additions to the graph, so that those who have walked it without locks can tell."""
+        """Count additions to the graph, so that walks without locks can notice them."""
         graph, new = self.get(GRAPH) or Graph(), list(edges)
         if new:
             recent = [*graph.recent, *new][-MOST_RECENT:]
@@ -210,7 +207,7 @@ class Draft:
     # --- The outcome -------------------------------------------------------------------------------
 
     def record(self, type_: str, issue_id: str, **facts: object) -> None:
-        """Say what happened; every event has an id of its own, and says who did it."""
+        """Add an event, with an id of its own and the actor."""
         number = str(uuid.UUID(int=(self._seed + len(self._events)) % _NUMBERS))
         self._events.append(
             IssueEvent(
@@ -223,10 +220,9 @@ class Draft:
         )
 
     def changes(self) -> list[Change]:
-        """All of it."""
         for issue_id, issue in self._issues.items():
             before = self.view.get(ISSUES.key(issue_id))
-            if issue is not None and before is not None and issue_id not in self._told:
+            if issue is not None and before is not None and issue_id not in self._announced:
                 self._tell_state(before.state, issue)
         documents = {ISSUES.key(issue_id): issue for issue_id, issue in self._issues.items()} | self._others
         made = [
@@ -250,7 +246,6 @@ class Draft:
 
 
 def no_issue(issue_id: str) -> NotFound:
-    """The failure of naming an issue that is not there."""
     return NotFound(
         f"there is no issue {issue_id}",
         issue_id=issue_id,
@@ -259,36 +254,34 @@ def no_issue(issue_id: str) -> NotFound:
 
 
 MOST_NAMED = 100
-"""How many neighbours a transaction names at most."""
+"""The most neighbours that a transaction names."""
 
 Result = TypeVar("Result")
 
 
 class Seen(NamedTuple):
-    """Issues as seen without locks; `issues` has None for those that are not there or are `broken`."""
+    """Issues read without locks; `issues` has None for missing and `broken` ones."""
 
     issues: dict[str, Issue | None]
     broken: dict[str, Broken]
 
     def add(self, issue_id: str, found: Issue | Broken | None) -> None:
-        """Take in what was found."""
         if isinstance(found, Broken):
             self.broken[issue_id] = found
         self.issues[issue_id] = found if isinstance(found, Issue) else None
 
     def can_name(self, issue_id: str) -> bool:
-        """Whether a transaction can name it: it must be able to read it."""
+        """Whether a transaction can name it, which requires that it can be read."""
         return issue_id not in self.broken and is_safe_name(issue_id)
 
     def named(self) -> list[str]:
-        """Those that a transaction names."""
         return [each for each in self.issues if self.can_name(each)][:MOST_NAMED]
 
 
 class IssueNeighbours(NamedTuple):
-    """An issue and what its state rests on, and what rests on it; as seen without locks.
+    """An issue with its dependencies and dependents, read without locks.
 
-    `named` are to be named; `followers` are the dependents whose stored state can follow at once.
+    The transaction names `named`; `followers` are the dependents whose stored state it can update.
     """
 
     issue: Issue
@@ -298,16 +291,16 @@ class IssueNeighbours(NamedTuple):
     followers: list[str]
 
     def check_dependents_known(self) -> None:
-        """Raise if one that depends on the issue cannot be read, for those who must know its state."""
+        """Raise if a dependent cannot be read."""
         for each in self.dependents:
             if each in self.seen.broken:
                 raise self.seen.broken[each].failure
 
 
 def check_dependents(draft: Draft, around: IssueNeighbours) -> None:
-    """Raise `Changed` if somebody depends on the issue who was not seen. Its dependents must be named."""
+    """Raise `Changed` if there is a dependent that was not read. The transaction names the dependents."""
     if not set(draft.dependents(around.issue.id)) <= set(around.dependents):
-        raise Changed(f"somebody began to depend on {around.issue.id}", issue_id=around.issue.id)
+        raise Changed(f"{around.issue.id} has got another dependent", issue_id=around.issue.id)
 
 
 class _Failed(NamedTuple):
@@ -315,7 +308,7 @@ class _Failed(NamedTuple):
 
 
 class Transactions:
-    """The store of one tracker, who acts on it, and how often an attempt is repeated."""
+    """Transactions on the store of one tracker, in the name of one actor."""
 
     def __init__(
         self,
@@ -327,7 +320,7 @@ class Transactions:
         clock: Clock = SYSTEM_CLOCK,
         skew: float = SKEW,
     ) -> None:
-        """`skew` is how far the clocks of those who share the store may be apart."""
+        """`skew` is how far apart the clocks of the store's clients may be."""
         self.store = store
         self._clock = clock
         self._skew = skew
@@ -335,34 +328,31 @@ class Transactions:
         self._retry = retry or RetryConfig()
         self._sleep = sleep
 
-    # --- Looking, without locks --------------------------------------------------------------------
+    # --- Reading, without locks --------------------------------------------------------------------
 
     def reading(self) -> ClockReading:
-        """What the boot clock shows: taken before a transaction that judges a claim."""
+        """The boot clock, read before a transaction that judges a claim."""
         return ClockReading(boot_clock_id(), self._clock.boot(), self._skew)
 
     def moment(self) -> Now:
-        """Now, for one who looks."""
         return self.reading().at(self.store.now())
 
     def snapshot(self) -> IssueSet:
-        """All issues, as of now."""
         return take_snapshot(self.store, self.reading())
 
     def read(self, issue_id: str) -> Issue | None:
         return read_issue(self.store, issue_id)
 
     def look_at(self, issue_id: str) -> Issue | Broken | None:
-        """An issue, or why it cannot be read."""
         return look_at(self.store, issue_id)
 
     def lookup(self, issue_id: str) -> Issue | None:
-        """An issue for the rules: one that cannot be read is not done, as far as anybody knows."""
+        """An issue for the rules: one that cannot be read counts as not done."""
         found = self.look_at(issue_id)
         return found if isinstance(found, Issue) else None
 
     def need(self, issue_id: str) -> Issue:
-        """An issue that must be there."""
+        """One issue; raises `NotFound`."""
         issue = self.read(issue_id)
         if issue is None:
             self.check_initialised()
@@ -374,8 +364,8 @@ class Transactions:
             raise NotInitialised("there is no issue tracker here")
 
     def dependents_of(self, issue_id: str) -> tuple[str, ...]:
-        """Which issues depend on one. Without complete records of that, all issues are looked at; one that
-        cannot be read may be among them."""
+        """The issues that depend on one. If the dependents documents are incomplete, all issues are read;
+        one that cannot be read may be among them."""
         graph = self.store.read(GRAPH)
         document = self.store.read(DEPENDENTS.key(issue_id))
         known = document.record.dependents if document else ()
@@ -389,7 +379,7 @@ class Transactions:
         return tuple(dict.fromkeys((*known, *others)))
 
     def with_dependencies(self, issue: Issue) -> Seen:
-        """The issue and what it depends on."""
+        """The issue and its dependencies."""
         seen = Seen({issue.id: issue}, {})
         for each in issue.dependencies:
             seen.add(each, self.look_at(each))
@@ -429,7 +419,7 @@ class Transactions:
         seen: Seen | None = None,
         also: Iterable[Key[Any]] = (),
     ) -> Result:
-        """Run one decision on the issues and other documents named; commit what it has drafted."""
+        """Run one decision on the named issues and documents, and commit its draft."""
         named = list(dict.fromkeys(issues))
         seen = seen or Seen({}, {})
         seed, evidence = uuid.uuid4().int, seen.issues
@@ -449,7 +439,7 @@ class Transactions:
             raise _explained(failure, seen.broken) from None
 
     def retrying(self, attempt: Callable[[], Result]) -> Result:
-        """Try again while others change what was looked at, as often as the settings allow."""
+        """Retry while others change what was read, as often as the settings allow."""
 
         def once() -> Result | _Failed:
             try:
@@ -457,7 +447,7 @@ class Transactions:
             except Changed:
                 raise
             except Failure as failure:
-                return _Failed(failure)  # trying again is the caller's business, if it may help at all
+                return _Failed(failure)  # retrying other failures is up to the caller
 
         result = retry_with_backoff(self._retry, once, sleep=self._sleep)
         if isinstance(result, _Failed):
@@ -466,7 +456,7 @@ class Transactions:
 
 
 def _explained(failure: Blocked, broken: Mapping[str, Broken]) -> Blocked:
-    """The same refusal, which says too what of that which is waited for cannot be read."""
+    """The refusal, naming the dependencies that cannot be read."""
     waiting = cast("list[str]", failure.facts["blocked_by"])
     guilty = [broken[each] for each in waiting if each in broken]
     if not guilty:
