@@ -33,6 +33,7 @@ from holdfast.fs import calls
 from holdfast.fs import directory as directories_opened
 from holdfast.fs.directory import Directory
 from holdfast.locks.flock import _all as _descriptions
+from proof import effort
 from proof.effort import chosen
 from proof.interpose import (
     SHORT_WRITE,
@@ -150,6 +151,7 @@ class Report:
     """
 
     scenario: str
+    kind: str = "points"
     points: int = 0
     skipped: int = 0
     calls: set[str] = field(default_factory=set)
@@ -159,6 +161,7 @@ class Report:
     def add(self, outcome: Outcome, problem: str | None, listing: str) -> None:
         """Count one point, and keep it if there is a problem with it."""
         self.points += 1
+        effort.tried[self.kind] += 1
         if outcome.call is not None:
             self.calls.add(outcome.call.name)
         if problem is not None:
@@ -188,7 +191,7 @@ def kill_points(scenario: Scenario, *, names: Sequence[str] = calls.CHANGING, sh
 
     With a `share` below 1, so much of its calls, chosen by `effort.SEED`.
     """
-    report = Report(type(scenario).__name__)
+    report = Report(type(scenario).__name__, "kills at a call")
     with scratch() as base:
         for index in indexes(scenario, base, names, share, report):
             at_write = False
@@ -224,7 +227,7 @@ def error_points(
     if not errnos:
         raise ValueError("at least one error is needed: where it does not strike, the operation is over")
     faults = [*map(Fault, errnos), SHORT_WRITE, *(Fault(code, lasting=True) for code in lasting)]
-    report = Report(type(scenario).__name__)
+    report = Report(type(scenario).__name__, "errors at a call")
     with scratch() as base:
         for index in indexes(scenario, base, names, share, report, each=len(errnos)):
             for fault in faults:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -18,6 +19,10 @@ SHARE = min(1.0, float(os.environ.get("HOLDFAST_ROUNDS", "0.05")))
 
 SEED = int(os.environ.setdefault("HOLDFAST_SEED", str(random.SystemRandom().randrange(1 << 32))))
 """Chooses the points; set in the environment, so that the processes of one run agree."""
+
+
+tried: Counter[str] = Counter()
+"""What was tried so far in this process, by kind: points, states, schedules, rounds of races."""
 
 
 def rounds(full: int, *, least: int = 3) -> int:
@@ -51,5 +56,6 @@ def until(met: Callable[[], object], full: int, *, most: int = 20_000) -> Iterat
     for number in range(most):
         if number >= rounds(full) and met():
             return
+        tried["rounds of races"] += 1
         yield number
     raise AssertionError(f"{most} rounds have not met what they are about")

@@ -45,6 +45,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.fs import calls
+from proof import effort
 from proof.crash import fresh, scratch
 from proof.explorer.files import Image
 from proof.explorer.race import Check, Race, Violation, read_schedule
@@ -141,6 +142,7 @@ def explore(
         prepare(directory)
         with world_of_tasks(), _undisturbed():
             search.search(directory, Image(directory))
+    effort.tried["schedules"] += search.schedules
     return Exploration(
         search.schedules,
         search.states,

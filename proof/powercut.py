@@ -126,7 +126,7 @@ def _explore(
     share: float = 1.0,
 ) -> Report:
     """Check the states of these cuts that were not checked yet, up to `enough` violations."""
-    report = Report(type(scenario).__name__)
+    report = Report(type(scenario).__name__, "states after a power cut")
     report.calls.update(step.call.name for step in trace.steps if step.call is not None)
     for number, (outcome, disk) in enumerate(cuts):
         for state, is_chosen in sometimes(disk.states(), share=share, salt=f"{report.scenario} {number}"):

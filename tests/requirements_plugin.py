@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import pytest
@@ -21,6 +22,8 @@ PAGE = "docs/requirements.md"
 _ROW = re.compile(r"\| (?P<id>[A-Z]{2}-\d{2}) \| (?P<demand>(?:\\\||[^|])+) \| (?P<since>[^|]*)\|")
 _NARROWING = ("keyword", "markexpr", "deselect", "ignore", "ignore_glob", "lf", "collectonly")
 _PROPERTY = "requirement"
+_TRIED = "tried"
+_DETECTOR = re.compile(r"planted|_finds?_|_catch|is_found|would_be_found|is_noticed")  # as their names say
 
 
 class Requirement(NamedTuple):
@@ -54,6 +57,7 @@ class Accounting:
         self.delivered = {each.id for each in requirements.values() if each.since}
         self.whole = whole
         self.left_out = 0
+        self.tried: Counter[str] = Counter()
         self._passed: dict[str, set[str]] = {}
 
     def pytest_report_header(self) -> str:
@@ -92,7 +96,18 @@ class Accounting:
         if items:
             self.whole = False
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        before = effort.tried.copy()
+        yield
+        item.user_properties += [(_TRIED, each) for each in (effort.tried - before).items()]
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.tried["planted faults, each found"] += bool(_DETECTOR.search(report.nodeid))
+            for key, found in report.user_properties:
+                if key == _TRIED and isinstance(found, tuple | list):
+                    self.tried[found[0]] += found[1]
         if report.failed:
             self._passed.pop(report.nodeid, None)
         elif report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
@@ -118,6 +133,13 @@ class Accounting:
         if not self.whole:
             terminalreporter.write_line(
                 "(a part of the suite was run: what it leaves unproven is not judged)"
+            )
+        if self.tried.total():
+            terminalreporter.section("what was tried")
+            for kind, count in sorted(self.tried.items()):
+                terminalreporter.write_line(f"{count:>12,} {kind}")
+            terminalreporter.write_line(
+                f"{len(terminalreporter.stats.get('failed', [])):>12,} failures found"
             )
         if self.left_out:
             terminalreporter.write_line(f"left to `make proof`: {self.left_out} tests")

@@ -43,9 +43,7 @@ def test_it_runs_where_and_with_what_it_was_told(tmp_path: Path) -> None:
 
     assert run("pwd; echo $X", tmp_path, working_dir="below", env={"X": "y"})[2] == f"{tmp_path}/below\ny\n"
     assert run_checker(checker("true", working_dir="../.."), tmp_path, {}).message is not None
-    assert "not started" in str(
-        run_checker(checker("true", working_dir="nowhere"), tmp_path, {}).message
-    )
+    assert "not started" in str(run_checker(checker("true", working_dir="nowhere"), tmp_path, {}).message)
 
 
 @pytest.mark.req("FL-11")
