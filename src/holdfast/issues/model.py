@@ -372,7 +372,7 @@ class IssueClaim(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str
     purpose: str = ""
     holder: dict[str, str] = {}
-    """The process that took it, in words, if that is known; see `locks.holders.described`."""
+    """The process that took it, in words, if that is known; see `locks.identity.described`."""
 
     boot_expires_at: BootMark | None = None
 
