@@ -26,7 +26,7 @@ if sys.platform != "win32":
     _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     _ENTER = _OPEN | os.O_NOFOLLOW
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 _FULL_HINT = "The disk or your quota is full. 'holdfast gc plan' shows what a repository can free."
 _NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
@@ -35,7 +35,7 @@ def io_failure(action: str, path: object, error: OSError) -> IoFailure:
     """The failure that fits the system's refusal of `action` on `path`."""
     if error.errno in _DENIED:
         return NotWritable(action, path, error)
-    return IoFailure(action, path, error, hint=_FULL_HINT if error.errno in _FULL else None)
+    return IoFailure(action, path, error, hint=_FULL_HINT if error.errno in NO_SPACE else None)
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:
