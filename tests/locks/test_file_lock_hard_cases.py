@@ -173,7 +173,7 @@ def test_locking_again_what_this_thread_holds_is_refused_at_once(
 
     assert caught.value.code == "E_LOCK_REENTRY"
     assert not caught.value.retryable
-    assert "Pass the guard that you have" in caught.value.hint
+    assert "Pass on the guard that you have" in caught.value.hint
     assert caught.value.facts["path"] == str(path)
     assert guard.held
     guard.release()

@@ -98,7 +98,6 @@ class Directory(Closing):
 
     @property
     def path(self) -> Path:
-        """Where this directory was when it was opened."""
         return Path(self.shown)
 
     def where(self, name: str) -> str:
@@ -205,7 +204,6 @@ class Directory(Closing):
         return status is not None and stat.S_ISDIR(status.st_mode)
 
     def names(self) -> list[str]:
-        """The names of all entries, unordered."""
         return [entry.name for entry in self._entries()]
 
     def directories(self) -> list[str]:

@@ -52,7 +52,6 @@ class Appended(NamedTuple):
 
 
 def create(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = True) -> None:
-    """`create_in` the parent of `path`."""
     with Directory.open(path.parent) as directory:
         create_in(directory, path.name, content, mode=mode, durable=durable)
 
@@ -72,7 +71,6 @@ def create_in(
 
 
 def replace(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """`replace_in` the parent of `path`."""
     with Directory.open(path.parent) as directory:
         replace_in(directory, path.name, content, mode=mode)
 
@@ -124,7 +122,6 @@ def append_in(
 
 
 def read(path: Path, *, limit: int | None = None) -> bytes:
-    """`read_in` the parent of `path`."""
     with Directory.open(path.parent) as directory:
         return read_in(directory, path.name, limit=limit)
 
@@ -195,7 +192,6 @@ def end_of_lines_in(directory: Directory, name: str) -> int:
 
 
 def remove(path: Path) -> bool:
-    """`remove_in` the parent of `path`."""
     with Directory.open(path.parent) as directory:
         return remove_in(directory, path.name)
 

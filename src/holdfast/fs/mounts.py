@@ -28,7 +28,6 @@ class _Mount(NamedTuple):
 
 
 def is_network(kind: str) -> bool:
-    """Whether a file system of this kind is reached over a network."""
     return kind in _NETWORK
 
 

@@ -77,7 +77,6 @@ def checked_actor(text: str, setting: str = "actor") -> str:
 
 
 def shortened(text: str, limit: int = LONGEST_TEXT) -> str:
-    """The text, cut off if it is too long."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

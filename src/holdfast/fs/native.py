@@ -101,7 +101,6 @@ else:
     if sys.platform == "linux":
 
         def inotify_open() -> int:
-            """Open an inotify descriptor; -1 on failure."""
             return int(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
         _add_watch = _libc.inotify_add_watch

@@ -56,7 +56,24 @@ class LockStatistics(NamedTuple):
     seconds_held: float
 
 
-class LockGuard:
+class HeldLock:
+    """A base for held locks, which a `with` block releases."""
+
+    __slots__ = ()
+
+    def release(self) -> object:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class LockGuard(HeldLock):
     """A held lock, released by `release`, at the end of its `with` block, or when it is garbage collected.
 
     In a forked child the guard is a copy without effect: the parent keeps the lock.
@@ -88,14 +105,6 @@ class LockGuard:
         except IndexError:
             return
         self._release(description)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
     def __del__(self) -> None:
         if self._held:

@@ -226,13 +226,11 @@ class DescriptionPool:
                 self._idle.pop(next(iter(self._idle))).close()
 
     def close_idle(self) -> None:
-        """Close the free descriptions."""
         while self._idle:
             with contextlib.suppress(KeyError):
                 self._idle.popitem()[1].close()
 
     def totals(self) -> UseStatistics:
-        """All uses so far."""
         total = UseStatistics()
         with _forking:
             for each in (self._retired, *(each for each in self._open if each.fd >= 0)):

@@ -106,9 +106,7 @@ class Observation(Protocol):
     @property
     def found(self) -> BaseException | None: ...
 
-    def end(self) -> None:
-        """The wait is over, granted or not."""
-        ...
+    def end(self) -> None: ...
 
 
 class Observer(Protocol):

@@ -173,12 +173,10 @@ class Holder(NamedTuple):
 
     @property
     def vantage(self) -> Vantage:
-        """Where its pid is valid."""
         return Vantage(self.host, self.boot_id, self.pid_namespace)
 
     @property
     def holder_id(self) -> str:
-        """`host:user:pid:start_time`."""
         return f"{self.host}:{self.user}:{self.pid}:{self.start_time}"
 
     def as_record(self) -> dict[str, object]:
@@ -210,13 +208,11 @@ class Vantage(NamedTuple):
 
 
 def current_holder() -> Holder:
-    """This process."""
     return _holder_of(os.getpid())
 
 
 @functools.lru_cache(maxsize=1)
 def current_vantage() -> Vantage:
-    """The vantage of this process."""
     return Vantage(_host(), read_small(_BOOT_ID), _pid_namespace())
 
 

@@ -194,7 +194,6 @@ def _flocks() -> list[list[str]]:
 
 
 def _files_in(directory: str, inodes: Container[int]) -> Iterator[str]:
-    """The files of a directory that may have these inodes."""
     try:
         with calls.scandir(directory) as entries:
             yield from (entry.path for entry in entries if entry.inode() in inodes)
@@ -238,6 +237,5 @@ def _is_on_network(device: int, key: str) -> bool:
 
 
 def timeout(key: str, seconds: float) -> LockTimeout:
-    """The failure of a wait that took too long, with the known holders."""
     holders = [each.as_record() for each in find_holders(key) or () if not each.waiting]
     return LockTimeout(key, seconds, format_duration(seconds), holders=holders)
