@@ -49,7 +49,7 @@ def test_every_name_is_there_and_says_what_it_is(name: str) -> None:
 def test_checkers_are_told_of_the_same_names_as_programs_are_given() -> None:
     source = Path(holdfast.__file__).read_text(encoding="utf-8")
 
-    for name, home in vars(holdfast)["_HOMES"].items():
+    for name, home in vars(holdfast)["_MODULES"].items():
         assert f"    from {home} import {name} as {name}\n" in source
         assert hasattr(import_module(home), name)
     assert source.count("    from holdfast.") == len(holdfast.__all__) - 1

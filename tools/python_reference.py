@@ -31,7 +31,7 @@ def python_page() -> str:
 
 
 def _homes() -> dict[str, str]:
-    homes: dict[str, str] = vars(holdfast)["_HOMES"]
+    homes: dict[str, str] = vars(holdfast)["_MODULES"]
     return homes
 
 

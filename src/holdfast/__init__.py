@@ -1,12 +1,12 @@
 """Holdfast: many agents and people in one repository at the same time, without lost work or stuck locks.
 
-What is offered here, and in `holdfast.errors`, is for the programs of others: docs/reference/python.md. It
-is loaded when it is first used: importing the package costs next to nothing.
+The names here and in `holdfast.errors` are the public API: docs/reference/python.md. Each is loaded when it
+is first used, so importing the package costs next to nothing.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # what checkers take for true; importing `typing` would double the cost of this
+TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would double the import time
 
 __version__ = "0.1.0"
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from holdfast.repository.repository import find_repository as find_repository
     from holdfast.repository.worktrees import Worktrees as Worktrees
 
-_HOMES = {
+_MODULES = {
     "initialise": "holdfast.repository.init",
     "find_repository": "holdfast.repository.repository",
     "Repository": "holdfast.repository.repository",
@@ -93,16 +93,16 @@ _HOMES = {
     "Failure": "holdfast.errors",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     from importlib import import_module
 
-    value: object = getattr(import_module(home), name)
+    value: object = getattr(import_module(module), name)
     globals()[name] = value
     return value
 

@@ -1,15 +1,15 @@
-"""Where the command `holdfast` begins. Asking for the version loads nothing else, and `guard` hardly more."""
+"""The entry point of `holdfast`. `--version` loads nothing else, and `guard` hardly more."""
 
 from __future__ import annotations
 
 import gc
 import sys
 
-_MANY = 50_000
+_GC_THRESHOLD = 50_000
 
 
 def main() -> int:
-    """Run the command line with the arguments of this process; return its exit status."""
+    """Run the command line of this process and return its exit status."""
     arguments = sys.argv[1:]
     if arguments == ["--version"]:
         return _show_version()
@@ -18,13 +18,13 @@ def main() -> int:
 
         if (status := answer(arguments)) is not None:
             return status
-    gc.set_threshold(_MANY)  # loading makes many objects and no garbage: do not look for any
+    gc.set_threshold(_GC_THRESHOLD)  # loading modules creates many objects and no garbage
     from holdfast.cli.entry import run
 
     try:
         return run(arguments)
     finally:
-        gc.freeze()  # nor at the end
+        gc.freeze()  # no collection at exit either
 
 
 def _show_version() -> int:

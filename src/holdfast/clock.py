@@ -1,7 +1,7 @@
-"""Time, as something that is handed in: wall clock, monotonic clock, boot clock; durations as text.
+"""Clocks, instants and durations.
 
-Instants are float seconds since 1970, durations are float seconds. Nothing here decides safety:
-clocks only say when something is *allowed* (a steal, a retry, a timeout).
+Instants are float seconds since 1970, durations are float seconds. Clocks are passed in, and never decide
+safety: they only say when something is *allowed* (a steal, a retry, a timeout).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from holdfast.errors import SettingInvalid
 
 
 class Clock(Protocol):
-    """Where time comes from. Everything that asks for the time takes one of these."""
+    """A source of time. Everything that needs the time takes one of these."""
 
     def wall(self) -> float:
-        """Seconds since 1970; may jump in either direction when somebody sets the clock."""
+        """Seconds since 1970; jumps when the clock is set."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since some start; never jumps, may stand still while the machine sleeps."""
+        """Seconds since some start; never jumps, may stop while the machine sleeps."""
         ...
 
     def boot(self) -> float:
-        """Seconds since the machine started, sleep included where the system can tell."""
+        """Seconds since the machine started, including sleep where the system counts it."""
         ...
 
 
@@ -46,7 +46,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move: for tests and for exploring a protocol."""
+    """A clock that moves only when it is advanced: for tests and for exploring a protocol."""
 
     def __init__(self, *, wall: float = 1_700_000_000.0, monotonic: float = 1_000.0) -> None:
         self._wall = wall
@@ -62,21 +62,66 @@ class ManualClock:
         return self._monotonic
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Advance all clocks."""
         self._wall += seconds
         self._monotonic += seconds
 
     def step_wall(self, seconds: float) -> None:
-        """Set the wall clock, as an administrator or a time server does; nothing else moves."""
+        """Step the wall clock alone, as an administrator or a time server does."""
         self._wall += seconds
 
 
 SYSTEM_CLOCK = SystemClock()
 
 
+SKEW = 5.0
+"""How far apart the clocks of machines that share a store may be."""
+
+
+class BootMark(NamedTuple):
+    """An instant by the boot clock with this id. (A tuple, not a struct: the guard must load quickly.)"""
+
+    clock_id: str
+    at: float
+
+
+class Now(NamedTuple):
+    """The current time by two clocks: the store's time, and the boot clock of this process, read just before.
+
+    A process that shares the boot clock of a mark measures by it, since nobody can set it. All others go by
+    the store's time and allow for skew.
+    """
+
+    now: float
+    clock_id: str = ""
+    boot: float = 0.0
+    skew: float = SKEW
+
+    def mark(self, after: float = 0.0) -> BootMark | None:
+        """The instant `after` seconds from now, if there is a boot clock."""
+        return BootMark(self.clock_id, self.boot + after) if self.clock_id else None
+
+    def until(self, instant: str, mark: BootMark | None, *, margin: bool) -> float:
+        """Seconds until an instant that is known by the store's time and perhaps by a mark."""
+        if mark is not None and self.clock_id and mark.clock_id == self.clock_id:
+            return mark.at - self.boot
+        return parse_instant(instant) - self.now + (self.skew if margin else 0.0)
+
+
+class ClockReading(NamedTuple):
+    """A reading of the boot clock, to be combined with the store's time."""
+
+    clock_id: str
+    boot: float
+    skew: float = SKEW
+
+    def at(self, now: float) -> Now:
+        return Now(now, self.clock_id, self.boot, self.skew)
+
+
 def format_instant(instant: float) -> str:
     """Write an instant as ISO 8601 in UTC, to the microsecond."""
-    from datetime import UTC, datetime  # takes its time to load, and who only asks for the time has no use
+    from datetime import UTC, datetime  # loaded here, because the guard does without
 
     return datetime.fromtimestamp(instant, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
@@ -85,18 +130,18 @@ def parse_instant(text: str) -> float:
     """Read an ISO 8601 instant with a time zone; raise ValueError for anything else."""
     from datetime import datetime
 
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
+    instant = datetime.fromisoformat(text)
+    if instant.tzinfo is None:
         raise ValueError(f"no time zone in {text!r}")
-    return moment.timestamp()
+    return instant.timestamp()
 
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = r"(\d+(?:\.\d+)?)(ms|s|m|h|d)"  # compiled when it is needed: most commands read no duration
+_PART = r"(\d+(?:\.\d+)?)(ms|s|m|h|d)"  # not compiled here: most commands parse no duration
 
 
 def parse_duration(text: str, *, setting: str = "duration") -> float:
-    """Read `250ms`, `30s`, `1m30s`, `2h`, or a bare number of seconds."""
+    """Read `250ms`, `30s`, `1m30s`, `2h`, or a number of seconds."""
     stripped = text.strip()
     if re.fullmatch(r"\d+(\.\d+)?", stripped, re.ASCII):
         return float(stripped)
@@ -106,7 +151,7 @@ def parse_duration(text: str, *, setting: str = "duration") -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Write a duration the way people say it: `250ms`, `5s`, `1m30s`, `2h`, `3d4h`."""
+    """Write a duration for people: `250ms`, `5s`, `1m30s`, `2h`, `3d4h`."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     if seconds < 1:
@@ -120,44 +165,3 @@ def format_duration(seconds: float) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts[:2])
-
-
-SKEW = 5.0
-"""How far the clocks of two machines that share a store are allowed to be apart."""
-
-
-class BootMark(NamedTuple):
-    """An instant by the boot clock with this id. (Not a struct: a guard that must be quick reads it too.)"""
-
-    clock_id: str
-    at: float
-
-
-class Now(NamedTuple):
-    """Now: the store's time, and what the boot clock of whoever decides has shown just before."""
-
-    now: float
-    clock_id: str = ""
-    boot: float = 0.0
-    skew: float = SKEW
-
-    def mark(self, after: float = 0.0) -> BootMark | None:
-        """The instant that is `after` seconds from now, if there is a boot clock to tell it by."""
-        return BootMark(self.clock_id, self.boot + after) if self.clock_id else None
-
-    def until(self, instant: str, mark: BootMark | None, *, margin: bool) -> float:
-        """How many seconds it is until an instant, known by the store's time and perhaps by a mark."""
-        if mark is not None and self.clock_id and mark.clock_id == self.clock_id:
-            return mark.at - self.boot
-        return parse_instant(instant) - self.now + (self.skew if margin else 0.0)
-
-
-class ClockReading(NamedTuple):
-    """What a boot clock has shown; with the store's time it becomes a moment."""
-
-    clock_id: str
-    boot: float
-    skew: float = SKEW
-
-    def at(self, now: float) -> Now:
-        return Now(now, self.clock_id, self.boot, self.skew)

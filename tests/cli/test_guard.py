@@ -82,14 +82,11 @@ def test_a_lease_that_has_run_out_is_in_nobodys_way(root: Path) -> None:
     wait_until(lambda: holdfast("guard", root / "worktrees/theirs/a").returncode == 0)
 
 
-ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "fs.small", "workspace", "workspace.glance"}
-TOLD = {
-    *("cli.output", "errors", "errors.base", "errors.system"),
-    *("workspace.plain", "workspace.plain.values"),
-}
-JUDGED = {"locks", "locks.callers", "locks.holders", "locks.processes"}
-REFUSED = ALLOWED | TOLD | JUDGED | {"clock", "leases", "leases.moments"}
-HOOKED = ALLOWED | TOLD | {"cli.hook_guard"}
+ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "fs.paths", "repository", "repository.guard"}
+REPORTED = {"cli.output", "errors", "fs.names"}
+JUDGED = {"locks", "locks.identity"}
+REFUSED = ALLOWED | REPORTED | JUDGED | {"clock"}
+HOOKED = ALLOWED | REPORTED | {"cli.hook_guard"}
 SLOW = {
     "asyncio",
     "dataclasses",

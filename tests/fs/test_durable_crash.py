@@ -34,6 +34,11 @@ pytestmark = pytest.mark.skipif(
 # --- What is swept -----------------------------------------------------------------------------------
 
 
+def append(path: Path, record: bytes) -> durable.Appended:
+    with Directory.open(path.parent) as directory:
+        return durable.append_in(directory, path.name, record)
+
+
 class Case:
     """A durable function at work on a file that holds `old` before and `new` after it (None: no file)."""
 
@@ -92,7 +97,7 @@ class Append(Case):
     """Judged by whole lines: what follows the last newline does not count."""
 
     def __init__(self, old: bytes | None) -> None:
-        super().__init__(lambda path: durable.append(path, LINE), old, whole_lines(old) + LINE + b"\n")
+        super().__init__(lambda path: append(path, LINE), old, whole_lines(old) + LINE + b"\n")
 
     def counts(self, found: bytes | None) -> bytes | None:
         return whole_lines(found)
@@ -101,7 +106,7 @@ class Append(Case):
         """The next append cuts off what is torn, hands it over, and adds its own line to the others."""
         found = content(directory / "file") or b""
         lines = whole_lines(found)
-        assert durable.append(directory / "file", NEXT) == (len(lines), found[len(lines) :])
+        assert append(directory / "file", NEXT) == (len(lines), found[len(lines) :])
         assert content(directory / "file") == lines + NEXT + b"\n"
 
 
@@ -227,7 +232,7 @@ class AfterADeath:
 
 class AppendAfterADeath(AfterADeath):
     def second(self, directory: Path) -> None:
-        durable.append(directory / "file", NEXT)
+        append(directory / "file", NEXT)
 
     def check(self, directory: Path, outcome: Outcome) -> None:
         found = whole_lines(content(directory / "file"))

@@ -121,7 +121,7 @@ def test_a_plain_relative_path_is_split_into_its_parts(relative: str, parts: lis
     ids=ascii,
 )
 def test_a_path_that_could_lead_upwards_or_elsewhere_is_refused(relative: str) -> None:
-    with pytest.raises(PathEscape, match="is not a plain relative path"):
+    with pytest.raises(PathEscape, match="is not a safe relative path"):
         split_relative(relative)
 
 

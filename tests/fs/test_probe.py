@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import FilesystemUnsafe
-from holdfast.fs import calls, probe
+from holdfast.fs import calls, mounts
 from holdfast.fs.probe import find_capabilities, require_safe
 from tests.support.loop_mounts import LoopMount
 
@@ -62,14 +62,14 @@ def test_missing_links_and_missing_renames_together_are_refused(
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p", "fuse.juicefs"])
 def test_network_file_systems_are_known(kind: str) -> None:
-    assert probe.is_network(kind)
-    assert not probe.is_network("ext4")
+    assert mounts.is_network(kind)
+    assert not mounts.is_network("ext4")
 
 
 def test_the_kind_of_a_tmpfs_is_seen() -> None:
     if not Path("/dev/shm").is_dir():
         pytest.skip("no /dev/shm here")
-    assert probe.filesystem_kind("/dev/shm") == "tmpfs"
+    assert mounts.filesystem_kind("/dev/shm") == "tmpfs"
 
 
 @pytest.mark.parametrize(("kind", "reflink"), [("ext4", False), ("xfs", True), ("btrfs", True)])

@@ -168,12 +168,12 @@ def test_locking_again_what_this_thread_holds_is_refused_at_once(
     locker = FileLocker(None, fair=fair)
     guard = locker.acquire(path, shared=held)
 
-    with pytest.raises(LockReentry, match="is locked by this thread already") as caught:
+    with pytest.raises(LockReentry, match="is already locked by this thread") as caught:
         locker.acquire(path, shared=wanted)
 
     assert caught.value.code == "E_LOCK_REENTRY"
     assert not caught.value.retryable
-    assert "Pass the guard that you have" in caught.value.hint
+    assert "Pass on the guard that you have" in caught.value.hint
     assert caught.value.facts["path"] == str(path)
     assert guard.held
     guard.release()

@@ -60,7 +60,7 @@ def test_a_missing_directory_is_named_with_a_hint_and_not_made(scratch: Path) ->
     with pytest.raises(NotFound, match=str(scratch / "missing")) as caught:
         FileLocker(None).lock_exclusive(scratch / "missing" / "a.lock")
 
-    assert caught.value.hint == "Make the directory first."
+    assert caught.value.hint == "Create the directory first."
     assert os.listdir(scratch) == []
 
 

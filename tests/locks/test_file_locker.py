@@ -616,4 +616,4 @@ def test_a_missing_directory_is_not_found_and_the_hint_says_what_to_do(path: Pat
     with pytest.raises(NotFound, match="its directory does not exist") as caught:
         FileLocker(0).lock_exclusive(path / "a" / "b.lock")
 
-    assert caught.value.hint == "Make the directory first."
+    assert caught.value.hint == "Create the directory first."

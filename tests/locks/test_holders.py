@@ -429,7 +429,6 @@ print(liveness(me).value, liveness(me._replace(pid=(1 << 22) - 1)).value, flush=
 def test_a_process_that_the_system_hides_from_this_user_is_alive() -> None:
     program = """
 import os, subprocess, sys
-from holdfast.locks import processes
 from holdfast.locks.identity import process_liveness
 import holdfast.fs.durable
 subprocess.run(["mount", "-t", "proc", "-o", "hidepid=2", "proc", "/proc"], check=True)

@@ -225,7 +225,7 @@ def test_who_was_refused_stands_in_nobodys_way(ledger: Path) -> None:
 
 def test_the_same_thread_that_holds_it_is_told_so_at_once(ledger: Path) -> None:
     lock = LedgerLock(ledger, "agent-7")
-    with lock.acquire(), pytest.raises(LockReentry, match=r"ledger\.lock is held by this thread"):
+    with lock.acquire(), pytest.raises(LockReentry, match=r"ledger\.lock is already held by this thread"):
         lock.acquire()
     lock.acquire().release()
 
@@ -259,7 +259,7 @@ def test_whatever_the_file_holds_it_is_held(ledger: Path, clock: ManualClock, co
     """Another program creates first and writes then: for a moment its lock is empty."""
     path = put(ledger, content, age=12)
     failure = refusal(at_once(ledger, clock))
-    assert "somebody who left no name for 12s (holder unknown" in failure.message
+    assert "a holder without a name for 12s (holder unknown" in failure.message
     assert path.read_text() == content
 
 

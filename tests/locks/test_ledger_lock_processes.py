@@ -17,7 +17,7 @@ from holdfast.fs import durable
 from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.identity import Liveness
 from holdfast.locks.ledger_lock import LedgerLock
-from holdfast.locks.lock_file import Coded
+from holdfast.locks.lock_file import EncodedRecord
 from proof.effort import rounds
 from tests.locks.ledger_locks import (
     count_up,
@@ -182,7 +182,7 @@ def recover_together(ledger: Path, workers: Workers, lock: LedgerLock, *, rounds
 class RecoversByPath(LedgerLock):
     """The planted bug: judged, removed by path, created anew."""
 
-    def _recover(self, record: Coded) -> bool:
+    def _recover(self, record: EncodedRecord) -> bool:
         state = self.state()
         if state is None or state.liveness is not Liveness.DEAD:
             return False

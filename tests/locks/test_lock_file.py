@@ -17,7 +17,7 @@ from holdfast.errors import IoFailure, LockTimeout, RepoLocked
 from holdfast.fs import calls
 from holdfast.locks.identity import current_holder
 from holdfast.locks.ledger_lock import HeldLedgerLock, LedgerLock
-from holdfast.locks.lock_file import LockFile, Sighting
+from holdfast.locks.lock_file import FoundLock, LockFile
 from holdfast.locks.repo_lock import HeldRepoLock, RepoLock
 from proof.crash import Ending, Outcome, error_points, kill_points
 from proof.effort import SHARE
@@ -33,10 +33,10 @@ def file(tmp_path: Path) -> LockFile:
     return LockFile(tmp_path, "", "the.lock")
 
 
-def seen(file: LockFile) -> Sighting:
-    sighting = file.look()
-    assert sighting is not None
-    return sighting
+def seen(file: LockFile) -> FoundLock:
+    found = file.read()
+    assert found is not None
+    return found
 
 
 # --- What names exactly one lock --------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_only_ones_own_lock_is_removed_or_replaced(file: LockFile) -> None:
     assert file.replace_own("lock_id", "another", {**OTHERS, "text": "new"})
     assert file.remove_own("lock_id", "another")
     assert not file.replace_own("lock_id", "another", OTHERS)
-    assert file.look() is None
+    assert file.read() is None
 
 
 def test_a_directory_with_something_in_it_is_not_removed(file: LockFile) -> None:

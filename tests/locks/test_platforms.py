@@ -11,13 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 USE = """
-from holdfast.locks import system
+from holdfast.locks import flock
 
-granted: bool = system.try_lock(3, True)
-system.lock(3, False)
-system.unlock(3)
+granted: bool = flock.try_lock(3, True)
+flock.lock(3, False)
+flock.unlock(3)
 """
-MISUSE = USE + 'system.try_lock("lock", True)\n'
+MISUSE = USE + 'flock.try_lock("lock", True)\n'
 
 
 def check(source: str, platform: str, directory: Path) -> subprocess.CompletedProcess[str]:

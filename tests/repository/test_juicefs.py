@@ -87,7 +87,7 @@ def test_a_mount_that_remembers_nothing_is_safe_and_one_that_does_is_refused(
     assert found.rename_exchange
     assert found.sync_directory
     assert settings_of(here) == ({}, False)
-    with pytest.raises(FilesystemUnsafe, match="remembers names") as caught:
+    with pytest.raises(FilesystemUnsafe, match="caches of names") as caught:
         require_safe(remembering)
     assert SAFE_OPTIONS in caught.value.message
     assert find_capabilities(remembering).troubles(records_elsewhere=True) == []
@@ -404,4 +404,4 @@ def test_with_the_records_on_a_server_a_mount_may_remember(
         assert [each.code for each in repository.examine(strict=True)] == []
     info = told("info", cwd=remembering / "served")
     assert info["store"] == etcd_url
-    assert "remembers names" in info["warnings"][0]
+    assert "caches of names" in info["warnings"][0]

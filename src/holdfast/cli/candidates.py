@@ -17,7 +17,7 @@ from holdfast.cli.options import data_directory
 from holdfast.cli.output import printable
 from holdfast.cli.repository import REPO
 from holdfast.fs import calls
-from holdfast.fs import directory as fs_directory
+from holdfast.fs.paths import read_small
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -119,9 +119,7 @@ def _records(root: str, directory: str) -> list[str]:
 
 def _record(root: str, directory: str, name: str) -> dict[str, Any]:
     try:
-        record = json.loads(
-            fs_directory.read_small(os.path.join(root, directory, f"{name}.json"), _MOST_BYTES)
-        )
+        record = json.loads(read_small(os.path.join(root, directory, f"{name}.json"), _MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -27,7 +27,7 @@ def answer(arguments: list[str]) -> int | None:
 
 
 def _hook(event: str, program: str) -> int:
-    from holdfast.cli.hook import before_write, has_nothing_to_renew, heard, leniently, pre_commit
+    from holdfast.cli.hook_guard import before_write, has_nothing_to_renew, heard, leniently, pre_commit
     from holdfast.cli.output import Output
 
     def act(output: Output) -> int:

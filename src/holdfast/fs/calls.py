@@ -1,11 +1,7 @@
-"""Every file system call of the package, in one place.
+"""Every file system call of the package.
 
-All other modules write `calls.open(...)`, never `os.open(...)`: so a test can replace any of these
-names to kill, fail, delay, shorten or record at exactly that call, and a reader can see at a glance
-what Holdfast ever asks of a file system. A test reads the source and refuses any other way.
-
-The names are looked up in this module at each use; replacing one here replaces it everywhere.
-`CHANGING` are the calls that change what is on disk or who holds a lock, `READING` the rest.
+All other modules write `calls.open(...)`, never `os.open(...)`, and a test of the source holds them to it. So
+a test can replace any name here to kill, fail, delay, shorten or record exactly that call everywhere.
 """
 
 from __future__ import annotations
@@ -38,37 +34,38 @@ symlink = os.symlink
 chmod = os.chmod
 utime = os.utime
 
+
+def _unsupported() -> OSError:
+    return OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
 if sys.platform == "win32":
 
     def free_space(path: str | os.PathLike[str]) -> int:
-        """How many bytes users may still write on the file system of `path`, as far as it can tell."""
+        """How many bytes users may still write on the file system of `path`."""
         import shutil
 
         return shutil.disk_usage(path).free
 
     def fsync(descriptor: int) -> None:
-        """Bring the file's content to the disk."""
         os.fsync(descriptor)
 
     def sync_directory(descriptor: int) -> None:
-        """Nothing to do: NTFS journals names by itself, and directories cannot be opened for this."""
+        """Do nothing: NTFS journals names, and a directory cannot be opened for this."""
 
     def clone(target: int, source: int) -> None:
-        """Share the source's blocks with the target."""
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        raise _unsupported()
 
     def chown(
         path: str | int, uid: int, gid: int, *, dir_fd: int | None = None, follow_symlinks: bool = True
     ) -> None:
-        """Give it to an owner and a group."""
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        raise _unsupported()
 
     def mknod(path: str | bytes, mode: int = 0o600, device: int = 0, *, dir_fd: int | None = None) -> None:
-        """Make a fifo, a socket or a device."""
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        raise _unsupported()
 
     def read_into(descriptor: int, buffer: memoryview) -> int:
-        """Read as much as the buffer holds, or less; the number of bytes."""
+        """Read at most what `buffer` holds; return the number of bytes."""
         content = os.read(descriptor, len(buffer))
         buffer[: len(content)] = content
         return len(content)
@@ -77,7 +74,6 @@ else:
     import fcntl
 
     def free_space(path: str | os.PathLike[str]) -> int:
-        """How many bytes users may still write on the file system of `path`, as far as it can tell."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
@@ -88,12 +84,11 @@ else:
     if sys.platform == "darwin":
 
         def fsync(descriptor: int) -> None:
-            """Bring the file's content to the disk itself: a plain fsync stops at the drive's cache here."""
+            """Write through to the disk: a plain fsync stops at the drive's cache here."""
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
 
         def clone(target: int, source: int) -> None:
-            """Share the source's blocks with the target."""
-            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            raise _unsupported()
 
     else:
         fsync = os.fsync
@@ -104,11 +99,9 @@ else:
             fcntl.ioctl(target, _FICLONE, source)
 
     def sync_directory(descriptor: int) -> None:
-        """Bring the directory's entries to the disk."""
         fsync(descriptor)
 
     def read_into(descriptor: int, buffer: memoryview) -> int:
-        """Read as much as the buffer holds, or less; the number of bytes."""
         return os.readv(descriptor, (buffer,))
 
 
@@ -119,7 +112,7 @@ if sys.platform == "linux":
     _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ
 
     def enlarge_pipe(descriptor: int, size: int) -> None:
-        """Let a pipe hold more. Promises nothing, fails never."""
+        """Let a pipe hold more, if the system allows it; never raises."""
         try:
             fcntl.fcntl(descriptor, _SET_PIPE_SIZE, size)
         except OSError:
@@ -129,7 +122,7 @@ if sys.platform == "linux":
     _SNAPSHOT_NAME = 4040
 
     def snapshot_subvolume(parent: int, name: bytes, source: int) -> None:
-        """Make `name` in the directory `parent` a snapshot of the btrfs subvolume `source`, which is open."""
+        """Make `name` in the open directory `parent` a snapshot of the open btrfs subvolume `source`."""
         if len(name) >= _SNAPSHOT_NAME:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         fields = bytearray(source.to_bytes(8, sys.byteorder) + bytes(48) + name.ljust(_SNAPSHOT_NAME, b"\0"))
@@ -138,34 +131,30 @@ if sys.platform == "linux":
 else:
 
     def enlarge_pipe(descriptor: int, size: int) -> None:
-        """Nothing: elsewhere pipes are as they are."""
+        """Do nothing: other systems have no such call."""
 
     def listxattr(path: str | int, *, follow_symlinks: bool = True) -> list[str]:
-        """The names of the extended attributes."""
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        raise _unsupported()
 
     def getxattr(path: str | int, attribute: str, *, follow_symlinks: bool = True) -> bytes:
-        """The value of an extended attribute."""
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        raise _unsupported()
 
     def setxattr(path: str | int, attribute: str, value: bytes, *, follow_symlinks: bool = True) -> None:
-        """Set an extended attribute."""
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        raise _unsupported()
 
     def snapshot_subvolume(parent: int, name: bytes, source: int) -> None:
-        """Make `name` in the directory `parent` a snapshot of a btrfs subvolume."""
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        raise _unsupported()
 
 
 def sync_filesystem(descriptor: int) -> None:
-    """Bring everything on the file system of an open file or directory to the disk, with one call."""
+    """Sync the whole file system of an open file or directory."""
     from holdfast.fs import native
 
     native.sync_filesystem(descriptor)
 
 
 def start_writing(descriptor: int, offset: int, length: int) -> None:
-    """Let the disk begin with a part of a file that will be synced soon. Promises nothing, fails never."""
+    """Start writing back a part of a file that will be synced soon; never raises."""
     from holdfast.fs import native
 
     native.start_writing(descriptor, offset, length)
@@ -179,61 +168,31 @@ def rename_noreplace(source: str, target: str, *, directory: int | None = None) 
 
 
 def rename_exchange(source: str, target: str, *, directory: int | None = None) -> None:
-    """Swap two names of one directory in one step."""
+    """Swap two names of one directory atomically."""
     from holdfast.fs import native
 
     native.rename(source, target, native.EXCHANGE, directory)
 
 
 def flock_interruptible(descriptor: int, operation: int) -> int:
-    """Like `flock`, but return EINTR when a signal arrives instead of going on waiting; 0 is success."""
+    """Like `flock`, but return EINTR when a signal arrives instead of waiting on; 0 is success."""
     from holdfast.fs import native
 
     return native.flock(descriptor, operation)
 
 
-CHANGING = (
-    "open",
-    "close",
-    "write",
-    "ftruncate",
-    "fsync",
-    "sync_directory",
-    "sync_filesystem",
-    "link",
-    "rename",
-    "replace",
-    "rename_noreplace",
-    "rename_exchange",
-    "unlink",
-    "mkdir",
-    "rmdir",
-    "symlink",
-    "mknod",
-    "clone",
-    "snapshot_subvolume",
-    "chmod",
-    "chown",
-    "utime",
-    "setxattr",
-    "flock",
-    "flock_interruptible",
+CHANGING = tuple(
+    (
+        "open close write ftruncate fsync sync_directory sync_filesystem link rename replace "
+        "rename_noreplace rename_exchange unlink mkdir rmdir symlink mknod clone snapshot_subvolume chmod "
+        "chown utime setxattr flock flock_interruptible"
+    ).split()
 )
-READING = (
-    "read",
-    "read_into",
-    "start_writing",
-    "enlarge_pipe",
-    "lseek",
-    "fstat",
-    "stat",
-    "access",
-    "scandir",
-    "listdir",
-    "chdir",
-    "readlink",
-    "realpath",
-    "listxattr",
-    "getxattr",
-    "free_space",
+"""The calls that change what is on disk, or who holds a lock."""
+READING = tuple(
+    (
+        "read read_into start_writing enlarge_pipe lseek fstat stat access scandir listdir chdir readlink "
+        "realpath listxattr getxattr free_space"
+    ).split()
 )
+"""The others."""

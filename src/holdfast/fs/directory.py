@@ -1,9 +1,8 @@
-"""An open directory, in which names are looked up, and the way down to one that no link can divert.
+"""An open directory in which names are looked up, and durable moves between directories.
 
-A path that is checked and then used may lead somewhere else by the time it is used. So everything
-that writes opens the directory first, once, and from then on names files *in that directory*: where
-its path leads meanwhile does not matter. `beneath` opens a directory below another one step by step
-and refuses symbolic links at each step, so there is no moment between the check and the use.
+A path that is checked and then used may lead somewhere else by the time it is used. So every writer opens
+the directory once and from then on names files *in that directory*, wherever its path leads meanwhile.
+`beneath` descends step by step and refuses a symbolic link at each step, with no gap between check and use.
 """
 
 from __future__ import annotations
@@ -15,40 +14,62 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 from holdfast.errors import AlreadyExists, IoFailure, NotDurable, NotFound, NotWritable, PathEscape
 from holdfast.fs import calls
 from holdfast.fs.names import split_relative
 
-TYPE_CHECKING = False  # what checkers take for true; importing `typing` costs time
+_OPEN = _ENTER = 0
+if sys.platform != "win32":
+    _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    _ENTER = _OPEN | os.O_NOFOLLOW
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+NO_SPACE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+_FULL_HINT = "The disk or your quota is full. 'holdfast gc plan' shows what a repository can free."
+_NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
-if TYPE_CHECKING:
-    from types import TracebackType
+
+def io_failure(action: str, path: object, error: OSError) -> IoFailure:
+    """The failure that fits the system's refusal of `action` on `path`."""
+    if error.errno in _DENIED:
+        return NotWritable(action, path, error)
+    return IoFailure(action, path, error, hint=_FULL_HINT if error.errno in NO_SPACE else None)
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Whether anything has this path, a dangling link included."""
+    try:
+        calls.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise io_failure("examine", path, error) from error
+    return True
 
 
 def write_all(fd: int, content: bytes | memoryview) -> None:
-    """Write all of it, however little the system takes at a time."""
+    """Write all of `content`, in as many calls as the system needs."""
     written = calls.write(fd, content)
     while written < len(content):
         written += calls.write(fd, memoryview(content)[written:])
 
 
 def close_quietly(fd: int) -> None:
-    """Close a descriptor behind which nothing waits to be written: an error loses nothing then."""
-    try:  # noqa: SIM105 - once or twice per file of a tree: a context manager would take longer than the call
+    """Close a descriptor that has nothing left to write: an error loses nothing."""
+    try:  # noqa: SIM105 - called per file of a tree: a context manager would cost more than the call
         calls.close(fd)
     except OSError:
         pass
 
 
 class Closing:
-    """Something that is closed at the end of a `with` block."""
+    """A base for classes that a `with` block closes."""
 
     __slots__ = ()
 
     def close(self) -> None:
-        """Let go of what it has open."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -60,43 +81,12 @@ class Closing:
         self.close()
 
 
-_DIRECTORY = 0
-if sys.platform != "win32":
-    _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
-_FULL_HINT = "The disk, or your quota, is full. 'holdfast gc plan' shows what may be deleted in a repository."
-
-
-def io_failure(action: str, path: object, error: OSError) -> IoFailure:
-    """Turn the system's refusal into the failure that fits it."""
-    if error.errno in _DENIED:
-        return NotWritable(action, path, error)
-    return IoFailure(action, path, error, hint=_FULL_HINT if error.errno in _FULL else None)
-
-
-def is_there(path: str | os.PathLike[str]) -> bool:
-    """Whether anything has this path, be it a link to nothing."""
-    try:
-        calls.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
-    return True
-
-
 witness: Callable[[Directory], object] | None = None
-"""Is shown each directory that is opened: for tests, in which one dies and its process lives on."""
+"""Receives each directory that is opened: for tests that simulate a death inside a living process."""
 
 
 class Directory(Closing):
-    """One directory, held open. `path` is for messages; lookups go through the descriptor.
-
-    On Windows, which cannot look names up in an open directory, they go through the path.
-    """
+    """One directory, held open. Lookups go through the descriptor, on Windows through the path."""
 
     __slots__ = ("fd", "shown")
 
@@ -108,31 +98,28 @@ class Directory(Closing):
 
     @property
     def path(self) -> Path:
-        """Where this directory was when it was opened."""
-        from pathlib import Path
-
         return Path(self.shown)
 
     def where(self, name: str) -> str:
-        """The path of something in this directory, for messages."""
+        """The path of `name`, for messages."""
         return f"{self.shown}/{name}"
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open the directory at `path`; links on the way are followed, as the caller chose the path."""
+        """Open the directory at `path`, following links: the caller chose the path."""
         where = os.fspath(path)
         if sys.platform == "win32":
             _require_directory(where)
             return cls(where, None)
         try:
-            return cls(where, calls.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            return cls(where, calls.open(where, _OPEN))
         except FileNotFoundError:
-            raise NotFound(f"there is no directory {where}", path=where) from None
+            raise _no_directory(where) from None
         except OSError as error:
             raise io_failure("open the directory", where, error) from error
 
     def beneath(self, relative: str, *, create: bool = False, mode: int = 0o777) -> Directory:
-        """Open the directory `relative` below this one, refusing every symbolic link on the way."""
+        """Open the directory `relative` below this one, refusing every symbolic link in it."""
         here: Directory = self
         for name in split_relative(relative):
             try:
@@ -144,7 +131,7 @@ class Directory(Closing):
         return here
 
     def enter(self, name: str, *, create: bool = False, mode: int = 0o777) -> Directory:
-        """Open the directory `name` in this one, refusing a symbolic link; `create` makes it if need be."""
+        """Open the directory `name` in this one, refusing a symbolic link; `create` makes a missing one."""
         try:
             return self._enter(name)
         except NotFound:
@@ -161,9 +148,9 @@ class Directory(Closing):
             _require_directory(where)
             return Directory(where, None)
         try:
-            return Directory(where, calls.open(name, _DIRECTORY, dir_fd=self.fd))
+            return Directory(where, calls.open(name, _ENTER, dir_fd=self.fd))
         except FileNotFoundError:
-            raise NotFound(f"there is no directory {where}", path=where) from None
+            raise _no_directory(where) from None
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR) and self.is_link(name):
                 raise PathEscape(
@@ -172,10 +159,10 @@ class Directory(Closing):
             raise io_failure("open the directory", where, error) from error
 
     def make(self, name: str, *, mode: int = 0o777) -> bool:
-        """Make the directory `name` here, durably; False if it is there already.
+        """Make the directory `name` durably; False if it already exists.
 
-        One that is there may have been made by a process that died before its name was durable: who
-        keeps something precious in it syncs this directory too.
+        The process that made an existing one may have died before the name was durable: a caller that
+        relies on it syncs this directory too.
         """
         try:
             calls.mkdir(self.at(name), mode, dir_fd=self.fd)
@@ -190,17 +177,17 @@ class Directory(Closing):
         return True
 
     def at(self, name: str) -> str:
-        """The string to hand to a system call, together with `dir_fd=self.fd`, to mean `name` here."""
+        """What names `name` in a system call with `dir_fd=self.fd`."""
         return name if self.fd is not None else self.where(name)
 
     def status(self, name: str) -> os.stat_result | None:
-        """The status of `name` itself (a link is not followed), or None if it is not there."""
+        """The status of `name` itself (a link is not followed), or None if there is none."""
         try:
             return calls.stat(self.at(name), dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise io_failure("look at", self.where(name), error) from error
+            raise io_failure("examine", self.where(name), error) from error
 
     def is_link(self, name: str) -> bool:
         """Whether `name` is a symbolic link (on Windows also a junction)."""
@@ -211,12 +198,16 @@ class Directory(Closing):
             return True
         return stat.S_ISLNK(status.st_mode)
 
+    def is_directory(self, name: str) -> bool:
+        """Whether `name` is a directory, not a link to one."""
+        status = self.status(name)
+        return status is not None and stat.S_ISDIR(status.st_mode)
+
     def names(self) -> list[str]:
-        """The names of everything in this directory, in no order."""
         return [entry.name for entry in self._entries()]
 
     def directories(self) -> list[str]:
-        """The names of the directories in this one, links to directories left out, in order."""
+        """The sorted names of the subdirectories, without links to directories."""
         return sorted(entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False))
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
@@ -232,50 +223,37 @@ class Directory(Closing):
             calls.sync_directory(self.fd)
 
     def close(self) -> None:
-        """Let go of the descriptor; twice is fine."""
+        """Close the descriptor; idempotent."""
         fd = self.fd
         if fd is not None and fd >= 0:
-            self.fd = -1  # not None: who uses a closed directory gets an error, not the current directory
+            self.fd = -1  # not None: using a closed directory is an error, not the current directory
             close_quietly(fd)
 
     def hand_over(self) -> int | None:
-        """The descriptor, which is the caller's from now on."""
+        """Give up the descriptor: the caller closes it."""
         fd, self.fd = self.fd, -1
         return fd
 
     def __del__(self) -> None:
-        # Who has dropped it cannot close it any more. Not through the seam: this happens at any moment.
         fd = getattr(self, "fd", None)
         if fd is not None and fd >= 0:
-            try:
-                os.close(fd)
-            except OSError:
-                return
+            with contextlib.suppress(OSError):
+                os.close(fd)  # not through `calls`: this happens at any time
 
     def __repr__(self) -> str:
         return f"Directory({self.shown!r})"
 
 
 def make_directories(path: Path, *, mode: int = 0o777) -> None:
-    """Make `path` and what is missing above it, each name durable before the next is made."""
+    """Make `path` and its missing parents, each name durable before the next is made."""
     missing: list[Path] = []
     here = path
-    while not _exists(here):
+    while not is_there(here):
         missing.append(here)
         here = here.parent
     for each in reversed(missing):
         with Directory.open(each.parent) as parent:
             parent.make(each.name, mode=mode)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        calls.stat(path)
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
-    return True
 
 
 def _require_directory(path: str) -> None:
@@ -284,36 +262,35 @@ def _require_directory(path: str) -> None:
     except FileNotFoundError:
         found = False
     if not found:
-        raise NotFound(f"there is no directory {path}", path=path)
+        raise _no_directory(path)
 
 
-_NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+def _no_directory(path: str) -> NotFound:
+    return NotFound(f"there is no directory {path}", path=path)
 
 
 def move(source: Path, target: Path) -> None:
-    """Give what is at `source` the name `target`, on the same filesystem, if nothing has that name.
+    """Rename `source` to `target` on the same filesystem, unless `target` exists.
 
-    Commit point: the rename. Durable when this returns. `NotDurable` means that it was made.
+    Commit point: the rename. Durable when this returns; `NotDurable` means that it was made.
     """
     try:
         although_read_only(lambda: _rename(source, target), {source: target})
-    except FileExistsError:
-        raise AlreadyExists(f"{target} is there already", path=str(target)) from None
     except FileNotFoundError:
         raise NotFound(
-            f"there is no {source} to move, or no directory {target.parent}", path=str(source)
+            f"there is no {source}, or no directory {target.parent} to move it to", path=str(source)
         ) from None
     except OSError as error:
-        if error.errno == errno.ENOTEMPTY:
-            raise AlreadyExists(f"{target} is there already", path=str(target)) from None
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            raise AlreadyExists(f"{target} already exists", path=str(target)) from None
         raise io_failure("move to", target, error) from error
     sync_parents(source, target)
 
 
 def although_read_only(rename: Callable[[], object], going: Mapping[Path, Path]) -> None:
-    """Rename directories; one that changes its parent is itself written to, so it must be writable meanwhile.
+    """Rename directories, making read-only ones writable meanwhile: a new parent is written into them.
 
-    `going` says where each of them goes. A crash may leave one of them writable, which is all it does.
+    `going` maps each of them to its target. All that a crash can do is leave one writable.
     """
     try:
         rename()
@@ -333,7 +310,7 @@ def although_read_only(rename: Callable[[], object], going: Mapping[Path, Path])
 
 
 def _read_only_mode(path: Path) -> int | None:
-    """The mode of a directory whose owner may not write to it; None for everything else."""
+    """The mode of a directory that its owner may not write; None for everything else."""
     try:
         mode = calls.stat(path, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -357,38 +334,6 @@ def _rename(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NOT_OFFERED:
             raise
-        if _is_there(target):
+        if is_there(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from None
         calls.rename(source, target)
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        calls.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-
-
-def read_small(path: str, limit: int) -> bytes:
-    """The content of a file, of a longer one the first `limit` bytes; raises `OSError` as it is."""
-    descriptor = calls.open(path, _FLAGS)
-    try:
-        content = b""
-        while len(content) < limit and (more := calls.read(descriptor, limit - len(content))):
-            content += more
-        return content
-    finally:
-        calls.close(descriptor)
-
-
-def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether something is at a path, as far as it can be seen: what we may not look at is not there."""
-    try:
-        calls.stat(path)
-    except OSError:
-        return False
-    return True

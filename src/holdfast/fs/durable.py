@@ -1,9 +1,9 @@
-"""Files that are written whole or not at all, and that are still there after a power cut.
+"""Files that are written whole or not at all, and that survive a power cut.
 
-Each function names its commit point. A crash before it leaves the old state, a crash after it the
-new one; what may be left over is a draft, under a hidden name that nobody reads. When a function
-returns, its effect is on the disk. A sync that fails is never tried again (the kernel may have
-dropped the data while calling the pages clean): the draft is discarded and the operation fails.
+Each function names its commit point. A crash before it leaves the old state, a crash after it the new one; a
+leftover draft has a hidden name that nobody reads. When a function returns, its effect is on the disk. A sync
+that fails is never repeated (the kernel may have dropped the data and called the pages clean): the draft is
+discarded and the operation fails.
 
 Functions that end in `_in` work in an open `Directory`; the others open the parent of a path first.
 """
@@ -36,23 +36,22 @@ _CLOEXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 _NOATIME = getattr(os, "O_NOATIME", 0)
-"""Without this, reading changes the file: the time of access, which the next sync has to write as well."""
+"""Otherwise reading changes the access time, which the next sync then has to write."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_RENAME = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 _GONE = (errno.ENOENT, errno.ESTALE)
-_LOOKS = 100
+_MOST_LOOKUPS = 100
 _CHUNK = 1 << 20
 
 
 class Appended(NamedTuple):
-    """What an append did: where the record starts, and the torn bytes that were cut off before it."""
+    """Where an appended record starts, and the torn bytes that were cut off before it."""
 
     offset: int
     torn: bytes
 
 
 def create(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = True) -> None:
-    """Make `path` hold `content` if nothing is there; see `create_in`."""
     with Directory.open(path.parent) as directory:
         create_in(directory, path.name, content, mode=mode, durable=durable)
 
@@ -60,10 +59,10 @@ def create(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = Tru
 def create_in(
     directory: Directory, name: str, content: bytes, *, mode: int = 0o666, durable: bool = True
 ) -> None:
-    """Make `name` hold `content`, complete from its first moment; raise `AlreadyExists` if it is there.
+    """Create `name` with all of `content`; raise `AlreadyExists` if it exists.
 
-    Commit point: the link, which never replaces anything. Durable when this returns, unless the
-    caller does without (`durable=False`: for locks, which need not outlive a power cut).
+    Commit point: the link, which never replaces anything. Durable when this returns, except with
+    `durable=False`: for locks, which need not survive a power cut.
     """
     draft = write_draft(directory, name, content, mode=mode, durable=durable)  # 1. all bytes, private name
     publish_new(directory, draft, name)  # 2. commit point
@@ -72,7 +71,6 @@ def create_in(
 
 
 def replace(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Make `path` hold `content`; see `replace_in`."""
     with Directory.open(path.parent) as directory:
         replace_in(directory, path.name, content, mode=mode)
 
@@ -87,24 +85,18 @@ def replace_in(directory: Directory, name: str, content: bytes, *, mode: int = 0
     sync_names(directory, name)  # 3. the new name survives a power cut
 
 
-def append(path: Path, record: bytes, *, mode: int = 0o666) -> Appended:
-    """Add one line to the file at `path`; see `append_in`."""
-    with Directory.open(path.parent) as directory:
-        return append_in(directory, path.name, record, mode=mode)
-
-
 def append_in(
     directory: Directory, name: str, record: bytes, *, mode: int = 0o666, at: int | None = None
 ) -> Appended:
-    """Add `record` as one line to the file `name`. The caller holds the lock that guards the file.
+    """Add `record` as one line to the file `name`, whose lock the caller holds.
 
-    A line counts from its newline on: readers leave out what comes after the last one, and a tail
-    that a crash has torn is cut off here before anything is added, and returned. Commit point: the
-    sync. If writing fails, what it wrote is taken back. With `at`, the lines must end just there. All
-    lines of the file are made by this function: it sees to it that a file with a line has a durable name.
+    A line exists once it has its newline: readers ignore what follows the last one, and an append cuts off
+    and returns a tail that a crash has torn. Commit point: the sync. A failed write is taken back. With
+    `at`, the lines must end exactly there. A file with a line has a durable name, because only this
+    function makes lines.
     """
     if b"\n" in record:
-        raise Refused(f"a record for {directory.where(name)} contains a line break")
+        raise Refused(f"cannot append to {directory.where(name)}: the record contains a line break")
     flags = os.O_RDWR | os.O_CREAT | _NOFOLLOW | _CLOEXEC
     fd = _open(directory, name, flags, mode, action="append to")
     try:
@@ -113,9 +105,9 @@ def append_in(
             raise Corrupt(f"{directory.where(name)} ends at {end}, not at {at}", path=directory.where(name))
         try:
             if end == 0:
-                sync_names(directory, name)  # 2. a file that has a line has a name that survives a power cut
+                sync_names(directory, name)  # 2. the name survives a power cut
             if torn:
-                calls.ftruncate(fd, end)  # 3. cut off what a crash has torn
+                calls.ftruncate(fd, end)  # 3. cut off a torn tail
             calls.lseek(fd, end, os.SEEK_SET)
             write_all(fd, record + b"\n")  # 4. the line
             calls.fsync(fd)  # 5. commit point
@@ -130,18 +122,17 @@ def append_in(
 
 
 def read(path: Path, *, limit: int | None = None) -> bytes:
-    """The content of the file at `path`; see `read_in`."""
     with Directory.open(path.parent) as directory:
         return read_in(directory, path.name, limit=limit)
 
 
 def read_in(directory: Directory, name: str, *, limit: int | None = None) -> bytes:
-    """The content of the regular file `name`; more than `limit` bytes are refused, not read.
+    """The content of the regular file `name`; `TooLarge` if it has more than `limit` bytes.
 
-    On some network filesystems an open file is gone when another machine replaces or removes it: then the
-    name is looked up again.
+    On some network file systems an open file vanishes when another machine replaces it: then the name is
+    looked up again.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_MOST_LOOKUPS):
         content = _read_found(directory, name, limit)
         if content is not None:
             return content
@@ -155,8 +146,8 @@ def _read_found(directory: Directory, name: str, limit: int | None) -> bytes | N
         status = calls.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise Refused(
-                f"{directory.where(name)} is not a regular file",
-                hint="Name a file: a directory has no content, and reading a device may never end.",
+                f"cannot read {directory.where(name)}: it is not a regular file",
+                hint="Name a regular file, not a directory, pipe or device.",
                 path=directory.where(name),
             )
         if limit is not None and status.st_size > limit:
@@ -171,7 +162,7 @@ def _read_found(directory: Directory, name: str, limit: int | None) -> bytes | N
 
 
 def read_lines_in(directory: Directory, name: str, *, after: int = 0, limit: int | None = None) -> bytes:
-    """The whole lines of the file `name` behind an offset, at most `limit` bytes; b"" if it is not there."""
+    """The complete lines of the file `name` after an offset, at most `limit` bytes; b"" if there is none."""
     try:
         fd = _open(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, 0, action="read")
     except NotFound:
@@ -189,7 +180,7 @@ def read_lines_in(directory: Directory, name: str, *, after: int = 0, limit: int
 
 
 def end_of_lines_in(directory: Directory, name: str) -> int:
-    """The offset at which the whole lines of the file `name` end; 0 if it is not there."""
+    """The offset at which the complete lines of the file `name` end; 0 if there is none."""
     try:
         fd = _open(directory, name, os.O_RDONLY | _NOFOLLOW | _CLOEXEC, 0, action="read")
     except NotFound:
@@ -201,18 +192,17 @@ def end_of_lines_in(directory: Directory, name: str) -> int:
 
 
 def remove(path: Path) -> bool:
-    """Remove the file at `path`; see `remove_in`."""
     with Directory.open(path.parent) as directory:
         return remove_in(directory, path.name)
 
 
 def remove_in(directory: Directory, name: str, *, durable: bool = True) -> bool:
-    """Remove the file `name`; False if it was not there. Commit point: the unlink."""
+    """Remove the file `name`; False if there was none. Commit point: the unlink."""
     try:
         calls.unlink(directory.at(name), dir_fd=directory.fd)
         removed = True
     except FileNotFoundError:
-        removed = False  # perhaps by one who died before it was durable
+        removed = False  # perhaps by a process that died before this was durable
     except OSError as error:
         raise io_failure("remove", directory.where(name), error) from error
     if durable:
@@ -221,12 +211,12 @@ def remove_in(directory: Directory, name: str, *, durable: bool = True) -> bool:
 
 
 def new_mark() -> str:
-    """What the names of one writer's drafts end in."""
+    """A suffix for the drafts of one writer."""
     return os.urandom(6).hex()
 
 
 def draft_name(name: str, mark: str) -> str:
-    """The private name beside `name`: hidden, because nobody is to read it."""
+    """The private name of a draft of `name`; hidden, because nobody is to read it."""
     return f".{name}-{mark}.tmp"
 
 
@@ -239,9 +229,9 @@ def write_draft(
     durable: bool = True,
     mark: str | None = None,
 ) -> str:
-    """Write `content` under a private name beside `name` and bring it to the disk; return that name.
+    """Write and sync `content` under a private name beside `name`, and return that name.
 
-    Same directory, because a rename cannot cross file systems. Who writes many gives all the same `mark`.
+    In the same directory, because a rename cannot cross file systems. One writer's drafts share a `mark`.
     """
     draft = draft_name(name, mark or new_mark())
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC
@@ -262,9 +252,9 @@ def write_draft(
 
 
 def write_drafts(directory: Directory, contents: Iterable[tuple[str, bytes]], mark: str) -> list[str]:
-    """Write many drafts, each beside its name, and bring none of them to the disk; return their names.
+    """Write many drafts without syncing them, and return their names; on failure none is left.
 
-    If one of them cannot be written none is left. There may be thousands: no detour for each of them.
+    There may be thousands, so each costs only its system calls.
     """
     drafts: list[str] = []
     fd, at, flags = directory.fd, directory.at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _CLOEXEC
@@ -287,13 +277,13 @@ def write_drafts(directory: Directory, contents: Iterable[tuple[str, bytes]], ma
 
 
 def discard(directory: Directory, draft: str) -> None:
-    """Remove a draft that will not be published; what cannot be removed is left as the litter it is."""
+    """Remove a draft that will not be published; one that cannot be removed stays behind as litter."""
     with contextlib.suppress(OSError):
         calls.unlink(directory.at(draft), dir_fd=directory.fd)
 
 
 def publish(directory: Directory, draft: str, name: str) -> None:
-    """Give the draft its name, in the place of what has it now; a draft that cannot is discarded."""
+    """Rename the draft to `name`, replacing what has that name; discard the draft on failure."""
     try:
         calls.replace(
             directory.at(draft), directory.at(name), src_dir_fd=directory.fd, dst_dir_fd=directory.fd
@@ -308,42 +298,48 @@ def publish(directory: Directory, draft: str, name: str) -> None:
 def publish_new(
     directory: Directory, draft: str, name: str, *, keep_if_taken: bool = False, often: bool = False
 ) -> None:
-    """Give the draft its name unless that is taken: by link, or where there are no links by rename.
+    """Give the draft its name unless that is taken: by a link or, without links, by a rename.
 
-    A draft that could not be published is discarded; one whose name is taken may be kept for another.
-    `often` says that this is done again and again: then by a rename that replaces nothing, where there
-    is one. It changes fewer blocks than a link and its undoing, but takes time to load.
+    A draft that cannot be published is discarded, except with `keep_if_taken` if its name is taken.
+    A caller that does this `often` prefers the rename, which changes fewer blocks than a link and an
+    unlink, but takes time to load.
     """
     try:
-        if often and rename_new(directory, draft, name):
-            return
-        calls.link(
-            directory.at(draft),
-            directory.at(name),
-            src_dir_fd=directory.fd,
-            dst_dir_fd=directory.fd,
-            follow_symlinks=False,
-        )
-    except BaseException as error:
-        if isinstance(error, OSError) and error.errno in _NO_LINKS:
-            _publish_without_links(directory, draft, name, keep_if_taken=keep_if_taken)
-            return
-        taken = isinstance(error, FileExistsError)
-        if not (taken and keep_if_taken):
+        if not (often and rename_new(directory, draft, name)):
+            _link_or_rename(directory, draft, name)
+    except FileExistsError:
+        if not keep_if_taken:
             discard(directory, draft)
-        if taken:
-            raise _taken(directory, name) from None
+        where = directory.where(name)
+        raise AlreadyExists(f"{where} already exists", path=where) from None
+    except BaseException as error:
+        discard(directory, draft)
         if isinstance(error, OSError):
             raise io_failure("create", directory.where(name), error) from error
         raise
-    discard(directory, draft)
+
+
+def _link_or_rename(directory: Directory, draft: str, name: str) -> None:
+    fd = directory.fd
+    try:
+        calls.link(
+            directory.at(draft), directory.at(name), src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False
+        )
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if not rename_new(directory, draft, name):
+            raise FilesystemUnsafe(
+                f"cannot create {directory.where(name)}: the file system can neither link nor rename "
+                "without replacing, so this could overwrite another file",
+                path=str(directory.path),
+            ) from error
+    else:
+        discard(directory, draft)
 
 
 def rename_new(directory: Directory, draft: str, name: str) -> bool:
-    """Give the draft its name by a rename that replaces nothing; False where there is none.
-
-    A name that is taken, or whatever else is wrong, is the system's own error.
-    """
+    """Rename the draft without replacing anything; False if the system cannot. Raises `OSError`."""
     try:
         calls.rename_noreplace(directory.at(draft), directory.at(name), directory=directory.fd)
     except OSError as error:
@@ -353,33 +349,8 @@ def rename_new(directory: Directory, draft: str, name: str) -> bool:
     return True
 
 
-def _publish_without_links(directory: Directory, draft: str, name: str, *, keep_if_taken: bool) -> None:
-    try:
-        calls.rename_noreplace(directory.at(draft), directory.at(name), directory=directory.fd)
-    except BaseException as error:
-        taken = isinstance(error, FileExistsError)
-        if not (taken and keep_if_taken):
-            discard(directory, draft)
-        if taken:
-            raise _taken(directory, name) from None
-        if not isinstance(error, OSError):
-            raise
-        if error.errno not in _NO_RENAME:
-            raise io_failure("create", directory.where(name), error) from error
-        raise FilesystemUnsafe(
-            f"{directory.path} can neither link nor rename without replacing, so nothing can be created "
-            "there without the risk of overwriting somebody's file",
-            path=str(directory.path),
-        ) from error
-
-
-def _taken(directory: Directory, name: str) -> AlreadyExists:
-    where = directory.where(name)
-    return AlreadyExists(f"{where} is there already", path=where)
-
-
 def sync_names(directory: Directory, name: str = "") -> None:
-    """Make what was created, renamed or removed in the directory survive a power cut."""
+    """Let what was created, renamed or removed in the directory survive a power cut."""
     try:
         directory.sync()
     except OSError as error:
@@ -387,7 +358,7 @@ def sync_names(directory: Directory, name: str = "") -> None:
 
 
 def sync_in(directory: Directory, name: str) -> None:
-    """Bring the content of the file `name` to the disk, whoever wrote it; nothing if it is not there."""
+    """Sync the file `name`, whoever wrote it, if it exists."""
     try:
         fd = _open(directory, name, os.O_RDWR | _NOFOLLOW | _CLOEXEC, 0, action="sync")
     except NotFound:
@@ -403,13 +374,12 @@ def sync_in(directory: Directory, name: str) -> None:
 def _open(directory: Directory, name: str, flags: int, mode: int, *, action: str) -> int:
     try:
         return calls.open(directory.at(name), flags, mode, dir_fd=directory.fd)
-    except FileNotFoundError:
-        where = directory.where(name)
-        raise NotFound(f"there is no file {where}", path=where) from None
     except OSError as error:
         where = directory.where(name)
+        if error.errno == errno.ENOENT:
+            raise NotFound(f"there is no file {where}", path=where) from None
         if error.errno == errno.ELOOP:
-            raise PathEscape(f"{where} is a symbolic link", path=where) from None
+            raise PathEscape(f"cannot {action} {where}: it is a symbolic link", path=where) from None
         raise io_failure(action, where, error) from error
 
 
@@ -417,30 +387,27 @@ def _open_to_read(directory: Directory, name: str) -> int:
     flags = os.O_RDONLY | _NOFOLLOW | _CLOEXEC | _NONBLOCK
     try:
         return _open(directory, name, flags | _NOATIME, 0, action="read")
-    except NotWritable:  # only who owns a file may read it without a trace
+    except NotWritable:  # O_NOATIME is for the owner only
         return _open(directory, name, flags, 0, action="read")
 
 
 def _read_all(fd: int, limit: int | None, where: str, *, expected: int = 0) -> bytes:
-    """Everything up to the end; `expected` bytes are most likely all, and then one call is enough."""
+    """Read to the end; with the `expected` size right, in one call."""
     chunks: list[bytes] = []
-    size, wanted = 0, min(expected, _CHUNK) + 1
-    while chunk := calls.read(fd, wanted):
+    size, most = 0, min(expected, _CHUNK) + 1
+    while chunk := calls.read(fd, most):
         chunks.append(chunk)
         size += len(chunk)
         if limit is not None and size > limit:
             raise TooLarge(where, size, limit)
-        if expected and len(chunk) < wanted:
-            break  # a regular file gives less than was asked for at its end only
-        wanted = _CHUNK
+        if expected and len(chunk) < most:
+            break  # a regular file returns less only at its end
+        most = _CHUNK
     return b"".join(chunks)
 
 
 def _cut_back(fd: int, end: int, where: str) -> None:
-    """Take back what a failed append may have written; if that fails too, nobody knows what is there.
-
-    Durably: the line must not be back after a power cut, its writer was told that it failed.
-    """
+    """Take back durably what a failed append may have written: its writer learns that it failed."""
     try:
         calls.ftruncate(fd, end)
         calls.fsync(fd)
@@ -449,24 +416,19 @@ def _cut_back(fd: int, end: int, where: str) -> None:
 
 
 def _end_of_lines(fd: int, where: str) -> tuple[int, bytes]:
-    """Where the last whole line ends, and what comes after it."""
+    """Where the last complete line ends, and the torn bytes after it."""
     try:
-        return _find_end_of_lines(fd)
+        start, tail = calls.lseek(fd, 0, os.SEEK_END), b""
+        while start > 0:
+            size = min(4096, start)
+            start -= size
+            calls.lseek(fd, start, os.SEEK_SET)
+            tail = _read_exactly(fd, size) + tail
+            cut = tail.rfind(b"\n")
+            if cut >= 0:
+                return start + cut + 1, tail[cut + 1 :]
     except OSError as error:
         raise io_failure("read", where, error) from error
-
-
-def _find_end_of_lines(fd: int) -> tuple[int, bytes]:
-    start = calls.lseek(fd, 0, os.SEEK_END)
-    tail = b""
-    while start > 0:
-        size = min(4096, start)
-        start -= size
-        calls.lseek(fd, start, os.SEEK_SET)
-        tail = _read_exactly(fd, size) + tail
-        cut = tail.rfind(b"\n")
-        if cut >= 0:
-            return start + cut + 1, tail[cut + 1 :]
     return 0, tail
 
 

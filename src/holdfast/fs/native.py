@@ -1,4 +1,4 @@
-"""The few system calls that Python does not offer, by way of the C library. Loaded when first used."""
+"""System calls that Python does not offer, through the C library; loaded when `calls` first needs one."""
 
 from __future__ import annotations
 
@@ -20,21 +20,19 @@ def _unsupported() -> OSError:
 if sys.platform == "win32":
 
     def rename(source: str, target: str, how: int, directory: int | None) -> None:
-        """Rename without replacing, which is what Windows does by itself; it cannot exchange."""
+        """Rename without replacing, which is all that Windows can do."""
         if how != NOREPLACE:
             raise _unsupported()
         os.rename(source, target)
 
     def flock(descriptor: int, operation: int) -> int:
-        """Not to be had on Windows."""
         raise _unsupported()
 
     def sync_filesystem(descriptor: int) -> None:
-        """Not to be had on Windows."""
         raise _unsupported()
 
     def start_writing(descriptor: int, offset: int, length: int) -> None:
-        """Nothing: Windows begins by itself."""
+        """Do nothing: Windows has no such call."""
 
 else:
     _libc = ctypes.CDLL(None, use_errno=True)
@@ -51,7 +49,7 @@ else:
         _rename.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
 
     def rename(source: str, target: str, how: int, directory: int | None) -> None:
-        """Rename within `directory` (an open descriptor, or None for plain paths) as `how` says."""
+        """Rename in `directory` (an open descriptor, or None for paths); `how` is NOREPLACE or EXCHANGE."""
         if _rename is None:
             raise _unsupported()
         at = _CURRENT_DIRECTORY if directory is None else directory
@@ -60,7 +58,7 @@ else:
             raise OSError(code, os.strerror(code), source, None, target)
 
     def flock(descriptor: int, operation: int) -> int:
-        """Call flock(2) once, without going on after a signal; return 0 or the error number."""
+        """Call flock(2) once, not again after a signal; return 0 or the error number."""
         if _libc.flock(descriptor, operation) == 0:
             return 0
         return ctypes.get_errno() or errno.EINTR  # a signal handler that ran since may have reset it
@@ -76,7 +74,7 @@ else:
     _START_WRITING = 2  # SYNC_FILE_RANGE_WRITE
 
     def start_writing(descriptor: int, offset: int, length: int) -> None:
-        """Call sync_file_range(2) without waiting, where there is one; what it says does not matter."""
+        """Call sync_file_range(2) without waiting, where it exists, and ignore its result."""
         function = getattr(_libc, "sync_file_range", None)
         if function is not None:
             function(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _START_WRITING)
@@ -87,7 +85,7 @@ else:
     _harmless = ctypes.cast(_libc.getpid, ctypes.c_void_p)
 
     def set_interrupting_handler(signal_number: int) -> bool:
-        """Make `signal_number` interrupt system calls and do nothing else, if nobody else uses it.
+        """Let a signal that nobody uses interrupt system calls, and do nothing else; False if it is in use.
 
         The handler is a C function without effect, so no Python code runs when the signal arrives.
         """
@@ -95,32 +93,31 @@ else:
         if previous not in (None, _harmless.value):  # None is SIG_DFL
             _set_handler(signal_number, previous)
             return False
-        import signal  # takes longer to load than all of this module
+        import signal  # slower to load than this module
 
-        signal.siginterrupt(signal_number, True)  # each time: setting a handler lets calls be restarted
+        signal.siginterrupt(signal_number, True)  # each time: a new handler makes calls restart
         return True
 
     if sys.platform == "linux":
 
         def inotify_open() -> int:
-            """A new inotify descriptor, or -1."""
             return int(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK))
 
         _add_watch = _libc.inotify_add_watch
         _add_watch.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32]
 
         def inotify_watch(descriptor: int, path: bytes, mask: int) -> int:
-            """Watch a directory; the number that its events carry, or -1."""
+            """Watch a directory; return the number in its events, or -1."""
             return int(_add_watch(descriptor, path, mask))
 
         _ANY_CHANGE = 0xFC6  # content or status; moved, created, deleted; itself deleted or moved
 
         def inotify_watch_directory(descriptor: int, directory: int) -> int:
-            """Watch an open directory for every change; the number that its events carry, or -1."""
+            """Watch an open directory for every change."""
             return inotify_watch(descriptor, b"/proc/self/fd/%d" % directory, _ANY_CHANGE)
 
         def inotify_watch_here(descriptor: int) -> int:
-            """The same for the current directory, in half the time."""
+            """Watch the current directory for every change, in half the time."""
             return inotify_watch(descriptor, b".", _ANY_CHANGE)
 
         _PR_SET_PDEATHSIG, _SIGKILL = 1, 9

@@ -1,17 +1,14 @@
-"""Space that is set aside for the day when the disk is full.
+"""Disk space set aside for commands that must work on a full disk.
 
-Deleting what nobody needs, giving back a lock, and keeping one alive all write a little. On a disk without a
-free byte they would fail, and the disk could not be emptied by the very commands that are there for it. So
-some files of random bytes lie ready to be deleted. Whoever may use them tries without; if the disk is full
-(or a quota is used up, or there are no inodes left) they are deleted, and it is tried once more.
-
-What was set aside is not locked away: another writer may be faster. Then the second attempt fails too.
+Collecting garbage, releasing a lease and renewing one all write a little. On a full disk they would fail,
+and nothing could free it. So some files of random bytes lie ready to be deleted. Such a command first tries
+without them; if the disk, the quota or the inodes are used up, the files go and it tries once more. Another
+writer may be faster: then the second attempt fails too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,80 +16,76 @@ from typing import TypeVar
 
 from holdfast.errors import Failure, IoFailure, NotDurable
 from holdfast.fs import calls
-from holdfast.fs.directory import close_quietly
+from holdfast.fs.directory import NO_SPACE, close_quietly, write_all
 
 FILES = 64
-"""So many inodes, for a disk that has no more of them: twice what a collection needs at once."""
+"""For a disk without free inodes: twice what a collection needs at once."""
 LARGE = 8
 LARGE_BYTES = 256 << 10
-"""The first of them have content, together 2 MiB: what the largest commits of a collection write, several
-times over. The others are empty."""
+"""The large files hold 2 MiB together, several times what the largest commit of a collection writes. The
+others are empty."""
 
-_FULL = (errno.ENOSPC, errno.EDQUOT) if hasattr(errno, "EDQUOT") else (errno.ENOSPC,)
 _FLAGS = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 Result = TypeVar("Result")
 
 
 def is_full(failure: Failure) -> bool:
-    """Whether there was no room, and nothing is in doubt: a sync that failed is never tried again."""
+    """Whether only space was missing; a sync that failed leaves doubt and is never repeated."""
     return (
         isinstance(failure, IoFailure)
         and not isinstance(failure, NotDurable)
-        and failure.facts.get("errno") in _FULL
+        and failure.facts.get("errno") in NO_SPACE
     )
 
 
 class Reserve:
-    """The files of one directory that are there to be deleted; after them those of `caches`, which cost only
-    time."""
+    """The spare files in one directory; when they are gone, `caches` are deleted, which costs only time."""
 
     def __init__(self, directory: Path, *, caches: Path | None = None) -> None:
         self.directory = directory
         self.caches = caches
 
     def fill(self) -> bool:
-        """Set aside what is missing, if there is room; whether all of it is there now. Never raises."""
+        """Create the missing files, if there is room; whether all exist now. Never raises."""
         try:
             with contextlib.suppress(FileExistsError):
                 calls.mkdir(self.directory)
-            filling = os.urandom(LARGE_BYTES)  # what a file system cannot compress
+            content = os.urandom(LARGE_BYTES)  # random, so that no file system can compress it
             for number in range(FILES):
-                self._fill(self.directory / str(number), filling if number < LARGE else b"")
+                self._fill(self.directory / str(number), content if number < LARGE else b"")
         except OSError:
             return False
         return True
 
     def refill(self) -> None:
-        """Set aside again what was used, if there is room; nothing where nothing was ever set aside."""
+        """Create again the files that were used, if there is room, where they existed before."""
         with contextlib.suppress(OSError):
             if len(calls.listdir(self.directory)) < FILES:
                 self.fill()
 
-    def _fill(self, path: Path, filling: bytes) -> None:
+    def _fill(self, path: Path, content: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
-            if calls.stat(path, follow_symlinks=False).st_size >= len(filling):
+            if calls.stat(path, follow_symlinks=False).st_size >= len(content):
                 return
         descriptor = calls.open(path, _FLAGS, 0o600)
         try:
-            while filling:
-                filling = filling[calls.write(descriptor, filling) :]
+            write_all(descriptor, content)
         except OSError:
-            calls.unlink(path)  # the last free bytes are not ours to take
+            calls.unlink(path)  # do not take the last free bytes
             raise
         finally:
             close_quietly(descriptor)
 
     def release(self) -> bool:
-        """Delete what is set aside, or if nothing is, the caches; whether there was anything."""
+        """Delete the spare files or, if there are none, the caches; whether there was anything."""
         names = [str(number) for number in range(FILES)]
         return _delete(self.directory, names) or (self.caches is not None and _delete_all(self.caches))
 
     def relieve(self, work: Callable[[], Result], *, again: Callable[[], Result] | None = None) -> Result:
-        """Do something that needs little room and may be done twice: if the disk is full, with the reserve.
+        """Do `work`, which may be repeated; on a full disk free the reserve and try `again` (or `work`).
 
-        `again` is what to do the second time, if that is something else. The reserve is set aside anew
-        afterwards, as far as there is room.
+        Afterwards the reserve is filled again as far as there is room.
         """
         try:
             return work()

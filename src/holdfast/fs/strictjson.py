@@ -1,7 +1,7 @@
-"""JSON as the standard has it: no NaN, no key twice, no lone surrogate, no surprise in size or depth.
+"""Strict JSON: no NaN, no duplicate key, no lone surrogate, limited size and depth.
 
-Python's own reader takes all of those. What it takes, another program may refuse or understand
-differently: so they are refused here, when reading and when writing.
+Python accepts all of those. Another program may refuse them or read them differently, so they are refused
+here, when reading and when writing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MAX_DEPTH = 100
 
 
 def decode(text: bytes, *, source: str = "the text", limit: int = MAX_BYTES) -> Any:
-    """Read one JSON value; raise `JsonInvalid` naming `source` and what is wrong."""
+    """Read one JSON value; raise `JsonInvalid` with the `source` and the reason."""
     if len(text) > limit:
         raise TooLarge(source, len(text), limit)
     try:
         value = _DECODER.decode(text.decode("utf-8"))
     except RecursionError:
         raise _invalid(source, f"it is nested deeper than {MAX_DEPTH}") from None
-    except ValueError as error:  # also UnicodeDecodeError, JSONDecodeError, integers beyond all measure
+    except ValueError as error:  # also UnicodeDecodeError, JSONDecodeError, oversized integers
         raise _invalid(source, str(error)) from None
     if b"\\u" in text or _LARGE.search(text) or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         _check(value, source)
@@ -35,9 +35,9 @@ def decode(text: bytes, *, source: str = "the text", limit: int = MAX_BYTES) -> 
 def encode(
     value: object, *, what: str = "the value", limit: int = MAX_BYTES, string_keys: bool = False
 ) -> bytes:
-    """Write a value as compact UTF-8 JSON, without a final line break.
+    """Write a value as compact UTF-8 JSON, without a final newline.
 
-    With `string_keys` the caller knows that all keys are strings, and they are not looked at.
+    `string_keys` promises that all keys are strings, and skips the check.
     """
     try:
         text = _ENCODER.encode(value).encode("utf-8")
@@ -55,7 +55,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!a} stands twice in one object")
+        raise ValueError(f"the key {twice!a} occurs twice in one object")
     return record
 
 
@@ -64,15 +64,15 @@ def _no_constant(name: str) -> NoReturn:
 
 
 _LARGE = re.compile(rb"[0-9](?:[eE]\+?[0-9]{3,}(?:[\s,\]}]|$)|[0-9]{199})")
-"""What a text must contain to have an infinite number; few do. A lone surrogate needs an escape."""
+"""Every text with an infinite number matches this, and few others. A lone surrogate needs an escape."""
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
 
 
 def _check(value: Any, source: str) -> None:
-    """Refuse what only shows in the value: depth, infinite numbers (1e999), lone surrogates, other keys."""
-    level, depth = [value], 0  # all values that are inside of `depth` lists and objects
+    """Refuse excessive depth, infinite numbers (1e999), lone surrogates, and keys that are not strings."""
+    level, depth = [value], 0  # all values inside of `depth` lists and objects
     while level:
         below: list[Any] = []
         for each in level:
@@ -91,7 +91,7 @@ def _contents(container: dict[Any, Any] | list[Any] | tuple[Any, ...], source: s
     if not isinstance(container, dict):
         return container
     for key in container:
-        if not isinstance(key, str):  # `1` would be written as `"1"`, which may be there as well
+        if not isinstance(key, str):  # `1` would be written as `"1"`, which may be another key
             raise _invalid(source, f"the key {key!r} is not a string")
         _check_text(key, source)
     return container.values()

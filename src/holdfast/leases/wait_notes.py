@@ -26,8 +26,8 @@ from typing import NamedTuple
 from holdfast.clock import parse_instant
 from holdfast.errors import Failure, JsonInvalid
 from holdfast.fs import calls, strictjson
-from holdfast.fs import directory as fs_directory
 from holdfast.fs.directory import make_directories
+from holdfast.fs.paths import exists
 from holdfast.leases.deadlock import Party, Thing, WaitEdge, process_id
 from holdfast.locks import flock
 from holdfast.locks.file_lock import FileLocker, LockGuard
@@ -188,7 +188,7 @@ class WaitNotes:
 
 
 def _make(directory: Path) -> None:
-    if not fs_directory.exists(directory) and fs_directory.exists(directory.parent):
+    if not exists(directory) and exists(directory.parent):
         make_directories(directory)
 
 

@@ -34,7 +34,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A node that is reserved for an owner. It counts until `expires_at`, by the store's clock.
 
     `sequence` is the event that made it what it is, `claim_id` its own id (empty: another program's).
-    `holder` is the process that took it, in words, if that is known; see `locks.holders.described`.
+    `holder` is the process that took it, in words, if that is known; see `locks.identity.described`.
     """
 
     node_id: str

@@ -1,1 +1,1 @@
-"""Locks that need only a file system, who holds them, and whether that holder is still alive."""
+"""Locks that need only a file system, their holders, and whether those are still alive."""

@@ -1,4 +1,4 @@
-"""Waiting for a file lock in a coroutine, without holding up the event loop."""
+"""Waiting for a file lock in a coroutine, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
 
 class AsyncAcquisition:
-    """A lock that is asked for: `async with` it, or `await` it for the guard.
+    """A lock to acquire: `async with` it, or `await` it for the guard.
 
-    A lock that is free is taken at once. Otherwise a thread of its own waits for it; when the
-    coroutine is cancelled that wait is ended too, and a grant that comes in the same moment is
-    given back.
+    A free lock is taken at once. Otherwise a thread of its own waits for it. Cancelling the coroutine ends
+    that wait, and a lock that is granted at the same time is released.
     """
 
     def __init__(self, locker: FileLocker, path: StrPath, *, shared: bool) -> None:
@@ -68,7 +67,7 @@ class AsyncAcquisition:
 
 
 class _Handover:
-    """Brings what a waiting thread has got to the coroutine that asked for it, if that still wants it."""
+    """Passes the result of a waiting thread to its coroutine, unless that was cancelled."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -77,7 +76,7 @@ class _Handover:
     def grant(self, guard: LockGuard) -> None:
         try:
             self._loop.call_soon_threadsafe(self._settle, guard)
-        except RuntimeError:  # the loop is closed: nobody is left to use the lock
+        except RuntimeError:  # the loop is closed: nothing can use the lock
             guard.release()
 
     def fail(self, error: BaseException) -> None:
@@ -85,9 +84,9 @@ class _Handover:
             self._loop.call_soon_threadsafe(self._settle_failure, error)
 
     def abandon(self) -> None:
-        """Nobody wants it any more; if it has come in this very moment, give it back."""
+        """Give up; release a lock that was granted meanwhile."""
         granted = self.granted
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits in it
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             granted.cancel()
         if not granted.cancelled() and granted.exception() is None:
             granted.result().release()

@@ -1,10 +1,14 @@
-"""File locks for processes and threads: shared or exclusive, with a time limit, freed by the kernel.
+"""File locks for processes and threads: shared or exclusive, with a time limit, released by the kernel.
 
-The lock is flock(2) on the file at a path, so other programs that use flock on it exclude us and we
-them. Nothing is ever written into the file, and it is never deleted: others may be waiting on it.
+The lock is flock(2) on the file at a path, so it also excludes other programs that use flock on it. Nothing
+is ever written into the file, and it is never deleted, because others may be waiting for it.
 
-Promise: at any moment one exclusive holder, or any number of shared ones, per file; between
-processes and between threads. When a holder ends, however it ends, its lock is free.
+Promise: per file there is one exclusive holder or any number of shared ones at a time, across processes and
+threads. When a holder ends, however it ends, its lock is free.
+
+A free lock is taken with one system call and little code. `kernel_locks` (needed to wait) and
+`async_file_lock` (needed by coroutines) are imported on first use, because most programs never wait. The
+import happens without forks: a child forked during it would find the module half loaded.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ StrPath = str | os.PathLike[str]
 
 
 class _Thread(threading.local):
-    """The calling thread, as something that no later thread is mistaken for: its number is used again."""
+    """An identity of the calling thread that no later thread has; thread numbers are reused."""
 
     def __init__(self) -> None:
         self.itself = object()
@@ -41,7 +45,7 @@ _this_thread = _Thread()
 
 
 class LockStatistics(NamedTuple):
-    """What a locker has done so far; times in seconds."""
+    """Counters of a `FileLocker` since it was made; times in seconds."""
 
     acquired: int
     contended: int
@@ -52,10 +56,27 @@ class LockStatistics(NamedTuple):
     seconds_held: float
 
 
-class LockGuard:
-    """A lock that is held. It ends with `release`, with its `with` block, or when it is dropped.
+class HeldLock:
+    """A base for held locks, which a `with` block releases."""
 
-    In a forked child the guard is a copy without effect: the lock stays with the parent.
+    __slots__ = ()
+
+    def release(self) -> object:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class LockGuard(HeldLock):
+    """A held lock, released by `release`, at the end of its `with` block, or when it is garbage collected.
+
+    In a forked child the guard is a copy without effect: the parent keeps the lock.
     """
 
     __slots__ = ("_held", "_release", "path", "shared")
@@ -78,20 +99,12 @@ class LockGuard:
         return any(description.fd >= 0 for description in self._held)
 
     def release(self) -> None:
-        """Give the lock back; twice is fine."""
+        """Release the lock; idempotent."""
         try:
             description = self._held.pop()
         except IndexError:
             return
         self._release(description)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
     def __del__(self) -> None:
         if self._held:
@@ -103,12 +116,11 @@ class LockGuard:
 
 
 class FileLocker:
-    """Takes locks on files, waiting at most `timeout` seconds for each (None: without limit).
+    """Locks files, waiting at most `timeout` seconds for each (None: without limit).
 
-    With `fair=True` nobody overtakes the one whose turn it is, and those who compete get about the
-    same share (in no strict order); all of them must be fair then. It takes a second lock file
-    beside the first, `<path>.queue`, and twice the time. An `observer` is told of each wait that does
-    not end at once, and may end it: see `Repository.file_locker`.
+    With `fair=True` nobody overtakes the next waiter, and competitors get about equal shares, though in no
+    strict order; all of them must be fair. It needs a second lock file, `<path>.queue`, and twice the time.
+    An `observer` sees each wait that does not end at once, and may end it: see `Repository.file_locker`.
     """
 
     def __init__(
@@ -119,41 +131,41 @@ class FileLocker:
         observer: Observer | None = None,
     ) -> None:
         if timeout is not None and not timeout >= 0:
-            raise ValueError(f"a timeout is 0 or more seconds, or None, not {timeout!r}")
+            raise ValueError(f"the timeout must be 0 or more seconds, or None, not {timeout!r}")
         self.timeout = timeout
         self.fair = fair
         self._observer = observer
         self._pool = DescriptionPool()
 
     def lock_exclusive(self, path: StrPath) -> LockGuard:
-        """Wait for the file at `path` and lock out everybody else; `LockTimeout` if that takes too long."""
+        """Wait for an exclusive lock on the file at `path`; raise `LockTimeout` if that takes too long."""
         return self.acquire(path, shared=False)
 
     def lock_shared(self, path: StrPath) -> LockGuard:
-        """Wait for the file at `path` and lock out exclusive holders only."""
+        """Wait for a shared lock, which excludes only exclusive holders; raise `LockTimeout`."""
         return self.acquire(path, shared=True)
 
     def try_lock_exclusive(self, path: StrPath) -> LockGuard | None:
-        """Like `lock_exclusive`, but None at once if somebody holds the file."""
+        """Like `lock_exclusive`, but return None at once if the file is locked."""
         return self.try_acquire(path, shared=False)
 
     def try_lock_shared(self, path: StrPath) -> LockGuard | None:
-        """Like `lock_shared`, but None at once if somebody holds the file exclusively."""
+        """Like `lock_shared`, but return None at once if the file is locked exclusively."""
         return self.try_acquire(path, shared=True)
 
     def lock_exclusive_async(self, path: StrPath) -> AsyncAcquisition:
-        """`lock_exclusive` for a coroutine: `async with` it, or `await` it for the guard."""
+        """`lock_exclusive` for coroutines: `async with` it, or `await` it for the guard."""
         return self._asynchronously(path, shared=False)
 
     def lock_shared_async(self, path: StrPath) -> AsyncAcquisition:
-        """`lock_shared` for a coroutine: `async with` it, or `await` it for the guard."""
+        """`lock_shared` for coroutines: `async with` it, or `await` it for the guard."""
         return self._asynchronously(path, shared=True)
 
     def acquire(
         self, path: StrPath, *, shared: bool, wait: LockWait | None = None, owner: object = None
     ) -> LockGuard:
-        """What the other methods come down to. `wait` can be cancelled by another thread; `owner` is
-        whose second lock on the same file is refused, by default the calling thread."""
+        """Lock the file at `path`. Another thread can cancel `wait`. `owner`, by default the calling thread,
+        gets `LockReentry` instead of waiting for a lock of its own."""
         key = path if isinstance(path, str) else os.fspath(path)
         if owner is None:
             owner = _this_thread.itself
@@ -164,7 +176,7 @@ class FileLocker:
         return self._guard(description, key, shared, owner)
 
     def try_acquire(self, path: StrPath, *, shared: bool, owner: object = None) -> LockGuard | None:
-        """What the `try_` methods come down to."""
+        """Lock the file at `path`, or return None at once."""
         key = path if isinstance(path, str) else os.fspath(path)
         description = self._try_key(key, shared)
         if description is None:
@@ -172,20 +184,20 @@ class FileLocker:
         return self._guard(description, key, shared, owner or _this_thread.itself)
 
     def statistics(self) -> LockStatistics:
-        """What this locker has done so far."""
-        tally, waits = self._pool.tally(), self._pool.waits
+        """Counters of this locker since it was made."""
+        uses, waits = self._pool.totals(), self._pool.waits
         return LockStatistics(
-            acquired=tally.uses,
+            acquired=uses.uses,
             contended=waits.count,
             timed_out=waits.timed_out,
             held_now=self._pool.held_now(),
             seconds_waited=waits.seconds,
             longest_wait=waits.longest,
-            seconds_held=tally.held_seconds,
+            seconds_held=uses.held_seconds,
         )
 
     def close(self) -> None:
-        """Close the files that are kept open for speed. Locks that are held stay held."""
+        """Close the files that are kept open for speed. Held locks stay held."""
         self._pool.close_idle()
 
     def _asynchronously(self, path: StrPath, *, shared: bool) -> AsyncAcquisition:
@@ -198,7 +210,7 @@ class FileLocker:
             return self._try_description(key, shared)
         turn = self._try_description(_queue(key), shared=False)
         if turn is None:
-            return None  # others wait already, and come first
+            return None  # others are waiting, and come first
         try:
             return self._try_description(key, shared)
         finally:
@@ -222,10 +234,10 @@ class FileLocker:
                 return None
             if description.is_current():
                 return description
-            description.close()  # the path leads to another file by now: that is the one to lock
+            description.close()  # the path leads to another file by now: lock that one
 
     def _wait(self, key: str, shared: bool, wait: LockWait, owner: object) -> OpenFileDescription:
-        """Wait for the lock until `wait` is over; count what it took."""
+        """Wait for the lock until `wait` is over, and count the time."""
         with without_forks():
             from holdfast.locks import kernel_locks
         started = monotonic()
@@ -252,7 +264,7 @@ class FileLocker:
     def _wait_in_turn(
         self, key: str, shared: bool, wait: LockWait, owner: object
     ) -> OpenFileDescription | None:
-        """First for the turn, then for the lock. Who has the lock already would wait there for itself."""
+        """Wait for the turn, then for the lock. A holder of the lock would wait there for itself."""
         if self._is_held_by(owner, key):
             again = self._try_description(key, shared)
             if again is None:
@@ -276,7 +288,7 @@ class FileLocker:
     def _wait_for_description(
         self, key: str, shared: bool, wait: LockWait, owner: object
     ) -> OpenFileDescription | None:
-        from holdfast.locks.kernel_locks import must_poll  # `_wait` has loaded it
+        from holdfast.locks.kernel_locks import must_poll  # loaded by `_wait`
 
         while True:
             description = self._pool.take(key)
@@ -314,9 +326,9 @@ class FileLocker:
 
 
 def _queue(key: str) -> str:
-    """The second lock file of a fair lock: who has this one is next."""
+    """The second lock file of a fair lock; its holder is next."""
     return key + ".queue"
 
 
 def _reentry(key: str) -> LockReentry:
-    return LockReentry(f"{key} is locked by this thread already", path=key)
+    return LockReentry(f"{key} is already locked by this thread", path=key)

@@ -1,12 +1,12 @@
-"""The open file descriptions that locks are granted to, kept open between uses, and safe across fork.
+"""flock(2) on open file descriptions that are kept between uses and are safe across fork.
 
-Opening and closing a file costs more than locking it: so a description that is free again waits for
-the next use of the same path. One description serves one holder at a time; that is what makes
-threads of one process exclude each other.
+Opening and closing a file costs more than locking it, so a pool keeps free descriptions for the next use of
+the same path. One description serves one holder at a time: that is what makes the threads of a process
+exclude each other.
 
-After a fork the child has copies of the parent's descriptions, and with them the parent's locks.
-It closes them at once and never unlocks them: the parent keeps its lock, and when the parent dies
-the lock is free although the child lives on. A program that is executed inherits none.
+A forked child has copies of its parent's descriptions, and with them its locks. It closes them at once and
+never unlocks them: the parent keeps its locks, and when it dies they are free although the child lives on.
+An executed program inherits none.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import threading
 import weakref
 from contextlib import AbstractContextManager
 
-from holdfast.errors import IoFailure, NotFound, PathEscape, Refused
+from holdfast.errors import NotFound, PathEscape, Refused
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly, io_failure
 
 if sys.platform == "win32":
     import ctypes
-    import errno
     import msvcrt
     from ctypes import wintypes
 
@@ -56,15 +55,14 @@ if sys.platform == "win32":
         raise OSError(errno.EIO, ctypes.FormatError(code))
 
     def try_lock(fd: int, shared: bool) -> bool:
-        """Take the lock if that is possible at once."""
+        """Take the lock if it is free; whether it was."""
         return _lock(fd, _FAIL_IMMEDIATELY | (0 if shared else _EXCLUSIVE))
 
     def lock(fd: int, shared: bool) -> None:
-        """Take the lock, however long it takes."""
+        """Wait for the lock without limit."""
         _lock(fd, 0 if shared else _EXCLUSIVE)
 
     def unlock(fd: int) -> None:
-        """Give the lock back."""
         handle = msvcrt.get_osfhandle(fd)
         where = ctypes.byref(_Overlapped())
         _kernel.UnlockFileEx(wintypes.HANDLE(handle), 0, _EVERYTHING, _EVERYTHING, where)
@@ -76,7 +74,6 @@ else:
     _TRY_EXCLUSIVE = LOCK_EX | LOCK_NB
 
     def try_lock(fd: int, shared: bool) -> bool:
-        """Take the lock if that is possible at once."""
         try:
             calls.flock(fd, _TRY_SHARED if shared else _TRY_EXCLUSIVE)
         except BlockingIOError:
@@ -84,35 +81,34 @@ else:
         return True
 
     def lock(fd: int, shared: bool) -> None:
-        """Take the lock, however long it takes; signal handlers run meanwhile and may raise."""
+        """Wait for the lock without limit; signal handlers run meanwhile and may raise."""
         calls.flock(fd, LOCK_SH if shared else LOCK_EX)
 
     def lock_until_signal(fd: int, shared: bool) -> int:
-        """Wait for the lock until a signal arrives; return 0 when it was granted, else the error number."""
+        """Wait for the lock until a signal arrives; return 0 if it was granted, else the error number."""
         return calls.flock_interruptible(fd, LOCK_SH if shared else LOCK_EX)
 
     def unlock(fd: int) -> None:
-        """Give the lock back."""
         calls.flock(fd, LOCK_UN)
 
 
 MOST_IDLE = 64
-"""How many free descriptions a pool keeps; beyond that the one kept longest is closed."""
+"""How many free descriptions a pool keeps; one more, and the oldest is closed."""
 
 _FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR)
 
 _forking = threading.RLock()
-"""Held while a description is opened or closed, and across a fork: a child knows every copy it gets."""
+"""Held across a fork, and while a description is opened or closed: so a child knows all its copies."""
 
 
 def without_forks() -> AbstractContextManager[object]:
-    """While in this context, this process does not fork."""
+    """A context in which this process does not fork."""
     return _forking
 
 
-class PoolStatistics:
-    """How often the descriptions of a pool were used and how long locks were held on them."""
+class UseStatistics:
+    """How often descriptions were used, and for how long locks were held on them."""
 
     __slots__ = ("held_seconds", "uses")
 
@@ -121,8 +117,8 @@ class PoolStatistics:
         self.held_seconds = 0.0
 
 
-class Waits:
-    """How often and how long the users of a pool had to wait."""
+class WaitStatistics:
+    """How often and how long the users of a pool waited."""
 
     __slots__ = ("count", "longest", "seconds", "timed_out")
 
@@ -133,26 +129,25 @@ class Waits:
         self.longest = 0.0
 
     def add(self, waited: float, *, timed_out: bool) -> None:
-        """Count one wait; exact whichever threads do so at once."""
-        with _forking:
+        with _forking:  # threads may count at the same time
             self.count += 1
             self.timed_out += timed_out
             self.seconds += waited
             self.longest = max(self.longest, waited)
 
 
-class OpenFileDescription(PoolStatistics):
-    """One open file description of a lock file; closed when nobody refers to it any more.
+class OpenFileDescription(UseStatistics):
+    """One open file description of a lock file; closed when nothing refers to it any more.
 
-    `owner` is the thread or task that holds a lock on it. It counts its own uses, which needs no
-    lock because it has one user at a time, and adds them to the pool's tally when it is closed.
+    `owner` is the thread or task that holds a lock on it. It counts its own uses, without a lock because it
+    has one user at a time, and adds them to the pool's when it is closed.
     """
 
     __slots__ = ("__weakref__", "_retired", "device", "fd", "inode", "key", "owner", "since")
 
-    def __init__(self, key: str, fd: int, retired: PoolStatistics) -> None:
+    def __init__(self, key: str, fd: int, retired: UseStatistics) -> None:
         super().__init__()
-        self.fd = fd  # first, so that it is closed whatever comes
+        self.fd = fd  # first, so that it is closed whatever fails next
         self.key = key
         self.owner: object = None
         self.since = 0.0
@@ -160,14 +155,14 @@ class OpenFileDescription(PoolStatistics):
         try:
             status = calls.fstat(fd)
         except OSError as error:
-            raise io_failure("look at the lock file", key, error) from error
+            raise io_failure("examine the lock file", key, error) from error
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-            raise Refused(f"{key} is neither a file nor a directory", path=key)
+            raise Refused(f"cannot lock {key}: it is neither a file nor a directory", path=key)
         self.device = status.st_dev
         self.inode = status.st_ino
 
     def is_current(self) -> bool:
-        """Whether the path still leads to this very file, not to one that has taken its place."""
+        """Whether the path still leads to this file, not to one that replaced it."""
         try:
             status = calls.stat(self.key, follow_symlinks=False)
         except OSError:
@@ -175,25 +170,24 @@ class OpenFileDescription(PoolStatistics):
         return status.st_ino == self.inode and status.st_dev == self.device
 
     def close(self) -> None:
-        """Close the description; if a lock is on it, that ends here. Twice is fine."""
+        """Close the description and so release its lock; idempotent."""
         with _forking:
             if self.fd < 0:
                 return
             with contextlib.suppress(OSError):
-                unlock(self.fd)  # closing is not enough while a child between fork and exec has a copy
+                unlock(self.fd)  # closing does not release while a child between fork and exec has a copy
             self.owner = None
             self._retired.uses += self.uses
             self._retired.held_seconds += self.held_seconds
-            fd, self.fd = self.fd, -1  # last, so that Ctrl-C in between leaves nothing open, and no lock
+            fd, self.fd = self.fd, -1  # last: after a Ctrl-C in between, close() still does all of it
             close_quietly(fd)
 
     def forget_after_fork(self) -> None:
-        """In the child: close, never unlock, the copy of what the parent has open."""
+        """In the child: close the copy without unlocking, which would release the parent's lock."""
         fd, self.fd = self.fd, -1
         self.owner = None
         if fd >= 0:
-            with contextlib.suppress(OSError):
-                calls.close(fd)
+            close_quietly(fd)
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
@@ -204,16 +198,16 @@ _all: weakref.WeakSet[OpenFileDescription] = weakref.WeakSet()
 
 
 class DescriptionPool:
-    """The descriptions of one locker: those in use, and those that wait for the next use."""
+    """The descriptions of one locker, in use or free for the next use."""
 
     def __init__(self) -> None:
         self._idle: dict[str, OpenFileDescription] = {}
         self._open: weakref.WeakSet[OpenFileDescription] = weakref.WeakSet()
-        self._retired = PoolStatistics()
-        self.waits = Waits()
+        self._retired = UseStatistics()
+        self.waits = WaitStatistics()
 
     def take(self, key: str) -> OpenFileDescription:
-        """A description of the file at `key` for the caller alone: one that is free, or a new one."""
+        """A description of the file at `key` for the caller alone, a free one or a new one."""
         description = self._idle.pop(key, None)
         if description is not None and description.fd >= 0:
             return description
@@ -232,14 +226,12 @@ class DescriptionPool:
                 self._idle.pop(next(iter(self._idle))).close()
 
     def close_idle(self) -> None:
-        """Close every description that nobody uses."""
         while self._idle:
             with contextlib.suppress(KeyError):
                 self._idle.popitem()[1].close()
 
-    def tally(self) -> PoolStatistics:
-        """All uses so far."""
-        total = PoolStatistics()
+    def totals(self) -> UseStatistics:
+        total = UseStatistics()
         with _forking:
             for each in (self._retired, *(each for each in self._open if each.fd >= 0)):
                 total.uses += each.uses
@@ -247,14 +239,13 @@ class DescriptionPool:
         return total
 
     def held_now(self) -> int:
-        """How many locks are held at this moment."""
         with _forking:
             return sum(1 for each in self._open if each.owner is not None)
 
 
 def held_by(owner: object, description: OpenFileDescription) -> bool:
-    """Whether `owner` (a thread or task of this process) holds a lock on the same file already."""
-    with _forking:  # while others may open some
+    """Whether `owner`, a thread or task of this process, already holds a lock on the same file."""
+    with _forking:  # other threads may be opening files
         every = list(_all)
     return any(
         each.owner is owner and each.inode == description.inode and each.device == description.device
@@ -263,7 +254,7 @@ def held_by(owner: object, description: OpenFileDescription) -> bool:
 
 
 def _open(key: str) -> int:
-    """Open a lock file, making it if need be, never following a link at its name."""
+    """Open a lock file, creating a missing one, and never follow a symbolic link."""
     try:
         return calls.open(key, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
     except OSError as error:
@@ -271,36 +262,25 @@ def _open(key: str) -> int:
             # A directory can be locked too, and a lock needs no right to write into an existing file.
             with contextlib.suppress(OSError):
                 return calls.open(key, os.O_RDONLY | _FLAGS)
-        raise _refusal(key, error) from None
-
-
-def _refusal(key: str, error: OSError) -> NotFound | PathEscape | IoFailure:
-    if error.errno == errno.ELOOP:
-        return PathEscape(
-            f"{key} is a symbolic link; a lock on what it leads to may not be the one meant", path=key
-        )
-    if error.errno == errno.ENOENT:
-        return NotFound(
-            f"cannot lock {key}: its directory does not exist", path=key, hint="Make the directory first."
-        )
-    return io_failure("open the lock file", key, error)
-
-
-def _forget_after_fork() -> None:
-    global _forking
-    _forking = threading.RLock()
-    for description in list(_all):
-        description.forget_after_fork()
+        if error.errno == errno.ELOOP:
+            message = f"cannot lock {key}: it is a symbolic link, whose target may not be the file meant"
+            raise PathEscape(message, path=key) from None
+        if error.errno == errno.ENOENT:
+            message = f"cannot lock {key}: its directory does not exist"
+            raise NotFound(message, path=key, hint="Create the directory first.") from None
+        raise io_failure("open the lock file", key, error) from None
 
 
 if sys.platform != "win32":
 
-    def _before_fork() -> None:
-        _forking.acquire()
-
-    def _after_fork_in_parent() -> None:
-        _forking.release()
+    def _after_fork_in_child() -> None:
+        global _forking
+        _forking = threading.RLock()
+        for description in list(_all):
+            description.forget_after_fork()
 
     os.register_at_fork(
-        before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_forget_after_fork
+        before=lambda: _forking.acquire(),  # noqa: PLW0108 - a child has a new one
+        after_in_parent=lambda: _forking.release(),  # noqa: PLW0108
+        after_in_child=_after_fork_in_child,
     )

@@ -1,14 +1,13 @@
-"""Waiting for a lock in the kernel, with an end to it.
+"""Waiting for a lock in the kernel, with a time limit.
 
-The caller's own thread blocks in flock(2): it burns nothing and is woken by the kernel the moment
-the lock is free. What flock lacks is a time limit. So one watcher thread for the whole process
-keeps the deadlines and, when one has come, sends the waiting thread a signal that does nothing but
-interrupt the call. The wait ends there: no thread stays behind that still waits, no descriptor, and
-no lock that is granted to nobody. A wait can be cancelled from another thread in the same way.
+The caller's thread blocks in flock(2): it uses no CPU, and the kernel wakes it as soon as the lock is free.
+flock has no time limit, so one watcher thread per process keeps the deadlines. When one is due it sends the
+waiting thread a signal that only interrupts the call. Then the wait is over: it leaves no waiting thread,
+no descriptor, and no lock that is granted to nobody. Another thread can cancel a wait in the same way.
 
-The signal is SIGURG (ignored unless somebody asks for it), or a real-time signal if the program
-uses SIGURG itself. Where there is none to be had, on Windows, and on network file systems (whose
-waits the kernel itself polls) the lock is polled instead.
+The signal is SIGURG (ignored by default), or a real-time signal if the program uses SIGURG itself. The lock
+is polled instead if no signal is free, on Windows, and on network file systems, whose waits the kernel
+polls itself.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from typing import Protocol
 from holdfast.locks import flock
 
 _TICK = 0.1
-"""How long the watcher sleeps at most, and so how long it outlives the last wait."""
+"""The watcher's longest sleep, and so how long it outlives the last wait."""
 _REPEAT = 0.001
-"""A signal that arrives just before the call begins interrupts nothing: send it again after this."""
+"""A signal just before the call interrupts nothing, so it is sent again after this."""
 _POLL_FIRST, _POLL_MOST = 0.001, 0.02
 
 
 class LockWait:
-    """One wait, which ends at its deadline or, if it is `cancellable`, when another thread says so."""
+    """One wait, which ends at its deadline or, if it is `cancellable`, when another thread cancels it."""
 
     __slots__ = ("_cancellable", "cancelled", "deadline", "due", "thread", "timeout")
 
@@ -43,11 +42,10 @@ class LockWait:
         self.due = float("inf")
 
     def is_over(self) -> bool:
-        """Whether the time is up, or somebody has cancelled."""
         return self.cancelled or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def remaining(self) -> float | None:
-        """Seconds until the deadline (not below 0), or None if there is no limit."""
+        """Seconds until the deadline, at least 0; None without a limit."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     def cancel(self) -> None:
@@ -56,7 +54,7 @@ class LockWait:
         _watcher.hurry(self)
 
     def acquire(self, fd: int, *, shared: bool, poll: bool = False) -> bool:
-        """Wait for the lock on `fd`; False if the wait was over first. The lock is then not held."""
+        """Wait for the lock on `fd`; False, without the lock, if the wait is over first."""
         if sys.platform != "win32" and not poll:
             if self.deadline is None and not self._cancellable:
                 flock.lock(fd, shared)
@@ -86,7 +84,7 @@ class LockWait:
                         raise OSError(code, os.strerror(code))
                 return False
             finally:
-                self.thread = 0  # first and by itself: Ctrl-C may interrupt what follows, but not this
+                self.thread = 0  # first and by itself: a Ctrl-C may interrupt what follows, but not this
                 _watcher.forget(self)
                 if number in blocked:
                     signal.pthread_sigmask(signal.SIG_BLOCK, (number,))
@@ -103,34 +101,34 @@ class LockWait:
 
 
 class Observation(Protocol):
-    """Somebody looks on while a wait lasts. What it `found` if it has cancelled the wait, is why."""
+    """Observes one wait. If it cancelled the wait, `found` is the reason."""
 
     @property
     def found(self) -> BaseException | None: ...
 
-    def end(self) -> None:
-        """The wait is over, whatever it has come to."""
-        ...
+    def end(self) -> None: ...
 
 
 class Observer(Protocol):
-    """Is told of a wait before it begins: for the lock on the file at `path`; `fair` is whether in turn."""
+    """Called before a wait for the lock on the file at `path` begins."""
 
     def __call__(self, path: str, wait: LockWait, *, shared: bool, fair: bool) -> Observation: ...
 
 
 class _Watcher:
-    """Interrupts the threads whose wait is over. Its thread lives while there is anything to watch."""
+    """Interrupts the threads whose wait is over. Its own thread lives while there are waits."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # taken itself, not by way of `_changed`: Ctrl-C cannot leave it locked
+        self._lock = (
+            threading.Lock()
+        )  # entered directly, not through `_changed`: Ctrl-C cannot leave it locked
         self._changed = threading.Condition(self._lock)
         self._waits: set[LockWait] = set()
         self._runner: threading.Thread | None = None
         self._wakes_at = 0.0
 
     def watch(self, wait: LockWait) -> bool:
-        """Interrupt `wait` when it is due; False if there is no thread to be had for that."""
+        """Interrupt `wait` when it is due; False if no thread can be started for that."""
         with self._lock:
             self._waits.add(wait)
             if self._runner is None:
@@ -145,7 +143,7 @@ class _Watcher:
         try:
             self._runner.start()
         except BaseException as error:
-            self._runner = None  # and if Ctrl-C came after its start, it sees that it is not wanted
+            self._runner = None  # if a Ctrl-C came after its start, it sees this and ends
             if isinstance(error, RuntimeError):
                 return False
             raise
@@ -165,7 +163,7 @@ class _Watcher:
         if sys.platform != "win32":
             import signal
 
-            # Signals are for the threads of the program: here one would be taken by a bystander.
+            # The program's signals are for its own threads.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with self._lock:
             if self._runner is not threading.current_thread():
@@ -185,9 +183,9 @@ class _Watcher:
             for wait in list(self._waits):
                 thread = wait.thread
                 if thread == 0:
-                    self._waits.discard(wait)  # over; Ctrl-C came before it was forgotten
+                    self._waits.discard(wait)  # over; a Ctrl-C prevented `forget`
                 elif wait.due <= now:
-                    # Looked at anew: if the program has its signal ignored by now, that interrupts nothing.
+                    # Asked again: a signal that the program ignores by now would interrupt nothing.
                     number = _interrupting_signal()
                     signal.pthread_kill(thread, signal.SIGURG if number is None else number)
                     wait.due = now + _REPEAT
@@ -200,10 +198,10 @@ _watcher = _Watcher()
 if sys.platform != "win32":
 
     def _interrupting_signal() -> int | None:
-        """The signal to interrupt waits with, its handler in place; None if every candidate is in use.
+        """The signal to interrupt waits with, its handler installed; None if every candidate is in use.
 
-        Looked at anew for each wait: a program may have taken the signal for itself since. One that
-        Python has a handler for is not touched at all, so that it keeps its flags and loses no signal.
+        Chosen for each wait, because the program may have started to use the signal. One with a Python
+        handler is not touched at all, so it keeps its flags and loses no signal.
         """
         import signal
 
@@ -217,8 +215,8 @@ if sys.platform != "win32":
                 return number
         return None
 
-    def _start_anew_after_fork() -> None:
+    def _new_watcher_after_fork() -> None:
         global _watcher
-        _watcher = _Watcher()  # the parent's thread is not here, its lock may be held by a thread that is not
+        _watcher = _Watcher()  # the child has none of the parent's threads, one of which may hold the lock
 
-    os.register_at_fork(after_in_child=_start_anew_after_fork)
+    os.register_at_fork(after_in_child=_new_watcher_after_fork)

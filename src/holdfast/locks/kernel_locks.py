@@ -1,14 +1,16 @@
-"""Who holds a file lock and who waits for it, asked of the kernel itself.
+"""The holders and waiters of file locks, as the kernel lists them.
 
-Nothing is written for this into the lock file, which may be anybody's data: the kernel knows who
-locked it, other programs included. Only Linux tells (/proc/locks); elsewhere the answer is None.
+The lock file itself, which may be anybody's data, says nothing. The kernel knows who locked it, other
+programs included. Only Linux lists locks (/proc/locks); elsewhere the answer is None.
+
+`file_lock` imports this module before its first wait, and with it everything that waiting needs.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import signal as _signal  # noqa: F401 - what `waiting` needs, loaded here and now
+import signal as _signal  # noqa: F401 - for `flock_wait`, which must not import while it waits
 import sys
 import time
 from collections.abc import Container, Iterable, Iterator
@@ -17,10 +19,9 @@ from typing import NamedTuple
 
 from holdfast.clock import format_duration, format_instant
 from holdfast.errors import LockTimeout
-from holdfast.fs import calls
-from holdfast.fs import directory as fs_directory
+from holdfast.fs import calls, paths
 from holdfast.fs import native as _native  # noqa: F401 - likewise
-from holdfast.fs.probe import device_number, filesystem_kind, is_network
+from holdfast.fs.mounts import device_number, filesystem_kind, is_network
 from holdfast.locks import identity
 from holdfast.locks.flock import OpenFileDescription
 
@@ -28,7 +29,7 @@ MOST_BYTES = 16 << 20
 
 
 class FileLockHolder(NamedTuple):
-    """A process that holds, or waits for, a lock on a file. What is not known is None."""
+    """A process that holds or waits for a lock on a file; unknown fields are None."""
 
     pid: int | None
     command: str | None
@@ -37,7 +38,7 @@ class FileLockHolder(NamedTuple):
     waiting: bool
 
     def as_record(self) -> dict[str, object]:
-        """Plain values, with a line for people under `shown`."""
+        """Values for JSON, with a line for people under `shown`."""
         return {**self._asdict(), "shown": str(self)}
 
     def __str__(self) -> str:
@@ -50,7 +51,7 @@ class FileLockHolder(NamedTuple):
 
 
 def find_holders(path: str | os.PathLike[str]) -> list[FileLockHolder] | None:
-    """Everybody who holds or waits for a lock on the file at `path`; None if that cannot be known."""
+    """The holders and waiters of the lock on the file at `path`; None where they are unknown."""
     if sys.platform != "linux":
         return None
     try:
@@ -58,12 +59,12 @@ def find_holders(path: str | os.PathLike[str]) -> list[FileLockHolder] | None:
         flocks = _flocks()
     except OSError:
         return None
-    wanted = f"{device_number(status.st_dev, base='02x')}:{status.st_ino}"
-    return [_describe(fields) for fields in flocks if fields[4] == wanted]
+    inode = _inode(status)
+    return [_describe(fields) for fields in flocks if fields[4] == inode]
 
 
 class HeldFlock(NamedTuple):
-    """A lock on a file that certain processes have: more than one, if the open file was passed on."""
+    """A lock on a file, and the processes that have it: several, if the open file was passed on."""
 
     inode: str
     shared: bool
@@ -71,20 +72,24 @@ class HeldFlock(NamedTuple):
 
 
 def inode_of(path: str | os.PathLike[str]) -> str:
-    """The file at a path as the kernel names it in its list of locks; "" if there is none."""
+    """The file at a path as the kernel's list of locks names it; "" if there is none."""
     try:
         status = calls.stat(path, follow_symlinks=False)
     except OSError:
         return ""
+    return _inode(status)
+
+
+def _inode(status: os.stat_result) -> str:
     return f"{device_number(status.st_dev, base='02x')}:{status.st_ino}"
 
 
 def held_flocks(inodes: Container[str]) -> list[HeldFlock]:
-    """The locks that are held on these files (see `inode_of`) by processes that certainly have them.
+    """The locks on these files (see `inode_of`) whose holders are certain.
 
-    The kernel's list names the process that took a lock. It may be gone since, and have passed the open file
-    on (that is how shells lock files), and its number may be another's by now. So those are asked that have
-    the file open. Locks of which nobody can be seen are left out.
+    The kernel lists the process that took a lock. It may have ended and passed the open file on (that is how
+    shells lock files), and its pid may be another process's by now. So the processes that have the file open
+    count. Locks without a visible holder are left out.
     """
     if sys.platform != "linux":
         return []
@@ -95,13 +100,13 @@ def held_flocks(inodes: Container[str]) -> list[HeldFlock]:
     found = []
     for fields in flocks:
         taker = int(fields[3])
-        pids = [taker] if taker > 0 and _has_lock(taker, fields[4]) else _everybody_with(fields[4])
+        pids = [taker] if taker > 0 and _has_lock(taker, fields[4]) else _all_with_lock(fields[4])
         if pids:
             found.append(HeldFlock(fields[4], fields[2] == "READ", tuple(pids)))
     return found
 
 
-def _everybody_with(inode: str) -> list[int]:
+def _all_with_lock(inode: str) -> list[int]:
     try:
         pids = [int(name) for name in calls.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -110,7 +115,7 @@ def _everybody_with(inode: str) -> list[int]:
 
 
 def _has_lock(pid: int, inode: str) -> bool:
-    """Whether a process has a file open on which the lock is, not merely another opening of that file."""
+    """Whether a process has the description with the lock, not merely another one of the same file."""
     number = int(inode.rpartition(":")[2])
     try:
         names = calls.listdir(f"/proc/{pid}/fd")
@@ -119,13 +124,11 @@ def _has_lock(pid: int, inode: str) -> bool:
     for name in names:
         try:
             if calls.stat(f"/proc/{pid}/fd/{name}").st_ino == number:
-                told = fs_directory.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode(
-                    "ascii", "replace"
-                )
-                if any(_is_lock_on(line.split(), inode) for line in told.splitlines()):
+                text = paths.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
+                if any(_is_lock_on(line.split(), inode) for line in text.splitlines()):
                     return True
         except OSError:
-            continue  # closed meanwhile
+            continue  # closed in the meantime
     return False
 
 
@@ -135,17 +138,17 @@ def _is_lock_on(fields: list[str], inode: str) -> bool:
 
 
 def with_queue(path: str, waiting: list[FileLockHolder]) -> list[FileLockHolder]:
-    """Those who wait for a lock, and then those who stand in line for it, if it is a fair one."""
+    """The waiters of a lock, then those in the queue of a fair one."""
     known = {each.pid for each in waiting}
     queue = [each for each in find_holders(path + ".queue") or () if each.waiting and each.pid not in known]
     return waiting + queue
 
 
 def find_locked_files(root: str, directories: Iterable[str] = ()) -> list[str]:
-    """The files below `root` (a real path) that somebody has locked at this moment, sorted.
+    """The locked files below `root`, which is a real path, sorted.
 
-    They are found among what the processes that hold locks have open, as far as this user may look into
-    them; and in these `directories`, whosoever holds them.
+    They are found among the open files of lock holders, as far as this user may see those, and in
+    `directories`, whoever holds them.
     """
     if sys.platform != "linux":
         return []
@@ -161,7 +164,7 @@ def find_locked_files(root: str, directories: Iterable[str] = ()) -> list[str]:
 
 
 def is_holding(group: int) -> bool:
-    """Whether a process of a process group holds a lock on any file, as far as the kernel tells."""
+    """Whether a process of a process group is known to hold a file lock."""
     if sys.platform == "win32":
         return False
     try:
@@ -169,19 +172,19 @@ def is_holding(group: int) -> bool:
     except OSError:
         return False
     for pid in holders:
-        with suppress(OSError):  # gone, or not to be seen from here
+        with suppress(OSError):  # gone, or not visible from here
             if pid > 0 and os.getpgid(pid) == group:
                 return True
     return False
 
 
 def _flocks() -> list[list[str]]:
-    """For each whole-file lock the fields from its kind on, and at the end whether it is waited for.
+    """The fields of each whole-file lock from its kind on, and "waiting" at the end for a waiter.
 
-    `1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind for one who waits.
+    `1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind of a waiter.
     """
     found = []
-    for line in fs_directory.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
+    for line in paths.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
         fields = line.split()[1:]
         waiting = fields[:1] == ["->"]
         fields = fields[1:] if waiting else fields
@@ -191,7 +194,6 @@ def _flocks() -> list[list[str]]:
 
 
 def _files_in(directory: str, inodes: Container[int]) -> Iterator[str]:
-    """The files of a directory that may be those with these inodes: others are not even looked at."""
     try:
         with calls.scandir(directory) as entries:
             yield from (entry.path for entry in entries if entry.inode() in inodes)
@@ -200,7 +202,7 @@ def _files_in(directory: str, inodes: Container[int]) -> Iterator[str]:
 
 
 def _open_files(pid: int, inodes: Container[int]) -> Iterator[str]:
-    """What a process has open, if this user may know, and if it may be one of these inodes."""
+    """The open files of a process that may have these inodes, if this user may see them."""
     try:
         names = calls.listdir(f"/proc/{pid}/fd")
     except OSError:
@@ -211,7 +213,7 @@ def _open_files(pid: int, inodes: Container[int]) -> Iterator[str]:
             if calls.stat(link).st_ino in inodes:
                 yield calls.readlink(link)
         except OSError:
-            continue  # closed meanwhile
+            continue  # closed in the meantime
 
 
 def _describe(fields: list[str]) -> FileLockHolder:
@@ -220,12 +222,12 @@ def _describe(fields: list[str]) -> FileLockHolder:
     process = identity.find_process(pid) if pid > 0 else None
     if process is None:
         return FileLockHolder(pid if pid > 0 else None, None, None, shared, waiting)
-    started = format_instant(round(time.time() - identity.started_ago(process)))  # it is not known better
+    started = format_instant(round(time.time() - identity.started_ago(process)))  # to the second
     return FileLockHolder(pid, identity.command_of(pid), started, shared, waiting)
 
 
 def must_poll(description: OpenFileDescription) -> bool:
-    """Whether a blocking wait is not to be trusted here: a network file system may not wake us."""
+    """Whether a blocking wait is unreliable: a network file system may not wake the waiter."""
     return _is_on_network(description.device, description.key)
 
 
@@ -235,6 +237,5 @@ def _is_on_network(device: int, key: str) -> bool:
 
 
 def timeout(key: str, seconds: float) -> LockTimeout:
-    """The failure of a wait that took too long, naming those who hold the lock as far as one can tell."""
     holders = [each.as_record() for each in find_holders(key) or () if not each.waiting]
     return LockTimeout(key, seconds, format_duration(seconds), holders=holders)

@@ -1,14 +1,14 @@
-"""The write lock of a ledger: `ledger.lock`, as other programs know it, with a fair queue in front.
+"""The write lock of a ledger: `ledger.lock`, as other programs know it, behind a fair queue of our own.
 
-To the outside it is the plain protocol: who creates `<ledger>/ledger.lock` may write, everybody else
-looks again every 10 ms. Among ourselves nobody polls and nobody starves: our processes line up at a
-turnstile, a fair file lock, and only the first in line tries for `ledger.lock`. The turnstile is for
-speed and order, not for safety: who cannot pass it in half the time (somebody in the line may be
-stopped) tries for `ledger.lock` like everybody else.
+To other programs it is the simple protocol: the creator of `<ledger>/ledger.lock` may write, and everybody
+else tries again every 10 ms. Our own processes neither poll nor starve: they queue at a turnstile, a fair
+file lock, and only the first in the queue tries for `ledger.lock`. The turnstile gives speed and order, not
+safety: a process that cannot pass it in half the time, because another one in the queue is stopped, tries
+for `ledger.lock` directly.
 
-A lock whose holder is certainly gone is recovered. Age alone proves nothing (a stopped process may
-wake up): it is reported, and breaking it takes the exact identity of the lock. A lock that was
-broken wrongly must still lose no event: so events are published by a link that never replaces.
+A lock whose holder is certainly dead is recovered. Age alone proves nothing, since a stopped process may
+wake up: it is reported, and breaking such a lock takes its exact identity. Even a wrongly broken lock must
+lose no event, so events are published by a link that never replaces.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_duration, format_instant, parse_instant
 from holdfast.errors import LockChanged, LockReentry, LockTimeout
 from holdfast.fs import calls
-from holdfast.locks.file_lock import FileLocker, LockGuard
+from holdfast.locks.file_lock import FileLocker, HeldLock, LockGuard
 from holdfast.locks.identity import Holder, Liveness, current_holder, liveness
-from holdfast.locks.lock_file import Coded, LockFile, Sighting, content_of
+from holdfast.locks.lock_file import EncodedRecord, FoundLock, LockFile, content_of
 
 LOCK_NAME = "ledger.lock"
 DEFAULT_TIMEOUT = 5.0
 POLL_INTERVAL = 0.01
 SUSPECT_AFTER = 30.0
-"""A lock older than this is probably left over; probably is not certainly."""
+"""A lock older than this was probably left behind."""
 
 
 class LedgerLockState(NamedTuple):
-    """One look at a ledger lock that is there. A directory is a shell tool's lock, made by `mkdir`."""
+    """A ledger lock that is held. A directory is a shell tool's lock, made by `mkdir`."""
 
     path: Path
     identity: str
@@ -48,11 +47,10 @@ class LedgerLockState(NamedTuple):
 
     @property
     def suspect(self) -> bool:
-        """Whether it is older than any lock should be."""
         return self.age > SUSPECT_AFTER
 
     def as_record(self) -> dict[str, object]:
-        """Plain values, with a line for people under `shown`."""
+        """Values for JSON, with a line for people under `shown`."""
         return {
             "identity": self.identity,
             "agent_id": self.agent_id,
@@ -64,17 +62,17 @@ class LedgerLockState(NamedTuple):
         }
 
     def __str__(self) -> str:
-        who = self.agent_id or ("a shell tool" if self.is_directory else "somebody who left no name")
-        return f"{who} for {format_duration(self.age)} (holder {self.liveness.value}, lock {self.identity})"
+        name = self.agent_id or ("a shell tool" if self.is_directory else "a holder without a name")
+        return f"{name} for {format_duration(self.age)} (holder {self.liveness.value}, lock {self.identity})"
 
 
 class _Frame(NamedTuple):
-    """What the lock says each time, before the time and behind the id."""
+    """The constant parts of the record, `before` the time and `after` the id."""
 
     agent_id: str
     holder: Holder
     before: str
-    behind: str
+    after: str
 
 
 class LedgerLock:
@@ -100,7 +98,7 @@ class LedgerLock:
         self._frame: _Frame | None = None
 
     def acquire(self) -> HeldLedgerLock:
-        """Wait for the lock, at most `timeout` seconds; then raise `LockTimeout`, naming the holder."""
+        """Wait for the lock; after `timeout` seconds raise `LockTimeout`, which names the holder."""
         deadline = time.monotonic() + self.timeout
         turn = self._wait_for_turn()  # 1. our own processes, in order
         try:
@@ -111,19 +109,19 @@ class LedgerLock:
             raise
 
     def state(self) -> LedgerLockState | None:
-        """Who holds the lock, or None if nobody does. Changes nothing."""
-        seen = self._file.look()
-        return None if seen is None else self._judge(seen)
+        """The lock and its holder, or None if it is free. Changes nothing."""
+        found = self._file.read()
+        return None if found is None else self._judge(found)
 
     def close(self) -> None:
-        """Leave nothing behind that was kept for speed; the lock itself is not touched."""
+        """Remove what is kept for speed; the lock itself is not touched."""
         self._file.close()
 
     def break_lock(self, identity: str) -> None:
-        """Remove the lock that has exactly this `identity`: an order, for people who know better."""
+        """Remove the lock with exactly this `identity`, for a person who knows that its holder is gone."""
         if not self._file.remove(identity):
             raise LockChanged(f"{self.path} does not have the identity {identity}", path=str(self.path))
-        # Its holder may be stopped and keep the turnstile for ever: let the others make a new one.
+        # A stopped holder may keep the turnstile forever: let the others make a new one.
         with contextlib.suppress(FileNotFoundError):
             calls.unlink(self._turnstile_path)
 
@@ -133,7 +131,7 @@ class LedgerLock:
         except LockTimeout:
             return None
         except LockReentry:
-            raise LockReentry(f"{self.path} is held by this thread already", path=str(self.path)) from None
+            raise LockReentry(f"{self.path} is already held by this thread", path=str(self.path)) from None
 
     def _acquire_in_turn(self, turn: LockGuard | None, deadline: float) -> HeldLedgerLock:
         lock_id = os.urandom(16).hex()
@@ -141,45 +139,45 @@ class LedgerLock:
             record = self._record(lock_id)
             if self._file.create(record, synced=False):  # 2. free: commit point
                 return HeldLedgerLock(self._file, lock_id, turn)
-            if self._recover(record):  # 3. its holder is certainly gone: we take its place
+            if self._recover(record):  # 3. its holder is certainly dead: replace it
                 return HeldLedgerLock(self._file, lock_id, turn)
             if time.monotonic() >= deadline:
                 raise self._timed_out()
-            time.sleep(POLL_INTERVAL)  # 4. somebody else's: look again
+            time.sleep(POLL_INTERVAL)  # 4. held by another process: try again
 
-    def _recover(self, record: Coded) -> bool:
-        seen = self._file.look()
-        if seen is None or self._judge(seen).liveness is not Liveness.DEAD:
+    def _recover(self, record: EncodedRecord) -> bool:
+        found = self._file.read()
+        if found is None or self._judge(found).liveness is not Liveness.DEAD:
             return False
-        return self._file.take_over(seen, record, synced=False)
+        return self._file.take_over(found, record, synced=False)
 
-    def _record(self, lock_id: str) -> Coded:
-        """What the lock says: the same each time but for the id and the time, which need no coding."""
+    def _record(self, lock_id: str) -> EncodedRecord:
+        """The record, encoded once: only the id and the time differ, and they need no escaping."""
         acquired_at = format_instant(self._clock.wall())
         new = f'{acquired_at}","lock_id":"{lock_id}'
         holder, frame = current_holder(), self._frame
         if frame is None or frame.agent_id != self.agent_id or frame.holder != holder:
             fields = {"agent_id": self.agent_id, "acquired_at": acquired_at, "lock_id": lock_id}
-            before, _, behind = content_of({**fields, **holder.as_record()}).decode().rpartition(new)
-            frame = self._frame = _Frame(self.agent_id, holder, before, behind)
-        return Coded(lock_id, f"{frame.before}{new}{frame.behind}".encode())
+            before, _, after = content_of({**fields, **holder.as_record()}).decode().rpartition(new)
+            frame = self._frame = _Frame(self.agent_id, holder, before, after)
+        return EncodedRecord(lock_id, f"{frame.before}{new}{frame.after}".encode())
 
-    def _judge(self, seen: Sighting) -> LedgerLockState:
-        record = seen.record or {}
+    def _judge(self, found: FoundLock) -> LedgerLockState:
+        record = found.record or {}
         agent_id, acquired_at = record.get("agent_id"), record.get("acquired_at")
         holder = Holder.from_record(record)
-        since = seen.modified_at
+        since = found.modified_at
         if isinstance(acquired_at, str):
             with contextlib.suppress(ValueError):
                 since = parse_instant(acquired_at)
         return LedgerLockState(
             path=self.path,
-            identity=seen.identity,
+            identity=found.identity,
             agent_id=agent_id if isinstance(agent_id, str) else None,
             holder=holder,
             age=self._clock.wall() - since,
             liveness=Liveness.UNKNOWN if holder is None else self._liveness_check(holder),
-            is_directory=seen.is_directory,
+            is_directory=found.is_directory,
         )
 
     def _timed_out(self) -> LockTimeout:
@@ -199,8 +197,8 @@ class LedgerLock:
         return failure
 
 
-class HeldLedgerLock:
-    """The write lock of a ledger, held. In a forked child it is a copy without effect."""
+class HeldLedgerLock(HeldLock):
+    """The held write lock of a ledger. In a forked child it is a copy without effect."""
 
     def __init__(self, file: LockFile, lock_id: str, turn: LockGuard | None) -> None:
         self.lock_id = lock_id
@@ -210,7 +208,7 @@ class HeldLedgerLock:
         self._released = False
 
     def release(self) -> bool:
-        """Remove the lock file if it is still ours; False if it had been broken. Twice is fine."""
+        """Remove the lock file if it is still ours; False if it was broken. Idempotent."""
         if self._released or self._pid != os.getpid():
             return True
         try:
@@ -220,11 +218,3 @@ class HeldLedgerLock:
         finally:
             if self._turn is not None:
                 self._turn.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()

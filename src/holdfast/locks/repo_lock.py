@@ -1,14 +1,13 @@
-"""One writer per repository: a lock file with stale detection that cannot race.
+"""The lock of a repository: a lock file with race-free stale detection.
 
-The lock is the file `<data_dir>/repos/<repo_id>/.lock`. It never blocks: it is had at once, or
-`RepoLocked` says who has it. A lock whose process is gone, or that is older than `stale_after`, is
-taken over, by exactly one of those who try.
+The lock is the file `<data_dir>/repos/<repo_id>/.lock`. Taking it never blocks: it succeeds at once, or
+raises `RepoLocked` with the holder. Of all processes that find a lock whose holder is dead, or that is
+older than `stale_after`, exactly one takes it over.
 """
 
 from __future__ import annotations
 
 import os
-import stat
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,19 +16,18 @@ from typing import NamedTuple, Self
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant, parse_instant
 from holdfast.errors import LockChanged, LockNotHeld, NotFound, RepoLocked
-from holdfast.fs import calls
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name, safe_name
 from holdfast.locks.identity import Holder, Liveness, current_holder, liveness, process_liveness
-from holdfast.locks.lock_file import LockFile, Sighting
+from holdfast.locks.lock_file import FoundLock, LockFile
 
 DEFAULT_STALE_AFTER = 2 * 3600.0
 MOST_TRIES = 3
 
 
 class RepoLockInfo(NamedTuple):
-    """What a lock file says about its holder. `holder` is None for a lock that another program wrote, and
-    `lock_id`, which tells this lock from all others before and after it, is empty then."""
+    """A lock file's record of its holder. For a lock of another program `holder` is None, and `lock_id`,
+    which tells this lock from all others, is empty."""
 
     pid: int | None
     created_at: float | None
@@ -39,7 +37,7 @@ class RepoLockInfo(NamedTuple):
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> RepoLockInfo:
-        """Read a record as far as it makes sense."""
+        """Read a record as far as it is valid."""
         pid, cmd, lock_id = record.get("pid"), record.get("cmd"), record.get("lock_id")
         return cls(
             pid=pid if isinstance(pid, int) and not isinstance(pid, bool) else None,
@@ -50,7 +48,7 @@ class RepoLockInfo(NamedTuple):
         )
 
     def as_record(self) -> dict[str, object]:
-        """Plain values."""
+        """Values for JSON."""
         return {
             "pid": self.pid,
             "created_at": None if self.created_at is None else format_instant(self.created_at),
@@ -60,7 +58,7 @@ class RepoLockInfo(NamedTuple):
 
 
 class RepoLockState(NamedTuple):
-    """One look at a lock that is there. `info` is None if its content could not be read."""
+    """A lock that is held. `info` is None if its content cannot be read."""
 
     path: Path
     identity: str
@@ -74,7 +72,7 @@ LivenessCheck = Callable[[RepoLockInfo], Liveness]
 
 
 def is_holder_alive(info: RepoLockInfo) -> Liveness:
-    """Whether the holder of a lock exists: by its whole identity, or by the pid if that is all there is."""
+    """Whether the holder of a lock exists, by its whole identity or, without one, by its pid."""
     if info.holder is not None:
         return liveness(info.holder)
     return Liveness.UNKNOWN if info.pid is None else process_liveness(info.pid)
@@ -97,7 +95,7 @@ class RepoLock:
         self._liveness_check = liveness_check
 
     def lock(self, repo_id: str, cmd: str = "") -> HeldRepoLock:
-        """Take the lock of `repo_id`, or raise `RepoLocked` at once. `cmd` is stored for whoever asks."""
+        """Take the lock of `repo_id`, or raise `RepoLocked` at once. `cmd` describes the holder."""
         repo_id = safe_name(repo_id, what="repository id")
         self._make_directory(repo_id)
         file = self._file(repo_id)
@@ -107,28 +105,28 @@ class RepoLock:
             record = self._record(lock_id, cmd)
             if file.create(record, synced=True):  # 1. free: commit point
                 return held
-            seen = file.look()  # 2. who has it?
-            if seen is None or not self._judge(file, seen).stale:
-                raise self._locked(repo_id, file, seen)
-            if file.take_over(seen, record, synced=True):  # 3. stale: one of us takes its place
+            found = file.read()  # 2. held: by a live holder?
+            if found is None or not self._judge(file, found).stale:
+                raise self._locked(repo_id, file, found)
+            if file.take_over(found, record, synced=True):  # 3. stale: one process replaces it
                 return held
-        raise self._locked(repo_id, file, file.look())
+        raise self._locked(repo_id, file, file.read())
 
     def state(self, repo_id: str) -> RepoLockState | None:
-        """Who holds the lock of `repo_id`, or None if nobody does. Changes nothing."""
+        """The lock of `repo_id` and its holder, or None if it is free. Changes nothing."""
         file = self._file(safe_name(repo_id, what="repository id"))
         try:
-            seen = file.look()
+            found = file.read()
         except NotFound:
             return None
-        return None if seen is None else self._judge(file, seen)
+        return None if found is None else self._judge(file, found)
 
     def states(self) -> dict[str, RepoLockState | None]:
-        """`state` of every repository that was ever locked here, by its id, in order."""
+        """The `state` of every repository that was ever locked here, by sorted id."""
         return {repo_id: self.state(repo_id) for repo_id in self._repo_ids()}
 
     def break_lock(self, repo_id: str, identity: str) -> None:
-        """Remove the lock that has exactly this `identity`, stale or not: an order, for people."""
+        """Remove the lock with exactly this `identity`, stale or not, on a person's order."""
         file = self._file(safe_name(repo_id, what="repository id"))
         if not file.remove(identity):
             raise LockChanged(
@@ -143,9 +141,7 @@ class RepoLock:
     def _repo_ids(self) -> list[str]:
         try:
             with Directory.open(self.data_dir) as top, top.beneath("repos") as repos:
-                with calls.scandir(repos.path) as entries:
-                    names = sorted(entry.name for entry in entries)
-                return [name for name in names if _is_repo(repos, name)]
+                return [name for name in repos.directories() if is_safe_name(name)]
         except NotFound:
             return []
 
@@ -161,21 +157,21 @@ class RepoLock:
             record["cmd"] = cmd
         return {**record, "lock_id": lock_id, **me.as_record()}
 
-    def _judge(self, file: LockFile, seen: Sighting) -> RepoLockState:
-        info = None if seen.record is None else RepoLockInfo.from_record(seen.record)
-        since = seen.modified_at if info is None or info.created_at is None else info.created_at
+    def _judge(self, file: LockFile, found: FoundLock) -> RepoLockState:
+        info = None if found.record is None else RepoLockInfo.from_record(found.record)
+        since = found.modified_at if info is None or info.created_at is None else info.created_at
         age = self._clock.wall() - since
         alive = Liveness.UNKNOWN if info is None else self._liveness_check(info)
         stale = alive is Liveness.DEAD or age > self.stale_after
-        return RepoLockState(file.path, seen.identity, info, age, alive, stale and not seen.is_directory)
+        return RepoLockState(file.path, found.identity, info, age, alive, stale and not found.is_directory)
 
-    def _locked(self, repo_id: str, file: LockFile, seen: Sighting | None) -> RepoLocked:
-        info = None if seen is None or seen.record is None else RepoLockInfo.from_record(seen.record)
+    def _locked(self, repo_id: str, file: LockFile, found: FoundLock | None) -> RepoLocked:
+        info = None if found is None or found.record is None else RepoLockInfo.from_record(found.record)
         return RepoLocked(repo_id, file.path, info.as_record() if info else None)
 
 
 class HeldRepoLock:
-    """The lock of a repository, held. In a forked child it is a copy without effect."""
+    """The held lock of a repository. In a forked child it is a copy without effect."""
 
     def __init__(
         self, file: LockFile, repo_id: str, lock_id: str, new_record: Callable[[], dict[str, object]]
@@ -189,16 +185,17 @@ class HeldRepoLock:
         self._released = False
 
     def unlock(self) -> None:
-        """Remove the lock file, if it is still ours; twice is fine."""
+        """Remove the lock file if it is still ours; idempotent."""
         if not self._released and self._pid == os.getpid():
             self._file.remove_own("lock_id", self.lock_id)
             self._released = True
 
     def refresh(self) -> None:
-        """Date the lock anew, so that long work is not taken for stale; `LockNotHeld` if it was lost."""
+        """Renew the lock's time, so that long work does not look stale; `LockNotHeld` if it was lost."""
         ours = not self._released and self._pid == os.getpid()
         if not ours or not self._file.replace_own("lock_id", self.lock_id, self._new_record()):
-            raise LockNotHeld(f"the lock of {self.repo_id} is not ours any more", repo_id=self.repo_id)
+            message = f"cannot refresh the lock of {self.repo_id}: this process no longer holds it"
+            raise LockNotHeld(message, repo_id=self.repo_id)
 
     def __enter__(self) -> Self:
         return self
@@ -209,14 +206,8 @@ class HeldRepoLock:
         self.unlock()
 
 
-def _is_repo(repos: Directory, name: str) -> bool:
-    """Whether this is the directory of a repository, not something that others keep beside them."""
-    status = repos.status(name) if is_safe_name(name) else None
-    return status is not None and stat.S_ISDIR(status.st_mode)
-
-
 def _instant(value: object) -> float | None:
-    """The instant that a text names, or None; one that cannot be written again is none."""
+    """The instant in a text; None if it cannot be read, or not be written again."""
     if not isinstance(value, str):
         return None
     try:

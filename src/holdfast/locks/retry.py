@@ -1,4 +1,4 @@
-"""Trying again after contention, with pauses that grow and do not fall into step."""
+"""Retries after contention, with growing and randomised pauses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holdfast.errors import Failure, SettingInvalid, TooManyRetries
 Result = TypeVar("Result")
 
 CHANCE = random.Random()
-"""For all pauses of ours: the program's own chances may have been seeded, so that they can be repeated."""
+"""Of our own, because the program may have seeded the shared generator."""
 
 
 class RetryConfig(NamedTuple):
-    """How often to try, and how long to pause: `initial_delay`, times `backoff_factor` each time,
-    at most `max_delay`; each pause is shortened by a random part of up to half of it."""
+    """How often to try, and how long to pause: `initial_delay`, times `backoff_factor` each time, at most
+    `max_delay`; each pause is shortened by a random part of up to half."""
 
     max_attempts: int = 3
     initial_delay: float = 0.05
@@ -26,7 +26,7 @@ class RetryConfig(NamedTuple):
     backoff_factor: float = 2.0
 
     def pause_after(self, attempt: int, chance: float) -> float:
-        """The pause after attempt number `attempt` (from 1); `chance` is between 0 and 1."""
+        """The pause after an attempt, counted from 1; `chance` is between 0 and 1."""
         try:
             full = min(self.max_delay, self.initial_delay * self.backoff_factor ** (attempt - 1))
         except OverflowError:
@@ -34,7 +34,7 @@ class RetryConfig(NamedTuple):
         return full * (1 - chance / 2)
 
     def checked(self) -> RetryConfig:
-        """This, if it makes sense; else `SettingInvalid` says what does not."""
+        """Return this configuration, or raise `SettingInvalid`."""
         if self.max_attempts < 1:
             raise SettingInvalid("max_attempts", str(self.max_attempts), "1 or more")
         if not 0 <= self.initial_delay <= self.max_delay:
@@ -51,9 +51,9 @@ def retry_with_backoff(
     sleep: Callable[[float], object] = time.sleep,
     chance: Callable[[], float] = CHANCE.random,
 ) -> Result:
-    """Call `operation` until it succeeds; only failures that are `retryable` are tried again.
+    """Call `operation` until it succeeds, or fails with a failure that is not `retryable`.
 
-    When the attempts are used up, `TooManyRetries` is raised with the last failure as its cause.
+    After the last attempt, raise `TooManyRetries` with the last failure as its cause.
     """
     config.checked()
     for attempt in range(1, config.max_attempts + 1):
@@ -88,8 +88,8 @@ def retry_config(environment: Mapping[str, str]) -> RetryConfig:
         attempts.isascii() and attempts.isdigit() and len(attempts) < 10 and 1 <= int(attempts) <= 10_000
     ):
         raise SettingInvalid(MAX_ATTEMPTS, attempts, "a whole number from 1 to 10000")
-    wanted = "a number of milliseconds, 0 or more"
-    delay = _number(environment, INITIAL_DELAY_MS, default.initial_delay * 1000, wanted) / 1000
+    expected = "a number of milliseconds, 0 or more"
+    delay = _number(environment, INITIAL_DELAY_MS, default.initial_delay * 1000, expected) / 1000
     return default._replace(
         max_attempts=int(attempts), initial_delay=delay, max_delay=max(default.max_delay, delay)
     )

@@ -425,10 +425,9 @@ def _names(control: RepositoryContext) -> list[str]:
 def _is_directory(control: RepositoryContext, name: str) -> bool:
     try:
         with Directory.open(control.places.snapshots) as directory:
-            status = directory.status(name)
+            return directory.is_directory(name)
     except NotFound:
         return False
-    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _is_ours(examination: Examination, name: str) -> bool:

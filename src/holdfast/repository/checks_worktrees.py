@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -113,21 +112,19 @@ def _names(path: Path) -> list[str]:
 
 
 def _exists(path: Path) -> bool:
-    return _status_mode(path) is not None
+    try:
+        with Directory.open(path.parent) as directory:
+            return directory.status(path.name) is not None
+    except NotFound:
+        return False
 
 
 def _is_directory(path: Path) -> bool:
-    mode = _status_mode(path)
-    return mode is not None and stat.S_ISDIR(mode)
-
-
-def _status_mode(path: Path) -> int | None:
     try:
         with Directory.open(path.parent) as directory:
-            status = directory.status(path.name)
+            return directory.is_directory(path.name)
     except NotFound:
-        return None
-    return None if status is None else status.st_mode
+        return False
 
 
 def heads(examination: Examination) -> Iterator[Finding]:

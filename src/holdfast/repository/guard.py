@@ -8,15 +8,9 @@ is None: ask `Repository`, which takes longer because it knows more.
 from __future__ import annotations
 
 import os
-import stat
 
-import msgspec
-
-from holdfast.errors import NotFound
-from holdfast.fs import calls, directory
-from holdfast.leases.service import LeaseState
-from holdfast.locks.identity import acts_under
-from holdfast.repository.repository import Repository
+from holdfast.fs import calls
+from holdfast.fs.paths import is_directory, read_small
 
 TYPE_CHECKING = False  # what checkers take for true; importing `typing` costs time
 
@@ -25,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from holdfast.errors import LockConflict
+    from holdfast.leases.service import LeaseState
     from holdfast.locks.identity import Holder, Liveness
 
 
@@ -55,7 +50,7 @@ def place_of(path: str) -> WorktreePath | None:
     here = calls.realpath(path)
     below: list[str] = []
     while True:
-        if below and _is_directory(os.path.join(here, ".jvs")):
+        if below and is_directory(os.path.join(here, ".jvs")):
             return _worktree(here, below[::-1])
         above, name = os.path.split(here)
         if above == here:
@@ -74,9 +69,7 @@ def glance(
     try:
         if not _is_settled(place.root):
             return None
-        content = directory.read_small(
-            os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json"), MOST_BYTES
-        )
+        content = read_small(os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json"), MOST_BYTES)
     except FileNotFoundError:
         return True
     except (OSError, ValueError):
@@ -166,7 +159,7 @@ def _may_be_ours(path: str, lock_id: str | None, actor: str | None) -> bool:
     from holdfast.locks.identity import acts_under
 
     try:
-        lease = json.loads(directory.read_small(path, MOST_BYTES))
+        lease = json.loads(read_small(path, MOST_BYTES))
         return bool(lock_id and lease["lock_id"] == lock_id) or acts_under(
             _holders(lease, "holder_id"), lease.get("actor"), actor
         )
@@ -185,7 +178,7 @@ def _holders(lease: Mapping[str, Any], *fields: str) -> list[Holder | None]:
 def repository_around(start: str) -> str | None:
     """The repository that a path is in: the nearest one upwards that has `.jvs/`; None if it is in none."""
     here = os.path.abspath(start)
-    while not _is_directory(os.path.join(here, ".jvs")):
+    while not is_directory(os.path.join(here, ".jvs")):
         above = os.path.dirname(here)
         if above == here:
             return None
@@ -209,13 +202,6 @@ def _worktree(root: str, below: list[str]) -> WorktreePath | None:
     return None
 
 
-def _is_directory(path: str) -> bool:
-    try:
-        return stat.S_ISDIR(calls.stat(path, follow_symlinks=False).st_mode)
-    except OSError:
-        return False
-
-
 def _names(path: str) -> set[str]:
     """What is in a directory; nothing if there is none. One that cannot be looked into raises `OSError`."""
     try:
@@ -227,6 +213,10 @@ def _names(path: str) -> set[str]:
 
 def look_closer(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
     """Raise `LockConflict` if somebody else holds the lease of this worktree, whatever that is kept in."""
+    import msgspec
+
+    from holdfast.locks.identity import acts_under
+
     state = _state(place)
     if state is None or state.expired or state.lease.lock_id == lock_id:
         return
@@ -235,6 +225,9 @@ def look_closer(place: WorktreePath, lock_id: str | None, actor: str | None = No
 
 
 def _state(place: WorktreePath) -> LeaseState | None:
+    from holdfast.errors import NotFound
+    from holdfast.repository.repository import Repository
+
     try:
         return Repository(place.root).desk.state(place.worktree)
     except NotFound:

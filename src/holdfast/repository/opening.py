@@ -9,7 +9,8 @@ from typing import NamedTuple
 from holdfast.clock import SKEW
 from holdfast.errors import AlreadyExists, NotFound, NotInitialised
 from holdfast.fs import calls
-from holdfast.fs.directory import exists, make_directories
+from holdfast.fs.directory import make_directories
+from holdfast.fs.paths import exists
 from holdfast.issues.tracker import Tracker
 from holdfast.leases.deadlock import Look
 from holdfast.ledger import log

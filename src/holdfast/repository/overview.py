@@ -17,7 +17,8 @@ from holdfast.clock import SKEW, SYSTEM_CLOCK, ClockReading, Now, format_duratio
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs import probe
 from holdfast.fs.directory import Directory
-from holdfast.fs.probe import filesystem_kind, is_network, network_troubles
+from holdfast.fs.mounts import filesystem_kind, is_network
+from holdfast.fs.probe import network_troubles
 from holdfast.issues.model import CLAIMS, Issue, State
 from holdfast.issues.reading import look_at
 from holdfast.leases.rules import LeaseWaiter

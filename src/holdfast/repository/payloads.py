@@ -33,8 +33,8 @@ from holdfast.errors import (
 )
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, close_quietly, io_failure, is_there, make_directories
+from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.names import is_safe_name, safe_name
-from holdfast.fs.probe import mounts_beneath
 from holdfast.leases.rules import Identity, Lease
 from holdfast.leases.service import HeldLease, acquire
 from holdfast.locks import flock

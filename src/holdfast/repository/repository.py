@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from holdfast.clock import SKEW
 from holdfast.errors import AlreadyExists, Corrupt, Failure, LockConflict, NotFound, Refused
 from holdfast.fs import calls
 from holdfast.fs.names import checked_text
+from holdfast.fs.paths import is_directory
 from holdfast.leases.rules import LeaseGranted
 from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquire
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
@@ -367,7 +367,7 @@ def find_repository(start: str | os.PathLike[str]) -> Path:
     """The repository that a directory belongs to: the nearest one upwards that has `.jvs/`."""
     here = Path(os.path.abspath(start))
     for directory in (here, *here.parents):
-        if _has_control(directory):
+        if is_directory(directory / ".jvs"):
             return directory
     raise NotFound(
         f"{here} is not in a Holdfast repository",
@@ -376,16 +376,9 @@ def find_repository(start: str | os.PathLike[str]) -> Path:
     )
 
 
-def _has_control(root: Path) -> bool:
-    try:
-        return stat.S_ISDIR(calls.stat(root / ".jvs", follow_symlinks=False).st_mode)
-    except OSError:
-        return False
-
-
 def _require_control(root: Path) -> None:
     """Refuse what is no repository before a store is opened there: opening one makes its directory."""
-    if not _has_control(root):
+    if not is_directory(root / ".jvs"):
         raise _no_repository(root)
 
 

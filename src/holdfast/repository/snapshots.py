@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +36,7 @@ from holdfast.errors import (
 from holdfast.fs import calls
 from holdfast.fs.directory import io_failure, make_directories, move
 from holdfast.fs.names import shortened
+from holdfast.fs.paths import is_directory
 from holdfast.repository.compare import below, differs, unsaved
 from holdfast.repository.context import (
     Proof,
@@ -376,19 +376,12 @@ def _put_together(
         materialise(control.places.tree(kept), whole)
     capture_best(replaced, part, beside=own.path, quiesced=False)
     for above in reversed((whole / path).parents[: path.count("/")]):
-        if not _is_directory(above):
+        if not is_directory(above):
             remove_tree(above)  # it was of another kind
     make_directories((whole / path).parent)
     remove_tree(whole / path)
     materialise(part, whole / path, only=os.fsencode(path))
     return whole
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(calls.stat(path, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
 
 
 def _captured(control: RepositoryContext, directory: Path, own: Scratch, kept: str | None) -> Captured:

@@ -19,7 +19,8 @@ from typing import NamedTuple
 from holdfast.clock import format_instant
 from holdfast.errors import Failure
 from holdfast.fs import calls
-from holdfast.fs.directory import exists, make_directories
+from holdfast.fs.directory import make_directories
+from holdfast.fs.paths import exists
 from holdfast.leases.deadlock import Hold, Look, Party, Thing, WaitGraph, process_id, proof_of, refuse_circle
 from holdfast.leases.queue import DeadlockWatch
 from holdfast.leases.wait_notes import Posted, WaitNote, WaitNotes, new_ticket

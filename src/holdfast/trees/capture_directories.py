@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.probe import mounts_beneath
+from holdfast.fs.mounts import mounts_beneath
 from holdfast.trees.capture_files import GONE, Base, FileCapture, KnownFiles, OpenSource
 from holdfast.trees.manifest import (
     Meta,

@@ -18,7 +18,7 @@ from pathlib import Path
 from holdfast.errors import EngineUnavailable, IoFailure
 from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory, close_quietly
-from holdfast.fs.probe import filesystem_kind
+from holdfast.fs.mounts import filesystem_kind
 from holdfast.trees.capture_files import GONE
 from holdfast.trees.manifest import ManifestEntry, decode_entry, directory_of, raw_entries
 from holdfast.trees.scan import TreeWalker, joined, open_directory, shown, unreadable, unwritable

@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast.errors import NotFound, Refused
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly, io_failure
-from holdfast.fs.probe import mounts_beneath
+from holdfast.fs.mounts import mounts_beneath
 from holdfast.trees.scan import DIRECTORY, TreeWalker, allocated, joined, shown
 
 _LEVELS = 256

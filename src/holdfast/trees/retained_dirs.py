@@ -25,7 +25,7 @@ from typing import NamedTuple
 from holdfast.errors import Corrupt, Failure, NotFound, Refused
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, io_failure, is_there
-from holdfast.fs.probe import mounts_beneath
+from holdfast.fs.mounts import mounts_beneath
 from holdfast.trees.manifest import PAYLOAD, READY, Manifest, raw_entries
 from holdfast.trees.remove import remove_tree
 from holdfast.trees.scan import TreeWalker, allocated, joined, shown

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from holdfast.fs import calls
 from holdfast.fs.directory import Closing, write_all
-from holdfast.fs.probe import mounts_beneath
+from holdfast.fs.mounts import mounts_beneath
 from holdfast.trees.manifest import read_whole
 from holdfast.trees.scan import (
     Listing,

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from holdfast.fs import calls
 from holdfast.fs.directory import Closing, close_quietly, write_all
-from holdfast.fs.probe import filesystem_kind, is_network
+from holdfast.fs.mounts import filesystem_kind, is_network
 from holdfast.trees.manifest import read_whole
 from holdfast.trees.scan import NOFOLLOW, inode_of, joined
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import close_quietly
+from holdfast.fs.paths import is_directory
 from holdfast.trees.capture_directories import DirectoryCapture
 from holdfast.trees.copy import hash_file
 from holdfast.trees.manifest import (
@@ -106,7 +107,7 @@ def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
         lost_trees = [
             name
             for name in sorted({each.tree for each in stored.homes.values()})
-            if not any(_is_directory(place / PAYLOAD) for place in places_beside(tree, name))
+            if not any(is_directory(place / PAYLOAD) for place in places_beside(tree, name))
         ]
         for name in lost_trees:
             yield Problem(HOMES, "missing", f"the tree {name}, which has some of its files, is gone")
@@ -228,13 +229,6 @@ def _check_file(here: int, name: str, entry: ManifestEntry, status: os.stat_resu
 
 def _problem(path: bytes, what: str, detail: str) -> Problem:
     return Problem(shown(os.fsdecode(path)) or ".", what, detail)
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(calls.stat(path, follow_symlinks=False).st_mode)
-    except OSError:
-        return False
 
 
 Records = Iterator[tuple[bytes, bytes]]

@@ -1,0 +1,111 @@
+"""What is mounted where: the kind of file system behind a path, and the mounts below a directory."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from typing import NamedTuple
+
+from holdfast.fs import calls
+from holdfast.fs.paths import read_small
+
+_MOUNTINFO = "/proc/self/mountinfo"
+_MOST_BYTES = 16 << 20
+_NETWORK = frozenset(
+    "9p afpfs afs beegfs ceph cifs coda davfs davfs2 fuse.ceph fuse.gcsfuse fuse.glusterfs fuse.juicefs "
+    "fuse.rclone fuse.s3fs fuse.sshfs glusterfs gpfs lustre ncpfs nfs nfs3 nfs4 ocfs2 orangefs smb2 smb3 "
+    "smbfs webdav".split()
+)
+
+
+class _Mount(NamedTuple):
+    device: str
+    root: str
+    point: str
+    kind: str
+
+
+def is_network(kind: str) -> bool:
+    return kind in _NETWORK
+
+
+def filesystem_kind(path: str | os.PathLike[str]) -> str:
+    """The kind of file system that `path` is on, such as `ext4`; "" if unknown."""
+    try:
+        device = calls.stat(path).st_dev
+    except OSError:
+        return ""
+    return _kind_of(device, os.path.abspath(os.fspath(path)))
+
+
+def device_number(device: int, *, base: str = "d") -> str:
+    """A device as `major:minor`, the kernel's notation; "" on Windows, which has none."""
+    if sys.platform == "win32":
+        return ""
+    return f"{os.major(device):{base}}:{os.minor(device):{base}}"
+
+
+def mount_point(path: str | os.PathLike[str]) -> str | None:
+    """Where the file system of `path` has its root; None where that is unknown."""
+    try:
+        device = device_number(calls.stat(path).st_dev)
+    except OSError:
+        return None
+    return next(
+        (each.point for each in reversed(_mounts()) if (each.device, each.root) == (device, "/")), None
+    )
+
+
+def mounts_beneath(directory: int) -> frozenset[str]:
+    """The mount points below an open directory, relative to it; empty where that is unknown."""
+    try:
+        mounts, top = _mounts(), calls.readlink(f"/proc/self/fd/{directory}").rstrip("/") + "/"
+    except OSError:
+        return frozenset()
+    return frozenset(each.point[len(top) :] for each in mounts if each.point.startswith(top))
+
+
+@functools.lru_cache(maxsize=256)
+def _kind_of(device: int, path: str) -> str:
+    if sys.platform == "linux":
+        mounts, number = _mounts(), device_number(device)
+        kinds = [each.kind for each in mounts if each.device == number]
+        # Files of a btrfs subvolume have a device number that no mount has.
+        return kinds[-1] if kinds else _deepest([(each.point, each.kind) for each in mounts], path)
+    import psutil
+
+    try:
+        return _deepest([(each.mountpoint, each.fstype) for each in psutil.disk_partitions(all=True)], path)
+    except (OSError, psutil.Error):
+        return ""
+
+
+def _deepest(mounted: list[tuple[str, str]], path: str) -> str:
+    """The kind of the mount nearest above `path`; of equals the last, which covers the others."""
+    best, kind = -1, ""
+    for point, candidate in mounted:
+        inside = path == point or path.startswith(point.rstrip("/\\") + os.sep)
+        if inside and len(point) >= best:
+            best, kind = len(point), candidate
+    return kind
+
+
+def _mounts() -> list[_Mount]:
+    """The kernel's table of mounts; empty where there is none."""
+    try:
+        text = read_small(_MOUNTINFO, _MOST_BYTES).decode("utf-8", "surrogateescape")
+    except OSError:
+        return []
+    found = []
+    for line in text.splitlines():
+        before, separator, after = line.partition(" - ")
+        if separator:
+            fields = before.split()
+            found.append(_Mount(fields[2], fields[3], _unescaped(fields[4]), after.split()[0]))
+    return found
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

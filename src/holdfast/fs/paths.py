@@ -1,0 +1,39 @@
+"""Questions about one path that load nothing but `calls`: the guard asks them before every write."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from holdfast.fs import calls
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether something is at `path`, links followed; what this user may not see does not exist."""
+    try:
+        calls.stat(path)
+    except OSError:
+        return False
+    return True
+
+
+def is_directory(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a directory, not a link to one; what this user may not see is none."""
+    try:
+        return stat.S_ISDIR(calls.stat(path, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def read_small(path: str, limit: int) -> bytes:
+    """The first `limit` bytes of a file; raises the system's own `OSError`."""
+    descriptor = calls.open(path, _FLAGS)
+    try:
+        content = b""
+        while len(content) < limit and (more := calls.read(descriptor, limit - len(content))):
+            content += more
+        return content
+    finally:
+        calls.close(descriptor)
