@@ -25,7 +25,6 @@ from holdfast.store.open import (
     FILES,
     address_of,
     check_store,
-    close_store,
     configure_store,
     open_address,
     open_store,
@@ -55,7 +54,7 @@ def test_what_was_settled_on_is_used_by_everybody_and_what_is_handed_in_comes_fi
     assert other.read(INDEX) is None
     assert not (tmp_path / ".jit").exists()
     for store in (first, second, other):
-        close_store(store)
+        store.close()
 
 
 def test_a_store_says_how_it_is(tmp_path: Path, store_url: str) -> None:

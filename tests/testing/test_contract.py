@@ -36,7 +36,7 @@ from holdfast.testing import contract_streams
 from holdfast.testing.backend import EVENTS, INDEX
 from holdfast.testing.contract import Backend, StoreContract
 from holdfast.testing.model import Subject, run_state_machine
-from tests.store.test_file_store import FileBackend, WithoutGuards, WithoutLookingAtIntents
+from tests.store.test_file_store import FileBackend, WithoutLocks, WithoutLookingAtIntents
 from tests.store.test_memory_store import MemoryBackend
 
 # --- Stores that are almost right ------------------------------------------------------------------
@@ -101,9 +101,11 @@ class SaysYes(FileStore):
 class StartsOverWhenDamaged(FileStore):
     """Takes a document that cannot be read for one that is not there."""
 
-    def _document(self, key: Key[Record], place: Location, content: bytes | None) -> Document[Record] | None:
+    def _document(
+        self, key: Key[Record], location: Location, content: bytes | None
+    ) -> Document[Record] | None:
         try:
-            return super()._document(key, place, content)
+            return super()._document(key, location, content)
         except Corrupt:
             return None
 
@@ -223,13 +225,13 @@ PLANTED: dict[str, Planted] = {
         C.test_what_is_said_agrees_with_what_is_seen_and_nothing_happens_twice,
         ("after", "two documents"),
     ),
-    "updates are lost without guards": Planted(
-        WithoutGuards, C.test_threads_that_count_lose_nothing, (), RACES
+    "updates are lost without locks": Planted(
+        WithoutLocks, C.test_threads_that_count_lose_nothing, (), RACES
     ),
-    "records are lost without guards": Planted(
-        WithoutGuards, C.test_threads_that_append_lose_nothing, (EVENTS,), RACES
+    "records are lost without locks": Planted(
+        WithoutLocks, C.test_threads_that_append_lose_nothing, (EVENTS,), RACES
     ),
-    "several win without guards": Planted(WithoutGuards, C.test_one_thread_wins_each_swap, (), RACES),
+    "several win without locks": Planted(WithoutLocks, C.test_one_thread_wins_each_swap, (), RACES),
     "readers do not look at intents": Planted(
         WithoutLookingAtIntents, C.test_what_was_seen_in_one_document_is_seen_in_all, (), RACES
     ),

@@ -131,7 +131,6 @@ class Attempt(Protocol):
 
     def commit(self, plan: CommitPlan) -> bool:
         """Commit; False if something that was fetched is not as it was. `AnswerLost` or `IdTaken`."""
-        ...
 
 
 class ServerEngine(Protocol):
@@ -142,27 +141,21 @@ class ServerEngine(Protocol):
     @property
     def skew(self) -> float:
         """How far apart the times are that two clients are told at the same moment."""
-        ...
 
     def fetch(self, named: Sequence[Named]) -> Fetched:
         """Everything named, as of one moment."""
-        ...
 
     def attempt(self, named: Sequence[Named], *, in_turn: bool) -> AbstractContextManager[Attempt]:
         """Fetch in order to commit; `in_turn` lets those who were there before go first, if it can."""
-        ...
 
     def fate_of(self, commit_id: str) -> Fate:
         """What has become of a commit. If it was not made, it never will be: its id is taken."""
-        ...
 
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         """The next members of a family, by name in order."""
-        ...
 
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         """The next records of a stream."""
-        ...
 
     def watch(self, what: Watched) -> Watch: ...
 
@@ -328,7 +321,7 @@ class ServedStore:
 
     def _check(self, what: Named) -> None:
         """Refuse what the file store has no place for: what works here is to work there too."""
-        kind = self._layout.place(what.name).kind
+        kind = self._layout.locate(what.name).kind
         if isinstance(what, Stream) is (kind is Kind.DOCUMENT):
             raise UsageFailure(f"{what.name} is a {kind.value} in the layout", key=what.name)
 
