@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from holdfast.store.etcd import EtcdEngine, EtcdStore
-from holdfast.store.etcd_gateway import Gateway, NotSent, coded, plain
+from holdfast.store.etcd_gateway import Gateway, NotSent, decoded, encoded
 from holdfast.store.model import Key, Store
 from holdfast.store.served import AnswerLost
 from holdfast.testing.contract import Backend, Recipe, StoreContract, When
@@ -72,13 +72,13 @@ class EtcdBackend(Backend):
 
     def damage(self, store: Store, key: Key[Any], content: bytes) -> None:
         engine = _engine(store)
-        request = {"key": coded(engine.keys.document(key.name)), "value": coded(content)}
+        request = {"key": encoded(engine.keys.document(key.name)), "value": encoded(content)}
         engine.gateway.ask("/v3/kv/put", request)
 
     def stored(self, store: Store, key: Key[Any]) -> bytes:
         engine = _engine(store)
-        answer = engine.gateway.ask("/v3/kv/range", {"key": coded(engine.keys.document(key.name))})
-        return plain(answer["kvs"][0].get("value", ""))
+        answer = engine.gateway.ask("/v3/kv/range", {"key": encoded(engine.keys.document(key.name))})
+        return decoded(answer["kvs"][0].get("value", ""))
 
     @contextlib.contextmanager
     def disturbed(self) -> Iterator[None]:

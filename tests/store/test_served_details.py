@@ -16,7 +16,7 @@ import pytest
 from holdfast.errors import NotFound, TooManyRetries, UsageFailure
 from holdfast.locks.retry import CHANCE
 from holdfast.store.etcd import EtcdEngine, EtcdStore
-from holdfast.store.etcd_gateway import coded
+from holdfast.store.etcd_gateway import encoded
 from holdfast.store.model import Create, Decision, Key, Stream, View
 from holdfast.store.served import ServedStore
 from holdfast.testing.backend import (
@@ -109,7 +109,7 @@ def test_an_id_is_forgotten_after_a_week_and_not_before(store: ServedStore) -> N
         assert isinstance(store.engine, EtcdEngine)
         key = store.engine.keys.commit("old")
         note = msgspec.json.encode({"outcome": "made", "at": store.now() - 8 * 86400})
-        store.engine.gateway.ask("/v3/kv/put", {"key": coded(key), "value": coded(note)})
+        store.engine.gateway.ask("/v3/kv/put", {"key": encoded(key), "value": encoded(note)})
         with mock.patch.object(CHANCE, "randrange", return_value=0):
             increment(store, INDEX)
         kept = len(store.engine._range(store.engine.keys.commit(""), store.engine.keys.commit("~"), 0))

@@ -66,8 +66,7 @@ from holdfast.store.model import (
     View,
     Watched,
     check_changes,
-    check_commit_id,
-    new_commit_id,
+    checked_commit_id,
 )
 from holdfast.store.streams import (
     Batch,
@@ -215,7 +214,7 @@ class FileStore:
         self, keys: Iterable[Named], decide: Decide[Result], *, commit_id: str | None = None
     ) -> Commit[Result]:
         locations = {each: self._locate(each) for each in keys}
-        commit_id = new_commit_id() if commit_id is None else check_commit_id(commit_id)
+        commit_id = checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         while True:
             progress = _Progress()
@@ -262,15 +261,11 @@ class FileStore:
         return Commit(commit_id, now, positions, decision.result)
 
     def _view(self, locations: dict[Named, Location], opened: OpenDirectories) -> View:
-        documents: dict[Key[Any], Document[Any] | None] = {}
-        tails: dict[Stream[Any], Tail] = {}
-        for each, location in locations.items():
-            if isinstance(each, Stream):
-                tails[each] = self._tail(location, opened)
-            else:
-                content = self._load(location.directory, location.file, opened)
-                documents[each] = self._document(each, location, content)
-        return View(documents, tails)
+        def document(key: Key[Any]) -> Document[Any] | None:
+            location = locations[key]
+            return self._document(key, location, self._load(location.directory, location.file, opened))
+
+        return View.of(locations, document, lambda stream: self._tail(locations[stream], opened))
 
     def _settle(self, locations: Collection[Location], changed: list[Location]) -> None:
         """Make durable what this commit depends on: a killed writer may have left it visible but not synced.

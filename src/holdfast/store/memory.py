@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
 from holdfast.errors import UsageFailure
@@ -24,10 +23,10 @@ from holdfast.store.model import (
     Stream,
     Tail,
     View,
+    Watch,
     Watched,
     check_changes,
-    check_commit_id,
-    new_commit_id,
+    checked_commit_id,
 )
 
 
@@ -77,11 +76,10 @@ class MemoryStore:
         self, keys: Iterable[Key[Any] | Stream[Any]], decide: Decide[Result], *, commit_id: str | None = None
     ) -> Commit[Result]:
         named = list(keys)
-        commit_id = new_commit_id() if commit_id is None else check_commit_id(commit_id)
+        commit_id = checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         with self._changed:
-            tails = {each: self._tail(each) for each in named if isinstance(each, Stream)}
-            view = View({key: self.read(key) for key in named if isinstance(key, Key)}, tails)
+            view = View.of(named, self.read, self._tail)
             now = self._clock.wall()
             with self._deciding:
                 decision = decide(view, now)
@@ -126,7 +124,7 @@ def _codec(change: Any) -> Any:
     return change.stream.codec if isinstance(change, Append) else change.key.codec
 
 
-class MemoryWatch:
+class MemoryWatch(Watch):
     """Reads the log of changed names from where it ended when the watch was created."""
 
     def __init__(self, changed: threading.Condition, log: list[str], what: Watched) -> None:
@@ -136,23 +134,17 @@ class MemoryWatch:
         self._prefix = what.name + "/" if isinstance(what, Family) else ""
         self._name = what.name
 
-    def wait(self, timeout: float | None = None) -> frozenset[str]:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _next(self, left: float | None) -> list[str]:
         with self._changed:
-            while True:
-                new = self._log[self._seen :]
-                self._seen += len(new)
-                found = frozenset(name for name in new if self._matches(name))
-                left = None if deadline is None else deadline - time.monotonic()
-                if found or (left is not None and left <= 0):
-                    return found
-                self._changed.wait(left)
+            found = self._new()
+            if not found and self._changed.wait(left):
+                found = self._new()
+            return found
+
+    def _new(self) -> list[str]:
+        new = self._log[self._seen :]
+        self._seen += len(new)
+        return [name for name in new if self._matches(name)]
 
     def _matches(self, name: str) -> bool:
         return name.startswith(self._prefix) if self._prefix else name == self._name
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        pass

@@ -11,6 +11,8 @@ import functools
 import os
 import re
 import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
@@ -42,7 +44,6 @@ class Codec(Protocol[Encoded]):
     """Encodes records as bytes and decodes them; raises `Corrupt` for bytes that are not a valid record."""
 
     def encode(self, record: Encoded) -> bytes: ...
-
     def decode(self, content: bytes, source: str) -> Encoded: ...
 
 
@@ -160,36 +161,44 @@ def _is_key_name(name: str) -> bool:
     return all(map(is_safe_name, name.split("/")))
 
 
-class Key(Generic[Record]):
-    """The name of a document, such as `jit/issues/4f1c`, and the codec of its record."""
+class _Named(Generic[Record]):
+    """A name and the codec of the records under it. Equal names are equal, whatever their codecs."""
 
     __slots__ = ("codec", "name")
 
     def __init__(self, name: str, codec: Codec[Record]) -> None:
-        if not _is_key_name(name):
-            raise NameInvalid(f"{name!a} is not a valid document name", what="key", name=ascii(name))
         self.name = name
         self.codec = codec
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and other.name == self.name
+        return type(self) is type(other) and other.name == self.name
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     def __repr__(self) -> str:
-        return f"Key({self.name!r})"
+        return f"{type(self).__name__}({self.name!r})"
 
 
-class Family(Generic[Record]):
+class Key(_Named[Record]):
+    """The name of a document, such as `jit/issues/4f1c`, and the codec of its record."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str, codec: Codec[Record]) -> None:
+        if not _is_key_name(name):
+            raise NameInvalid(f"{name!a} is not a valid document name", what="key", name=ascii(name))
+        super().__init__(name, codec)
+
+
+class Family(_Named[Record]):
     """All documents of one kind, such as `jit/issues`."""
 
-    __slots__ = ("codec", "name")
+    __slots__ = ()
 
     def __init__(self, name: str, codec: Codec[Record]) -> None:
         split_relative(name)
-        self.name = name
-        self.codec = codec
+        super().__init__(name, codec)
 
     def key(self, member: str) -> Key[Record]:
         """The key of a member; unsafe names are refused."""
@@ -199,29 +208,15 @@ class Family(Generic[Record]):
         """The same documents; scanning them yields `Unreadable` for damaged ones instead of raising."""
         return Family(self.name, TolerantCodec(self.codec))
 
-    def __repr__(self) -> str:
-        return f"Family({self.name!r})"
 
-
-class Stream(Generic[Record]):
+class Stream(_Named[Record]):
     """The name of an append-only sequence of records, such as `jit/events`."""
 
-    __slots__ = ("_hash", "codec", "name")
+    __slots__ = ()
 
     def __init__(self, name: str, codec: Codec[Record]) -> None:
         split_relative(name)
-        self.name = name
-        self.codec = codec
-        self._hash = hash(("stream", name))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.name == self.name
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __repr__(self) -> str:
-        return f"Stream({self.name!r})"
+        super().__init__(name, codec)
 
 
 class Document(NamedTuple, Generic[Record]):
@@ -289,6 +284,23 @@ class View:
         self._documents = documents
         self._tails = tails or {}
 
+    @classmethod
+    def of(
+        cls,
+        named: Iterable[Key[Any] | Stream[Any]],
+        document: Callable[[Key[Any]], Document[Any] | None],
+        tail: Callable[[Stream[Any]], Tail],
+    ) -> View:
+        """A view of everything named, read by these functions."""
+        documents: dict[Key[Any], Document[Any] | None] = {}
+        tails: dict[Stream[Any], Tail] = {}
+        for each in named:
+            if isinstance(each, Stream):
+                tails[each] = tail(each)
+            else:
+                documents[each] = document(each)
+        return cls(documents, tails)
+
     def get(self, key: Key[Record]) -> Record | None:
         """The record of a document, or None if it does not exist."""
         document = self.document(key)
@@ -341,17 +353,31 @@ Decide = Callable[[View, float], Decision[Result]]
 Watched = Key[Any] | Family[Any] | Stream[Any]
 
 
-class Watch(Protocol):
+class Watch(ABC):
     """Reports changes made after the watch was created. A context manager."""
 
     def wait(self, timeout: float | None = None) -> frozenset[str]:
         """The names of documents and streams changed since the last call; empty when the timeout ends.
 
         Waits for the first change. Changes in quick succession may be reported as one; none is missed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            changed = self._next(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if changed or (deadline is not None and time.monotonic() >= deadline):
+                return frozenset(changed)
 
-    def __enter__(self) -> Self: ...
+    @abstractmethod
+    def _next(self, left: float | None) -> Collection[str]:
+        """The next changes; empty if there are none within the time left, or earlier, to be called again."""
 
-    def __exit__(self, *problem: object) -> None: ...
+    def close(self) -> None:  # noqa: B027  # some watches have nothing to close
+        """Stop watching."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
 
 
 class UnfinishedCommit(NamedTuple):
@@ -443,12 +469,10 @@ class Deciding(threading.local):
         self.active = False
 
 
-def new_commit_id() -> str:
-    return os.urandom(16).hex()
-
-
-def check_commit_id(commit_id: str) -> str:
-    """Refuse a commit id that is not a safe name or starts with a dot."""
+def checked_commit_id(commit_id: str | None) -> str:
+    """A new commit id if there is none; one that is not a safe name or starts with a dot is refused."""
+    if commit_id is None:
+        return os.urandom(16).hex()
     if commit_id.startswith("."):
         raise NameInvalid(f"the commit id {commit_id!a} starts with a dot", name=ascii(commit_id))
     return safe_name(commit_id, what="commit id")

@@ -17,7 +17,7 @@ from holdfast.fs.directory import Directory
 from holdfast.fs.names import is_safe_name
 from holdfast.store.intents import Intents
 from holdfast.store.layout import INTENTS, Kind, Layout
-from holdfast.store.model import Family, Watched
+from holdfast.store.model import Family, Watch, Watched
 
 POLL_INTERVAL = 0.05
 _EVENT = struct.Struct("iIII")
@@ -138,7 +138,7 @@ class _Subject(NamedTuple):
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-class FileWatch:
+class FileWatch(Watch):
     """A watch of one document, family or stream of a file store.
 
     An event names the changed file. A commit of several changes counts from its intent on, so the directory
@@ -154,24 +154,10 @@ class FileWatch:
         skip = self._events is not None and self._subject.shape == "numbered"
         self._fingerprints: dict[str, object] = {} if skip else self._current()
 
-    def wait(self, timeout: float | None = None) -> frozenset[str]:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            changed = self._next(left)
-            if changed or (deadline is not None and time.monotonic() >= deadline):
-                return frozenset(changed)
-
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
             self._events = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()
 
     def _next(self, left: float | None) -> set[str]:
         if self._events is None:
