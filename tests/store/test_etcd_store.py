@@ -17,8 +17,8 @@ from holdfast.store.etcd import EtcdEngine, EtcdStore
 from holdfast.store.etcd_gateway import Gateway, NotSent, decoded, encoded
 from holdfast.store.model import Key, Store
 from holdfast.store.served import AnswerLost
-from holdfast.testing.contract import Backend, Recipe, StoreContract, When
-from holdfast.testing.model import Subject, run_state_machine
+from holdfast.testing import Backend, Recipe, StoreContract, When
+from holdfast.testing.model import StoreSubject, run_state_machine
 from tests.support.servers import Etcd
 
 
@@ -102,8 +102,8 @@ class TestEtcdStore(EtcdBackend, StoreContract):
 def test_it_behaves_like_the_model(etcd_server: Etcd) -> None:
     numbers = count()
 
-    def fresh() -> Subject:
+    def fresh() -> StoreSubject:
         url = f"{etcd_server.url}/model-{next(numbers)}"
-        return Subject(EtcdStore(url), partial(EtcdStore, url))
+        return StoreSubject(EtcdStore(url), partial(EtcdStore, url))
 
     run_state_machine(fresh, examples=12)

@@ -23,9 +23,9 @@ from holdfast.store.files import FileStore
 from holdfast.store.intents import Step
 from holdfast.store.layout import Layout
 from holdfast.store.model import Create, Decision, Key, Replace, Store, View
+from holdfast.testing import Backend, Recipe, StoreContract, When
 from holdfast.testing.backend import PATIENCE, Item, accounts, apply, number_of, swap, transfer
-from holdfast.testing.contract import Backend, Recipe, StoreContract, When
-from holdfast.testing.model import Subject, run_state_machine
+from holdfast.testing.model import StoreSubject, run_state_machine
 from proof.linearizability import Accounts, Check, History, Operation, Register, Verdict, check
 from tests.store.storm import IsOver, Life, late_calls, storm
 
@@ -99,9 +99,9 @@ class TestFileStore(FileBackend, StoreContract):
 def test_it_behaves_like_the_model(scratch: Path) -> None:
     numbers = count()
 
-    def fresh() -> Subject:
+    def fresh() -> StoreSubject:
         path = scratch / str(next(numbers))
-        return Subject(FileStore(path), partial(FileStore, path), partial(shutil.rmtree, path))
+        return StoreSubject(FileStore(path), partial(FileStore, path), partial(shutil.rmtree, path))
 
     run_state_machine(fresh, examples=30)
 

@@ -30,7 +30,7 @@ from holdfast.testing.backend import (
     number_of,
     run_threads,
 )
-from holdfast.testing.model import Subject, run_state_machine
+from holdfast.testing.model import StoreSubject, run_state_machine
 from tests.support.servers import Etcd, Postgres
 
 pytest.importorskip("psycopg", reason="psycopg is not installed here")
@@ -179,9 +179,9 @@ def test_it_runs_on_the_latest_postgres_too(server_scratch: Path) -> None:
     server.start()
     numbers = itertools.count()
 
-    def fresh() -> Subject:
+    def fresh() -> StoreSubject:
         url = f"{server.url}?schema=s{next(numbers)}"
-        return Subject(PostgresStore(url), lambda: PostgresStore(url))
+        return StoreSubject(PostgresStore(url), lambda: PostgresStore(url))
 
     run_state_machine(fresh, examples=3)
     with PostgresStore(server.url) as one, PostgresStore(server.url) as other, one.watch(ONE) as watch:

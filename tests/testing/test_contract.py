@@ -32,10 +32,9 @@ from holdfast.store.model import (
     Watched,
 )
 from holdfast.store.streams import Planned
-from holdfast.testing import contract_streams
+from holdfast.testing import Backend, StoreContract, contract_streams
 from holdfast.testing.backend import EVENTS, INDEX
-from holdfast.testing.contract import Backend, StoreContract
-from holdfast.testing.model import Subject, run_state_machine
+from holdfast.testing.model import StoreSubject, run_state_machine
 from tests.store.test_file_store import FileBackend, WithoutLocks, WithoutLookingAtIntents
 from tests.store.test_memory_store import MemoryBackend
 
@@ -313,7 +312,7 @@ def run(planted: Planted, path: Path) -> None:
     try:
         planted.test(backend, store, *planted.arguments)
     finally:
-        backend.close(store)
+        store.close()
 
 
 @pytest.mark.parametrize("bug", PLANTED)
@@ -336,9 +335,9 @@ def test_a_store_without_the_bug_passes(scratch: Path, bug: str) -> None:
 
 @pytest.mark.parametrize("broken", [LosesOneOfTwo, CreatesOver, FromTheBeginning, OutOfOrder])
 def test_the_comparison_with_the_model_finds_it_too(broken: type[MemoryStore]) -> None:
-    def fresh() -> Subject:
+    def fresh() -> StoreSubject:
         store = broken()
-        return Subject(store, lambda: store)
+        return StoreSubject(store, lambda: store)
 
     with pytest.raises((AssertionError, Failure)):
         run_state_machine(fresh, examples=300, shrink=False)
@@ -349,7 +348,7 @@ def test_a_member_of_the_contract_for_each_promise_is_there() -> None:
     parts = [
         part
         for part in StoreContract.__mro__
-        if part.__module__.startswith("holdfast.testing.contract_parts")
+        if part.__module__.startswith("holdfast.testing.") and part is not StoreContract
     ]
     names = [name for part in parts for name in vars(part) if name.startswith("test_")]
 

@@ -75,7 +75,7 @@ class MemoryStore:
     def transact(
         self, keys: Iterable[Key[Any] | Stream[Any]], decide: Decide[Result], *, commit_id: str | None = None
     ) -> Commit[Result]:
-        named = list(keys)
+        named = dict.fromkeys(keys)
         commit_id = checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         with self._changed:
