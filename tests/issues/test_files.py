@@ -311,7 +311,7 @@ def test_a_store_counts_its_locks(scratch: Path) -> None:
     assert after.acquired - before.acquired == 3  # index, the issue, events
     assert (after.contended, after.held_now) == (0, 0)
     assert after.seconds_held > before.seconds_held
-    assert {Path(path).name for path in store.guard_files(".jit")} > {".index.lock", ".events.lock"}
+    assert {Path(path).name for path in store.lock_files(".jit")} > {".index.lock", ".events.lock"}
 
 
 @pytest.mark.req("FL-06")

@@ -93,7 +93,7 @@ class AppendingOften(Appending):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(lock_file, "KEPT_FROM", 0)
             assert isinstance(ledger.store, FileStore)
-            ledger.store._numbers.remember_durable(ledger.store._place(EVENTS), WARM)
+            ledger.store._numbers.remember_durable(ledger.store._locate(EVENTS), WARM)
             super()._append(ledger)
 
 

@@ -91,7 +91,7 @@ def unfinished_commit(control: RepositoryContext) -> None:
 def blocked_commit(control: RepositoryContext) -> None:
     """The same, and another program has put something else where one of them is to be."""
     unfinished_commit(control)
-    place = control.places.root / Layout().place("jvs/plans/x2").path
+    place = control.places.root / Layout().locate("jvs/plans/x2").path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("{}")
 

@@ -159,7 +159,7 @@ def test_history_takes_no_lock_and_changes_nothing(control: RepositoryContext) -
 
     with (
         FileStore(root) as store,
-        store._guards.locked([store._place(DESCRIPTORS.key("s1"))]),  # while somebody else has the locks
+        store._locks.locked([store._locate(DESCRIPTORS.key("s1"))]),  # while somebody else has the locks
         interposed(watch, calls.CHANGING),
     ):
         opened = Repository(root).control

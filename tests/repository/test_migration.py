@@ -16,7 +16,7 @@ from holdfast.store.files import FileStore
 from holdfast.store.layout import TABLE, Kind
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Create, Delete, Family, Key, Replace, Store, Stream
-from holdfast.store.open import close_store, open_address, open_store, open_to_look
+from holdfast.store.open import open_address, open_store, open_to_look
 from holdfast.testing.backend import EVENTS, INDEX, ISSUES, Event, Item, apply, number_of
 from tests.cli.commands import data, error, holdfast
 
@@ -71,7 +71,7 @@ def test_everything_arrives_on_every_store_and_comes_back(tmp_path: Path, store_
     desk = LeaseService(back, TRAIL)
     assert desk.acquire("main", desk.request(ttl=60)).lease.fencing_token == 2  # the counter came along
     for store in (origin, there, back):
-        close_store(store)
+        store.close()
 
 
 def test_what_was_interrupted_goes_on() -> None:
@@ -172,7 +172,7 @@ def test_the_command_moves_a_directory_and_switches_it_over(tmp_path: Path, stor
     store = open_store(root)
     assert everything(store) == everything(FileStore(root))
     apply(store, Replace(INDEX_RAW, b"{}"))
-    close_store(store)
+    store.close()
 
     again = holdfast("migrate", root, "--to", store_url, "--json")
     assert error(again)["code"] == "E_USAGE"

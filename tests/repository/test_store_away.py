@@ -21,7 +21,7 @@ from holdfast.repository.init import initialise
 from holdfast.repository.overview import describe
 from holdfast.repository.repository import Repository
 from holdfast.store.etcd import EtcdStore
-from holdfast.store.etcd_gateway import coded
+from holdfast.store.etcd_gateway import encoded
 from holdfast.store.open import CONFIG, configure_store
 from tests.cli.commands import Result, data, envelope, error, holdfast
 from tests.support.guarded import PASSWORD, QUOTED, GuardedPostgres
@@ -88,7 +88,7 @@ class Broken:
     def put_schema_of_etcd(self, version: bytes) -> None:
         with EtcdStore(self.url) as store:
             gateway, key = store.engine.gateway, store.engine.keys.schema  # type: ignore[attr-defined]
-            gateway.ask("/v3/kv/put", {"key": coded(key), "value": coded(version)})
+            gateway.ask("/v3/kv/put", {"key": encoded(key), "value": encoded(version)})
 
 
 Spoil = Callable[[Broken], object]

@@ -25,7 +25,6 @@ from holdfast.store.open import (
     FILES,
     address_of,
     check_store,
-    close_store,
     configure_store,
     open_address,
     open_store,
@@ -55,7 +54,7 @@ def test_what_was_settled_on_is_used_by_everybody_and_what_is_handed_in_comes_fi
     assert other.read(INDEX) is None
     assert not (tmp_path / ".jit").exists()
     for store in (first, second, other):
-        close_store(store)
+        store.close()
 
 
 def test_a_store_says_how_it_is(tmp_path: Path, store_url: str) -> None:
@@ -171,7 +170,7 @@ def test_an_address_that_is_not_understood_is_refused(tmp_path: Path, address: s
 
 def test_a_schema_of_a_later_version_is_refused(tmp_path: Path, postgres_url: str, etcd_url: str) -> None:
     from holdfast.store.etcd import EtcdStore
-    from holdfast.store.etcd_gateway import coded
+    from holdfast.store.etcd_gateway import encoded
     from holdfast.store.postgres import PostgresStore
 
     with PostgresStore(postgres_url) as postgres:
@@ -180,7 +179,7 @@ def test_a_schema_of_a_later_version_is_refused(tmp_path: Path, postgres_url: st
         )
     with EtcdStore(etcd_url) as etcd:
         key = etcd.engine.keys.schema  # type: ignore[attr-defined]
-        etcd.engine.gateway.ask("/v3/kv/put", {"key": coded(key), "value": coded(b"2")})  # type: ignore[attr-defined]
+        etcd.engine.gateway.ask("/v3/kv/put", {"key": encoded(key), "value": encoded(b"2")})  # type: ignore[attr-defined]
 
     for address in (postgres_url, etcd_url):
         with pytest.raises(StoreIncompatible, match="schema version 2"):

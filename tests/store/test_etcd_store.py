@@ -14,11 +14,11 @@ from unittest import mock
 import pytest
 
 from holdfast.store.etcd import EtcdEngine, EtcdStore
-from holdfast.store.etcd_gateway import Gateway, NotSent, coded, plain
+from holdfast.store.etcd_gateway import Gateway, NotSent, decoded, encoded
 from holdfast.store.model import Key, Store
 from holdfast.store.served import AnswerLost
-from holdfast.testing.contract import Backend, Recipe, StoreContract, When
-from holdfast.testing.model import Subject, run_state_machine
+from holdfast.testing import Backend, Recipe, StoreContract, When
+from holdfast.testing.model import StoreSubject, run_state_machine
 from proof.effort import rounds
 from tests.support.servers import Etcd
 
@@ -73,13 +73,13 @@ class EtcdBackend(Backend):
 
     def damage(self, store: Store, key: Key[Any], content: bytes) -> None:
         engine = _engine(store)
-        request = {"key": coded(engine.keys.document(key.name)), "value": coded(content)}
+        request = {"key": encoded(engine.keys.document(key.name)), "value": encoded(content)}
         engine.gateway.ask("/v3/kv/put", request)
 
     def stored(self, store: Store, key: Key[Any]) -> bytes:
         engine = _engine(store)
-        answer = engine.gateway.ask("/v3/kv/range", {"key": coded(engine.keys.document(key.name))})
-        return plain(answer["kvs"][0].get("value", ""))
+        answer = engine.gateway.ask("/v3/kv/range", {"key": encoded(engine.keys.document(key.name))})
+        return decoded(answer["kvs"][0].get("value", ""))
 
     @contextlib.contextmanager
     def disturbed(self) -> Iterator[None]:
@@ -105,8 +105,8 @@ class TestEtcdStore(EtcdBackend, StoreContract):
 def test_it_behaves_like_the_model(etcd_server: Etcd) -> None:
     numbers = count()
 
-    def fresh() -> Subject:
+    def fresh() -> StoreSubject:
         url = f"{etcd_server.url}/model-{next(numbers)}"
-        return Subject(EtcdStore(url), partial(EtcdStore, url))
+        return StoreSubject(EtcdStore(url), partial(EtcdStore, url))
 
     run_state_machine(fresh, examples=12)

@@ -20,11 +20,12 @@ import pytest
 
 from holdfast.fs import calls
 from holdfast.store.files import FileStore
+from holdfast.store.intents import Step
 from holdfast.store.layout import Layout
 from holdfast.store.model import Create, Decision, Key, Replace, Store, View
+from holdfast.testing import Backend, Recipe, StoreContract, When
 from holdfast.testing.backend import PATIENCE, Item, accounts, apply, number_of, swap, transfer
-from holdfast.testing.contract import Backend, Recipe, StoreContract, When
-from holdfast.testing.model import Subject, run_state_machine
+from holdfast.testing.model import StoreSubject, run_state_machine
 from proof.effort import rounds
 from proof.linearizability import Accounts, Check, History, Operation, Register, Verdict, check
 from tests.store.storm import IsOver, Life, late_calls, storm
@@ -81,10 +82,10 @@ class FileBackend(Backend):
             yield
 
     def damage(self, store: Store, key: Key[Any], content: bytes) -> None:
-        (self.path / Layout().place(key.name).path).write_bytes(content)
+        (self.path / Layout().locate(key.name).path).write_bytes(content)
 
     def stored(self, store: Store, key: Key[Any]) -> bytes:
-        return (self.path / Layout().place(key.name).path).read_bytes()
+        return (self.path / Layout().locate(key.name).path).read_bytes()
 
     def disturbed(self) -> AbstractContextManager[None]:
         return late_calls()
@@ -101,9 +102,9 @@ class TestFileStore(FileBackend, StoreContract):
 def test_it_behaves_like_the_model(scratch: Path) -> None:
     numbers = count()
 
-    def fresh() -> Subject:
+    def fresh() -> StoreSubject:
         path = scratch / str(next(numbers))
-        return Subject(FileStore(path), partial(FileStore, path), partial(shutil.rmtree, path))
+        return StoreSubject(FileStore(path), partial(FileStore, path), partial(shutil.rmtree, path))
 
     run_state_machine(fresh, examples=30)
 
@@ -223,22 +224,22 @@ def test_what_processes_see_is_linearizable_although_some_are_killed(
         assert list((scratch / "store/.holdfast/intents").glob("*.json")) == []
 
 
-class WithoutGuards(FileStore):
+class WithoutLocks(FileStore):
     """Locks nothing."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._guards = mock.Mock(locked=lambda places, shared=False: contextlib.nullcontext())
+        self._locks = mock.Mock(locked=lambda places, shared=False: contextlib.nullcontext())
 
 
 class WithoutLookingAtIntents(FileStore):
-    """Reads files, whatever has been decided."""
+    """Reads files, whatever has been committed."""
 
-    def _decided(self, name: str) -> tuple[bool, bytes | None]:
-        return False, None
+    def _pending_steps(self, name: str) -> list[Step]:
+        return []
 
 
-@pytest.mark.parametrize("broken", [WithoutGuards, WithoutLookingAtIntents])
+@pytest.mark.parametrize("broken", [WithoutLocks, WithoutLookingAtIntents])
 def test_a_broken_store_is_found_out(scratch: Path, broken: OpenStore) -> None:
     found = []
     for attempt in range(20):

@@ -267,7 +267,7 @@ def test_what_is_not_a_position_of_a_stream_of_lines_is_refused(store: FileStore
 def test_a_record_over_several_lines_is_refused_before_anything_is_committed(store: FileStore) -> None:
     spread = Stream("jit/events", StructCodec(Event))  # as documents are written
     for changes in ([Append(spread, Event(1))], [Append(spread, Event(1)), Create(ONE, Item(1))]):
-        with pytest.raises(UsageFailure, match="line break"):
+        with pytest.raises(UsageFailure, match="newline"):
             apply(store, *changes)
 
     assert intents_of(store) == []
@@ -448,7 +448,7 @@ def killed_at(store: FileStore, change: Callable[[pytest.MonkeyPatch], object], 
 
 def just_decided(patches: pytest.MonkeyPatch) -> None:
     """Dead before anything is carried out."""
-    patches.setattr(Intents, "carry_out", lambda self, intent: die())
+    patches.setattr(Intents, "apply", lambda self, intent: die())
 
 
 def half_carried_out(patches: pytest.MonkeyPatch) -> None:

@@ -36,21 +36,21 @@ PATHS = {
 
 @pytest.mark.parametrize("key", PATHS)
 def test_what_the_specifications_name_is_where_they_say(key: str) -> None:
-    place = LAYOUT.place(key)
+    place = LAYOUT.locate(key)
 
-    assert (place.path, place.guard) == PATHS[key]
+    assert (place.path, place.lock) == PATHS[key]
 
 
 def test_every_row_has_a_place_of_its_own() -> None:
-    places = [LAYOUT.place(row.key.replace("{name}", "member")) for row in TABLE]
+    places = [LAYOUT.locate(row.key.replace("{name}", "member")) for row in TABLE]
 
     assert len({place.path for place in places}) == len(TABLE) == len({row.key for row in TABLE})
-    assert not {place.path for place in places} & {place.guard for place in places}
+    assert not {place.path for place in places} & {place.lock for place in places}
     assert all(not place.path.startswith("/") and ".." not in place.path for place in places)
 
 
 def test_the_numbers_of_a_stream_are_padded_and_simply_go_on() -> None:
-    place = LAYOUT.place("ledger/events")
+    place = LAYOUT.locate("ledger/events")
 
     assert place.kind is Kind.NUMBERED
     assert [place.numbered(each) for each in (1, 999_999, 1_000_000, 12_345_678)] == [
@@ -64,13 +64,13 @@ def test_the_numbers_of_a_stream_are_padded_and_simply_go_on() -> None:
 @pytest.mark.parametrize("key", ["", "jit", "jit/issues", "jit/issue/a", "jit/index/a", "nowhere/at/all"])
 def test_what_is_not_in_the_table_has_no_place(key: str) -> None:
     with pytest.raises(UsageFailure):
-        LAYOUT.place(key)
+        LAYOUT.locate(key)
 
 
 @pytest.mark.parametrize("member", ["", "..", "a..b", "a\0b", "a b", "x" * 129])
 def test_a_member_with_a_strange_name_has_no_place(member: str) -> None:
     with pytest.raises(NameInvalid):
-        LAYOUT.place(f"jit/issues/{member}")
+        LAYOUT.locate(f"jit/issues/{member}")
 
 
 def test_a_stream_is_not_a_document_and_a_document_not_a_stream(tmp_path: Path) -> None:
@@ -97,26 +97,26 @@ NAMED: list[Key[Item] | Stream[Event]] = [
     *(ISSUES.key(each) for each in ("a", "a-b", "a.b", "ab", "b")),
     EVENTS,
 ]
-GUARDS = [
+LOCKS = [
     *(".jit/.index.lock", ".jit/.gates.lock"),
     *(f".jit/issues/{each}.lock" for each in ("a", "a-b", "a.b", "ab", "b")),  # by ID, not by file name
     ".jit/.events.lock",
 ]
 
 
-def test_members_that_share_a_guard_share_its_place_in_the_order() -> None:
+def test_members_that_share_a_lock_share_its_rank() -> None:
     for one, other in [
         ("jvs/worktrees/w", "jvs/leases/w"),
         ("jvs/tokens/w", "jvs/queues/w"),
         ("jvs/refs/r", "jvs/pins/p"),
     ]:
-        assert LAYOUT.place(one).guard == LAYOUT.place(other).guard
-        assert LAYOUT.place(one).rank == LAYOUT.place(other).rank
+        assert LAYOUT.locate(one).lock == LAYOUT.locate(other).lock
+        assert LAYOUT.locate(one).rank == LAYOUT.locate(other).rank
 
-    places = [LAYOUT.place(f"jvs/descriptors/{each}") for each in range(2000)]
-    by_rank = {place.rank: place.guard for place in places}
-    assert len(by_rank) == len({place.guard for place in places}) == 64
-    assert all(by_rank[place.rank] == place.guard for place in places)
+    places = [LAYOUT.locate(f"jvs/descriptors/{each}") for each in range(2000)]
+    by_rank = {place.rank: place.lock for place in places}
+    assert len(by_rank) == len({place.lock for place in places}) == 64
+    assert all(by_rank[place.rank] == place.lock for place in places)
 
 
 @pytest.mark.req("FL-06")
@@ -126,9 +126,9 @@ def test_locks_are_taken_in_one_order_however_they_are_named(
     taken: list[str] = []
     take = DocumentLocks._take
 
-    def note(guards: DocumentLocks, guard: str, *, shared: bool) -> Any:
-        taken.append(guard)
-        return take(guards, guard, shared=shared)
+    def note(locks: DocumentLocks, lock: str, *, shared: bool) -> Any:
+        taken.append(lock)
+        return take(locks, lock, shared=shared)
 
     with FileStore(scratch) as store:
         store.transact(NAMED, _nothing)
@@ -137,11 +137,11 @@ def test_locks_are_taken_in_one_order_however_they_are_named(
             taken.clear()
             named = random.sample(NAMED, len(NAMED))
             store.transact(named * 2, _nothing)
-            assert taken == GUARDS
+            assert taken == LOCKS
 
             taken.clear()
             store.read_together([each for each in named if isinstance(each, Key)])
-            assert taken == GUARDS[:-1]
+            assert taken == LOCKS[:-1]
 
 
 ROUNDS = 200
@@ -198,12 +198,10 @@ def test_locks_in_the_order_of_naming_would_be_found_out(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextlib.contextmanager
-    def as_named(
-        guards: DocumentLocks, places: Iterable[Location], *, shared: bool = False
-    ) -> Iterator[None]:
+    def as_named(locks: DocumentLocks, places: Iterable[Location], *, shared: bool = False) -> Iterator[None]:
         with contextlib.ExitStack() as held:
             for place in places:
-                held.enter_context(guards._lock(place.guard, shared=shared))
+                held.enter_context(locks._lock(place.lock, shared=shared))
             yield
 
     monkeypatch.setattr(DocumentLocks, "locked", as_named)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -10,13 +11,16 @@ from unittest import mock
 from holdfast.errors import OutcomeUnknown
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Commit, Key, Store
-from holdfast.testing.contract import Backend, StoreContract, When
-from holdfast.testing.model import Subject, run_state_machine
+from holdfast.testing import Backend, StoreContract, When
+from holdfast.testing.model import StoreSubject, run_state_machine
 from proof.effort import rounds
 
 
 class MemoryBackend(Backend):
     """What the contract needs to know of the store in memory: all clients are one."""
+
+    def seconds(self) -> float:
+        return time.process_time()
 
     def open_store(self) -> MemoryStore:
         return MemoryStore()
@@ -50,8 +54,8 @@ class TestMemoryStore(MemoryBackend, StoreContract):
 
 
 def test_the_comparison_with_itself_finds_nothing() -> None:
-    def fresh() -> Subject:
+    def fresh() -> StoreSubject:
         store = MemoryStore()
-        return Subject(store, lambda: store)
+        return StoreSubject(store, lambda: store)
 
     run_state_machine(fresh, examples=20)

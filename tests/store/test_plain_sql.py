@@ -76,7 +76,7 @@ def do_everything(url: str) -> None:
             assert watch.wait(30) == {ONE.name}
         run_threads(*[lambda: [increment(store, INDEX) for _ in range(10)]] * 3)
         run_threads(*[lambda: [increment(other, INDEX, EVENTS) for _ in range(10)]] * 3)
-        store._met = {INDEX.name: float("inf")}
+        store._conflicts = {INDEX.name: float("inf")}
         increment(store, INDEX, EVENTS)
         apply(store, Delete(ONE))
         assert store.was_made("never") is False

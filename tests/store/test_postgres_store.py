@@ -14,8 +14,8 @@ from unittest import mock
 import pytest
 
 from holdfast.store.model import Key, Store
-from holdfast.testing.contract import Backend, Recipe, StoreContract, When
-from holdfast.testing.model import Subject, run_state_machine
+from holdfast.testing import Backend, Recipe, StoreContract, When
+from holdfast.testing.model import StoreSubject, run_state_machine
 from proof.effort import rounds
 from tests.support.servers import Postgres
 
@@ -112,7 +112,7 @@ class TestPostgresStore(PostgresBackend, StoreContract):
 def test_it_behaves_like_the_model(postgres_server: Postgres) -> None:
     numbers = count()
 
-    def fresh() -> Subject:
+    def fresh() -> StoreSubject:
         schema = f"model_{next(numbers)}"
         url = f"{postgres_server.url}?schema={schema}"
 
@@ -120,6 +120,6 @@ def test_it_behaves_like_the_model(postgres_server: Postgres) -> None:
             with psycopg.connect(postgres_server.url, autocommit=True) as connection:
                 connection.execute(f"DROP SCHEMA {schema} CASCADE")
 
-        return Subject(PostgresStore(url), partial(PostgresStore, url), dispose)
+        return StoreSubject(PostgresStore(url), partial(PostgresStore, url), dispose)
 
     run_state_machine(fresh, examples=12)

@@ -111,9 +111,9 @@ class Slow(StructCodec[Loose]):
     """The same without the short cuts."""
 
     def decode(self, content: bytes, source: str) -> Loose:
-        return self._decoded(content.removesuffix(b"\n"), source)
+        return self._decode_strictly(content.removesuffix(b"\n"), source)
 
-    def _certainly_encoded(self, record: Loose) -> None:
+    def _encode_fast(self, record: Loose) -> None:
         return None
 
 

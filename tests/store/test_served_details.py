@@ -16,7 +16,7 @@ import pytest
 from holdfast.errors import NotFound, TooManyRetries, UsageFailure
 from holdfast.locks.retry import CHANCE
 from holdfast.store.etcd import EtcdEngine, EtcdStore
-from holdfast.store.etcd_gateway import coded
+from holdfast.store.etcd_gateway import encoded
 from holdfast.store.model import Create, Decision, Key, Stream, View
 from holdfast.store.served import ServedStore
 from holdfast.testing.backend import (
@@ -30,7 +30,7 @@ from holdfast.testing.backend import (
     number_of,
     run_threads,
 )
-from holdfast.testing.model import Subject, run_state_machine
+from holdfast.testing.model import StoreSubject, run_state_machine
 from tests.support.servers import Etcd, Postgres
 
 pytest.importorskip("psycopg", reason="psycopg is not installed here")
@@ -109,7 +109,7 @@ def test_an_id_is_forgotten_after_a_week_and_not_before(store: ServedStore) -> N
         assert isinstance(store.engine, EtcdEngine)
         key = store.engine.keys.commit("old")
         note = msgspec.json.encode({"outcome": "made", "at": store.now() - 8 * 86400})
-        store.engine.gateway.ask("/v3/kv/put", {"key": coded(key), "value": coded(note)})
+        store.engine.gateway.ask("/v3/kv/put", {"key": encoded(key), "value": encoded(note)})
         with mock.patch.object(CHANCE, "randrange", return_value=0):
             increment(store, INDEX)
         kept = len(store.engine._range(store.engine.keys.commit(""), store.engine.keys.commit("~"), 0))
@@ -179,9 +179,9 @@ def test_it_runs_on_the_latest_postgres_too(server_scratch: Path) -> None:
     server.start()
     numbers = itertools.count()
 
-    def fresh() -> Subject:
+    def fresh() -> StoreSubject:
         url = f"{server.url}?schema=s{next(numbers)}"
-        return Subject(PostgresStore(url), lambda: PostgresStore(url))
+        return StoreSubject(PostgresStore(url), lambda: PostgresStore(url))
 
     run_state_machine(fresh, examples=3)
     with PostgresStore(server.url) as one, PostgresStore(server.url) as other, one.watch(ONE) as watch:

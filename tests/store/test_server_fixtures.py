@@ -65,7 +65,7 @@ def test_a_server_ends_with_the_process_that_started_it(server_scratch: Path, ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_that_was_killed_starts_again_with_its_data(server_scratch: Path, kind: str) -> None:
     from holdfast.store.model import Create
-    from holdfast.store.open import close_store, open_address
+    from holdfast.store.open import open_address
     from holdfast.testing.backend import INDEX, Item, apply, number_of
 
     directory = server_scratch / "server"
@@ -76,7 +76,7 @@ def test_a_server_that_was_killed_starts_again_with_its_data(server_scratch: Pat
     apply(store, Create(INDEX, Item(7)))
     server.restart()
     assert number_of(store, INDEX) == 7
-    close_store(store)
+    store.close()
     server.kill()
 
 

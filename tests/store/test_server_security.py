@@ -35,8 +35,8 @@ def test_a_password_is_taken_from_the_address_or_from_where_libpq_looks(
 ) -> None:
     with PostgresStore(guarded_postgres.whole_address) as store:
         apply(store, Create(INDEX, Item(1)))
-        assert PASSWORD not in store.place
-        assert QUOTED not in store.place
+        assert PASSWORD not in store.address
+        assert QUOTED not in store.address
 
     home = tmp_path / "home"
     home.mkdir()

@@ -175,8 +175,7 @@ def test_an_outcome_is_found_out_also_if_an_earlier_attempt_was_ruled_out(line: 
                     commit(plan)
                 raise AnswerLost("nothing was heard")
 
-            made.commit = lose  # type: ignore[method-assign]
-            yield made
+            yield made._replace(commit=lose)
 
     unreachable = mock.patch.object(line.store.engine, "fate_of", side_effect=StoreUnavailable("it", "gone"))
     with mock.patch.object(line.store.engine, "attempt", attempt), pytest.raises(OutcomeUnknown) as raised:

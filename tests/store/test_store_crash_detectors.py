@@ -94,14 +94,14 @@ def rename_before_sync(plant: pytest.MonkeyPatch) -> None:
 
 
 def intent_dropped_before_it_is_carried_out(plant: pytest.MonkeyPatch) -> None:
-    carry_out, drop = Intents.carry_out, Intents._drop
+    apply, drop = Intents.apply, Intents._drop
 
     def dropping_first(self: Intents, intent: Intent) -> list[int]:
         drop(self, intent)
-        return carry_out(self, intent)
+        return apply(self, intent)
 
     plant.setattr(Intents, "_drop", lambda self, intent: None)
-    plant.setattr(Intents, "carry_out", dropping_first)
+    plant.setattr(Intents, "apply", dropping_first)
 
 
 def intent_dropped_for_now(plant: pytest.MonkeyPatch) -> None:
@@ -138,8 +138,8 @@ def names_synced_at_the_end(plant: pytest.MonkeyPatch) -> None:
 
 
 def readers_that_ignore_intents(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(FileStore, "_decided_steps", lambda self, name: [])
-    plant.setattr(FileStore, "_decided_members", lambda self, family: {})
+    plant.setattr(FileStore, "_pending_steps", lambda self, name: [])
+    plant.setattr(FileStore, "_pending_members", lambda self, family: {})
 
 
 def several_without_an_intent(plant: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def intent_finished_before_it_is_durable(plant: pytest.MonkeyPatch) -> None:
             pending = directory.status(f"{intent.id}.json") is not None
             durable.remove_in(directory, f"{intent.id}.done", durable=False)
         if pending:
-            self.carry_out(intent)
+            self.apply(intent)
 
     plant.setattr(Intents, "finish", finish)
 
@@ -182,7 +182,7 @@ def settled_only_once(plant: pytest.MonkeyPatch) -> None:
     def settle(self: FileStore, places: Collection[Location], changed: list[Location]) -> None:
         written = {place.directory for place in changed} | ({INTENTS} if len(changed) > 1 else set())
         for directory in written - self._settled:
-            self._sync_way_to(directory)
+            self._sync_path_to(directory)
             self._settled.add(directory)
 
     plant.setattr(FileStore, "_settle", settle)
@@ -224,10 +224,10 @@ def drafts_left_where_a_commit_fails(plant: pytest.MonkeyPatch) -> None:
 def batch_published_before_it_is_decided_for_good(plant: pytest.MonkeyPatch) -> None:
     """The name of the intent is not on the disk when the first records have their numbers."""
 
-    def decide(self: Batch) -> None:
+    def publish(self: Batch) -> None:
         durable.publish_new(self._intents, self._draft_of_intent, intents.intent_name(self._id))
 
-    plant.setattr(Batch, "decide", decide)
+    plant.setattr(Batch, "publish_intent", publish)
 
 
 def batch_decided_before_it_is_written_for_good(plant: pytest.MonkeyPatch) -> None:
@@ -236,13 +236,13 @@ def batch_decided_before_it_is_written_for_good(plant: pytest.MonkeyPatch) -> No
 
 
 def batch_dropped_before_its_names_are_durable(plant: pytest.MonkeyPatch) -> None:
-    carry_out = Batch.carry_out
+    apply = Batch.apply
 
     def dropping_first(self: Batch) -> list[int]:
         durable.remove_in(self._intents, intents.intent_name(self._id))
-        return carry_out(self)
+        return apply(self)
 
-    plant.setattr(Batch, "carry_out", dropping_first)
+    plant.setattr(Batch, "apply", dropping_first)
 
 
 def batch_without_its_last_sync(plant: pytest.MonkeyPatch) -> None:

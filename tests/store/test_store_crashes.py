@@ -260,18 +260,18 @@ def test_locks_raise_nothing_but_failures(call: str, tmp_path: Path) -> None:
         attempt.perform()
         raise OSError(errno.EIO, "the disk is broken")
 
-    with FileStore(tmp_path) as store, store._guards.locked([store._place(GATES)]):
+    with FileStore(tmp_path) as store, store._locks.locked([store._locate(GATES)]):
         pass
     store = FileStore(tmp_path)
     try:
         with (
             contextlib.suppress(Failure),
             interposed(fail, (call,)),
-            store._guards.locked([store._place(GATES)]),
+            store._locks.locked([store._locate(GATES)]),
         ):
             pass
         with interposed(fail, (call,)):
-            store._guards.close()
+            store._locks.close()
     finally:
         store.close()
 

@@ -172,11 +172,11 @@ def _content(path: str) -> bytes | None:
 
 
 def _raw(directory: Path, key: Key[Any]) -> bytes | None:
-    return _content(f"{directory}/{LAYOUT.place(key.name).path}")
+    return _content(f"{directory}/{LAYOUT.locate(key.name).path}")
 
 
 def _raw_records(directory: Path, stream: Stream[Any]) -> list[bytes]:
-    place = LAYOUT.place(stream.name)
+    place = LAYOUT.locate(stream.name)
     if place.kind is Kind.NUMBERED:
         found = [name for name in _names(directory / place.directory) if name.startswith("event-")]
         expected = [place.numbered(number + 1) for number in range(len(found))]

@@ -66,7 +66,7 @@ def guarded_postgres(server_directory: Path) -> Iterator[GuardedPostgres]:
 def guarded_etcd(server_directory: Path) -> Iterator[Etcd]:
     """An etcd with users: root, and `agent`, who may use the prefix `work`."""
     from holdfast.store.etcd import EtcdEngine, EtcdStore
-    from holdfast.store.etcd_gateway import coded
+    from holdfast.store.etcd_gateway import encoded
 
     directory = server_directory / "guarded-etcd"
     directory.mkdir()
@@ -79,7 +79,7 @@ def guarded_etcd(server_directory: Path) -> Iterator[Etcd]:
             ask("/v3/auth/user/add", {"name": user, "password": PASSWORD})
             ask("/v3/auth/role/add", {"name": user})
             ask("/v3/auth/user/grant", {"user": user, "role": user})
-        permission = {"permType": "READWRITE", "key": coded(b"work/"), "range_end": coded(b"work0")}
+        permission = {"permType": "READWRITE", "key": encoded(b"work/"), "range_end": encoded(b"work0")}
         ask("/v3/auth/role/grant", {"name": "agent", "perm": permission})
         ask("/v3/auth/enable", {})
     yield server

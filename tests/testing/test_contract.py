@@ -32,11 +32,10 @@ from holdfast.store.model import (
     Watched,
 )
 from holdfast.store.streams import Planned
-from holdfast.testing import contract_streams
+from holdfast.testing import Backend, StoreContract, contract_streams
 from holdfast.testing.backend import EVENTS, INDEX
-from holdfast.testing.contract import Backend, StoreContract
-from holdfast.testing.model import Subject, run_state_machine
-from tests.store.test_file_store import FileBackend, WithoutGuards, WithoutLookingAtIntents
+from holdfast.testing.model import StoreSubject, run_state_machine
+from tests.store.test_file_store import FileBackend, WithoutLocks, WithoutLookingAtIntents
 from tests.store.test_memory_store import MemoryBackend
 
 # --- Stores that are almost right ------------------------------------------------------------------
@@ -101,9 +100,11 @@ class SaysYes(FileStore):
 class StartsOverWhenDamaged(FileStore):
     """Takes a document that cannot be read for one that is not there."""
 
-    def _document(self, key: Key[Record], place: Location, content: bytes | None) -> Document[Record] | None:
+    def _document(
+        self, key: Key[Record], location: Location, content: bytes | None
+    ) -> Document[Record] | None:
         try:
-            return super()._document(key, place, content)
+            return super()._document(key, location, content)
         except Corrupt:
             return None
 
@@ -223,13 +224,13 @@ PLANTED: dict[str, Planted] = {
         C.test_what_is_said_agrees_with_what_is_seen_and_nothing_happens_twice,
         ("after", "two documents"),
     ),
-    "updates are lost without guards": Planted(
-        WithoutGuards, C.test_threads_that_count_lose_nothing, (), RACES
+    "updates are lost without locks": Planted(
+        WithoutLocks, C.test_threads_that_count_lose_nothing, (), RACES
     ),
-    "records are lost without guards": Planted(
-        WithoutGuards, C.test_threads_that_append_lose_nothing, (EVENTS,), RACES
+    "records are lost without locks": Planted(
+        WithoutLocks, C.test_threads_that_append_lose_nothing, (EVENTS,), RACES
     ),
-    "several win without guards": Planted(WithoutGuards, C.test_one_thread_wins_each_swap, (), RACES),
+    "several win without locks": Planted(WithoutLocks, C.test_one_thread_wins_each_swap, (), RACES),
     "readers do not look at intents": Planted(
         WithoutLookingAtIntents, C.test_what_was_seen_in_one_document_is_seen_in_all, (), RACES
     ),
@@ -311,7 +312,7 @@ def run(planted: Planted, path: Path) -> None:
     try:
         planted.test(backend, store, *planted.arguments)
     finally:
-        backend.close(store)
+        store.close()
 
 
 @pytest.mark.parametrize("bug", PLANTED)
@@ -334,9 +335,9 @@ def test_a_store_without_the_bug_passes(scratch: Path, bug: str) -> None:
 
 @pytest.mark.parametrize("broken", [LosesOneOfTwo, CreatesOver, FromTheBeginning, OutOfOrder])
 def test_the_comparison_with_the_model_finds_it_too(broken: type[MemoryStore]) -> None:
-    def fresh() -> Subject:
+    def fresh() -> StoreSubject:
         store = broken()
-        return Subject(store, lambda: store)
+        return StoreSubject(store, lambda: store)
 
     with pytest.raises((AssertionError, Failure)):
         run_state_machine(fresh, examples=300, shrink=False)
@@ -347,7 +348,7 @@ def test_a_member_of_the_contract_for_each_promise_is_there() -> None:
     parts = [
         part
         for part in StoreContract.__mro__
-        if part.__module__.startswith("holdfast.testing.contract_parts")
+        if part.__module__.startswith("holdfast.testing.") and part is not StoreContract
     ]
     names = [name for part in parts for name in vars(part) if name.startswith("test_")]
 

@@ -352,14 +352,13 @@ def locks(output: Output, *, repo: str | None) -> None:
       holdfast issue locks
     """
     from holdfast.cli.lock import look
-    from holdfast.store.files import FileStore
 
     with tracking(repo) as tracker:
         tracker.transactions.check_initialised()
         found: list[dict[str, Any]] = []
         lines: list[str] = []
-        if isinstance(tracker.store, FileStore):
-            for path in tracker.store.guard_files(".jit"):
+        if tracker.store.files is not None:
+            for path in tracker.store.files.lock_files(".jit"):
                 state = look(path)
                 if state.holders or state.waiting or state.state != "free":
                     found.append(state.as_record())

@@ -40,7 +40,6 @@ def migrate(
     from holdfast.store.addresses import advice_about_secrets
     from holdfast.store.open import (
         address_of,
-        close_store,
         configure_store,
         open_address,
         open_store,
@@ -56,8 +55,8 @@ def migrate(
     try:
         moved = copy(from_store, to_store, dry_run=dry_run, overwrite=overwrite)
     finally:
-        close_store(from_store)
-        close_store(to_store)
+        from_store.close()
+        to_store.close()
     new = address_of(directory, target) if dry_run else configure_store(directory, target)
     done = "Would copy" if dry_run else "Copied and compared"
     documents = f"{moved.copied_documents} of {moved.documents} documents"

@@ -188,7 +188,8 @@ class OpenCodec(Generic[Open]):
 
 def _not_understood(content: bytes, source: str, problem: str) -> Corrupt:
     hint = None
-    if re.search(rb"^        problem, hint = "it contains a merge conflict", "Resolve the merge conflict in the file by hand."
+    if re.search(rb"^<<<<<<< ", content, re.MULTILINE):
+        problem, hint = "it contains a merge conflict", "Resolve the merge conflict in the file by hand."
     message = f"{source} cannot be understood: {problem}"
     return Corrupt(message, hint=hint, source=source, problem=problem)
 
@@ -360,7 +361,6 @@ class IssueClaim(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str
     purpose: str = ""
     holder: dict[str, str] = {}
-<<<<<<< HEAD
     """The claiming process, if known; see `locks.identity.described`."""
 
     boot_expires_at: BootMark | None = None

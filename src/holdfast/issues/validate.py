@@ -31,8 +31,7 @@ from holdfast.issues.reading import TOLERANT_ISSUES, Broken, tried
 from holdfast.issues.rules import in_order
 from holdfast.issues.tracker import Tracker
 from holdfast.issues.transactions import Draft, Seen
-from holdfast.store.files import FileStore, UnfinishedCommit
-from holdfast.store.model import Key, Record, Store, Unreadable
+from holdfast.store.model import Key, Record, Store, UnfinishedCommit, Unreadable
 
 REPAIR_TOGETHER = 200
 FAMILY = "jit/"
@@ -184,29 +183,25 @@ def _unreadable(issue_id: str, failure: Failure) -> IssueFinding:
 
 def _examine_commits(store: Store) -> Iterator[IssueFinding]:
     """Commits to several documents of the tracker whose author died after the commit point."""
-    for intent, obstacle in _abandoned(store):
+    for commit in _abandoned(store):
+        obstacle = commit.obstacle
         if obstacle is None:
             yield IssueFinding(
                 "commit unfinished",
                 "",
-                f"the commit {intent.id} is decided, but its process died before it was carried out",
+                f"the commit {commit.id} is decided, but its process died before it was carried out",
                 True,
                 "Nothing is lost: everybody sees it whole. 'holdfast issue validate --fix' carries it out, "
                 "and so does the next one who changes an issue.",
             )
         else:
-            message = f"the commit {intent.id} is decided, but cannot be carried out: {obstacle.message}"
+            message = f"the commit {commit.id} is decided, but cannot be carried out: {obstacle.message}"
             yield IssueFinding("commit blocked", "", message, False, obstacle.hint)
 
 
 def _abandoned(store: Store) -> list[UnfinishedCommit]:
-    if not isinstance(store, FileStore):
-        return []
-    return [
-        each
-        for each in store.abandoned_commits()
-        if any(step.name.startswith(FAMILY) for step in each.intent.steps)
-    ]
+    commits = [] if store.files is None else store.files.unfinished_commits()
+    return [each for each in commits if any(name.startswith(FAMILY) for name in each.documents)]
 
 
 def examine(tracker: Tracker) -> list[IssueFinding]:
@@ -237,8 +232,8 @@ def repair(tracker: Tracker) -> list[IssueFinding]:
 
 
 def _finish_commits(store: Store) -> None:
-    if isinstance(store, FileStore):
-        store.finish_commits([each.intent for each in _abandoned(store) if each.obstacle is None])
+    if store.files is not None:
+        store.files.finish_commits(each for each in _abandoned(store) if each.obstacle is None)
 
 
 def _has_unreadable(findings: Iterable[IssueFinding]) -> bool:

@@ -25,7 +25,6 @@ from holdfast.repository.payloads import payload_locked
 from holdfast.repository.records import DESCRIPTORS, OPERATIONS, WORKTREES, Operation, worktree_keys
 from holdfast.repository.retention import PlanState
 from holdfast.repository.worktrees import names_of, settle
-from holdfast.store.files import FileStore
 from holdfast.store.model import Decision, Delete, Family, StructCodec, View
 
 DRAFT_AGE = 3600.0
@@ -140,30 +139,31 @@ def _remove(path: Path) -> None:
 
 def commits(examination: Examination) -> Iterator[Finding]:
     """Commits to several documents whose author died after the commit point."""
-    store = examination.control.store
-    if not isinstance(store, FileStore):
+    files = examination.control.store.files
+    if files is None:
         return
-    for intent, obstacle in store.abandoned_commits():
+    for commit in files.unfinished_commits():
+        obstacle = commit.obstacle
         if obstacle is not None:
             yield Finding(
                 "commit-blocked",
                 Severity.ERROR,
-                intent.id,
-                f"the commit {intent.id} is decided, but cannot be carried out: {obstacle.message}",
+                commit.id,
+                f"the commit {commit.id} is decided, but cannot be carried out: {obstacle.message}",
                 "Readers see it whole; whoever has to change one of its documents is refused.",
                 f"nothing: {obstacle.hint}",
-                facts={"documents": [step.name for step in intent.steps], **obstacle.facts},
+                facts={"documents": list(commit.documents), **obstacle.facts},
             )
             continue
         yield Finding(
             "commit-unfinished",
             Severity.WARNING,
-            intent.id,
-            f"the commit {intent.id} is decided, but its process died before it was carried out",
+            commit.id,
+            f"the commit {commit.id} is decided, but its process died before it was carried out",
             "Nothing is lost: readers see it whole, and the next one who needs its documents finishes it.",
             "carry it out",
-            fix=partial(store.finish_commits, [intent]),
-            facts={"documents": [step.name for step in intent.steps]},
+            fix=partial(files.finish_commits, [commit]),
+            facts={"documents": list(commit.documents)},
         )
 
 

@@ -26,7 +26,6 @@ from holdfast.repository.gc import collector_locked
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep, untrimmed
 from holdfast.repository.records import FORMAT, FORMAT_VERSION
 from holdfast.store.audit import AuditReader, check_chain
-from holdfast.store.files import FileStore
 from holdfast.store.model import Decision, View
 from holdfast.trees.retained_dirs import Need
 
@@ -180,7 +179,7 @@ def disk(examination: Examination) -> Iterator[Finding]:
 def filesystem(examination: Examination) -> Iterator[Finding]:
     """A filesystem on which the promises do not hold: by its kind, with `strict` by trying it."""
     root = examination.control.places.root
-    served = not isinstance(examination.control.store, FileStore)
+    served = examination.control.store.files is None
     if examination.strict:
         troubles = find_capabilities(root / ".jvs").troubles(records_elsewhere=served)
     else:

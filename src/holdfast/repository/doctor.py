@@ -82,8 +82,7 @@ class Examination:
     @property
     def trouble(self) -> Failure | None:
         """Why the store cannot be used; None as far as it is known to work."""
-        found: Failure | None = getattr(self.control.store, "trouble", None)
-        return found
+        return self.control.store.trouble
 
     @property
     def now(self) -> float:

@@ -45,7 +45,6 @@ from holdfast.store.model import Create, Decision, Store, View
 from holdfast.store.open import (
     CONFIG,
     address_of,
-    close_store,
     configure_store,
     is_in_files,
     open_address,
@@ -180,7 +179,7 @@ def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
     try:
         taken = store.read(FORMAT) is not None
     finally:
-        close_store(store)
+        store.close()
     if not taken:
         return None
     if (made_meanwhile := _known_format(root)) is not None:

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.clock import SKEW
 from holdfast.errors import AlreadyExists, NotFound, NotInitialised
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
@@ -23,9 +22,8 @@ from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.retry import RetryConfig
 from holdfast.repository.waits import LeasesElsewhere, LocksElsewhere
-from holdfast.store.files import FileStore
 from holdfast.store.model import Store
-from holdfast.store.open import FILES, address_of, close_store, open_store, read_config, skew_of
+from holdfast.store.open import FILES, address_of, open_store, read_config
 
 AGENT = "holdfast"
 META = "meta.json"
@@ -43,9 +41,7 @@ class OpenLedger(NamedTuple):
 
     def close(self) -> None:
         """Let go of the files that are kept open for speed. Nothing is lost by not doing so."""
-        store = self.ledger.store
-        if isinstance(store, FileStore):
-            store.close()
+        self.ledger.store.close()
 
     def verify(self) -> LedgerReport:
         """Look it over."""
@@ -72,8 +68,8 @@ def init_ledger(
             hint="Use it as it is, or begin another one elsewhere: --dir DIRECTORY.",
             path=os.path.abspath(root),
         ) from None
-    if isinstance(store, FileStore):
-        make_directories(store.path / DIRECTORY)
+    if store.files is not None:
+        make_directories(store.files.path / DIRECTORY)
     return _wired(Path(os.path.abspath(root)), store, address)
 
 
@@ -88,13 +84,13 @@ def open_ledger(
     if not _is_there(path):
         raise _no_ledger(path)
     store = open_store(path, address)
-    files_there = isinstance(store, FileStore) and _is_there(store.path / DIRECTORY)
+    files_there = store.files is not None and _is_there(store.files.path / DIRECTORY)
     try:
         if not files_there and log.read_meta(store) is None:
             raise _no_ledger(path)
         return _wired(path, store, address, actor or "")
     except BaseException:
-        close_store(store)
+        store.close()
         raise
 
 
@@ -122,11 +118,12 @@ def _wired(root: Path, store: Store, address: str | None, actor: str = "") -> Op
     # Leases are kept where it was settled, wherever the ledger is.
     settled = None if address is None else read_config(root).store
     elsewhere: list[Look] = [LeasesElsewhere(root, store, settled), LocksElsewhere(root)]
-    if not isinstance(store, FileStore):
+    if store.files is None:
         return OpenLedger(root, ledger, Claims(ledger, actor=actor, elsewhere=elsewhere), None, None)
-    files = ClaimFiles(store.path) if log.has_claim_files(log.read_meta(store)) else None
+    path = store.files.path
+    files = ClaimFiles(path) if log.has_claim_files(log.read_meta(store)) else None
     claims = Claims(ledger, files=files, actor=actor, elsewhere=elsewhere)
-    return OpenLedger(store.path, ledger, claims, LedgerLock(store.path / DIRECTORY, AGENT), files)
+    return OpenLedger(path, ledger, claims, LedgerLock(path / DIRECTORY, AGENT), files)
 
 
 def _is_there(path: Path) -> bool:
@@ -171,11 +168,10 @@ def open_tracker(
     `actor` is who that is, such as `agent:alice`. A new one is to be initialised first.
     """
     store = open_store(root, address, timeout=timeout)
-    skew = skew_of(store)
     return Tracker(
         store,
         actor=actor,
         root=Path(os.path.abspath(root)),
         retry=retry,
-        skew=SKEW if skew is None else skew,
+        skew=store.skew,
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.clock import SKEW, SYSTEM_CLOCK, ClockReading, Now, format_duration, format_instant
+from holdfast.clock import SYSTEM_CLOCK, ClockReading, Now, format_duration, format_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs import probe
 from holdfast.fs.directory import Directory
@@ -40,9 +40,8 @@ from holdfast.repository.records import (
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import is_repo_lock_of, waits_of_data, waits_of_repository
 from holdfast.repository.worktrees import WorktreeState
-from holdfast.store.files import FileStore
 from holdfast.store.model import Store, Unreadable
-from holdfast.store.open import address_of, close_store, open_store, skew_of
+from holdfast.store.open import address_of, open_store
 
 LEDGER, META_FILE = "ledger", "meta.json"
 MARKS = (".jvs", ".jit", LEDGER, ".holdfast")
@@ -154,7 +153,7 @@ def _opened(root: Path, address: str | None = None) -> Iterator[Store]:
     try:
         yield store
     finally:
-        close_store(store)
+        store.close()
 
 
 # --- Worktrees ----------------------------------------------------------------------------------------
@@ -271,8 +270,7 @@ def _issue_claims(root: Path, address: str | None) -> Iterator[Holding]:
 
 def _moment(store: Store) -> Now:
     """Now, for one who judges the claims of others."""
-    skew = skew_of(store)
-    reading = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot(), SKEW if skew is None else skew)
+    reading = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot(), store.skew)
     return reading.at(store.now())
 
 
@@ -504,7 +502,7 @@ def _directories(repository: Repository) -> Iterator[str]:
 
 def _network_troubles(repository: Repository, kind: str) -> tuple[str, ...]:
     """For records on a server, only that files may be seen late; else what stands against records here."""
-    if isinstance(repository.control.store, FileStore) or kind == probe.KIND:
+    if repository.control.store.files is not None or kind == probe.KIND:
         return tuple(network_troubles(repository.root, kind))
     return ()
 

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from holdfast.clock import SKEW
 from holdfast.errors import AlreadyExists, Corrupt, Failure, LockConflict, NotFound, Refused
 from holdfast.fs import calls
 from holdfast.fs.names import checked_text
@@ -42,7 +41,7 @@ from holdfast.repository.worktrees import Worktrees, settle
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Store
-from holdfast.store.open import CONFIG, FILES, FailingFast, close_store, open_address, read_config, skew_of
+from holdfast.store.open import CONFIG, FILES, FailingFast, open_address, read_config
 
 if TYPE_CHECKING:
     from holdfast.repository.doctor import Finding, Repaired
@@ -94,7 +93,7 @@ class Repository:
             holder=holder,
             actor=actor or "",
             reserve=places.reserve,
-            skew=SKEW if (skew := skew_of(store)) is None else skew,
+            skew=store.skew,
             elsewhere=[self._claims, LocksElsewhere(places.root)],
         )
         self.control = RepositoryContext(places, store, trail, desk)
@@ -107,13 +106,12 @@ class Repository:
     @property
     def trouble(self) -> Failure | None:
         """Why its records cannot be had, if it was opened to be examined and they could not."""
-        found: Failure | None = getattr(self.control.store, "trouble", None)
-        return found
+        return self.control.store.trouble
 
     def close(self) -> None:
         """Let go of the files that are kept open for speed: for who opens many, or again and again."""
         self._claims.close()
-        close_store(self.control.store)
+        self.control.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -333,7 +331,7 @@ def _opened(root: Path) -> tuple[Store, RepositoryFormat]:
     try:
         return store, checked_format(store, root)
     except NotFound as failure:
-        close_store(store)
+        store.close()
         if address == FILES:
             raise
         place = without_secrets(address)
@@ -344,7 +342,7 @@ def _opened(root: Path) -> tuple[Store, RepositoryFormat]:
             path=str(root),
         ) from failure
     except BaseException:
-        close_store(store)
+        store.close()
         raise
 
 

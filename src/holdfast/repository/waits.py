@@ -29,7 +29,6 @@ from holdfast.locks.identity import Holder, current_holder, holder_with_pid, pro
 from holdfast.locks.kernel_locks import HeldFlock, held_flocks, inode_of
 from holdfast.locks.repo_lock import RepoLock, RepoLockState
 from holdfast.store.audit import AuditTrail
-from holdfast.store.files import FileStore
 from holdfast.store.model import Store
 
 
@@ -58,14 +57,12 @@ class Elsewhere:
 
     def close(self) -> None:
         """Let go of what was opened here. What is being opened at this moment goes when nobody needs it."""
-        from holdfast.store.open import close_store
-
         if not self._opening.acquire(blocking=False):
             return  # perhaps by asking a server that is away: not to be waited for
         try:
             self._look = None
             if self._opened is not None:
-                close_store(self._opened)
+                self._opened.close()
                 self._opened = None
         finally:
             self._opening.release()
@@ -95,7 +92,7 @@ class ClaimsElsewhere(Elsewhere):
             return True
         if self._store is None:
             return address_of(self._root) != FILES or exists(self._root / "ledger")
-        return not isinstance(self._store, FileStore) or exists(self._store.path / "ledger")
+        return self._store.files is None or exists(self._store.files.path / "ledger")
 
     def _open(self, store: Store) -> Look:
         from holdfast.ledger.checkpoints import FileCheckpoints
@@ -112,12 +109,9 @@ class LeasesElsewhere(Elsewhere):
         return exists(self._root / ".jvs")
 
     def _open(self, store: Store) -> Look:
-        from holdfast.clock import SKEW
         from holdfast.leases.service import LeaseService
-        from holdfast.store.open import skew_of
 
-        skew = skew_of(store)
-        return LeaseService(store, AuditTrail(), skew=SKEW if skew is None else skew).look
+        return LeaseService(store, AuditTrail(), skew=store.skew).look
 
 
 class LocksElsewhere:

@@ -1,4 +1,4 @@
-"""Addresses of stores: `postgresql://…` and `etcd://…`; how they are shown and kept, without secrets."""
+"""Addresses of stores (`postgresql://…`, `etcd://…`), and keeping their secrets out of files and output."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 from holdfast.errors import SettingInvalid
 
 SECRETS = ("password", "sslpassword", "keypassword")
-"""Parameters that only their owner may know."""
-
+"""Query parameters that are secret."""
 
 _remembered: dict[str, str] = {}
 
 
 def parts_of(address: str) -> SplitResult:
-    """The parts of an address; one that has none is refused, and not shown: there may be secrets in it."""
+    """The parts of an address. An invalid one is refused without quoting it, since it may contain secrets."""
     try:
         return urlsplit(address)
     except ValueError as error:
@@ -23,20 +22,19 @@ def parts_of(address: str) -> SplitResult:
 
 
 def remember_secrets(address: str) -> None:
-    """Use the secrets of this address, as long as this process lives, wherever it is named without them: that
-    is how it is written down."""
+    """Use the secrets of this address for the rest of the process, wherever it appears without them."""
     if has_secrets(address):
         _remembered[without_secrets(address)] = address
 
 
 def with_secrets(address: str) -> str:
-    """An address as it was written down, with the secrets that are remembered for it, if any are."""
+    """The address, with its remembered secrets, if any."""
     return _remembered.get(address, address)
 
 
 def without_secrets(address: str) -> str:
-    """The address as it may be shown and written down."""
-    if "://" not in address:  # not one of a server, such as `files`
+    """The address as it may be displayed and stored."""
+    if "://" not in address:  # not a server's, such as `files`
         return address
     parts = parts_of(address)
     user, at, hosts = parts.netloc.rpartition("@")
@@ -51,7 +49,7 @@ def joined(parts: SplitResult, query: list[tuple[str, str]]) -> str:
 
 
 def advice_about_secrets(address: str) -> list[str]:
-    """What to tell who gave an address with secrets: where later commands can have them from."""
+    """Where to put the secrets of an address, so that later commands find them."""
     if not has_secrets(address):
         return []
     elsewhere = "it into ~/.pgpass, or " if address.startswith("postgres") else ""
@@ -59,7 +57,6 @@ def advice_about_secrets(address: str) -> list[str]:
 
 
 def has_secrets(address: str) -> bool:
-    """Whether something of it must not be written down."""
     parts = parts_of(address)
     return ":" in parts.netloc.rpartition("@")[0] or any(
         name in SECRETS for name, _ in parse_qsl(parts.query, keep_blank_values=True)

@@ -1,7 +1,7 @@
-"""Requests to etcd through the gateway that every member has: JSON over HTTP, from the standard library.
+"""Requests to etcd through the gateway of its members: JSON over HTTP, with the standard library.
 
-Whichever member answers first is kept; if it stops answering, the next one is asked. What may be done twice
-(reading) is simply asked again; a commit is not, unless it cannot have been sent.
+The member that answers first is kept; if it stops answering, the next one is asked. Idempotent requests are
+repeated; a commit is not, unless it cannot have been sent.
 """
 
 from __future__ import annotations
@@ -34,24 +34,31 @@ from holdfast.errors import (
 )
 from holdfast.locks.retry import CHANCE
 from holdfast.store.addresses import parts_of, without_secrets
+from holdfast.store.served import TIMEOUT
 
 MARGIN = 5.0
+MOST_IDLE = 4
+DEFAULT_PORT = 2379
+OPTIONS = ("cacert", "cert", "key", "password", "tls")
 _WINDOW = 60.0
 """Bounds are kept for one to two of these: the clocks of two machines drift apart."""
 
+_INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 5, 7, 8, 9, 16
+"""gRPC codes after which nothing has happened."""
+
 
 class ServerTime:
-    """What is known of the time of the servers."""
+    """The time of the servers: the highest bound from their answers, carried forward by our boot clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._bounds: list[float | None] = [None, None]  # of this window, and of the one before
+        self._bounds: list[float | None] = [None, None]  # of this window and the previous one
         self._window_ends = 0.0
         self._last = 0.0
 
     def heard(self, date: str | None) -> None:
-        """An answer has arrived that was sent at this time."""
+        """Note the date of an answer, a lower bound on the current time."""
         fields = parsedate(date) if date else None
         if fields is None:
             return
@@ -64,44 +71,34 @@ class ServerTime:
             self._bounds[0] = bound if self._bounds[0] is None else max(self._bounds[0], bound)
 
     def is_known(self) -> bool:
-        """Whether an answer has arrived not long ago."""
+        """Whether an answer has arrived recently."""
         return self._clock.boot() < self._window_ends + _WINDOW
 
-    def now(self, left_by_a_commit: float = 0.0) -> float:
-        """The time; not before that of a commit which has been seen, nor before what was said last."""
+    def now(self, last_commit_at: float = 0.0) -> float:
+        """The time; not before a commit that has been seen, nor before the last result."""
         with self._lock:
             known = [each for each in self._bounds if each is not None]
             found = self._clock.boot() + max(known, default=0.0)
-            for earlier in (left_by_a_commit, self._last):
+            for earlier in (last_commit_at, self._last):
                 if found < earlier <= found + MARGIN:
                     found = earlier
             self._last = found
             return found
 
 
-TIMEOUT = 10.0
-"""How long etcd may take to answer, and how long a member that does is looked for."""
-
-MOST_IDLE = 4
-DEFAULT_PORT = 2379
-OPTIONS = ("cacert", "cert", "key", "password", "tls")
-_INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 5, 7, 8, 9, 16
-"""Codes of gRPC after which nothing has happened."""
-
-
 class EtcdAddress(NamedTuple):
-    """Where a store is: the members, the prefix of its keys, who asks, and how it is shown."""
+    """The members of a cluster, the prefix of a store's keys, a user, and the address without secrets."""
 
     members: tuple[tuple[str, int], ...]
     prefix: str
     user: str
     password: str
     options: Mapping[str, str]
-    place: str
+    display: str
 
     @classmethod
     def parse(cls, url: str) -> EtcdAddress:
-        """Read `etcd://[user@]host:port,host:port/prefix[?tls=true&cacert=…&cert=…&key=…]`."""
+        """Parse `etcd://[user@]host:port,host:port/prefix[?tls=true&cacert=…&cert=…&key=…]`."""
         parts = parts_of(url)
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         user, _, hosts = parts.netloc.rpartition("@")
@@ -131,7 +128,7 @@ def _host_and_port(text: str, url: str) -> tuple[str, int]:
 
 
 class GatewayError(Exception):
-    """etcd answered, with an error. `code` is that of gRPC."""
+    """etcd answered with an error. `code` is a gRPC code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -143,7 +140,7 @@ class GatewayError(Exception):
 
 
 class NotSent(Exception):
-    """No member could be connected to, so nothing was asked of any. `untrusted`: because of certificates."""
+    """No member could be reached, so nothing was sent. `untrusted`: because of certificates."""
 
     def __init__(self, reason: str, *, untrusted: bool = False) -> None:
         super().__init__(reason)
@@ -151,7 +148,7 @@ class NotSent(Exception):
 
 
 class Gateway:
-    """The members of one cluster, as one process talks to them."""
+    """The members of one cluster, as seen by one process."""
 
     def __init__(
         self, address: EtcdAddress, *, timeout: float = TIMEOUT, clock: Clock = SYSTEM_CLOCK
@@ -160,19 +157,21 @@ class Gateway:
         self.timeout = timeout
         self.time = ServerTime(clock)
         self._members = list(address.members)
-        CHANCE.shuffle(self._members)  # many clients spread over the members
+        CHANCE.shuffle(self._members)  # spread many clients over the members
         self._idle: list[HTTPConnection] = []
         self._pid = os.getpid()
         weakref.finalize(self, _close_all, self._idle)
         self._token = ""
         self._lock = threading.Lock()
-        self._answer_within = timeout / len(address.members)  # to ask the others in the same time
+        self._answer_within = timeout / len(address.members)  # leaves time for the other members
         self._tls = self._context() if address.secure else None
 
+    # --- Requests ------------------------------------------------------------------------------------
+
     def ask(self, path: str, request: object, *, patience: float | None = None) -> Any:
-        """A request that may be made twice; made again, of another member, until one answers."""
+        """An idempotent request, repeated with other members until one answers."""
         deadline = time.monotonic() + (self.timeout if patience is None else patience)
-        mistrust = 0
+        untrusted = 0
         while True:
             try:
                 return self.ask_once(path, request)
@@ -183,9 +182,9 @@ class Gateway:
             except (OSError, HTTPException, NotSent) as error:
                 problem = error
             left = deadline - time.monotonic()
-            mistrust = mistrust + 1 if _is_mistrust(problem) else 0
-            if mistrust >= len(self.address.members):  # all of them: time does not help against that
-                raise StoreUntrusted(self.address.place, _reason(problem)) from problem
+            untrusted = untrusted + 1 if _is_untrusted(problem) else 0
+            if untrusted >= len(self.address.members):  # all of them: waiting does not help
+                raise StoreUntrusted(self.address.display, _reason(problem)) from problem
             if left <= 0:
                 raise self._away(problem) from problem
             time.sleep(min(left, 0.02 + CHANCE.random() * 0.08))
@@ -193,13 +192,13 @@ class Gateway:
     def _away(self, problem: Exception) -> StoreUnavailable:
         hint = None
         if isinstance(problem, RemoteDisconnected) and self._tls is None:
-            hint = "It hangs up without a word: if it wants TLS, add tls=true to the address."
+            hint = "It hangs up without an answer: if it expects TLS, add tls=true to the address."
         elif self._tls is not None and "EOF" in str(problem):
-            hint = "It hangs up on TLS: if it is one without TLS, leave that out of the address."
-        return StoreUnavailable(self.address.place, _reason(problem), hint=hint)
+            hint = "It hangs up on TLS: if it does not use TLS, remove that from the address."
+        return StoreUnavailable(self.address.display, _reason(problem), hint=hint)
 
     def ask_once(self, path: str, request: object) -> Any:
-        """One request to one member: its answer, `GatewayError`, `NotSent`, or what the network raises."""
+        """One request to one member: its answer, `GatewayError`, `NotSent`, or an error of the network."""
         connection = self._take()
         try:
             answer = self._exchange_as_user(connection, path, request)
@@ -216,13 +215,13 @@ class Gateway:
         except GatewayError as error:
             if not self.address.user or error.code != _UNAUTHENTICATED:
                 raise
-        self._authenticate(connection)  # the token has run out; nothing has happened, so once more
+        self._authenticate(connection)  # the token has expired; nothing has happened, so try again
         return self._exchange(connection, path, request)
 
     def _exchange(self, connection: HTTPConnection, path: str, request: object) -> Any:
         body = msgspec.json.encode(request)
         try:
-            connection.request("POST", path, body, self._headers())
+            connection.request("POST", path, body, self.headers())
             response = connection.getresponse()
             content = response.read()
         except TimeoutError as error:
@@ -232,30 +231,29 @@ class Gateway:
             answer = msgspec.json.decode(content) if content else {}
         except msgspec.DecodeError:
             said = content[:100].decode("ascii", "replace").strip()
-            answer = {"message": f"{response.status} {said}: not the gateway of etcd, it seems"}
+            answer = {"message": f"{response.status} {said}: apparently not the gateway of etcd"}
         if response.status == 200 and "error" not in answer:
             return answer
-        code, message = int(answer.get("code", 0)), str(answer.get("message") or answer.get("error"))
-        raise GatewayError(code, message)
+        raise GatewayError(int(answer.get("code", 0)), str(answer.get("message") or answer.get("error")))
 
-    def _headers(self) -> dict[str, str]:
+    def headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}
         if self._token:
             headers["Authorization"] = self._token
         return headers
 
     def failure(self, error: GatewayError) -> Failure:
-        """An answer that asking again does not change."""
+        """The failure for an answer that repeating the request does not change."""
+        display = self.address.display
         if "too large" in str(error) or "too many operations" in str(error):
             return UsageFailure(
-                f"{self.address.place} takes no commit of this size: {error}",
+                f"{display} does not accept a commit of this size: {error}",
                 hint="Start etcd with larger --max-request-bytes and --max-txn-ops, or commit less at once.",
             )
         if error.code == _EXHAUSTED:
-            return StoreUnavailable(
-                self.address.place, error, hint="etcd is full: compact and defragment it, or raise its quota."
-            )
-        return StoreAccessRefused(self.address.place, error)
+            hint = "etcd is full: compact and defragment it, or raise its quota."
+            return StoreUnavailable(display, error, hint=hint)
+        return StoreAccessRefused(display, error)
 
     # --- Connections -------------------------------------------------------------------------------
 
@@ -278,8 +276,8 @@ class Gateway:
             connection.close()
 
     def connect(self) -> HTTPConnection:
-        """A connection to the first member that takes one."""
-        reason, mistrust = "there is none", 0
+        """A connection to the first member that accepts one."""
+        reason, untrusted = "there is none", 0
         for host, port in list(self._members):
             connection = self._connection(host, port)
             try:
@@ -293,21 +291,21 @@ class Gateway:
             except OSError as error:
                 connection.close()
                 reason = f"{host}:{port}: {_reason(error)}"
-                mistrust += _is_mistrust(error)
+                untrusted += _is_untrusted(error)
                 self._next_member(connection)
             except Failure:
                 connection.close()
                 raise
-        raise NotSent(reason, untrusted=mistrust == len(self._members))
+        raise NotSent(reason, untrusted=untrusted == len(self._members))
 
     def _connection(self, host: str, port: int) -> HTTPConnection:
-        limit = max(0.05, self.timeout / (2 * len(self._members)))  # to try the others in the same time
+        limit = max(0.05, self.timeout / (2 * len(self._members)))  # leaves time for the other members
         if self._tls is not None:
             return HTTPSConnection(host, port, timeout=limit, context=self._tls)
         return HTTPConnection(host, port, timeout=limit)
 
     def _next_member(self, connection: HTTPConnection) -> None:
-        """A member that failed is asked last."""
+        """Ask a member that failed last."""
         with self._lock:
             failed = (connection.host, connection.port)
             if failed in self._members:
@@ -320,7 +318,7 @@ class Gateway:
         try:
             self._token = self._exchange(connection, "/v3/auth/authenticate", request)["token"]
         except GatewayError as error:
-            if "not enabled" not in str(error):  # the user is that of a certificate, perhaps
+            if "not enabled" not in str(error):  # the user may be that of a certificate
                 raise self.failure(error) from error
 
     def _context(self) -> ssl.SSLContext:
@@ -331,11 +329,11 @@ class Gateway:
                 context.load_cert_chain(options["cert"], options.get("key"))
         except (OSError, ssl.SSLError) as error:
             expected = f"with certificates that work: {error}"
-            raise SettingInvalid("store", self.address.place, expected) from error
+            raise SettingInvalid("store", self.address.display, expected) from error
         return context
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close idle connections."""
         _close_all(self._idle)
 
 
@@ -346,7 +344,7 @@ def _close_all(idle: list[HTTPConnection]) -> None:
 
 
 def _has_ended(connection: HTTPConnection) -> bool:
-    """Whether the other end has hung up while nobody used the connection."""
+    """Whether the server has closed an idle connection."""
     if connection.sock is None:
         return True
     connection.sock.setblocking(False)
@@ -362,9 +360,9 @@ def _has_ended(connection: HTTPConnection) -> bool:
             connection.sock.settimeout(connection.timeout)
 
 
-def _is_mistrust(problem: Exception) -> bool:
-    """Whether one side does not accept the other's certificate, or one of them does not encrypt at all; not a
-    line that was cut while they agreed on it."""
+def _is_untrusted(problem: Exception) -> bool:
+    """Whether one side rejects the other's certificate or does not use TLS at all; not a connection that was
+    cut during the handshake."""
     if isinstance(problem, NotSent):
         return problem.untrusted
     return isinstance(problem, ssl.SSLError) and not isinstance(
@@ -376,33 +374,32 @@ def _reason(problem: Exception) -> str:
     return str(problem) or type(problem).__name__
 
 
-def coded(text: bytes) -> str:
-    """Bytes as etcd's JSON has them."""
-    return base64.b64encode(text).decode("ascii")
+def encoded(content: bytes) -> str:
+    """Bytes in etcd's JSON."""
+    return base64.b64encode(content).decode("ascii")
 
 
-def plain(text: str) -> bytes:
-    """The same, back."""
+def decoded(text: str) -> bytes:
     return base64.b64decode(text)
 
 
 def end_of(prefix: bytes) -> bytes:
-    """The first key that does not begin like this."""
+    """The first key after all keys with this prefix."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 class Messages:
-    """A response that does not end, as the values that it consists of: one JSON object in each line."""
+    """A response without end: one JSON object per line, in chunks."""
 
     def __init__(self, gateway: Gateway, path: str, request: object) -> None:
         self._connection = gateway.connect()
-        self._connection.request("POST", path, msgspec.json.encode(request), gateway._headers())  # noqa: SLF001
+        self._connection.request("POST", path, msgspec.json.encode(request), gateway.headers())
         self._raw = b""
         self._body = b""
         self._in_body = False
 
     def wait(self, timeout: float) -> Iterator[Any]:
-        """What arrives within this time, at least one message if one does; `OSError` when it has ended."""
+        """The messages that arrive in time, at least one if one does; `OSError` if the response ends."""
         deadline = time.monotonic() + timeout
         while b"\n" not in self._body:
             left = deadline - time.monotonic()
@@ -419,13 +416,13 @@ class Messages:
         yield from (msgspec.json.decode(line) for line in lines if line.strip())
 
     def _unwrap(self) -> None:
-        """Take the chunks out of what has arrived so far."""
+        """Take the complete chunks out of what has been received."""
         if not self._in_body:
             head, blank, rest = self._raw.partition(b"\r\n\r\n")
             if not blank:
                 return
             if b" 200 " not in head.split(b"\r\n")[0]:
-                raise ConnectionError(f"etcd refuses to be watched: {head[:200]!r}")
+                raise ConnectionError(f"etcd refuses the watch: {head[:200]!r}")
             self._in_body, self._raw = True, rest
         while True:
             size, line, rest = self._raw.partition(b"\r\n")

@@ -1,15 +1,15 @@
 """The default store: plain files that people can read, on one machine, without a server.
 
-Reading takes no lock. A reader looks for intents first and at the file second: a commit that has been
-decided but not yet carried out everywhere is seen whole, by everybody, from the moment it is decided.
+Readers take no lock. They list the intents first and read the file second: a commit is visible as a whole, to
+everyone, from its commit point on, even before it is applied.
 
-A transaction locks the guards of all that it names, in the order of the layout; finishes what a
-crashed one left behind; reads, decides, and commits:
+A transaction takes the document locks of everything that it names, applies commits that a crash interrupted,
+reads, decides and commits:
 
-- one document: a draft, synced, then renamed (or linked, where it must not replace) and the
-  directory synced. Commit point: the rename or link.
-- one record of a stream: a line appended and synced, or a draft that gets its number.
-- several: an intent. Commit point: the link of the intent (see `intents`, and `batches`).
+- one document: write and sync a draft, rename it (or link it, if it must not replace), sync the directory.
+  Commit point: the rename or link.
+- one record of a stream: append and sync a line, or give a synced draft its number.
+- several changes: publish an intent. Commit point: its link (see `intents`; `streams` for batches).
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
 from holdfast.errors import (
     AlreadyExists,
-    Corrupt,
     Failure,
     IoFailure,
     LockTimeout,
@@ -62,12 +61,12 @@ from holdfast.store.model import (
     Stream,
     Tail,
     TolerantCodec,
+    UnfinishedCommit,
     Unreadable,
     View,
     Watched,
     check_changes,
-    check_commit_id,
-    new_commit_id,
+    checked_commit_id,
 )
 from holdfast.store.streams import (
     Batch,
@@ -86,25 +85,21 @@ Named = Key[Any] | Stream[Any]
 
 
 class _Progress:
-    """How far a transaction has come: a failure after its commit point does not mean that it failed.
+    """How far a transaction has come.
 
-    `overtaken` says that somebody who did not have the lock has taken the number that was to be ours
-    (`ledger.lock` was broken wrongly): what was decided rests on an old view, and is decided again.
+    `perhaps_made`: it may be past its commit point, so a failure does not mean that it failed. `overtaken`: a
+    process without the lock (`ledger.lock` was broken by mistake) took its number, so it is decided again.
     """
 
     perhaps_made = False
     overtaken = False
 
 
-class UnfinishedCommit(NamedTuple):
-    """A commit that somebody did not live to carry out. `obstacle`: why nobody else can, if that is so."""
-
-    intent: Intent
-    obstacle: Corrupt | None
-
-
 class FileStore:
-    """Documents and streams below one directory, at the places that the layout gives them."""
+    """Documents and streams below one directory, located by a layout."""
+
+    skew = SKEW
+    trouble = None
 
     def __init__(
         self,
@@ -115,133 +110,26 @@ class FileStore:
         clock: Clock = SYSTEM_CLOCK,
         agent_id: str = "holdfast",
     ) -> None:
-        self.path = Path(os.path.abspath(root))  # the working directory may be another one later
+        self.path = Path(os.path.abspath(root))  # the working directory may change
         make_directories(self.path)
         self._root = Directory.open(self.path)
         self._layout = layout or Layout()
         self._clock = clock
-        self._guards = DocumentLocks(self._root, timeout, agent_id)
+        self._locks = DocumentLocks(self._root, timeout, agent_id)
         self._intents = Intents(self._root, self._layout)
         self._directories = Directories(self._root)
         self._numbers = LastNumbers()
         self._deciding = Deciding()
         self._settled: set[str] = set()
 
-    # --- Reading -----------------------------------------------------------------------------------
-
-    def read(self, key: Key[Record]) -> Document[Record] | None:
-        place = self._place(key)
-        decided, content = self._decided(key.name)
-        if not decided:
-            with OpenDirectories(self._directories) as opened:
-                content = self._load(place, opened)
-        return self._document(key, place, content)
-
-    def read_together(self, keys: Sequence[Key[Any]]) -> View:
-        places: dict[Named, Location] = {key: self._place(key) for key in keys}
-        while True:
-            with self._guards.locked(places.values(), shared=True):
-                unfinished = self._intents.unfinished(key.name for key in keys)
-                if not unfinished:
-                    with OpenDirectories(self._directories) as opened:
-                        return self._view(places, opened)
-            self._finish(unfinished)
-
-    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
-        decided = self._decided_members(family.name)
-        names = self._members(family.name).union(decided)
-        directory, start, end = self._layout.family(family.name)
-        nested = end.startswith("/")  # each member has a directory of its own
-        for name in sorted(names):  # there may be thousands: no detour for each of them
-            if name in decided:
-                content = decided[name]
-            else:
-                try:
-                    with OpenDirectories(self._directories) as opened:
-                        if nested:
-                            content = self._load(self._layout.place(f"{family.name}/{name}"), opened)
-                        else:
-                            content = self._load_at(directory, f"{start}{name}{end}", opened)
-                except (IoFailure, Refused) as failure:
-                    if not isinstance(family.codec, TolerantCodec):
-                        raise
-                    yield name, Document(cast("Record", Unreadable(failure)), "")
-                    continue
-            if content is not None:
-                where = self._root.where(f"{directory}/{start}{name}{end}")
-                yield name, Document(family.codec.decode(content, where), digest(content))
-
-    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
-        place = self._place(stream)
-
-        def decided() -> list[tuple[int, bytes]]:
-            return [(step.at, step.content.encode()) for step in self._decided_steps(stream.name)]
-
-        contents = numbered_files if place.kind is Kind.NUMBERED else lines
-        with contextlib.ExitStack() as opened:
-            try:
-                directory = opened.enter_context(open_directory(self._root, place.directory))
-            except NotFound:
-                directory = None
-            for position, content in contents(directory, place, after, decided):
-                where = f"{self._root.where(place.path)}, at {position}"
-                yield Entry(position, stream.codec.decode(content, where))
-
-    def watch(self, what: Watched) -> FileWatch:
-        return FileWatch(self._root, self._layout, self._intents, what)
-
-    def now(self) -> float:
-        return self._clock.wall()
-
-    # --- Changing ----------------------------------------------------------------------------------
-
-    def transact(
-        self,
-        keys: Iterable[Named],
-        decide: Decide[Result],
-        *,
-        commit_id: str | None = None,
-    ) -> Commit[Result]:
-        places = {each: self._place(each) for each in keys}
-        commit_id = new_commit_id() if commit_id is None else check_commit_id(commit_id)
-        self._deciding.refuse_nesting()
-        while True:
-            progress = _Progress()
-            try:
-                with self._guards.locked(places.values()):  # 1. all guards, in order
-                    unfinished = self._intents.unfinished(each.name for each in places)
-                    if not unfinished:
-                        with OpenDirectories(self._directories) as opened:
-                            commit = self._transact_locked(opened, places, decide, commit_id, progress)
-            except Failure as failure:
-                if progress.perhaps_made:
-                    raise OutcomeUnknown(commit_id, failure) from failure
-                if progress.overtaken:
-                    continue
-                raise
-            if not unfinished:
-                return commit
-            self._finish(unfinished)  # 2. somebody's commit comes first: it was decided before ours
-
-    def lock_statistics(self) -> LockStatistics:
-        """How often this store has taken locks, waited for them, and how long it has held them."""
-        return self._guards.statistics()
-
-    def guard_files(self, directory: str) -> list[str]:
-        """The paths of the lock files in a directory of the store and in those right below it."""
-        found: list[str] = []
-        with contextlib.suppress(NotFound), open_directory(self._root, directory) as top:
-            places = [top, *(top.enter(name) for name in top.directories())]
-            for place in places:
-                found += sorted(place.where(name) for name in place.names() if name.endswith(".lock"))
-                if place is not top:
-                    place.close()
-        return found
+    @property
+    def files(self) -> Self:
+        return self
 
     def close(self) -> None:
-        """Let go of the directory. Nothing is lost by not doing so."""
+        """Close the files that are kept open for speed. Nothing is lost by not calling this."""
         try:
-            self._guards.close()
+            self._locks.close()
             self._directories.close()
         finally:
             self._root.close()
@@ -252,74 +140,163 @@ class FileStore:
     def __exit__(self, *problem: object) -> None:
         self.close()
 
+    # --- Reading -----------------------------------------------------------------------------------
+
+    def read(self, key: Key[Record]) -> Document[Record] | None:
+        location = self._locate(key)
+        steps = self._pending_steps(key.name)  # at most one
+        if steps:
+            content = steps[0].document
+        else:
+            with OpenDirectories(self._directories) as opened:
+                content = self._load(location.directory, location.file, opened)
+        return self._document(key, location, content)
+
+    def read_together(self, keys: Sequence[Key[Any]]) -> View:
+        locations: dict[Named, Location] = {key: self._locate(key) for key in keys}
+        while True:
+            with self._locks.locked(locations.values(), shared=True):
+                unfinished = self._intents.unfinished(key.name for key in keys)
+                if not unfinished:
+                    with OpenDirectories(self._directories) as opened:
+                        return self._view(locations, opened)
+            self._finish(unfinished)
+
+    def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
+        pending = self._pending_members(family.name)
+        directory, start, end = self._layout.family(family.name)
+        nested = end.startswith("/")  # each member has a directory of its own
+        for name in sorted(self._members(family.name).union(pending)):  # perhaps thousands: keep this short
+            if name in pending:
+                content = pending[name]
+            else:
+                try:
+                    with OpenDirectories(self._directories) as opened:
+                        if nested:
+                            location = self._layout.locate(f"{family.name}/{name}")
+                            content = self._load(location.directory, location.file, opened)
+                        else:
+                            content = self._load(directory, f"{start}{name}{end}", opened)
+                except (IoFailure, Refused) as failure:
+                    if not isinstance(family.codec, TolerantCodec):
+                        raise
+                    yield name, Document(cast("Record", Unreadable(failure)), "")
+                    continue
+            if content is not None:
+                where = self._root.where(f"{directory}/{start}{name}{end}")
+                yield name, Document(family.codec.decode(content, where), digest(content))
+
+    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
+        location = self._locate(stream)
+
+        def pending() -> list[tuple[int, bytes]]:
+            return [(step.at, step.content.encode()) for step in self._pending_steps(stream.name)]
+
+        contents = numbered_files if location.kind is Kind.NUMBERED else lines
+        with contextlib.ExitStack() as opened:
+            try:
+                directory = opened.enter_context(open_directory(self._root, location.directory))
+            except NotFound:
+                directory = None
+            for position, content in contents(directory, location, after, pending):
+                where = f"{self._root.where(location.path)}, at {position}"
+                yield Entry(position, stream.codec.decode(content, where))
+
+    def watch(self, what: Watched) -> FileWatch:
+        return FileWatch(self._root, self._layout, self._intents, what)
+
+    def now(self) -> float:
+        return self._clock.wall()
+
+    # --- Transactions ------------------------------------------------------------------------------
+
+    def transact(
+        self, keys: Iterable[Named], decide: Decide[Result], *, commit_id: str | None = None
+    ) -> Commit[Result]:
+        locations = {each: self._locate(each) for each in keys}
+        commit_id = checked_commit_id(commit_id)
+        self._deciding.refuse_nesting()
+        while True:
+            progress = _Progress()
+            try:
+                with self._locks.locked(locations.values()):  # 1. all document locks, in order
+                    unfinished = self._intents.unfinished(each.name for each in locations)
+                    if not unfinished:
+                        with OpenDirectories(self._directories) as opened:
+                            return self._transact_locked(opened, locations, decide, commit_id, progress)
+            except Failure as failure:
+                if progress.perhaps_made:
+                    raise OutcomeUnknown(commit_id, failure) from failure
+                if not progress.overtaken:
+                    raise
+            else:
+                self._finish(unfinished)  # 2. commits of dead processes come first; start over
+
     def _transact_locked(
         self,
         opened: OpenDirectories,
-        places: dict[Named, Location],
+        locations: dict[Named, Location],
         decide: Decide[Result],
         commit_id: str,
         progress: _Progress,
     ) -> Commit[Result]:
-        view = self._view(places, opened)  # 3. read
+        view = self._view(locations, opened)  # 3. read
         now = self._clock.wall()
         with self._deciding:
             decision = decide(view, now)  # 4. decide
-        check_changes(places, view, decision.changes)
-        planned = plan(decision.changes, view, places)
+        check_changes(locations, view, decision.changes)
+        planned = plan(decision.changes, view, locations)
         if not planned:
             return Commit(commit_id, now, (), decision.result)
-        self._settle(places.values(), [each.place for each in planned])
+        self._settle(locations.values(), [each.location for each in planned])
         try:
             positions = self._commit(commit_id, planned, opened, progress)  # 5. commit
         except NotDurable:
             progress.perhaps_made = True
             raise
         except AlreadyExists:
-            progress.overtaken = len(planned) == 1 and planned[0].place.kind is Kind.NUMBERED
+            progress.overtaken = len(planned) == 1 and planned[0].location.kind is Kind.NUMBERED
             raise
         progress.perhaps_made = True
         return Commit(commit_id, now, positions, decision.result)
 
-    def _view(self, places: dict[Named, Location], opened: OpenDirectories) -> View:
-        documents: dict[Key[Any], Document[Any] | None] = {}
-        tails: dict[Stream[Any], Tail] = {}
-        for each, place in places.items():
-            if isinstance(each, Stream):
-                tails[each] = self._tail(place, opened)
-            else:
-                documents[each] = self._document(each, place, self._load(place, opened))
-        return View(documents, tails)
+    def _view(self, locations: dict[Named, Location], opened: OpenDirectories) -> View:
+        def document(key: Key[Any]) -> Document[Any] | None:
+            location = locations[key]
+            return self._document(key, location, self._load(location.directory, location.file, opened))
 
-    def _settle(self, places: Collection[Location], changed: list[Location]) -> None:
-        """Make durable what this commit rests on: a killed writer may have left it seen but not synced.
+        return View.of(locations, document, lambda stream: self._tail(locations[stream], opened))
 
-        That is the way to the directories that it writes into (once), and what it has read: names, and
-        the lines of streams. Only a change of the one document or the one stream of lines that was
-        named rests on nothing else: what makes it durable makes durable what was there before it. And a
-        numbered stream whose last number we have synced ourselves need not be synced again.
+    def _settle(self, locations: Collection[Location], changed: list[Location]) -> None:
+        """Make durable what this commit depends on: a killed writer may have left it visible but not synced.
+
+        That is the path to each directory that it writes to (once), and what it has read: names, and the
+        lines of streams. A change of the only document or stream of lines that was named depends on nothing
+        else: the sync of the change covers what was there before. A numbered stream whose last number we
+        synced ourselves is not synced again.
         """
-        if len(places) == 1 and changed[0].directory in self._settled and len(changed) == 1:
-            (place,) = places
-            if place.kind is not Kind.NUMBERED or self._numbers.is_durable(place):
-                return  # most often
-        written = {place.directory for place in changed}
+        if len(locations) == 1 and changed[0].directory in self._settled and len(changed) == 1:
+            (location,) = locations
+            if location.kind is not Kind.NUMBERED or self._numbers.is_durable(location):
+                return  # the usual case
+        written = {each.directory for each in changed}
         if len(changed) > 1:
             written.add(INTENTS)
         first_time = written - self._settled
         for directory in first_time:
-            self._sync_way_to(directory)
+            self._sync_path_to(directory)
         self._settled |= first_time
-        if len(places) == len(changed) == 1 and changed[0].kind is not Kind.NUMBERED:
+        if len(locations) == len(changed) == 1 and changed[0].kind is not Kind.NUMBERED:
             return
-        for directory in {place.directory for place in places if not self._numbers.is_durable(place)}:
+        for directory in {each.directory for each in locations if not self._numbers.is_durable(each)}:
             with contextlib.suppress(NotFound), open_directory(self._root, directory) as opened:
                 if directory not in first_time:
                     durable.sync_names(opened)
-                for place in places:
-                    if place.directory == directory and place.kind is Kind.LINES:
-                        durable.sync_in(opened, place.file)
+                for each in locations:
+                    if each.directory == directory and each.kind is Kind.LINES:
+                        durable.sync_in(opened, each.file)
 
-    def _sync_way_to(self, directory: str) -> None:
+    def _sync_path_to(self, directory: str) -> None:
         parts = directory.split("/") if directory else []
         open_directory(self._root, directory, create=True).close()
         for depth in range(len(parts) + 1):
@@ -329,7 +306,7 @@ class FileStore:
     def _commit(
         self, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: _Progress
     ) -> tuple[int, ...]:
-        """Make the changes; where the records of streams are now."""
+        """Commit the changes; return the positions of appended records."""
         if len(planned) == 1:
             return self._commit_one(planned[0], opened)
         if is_batch(planned):
@@ -339,127 +316,137 @@ class FileStore:
         progress.perhaps_made = True
         numbers: Iterator[int] = iter(())
         with contextlib.suppress(Failure, OSError):
-            # It is decided: what we cannot carry out now, readers see all the same, and the
-            # next one who needs these documents carries out before anything else.
-            numbers = iter(self._intents.carry_out(intent))
+            # The commit stands. If it cannot be applied now, readers see it through the intent, and the next
+            # transaction that needs one of its documents applies it first.
+            numbers = iter(self._intents.apply(intent))
         return tuple(self._position(each, numbers) for each in planned if each.operation == "append")
+
+    def _position(self, planned: Planned, numbers: Iterator[int]) -> int:
+        """The position of an appended record; if it is not applied yet, the intended one."""
+        if planned.location.kind is Kind.LINES:
+            return planned.next_at()
+        number = next(numbers, None)
+        if number is None:
+            return planned.at
+        self._numbers.remember_durable(planned.location, number)
+        return number
 
     def _commit_batch(
         self, commit_id: str, planned: list[Planned], opened: OpenDirectories, progress: _Progress
     ) -> tuple[int, ...]:
-        place = planned[0].place
-        records, intents = opened.get(place.directory, create=True), opened.get(INTENTS, create=True)
+        location = planned[0].location
+        records, intents = opened.get(location.directory, create=True), opened.get(INTENTS, create=True)
         batch = Batch(commit_id, planned, records, intents)
         batch.write()
-        batch.decide()  # commit point
+        batch.publish_intent()  # commit point
         progress.perhaps_made = True
         numbers = [each.at for each in planned]
         with contextlib.suppress(Failure, OSError):
-            numbers = batch.carry_out()
-            self._numbers.remember_durable(place, numbers[-1])
+            numbers = batch.apply()
+            self._numbers.remember_durable(location, numbers[-1])
         return tuple(numbers)
 
-    def _position(self, planned: Planned, numbers: Iterator[int]) -> int:
-        """Where an appended record is now; not carried out yet, it will be where it was to go."""
-        if planned.place.kind is Kind.LINES:
-            return planned.behind()
-        number = next(numbers, None)
-        if number is None:
-            return planned.at
-        self._numbers.remember_durable(planned.place, number)
-        return number
-
     def _commit_one(self, planned: Planned, opened: OpenDirectories) -> tuple[int, ...]:
-        place, content = planned.place, planned.content
-        directory = opened.get(place.directory, create=True)
-        if place.kind is Kind.LINES:
-            durable.append_in(directory, place.file, content, at=planned.at)
-            return (planned.behind(),)
-        if place.kind is Kind.NUMBERED:
-            name, often = place.numbered(planned.at), self._numbers.are_ours(place)
+        location, content = planned.location, planned.content
+        directory = opened.get(location.directory, create=True)
+        if location.kind is Kind.LINES:
+            durable.append_in(directory, location.file, content, at=planned.at)
+            return (planned.next_at(),)
+        if location.kind is Kind.NUMBERED:
+            name, often = location.numbered(planned.at), self._numbers.are_ours(location)
             draft = durable.write_draft(directory, name, content)
-            durable.publish_new(directory, draft, name, often=often)  # as decided, or not at all
+            durable.publish_new(directory, draft, name, often=often)  # under this number, or not at all
             durable.sync_names(directory, name)
-            self._numbers.remember_durable(place, planned.at)
+            self._numbers.remember_durable(location, planned.at)
             return (planned.at,)
         if planned.operation == "remove":
-            durable.remove_in(directory, place.file)
+            durable.remove_in(directory, location.file)
         elif planned.before:
-            durable.replace_in(directory, place.file, content)
+            durable.replace_in(directory, location.file, content)
         else:
-            durable.create_in(directory, place.file, content)
+            durable.create_in(directory, location.file, content)
         return ()
 
-    def _finish(self, intents: Sequence[Intent]) -> None:
-        """Carry out what others decided, if it still has to be, under the guards that it needs."""
+    # --- After a crash -------------------------------------------------------------------------------
+
+    def _finish(self, intents: Iterable[Intent]) -> None:
+        """Apply the commits of dead processes, unless that is done, under the locks that they need."""
         for intent in intents:
-            with self._guards.locked([self._layout.place(step.name) for step in intent.steps]):
+            with self._locks.locked([self._layout.locate(step.name) for step in intent.steps]):
                 self._intents.finish(intent)
 
-    # --- After a death ------------------------------------------------------------------------------
-
-    def abandoned_commits(self) -> list[UnfinishedCommit]:
-        """Commits that are decided but not carried out, and whose authors are gone. Changes nothing.
-
-        An author holds the guards of all that it changes; so who gets them at once and finds the intent
-        still there has found one that nobody is at.
-        """
-        guards = self._guards.without_waiting()
+    def unfinished_commits(self) -> list[UnfinishedCommit]:
+        # An author holds the locks of everything that it changes. So if these locks are free and the intent
+        # still exists, its author is gone.
+        locks = self._locks.without_waiting()
         found: list[UnfinishedCommit] = []
         try:
-            for intent in self._intents.left():
-                places = [self._layout.place(step.name) for step in intent.steps]
-                with contextlib.suppress(LockTimeout), guards.locked(places):
-                    if intent in self._intents.left():
-                        found.append(UnfinishedCommit(intent, self._intents.obstacle(intent)))
+            for intent in self._intents.all():
+                locations = [self._layout.locate(step.name) for step in intent.steps]
+                with contextlib.suppress(LockTimeout), locks.locked(locations):
+                    if intent in self._intents.all():
+                        documents = tuple(step.name for step in intent.steps)
+                        found.append(UnfinishedCommit(intent.id, documents, self._intents.obstacle(intent)))
         finally:
-            guards.close()
+            locks.close()
         return found
 
-    def finish_commits(self, intents: Sequence[Intent]) -> None:
-        """Carry out what is left of these commits; one that was carried out meanwhile is left alone."""
-        self._finish(intents)
+    def finish_commits(self, commits: Iterable[UnfinishedCommit]) -> None:
+        ids = {each.id for each in commits}
+        self._finish([intent for intent in self._intents.all() if intent.id in ids])
 
-    # --- Where things are --------------------------------------------------------------------------
+    def lock_files(self, directory: str) -> list[str]:
+        found: list[str] = []
+        with contextlib.suppress(NotFound), open_directory(self._root, directory) as top:
+            for each in [top, *(top.enter(name) for name in top.directories())]:
+                found += sorted(each.where(name) for name in each.names() if name.endswith(".lock"))
+                if each is not top:
+                    each.close()
+        return found
 
-    def _place(self, what: Named) -> Location:
-        place = self._layout.place(what.name)
-        if isinstance(what, Stream) is (place.kind is Kind.DOCUMENT):
-            raise UsageFailure(f"{what.name} is a {place.kind.value} in the layout", key=what.name)
-        return place
+    def lock_statistics(self) -> LockStatistics:
+        """How often this store has taken document locks, waited for them, and how long it has held them."""
+        return self._locks.statistics()
 
-    def _load(self, place: Location, opened: OpenDirectories) -> bytes | None:
-        return self._load_at(place.directory, place.file, opened)
+    # --- Files ---------------------------------------------------------------------------------------
 
-    def _load_at(self, directory: str, file: str, opened: OpenDirectories) -> bytes | None:
+    def _locate(self, what: Named) -> Location:
+        location = self._layout.locate(what.name)
+        if isinstance(what, Stream) is (location.kind is Kind.DOCUMENT):
+            raise UsageFailure(f"{what.name} is a {location.kind.value} in the layout", key=what.name)
+        return location
+
+    def _load(self, directory: str, file: str, opened: OpenDirectories) -> bytes | None:
         try:
             return durable.read_in(opened.get(directory), file)
         except NotFound:
-            return None  # perhaps not even its directory is there yet
+            return None  # perhaps not even its directory exists yet
 
-    def _document(self, key: Key[Record], place: Location, content: bytes | None) -> Document[Record] | None:
+    def _document(
+        self, key: Key[Record], location: Location, content: bytes | None
+    ) -> Document[Record] | None:
         if content is None:
             return None
-        return Document(key.codec.decode(content, self._root.where(place.path)), digest(content))
+        return Document(key.codec.decode(content, self._root.where(location.path)), digest(content))
 
-    def _tail(self, place: Location, opened: OpenDirectories) -> Tail:
-        """The last record of a stream; all that was decided has been carried out when this is asked."""
+    def _tail(self, location: Location, opened: OpenDirectories) -> Tail:
+        """The last record of a stream; the caller has applied all pending intents that touch it."""
         content: bytes | Callable[[], bytes]
         try:
-            directory = opened.get(place.directory)
+            directory = opened.get(location.directory)
         except NotFound:
-            position, content = 0, b""  # perhaps not even its directory is there yet
+            position, content = 0, b""
         else:
-            if place.kind is Kind.NUMBERED:
-                position = self._numbers.find(directory, place)
-                content = partial(durable.read_in, directory, place.numbered(position))
+            if location.kind is Kind.NUMBERED:
+                position = self._numbers.find(directory, location)
+                content = partial(durable.read_in, directory, location.numbered(position))
             else:
-                position, content = last_line(directory, place) or (0, b"")
-        return Tail(position, content, f"{self._root.where(place.path)}, at {position}")
+                position, content = last_line(directory, location) or (0, b"")
+        return Tail(position, content, f"{self._root.where(location.path)}, at {position}")
 
     def _members(self, family: str) -> set[str]:
         directory, start, end = self._layout.family(family)
-        nested = end.startswith("/")  # each member is a directory with a file in it
+        nested = end.startswith("/")
         try:
             with open_directory(self._root, directory) as opened:
                 names = opened.directories() if nested else opened.names()
@@ -473,19 +460,14 @@ class FileStore:
         )
         return {name for name in found if is_safe_name(name)}
 
-    def _decided_steps(self, name: str) -> list[Step]:
+    def _pending_steps(self, name: str) -> list[Step]:
+        """The changes of a document or stream that are committed but not applied yet."""
         return [step for each in self._intents.pending() for step in each.steps if step.name == name]
 
-    def _decided(self, name: str) -> tuple[bool, bytes | None]:
-        """Whether a document is about to be changed by a commit that is decided, and what to."""
-        for step in self._decided_steps(name):  # at most one
-            return True, step.content.encode() if step.operation == "put" else None
-        return False, None
-
-    def _decided_members(self, family: str) -> dict[str, bytes | None]:
+    def _pending_members(self, family: str) -> dict[str, bytes | None]:
         prefix = family + "/"
         return {
-            step.name.removeprefix(prefix): step.content.encode() if step.operation == "put" else None
+            step.name.removeprefix(prefix): step.document
             for intent in self._intents.pending()
             for step in intent.steps
             if step.name.startswith(prefix)

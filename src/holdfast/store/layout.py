@@ -1,12 +1,11 @@
-"""Where every document and stream lives, which lock guards it, and in which order locks are taken.
+"""The layout of a file store: where each document and stream is, and which document lock protects it.
 
-This is the one table. A key names a row and, if the row has a `{name}`, a member of it. The rows
-stand in the order in which their guards are locked: a transaction that touches several takes them in
-this order, members of one row by name; so no two transactions can wait for each other, and none can
-be written that does otherwise, because nothing else takes these locks.
+A key names a row of `TABLE` and, if the row has a `{name}`, a member of it. The rows are in lock order: a
+transaction takes the locks of everything that it names in this order, and members of one row by name. Nothing
+else takes these locks, so no two transactions can wait for each other.
 
-`{stripe}` spreads the members of a row over 64 guards, for rows whose specification names none: a
-guard is never deleted, and one for each of a hundred thousand documents would be litter.
+`{stripe}` spreads the members of a row over 64 locks, for rows whose specification names none. Lock files are
+never deleted, and one for each of a hundred thousand documents would be litter.
 """
 
 from __future__ import annotations
@@ -27,36 +26,35 @@ from holdfast.locks.file_lock import FileLocker, LockStatistics
 from holdfast.locks.ledger_lock import DEFAULT_TIMEOUT, LOCK_NAME, LedgerLock
 
 INTENTS = ".holdfast/intents"
-"""Where the intents of commits to several documents are kept."""
+"""The directory of the intents of commits that change several documents."""
 
-STRIPES = 64
-MOST_REMEMBERED = 10_000
-"""How many places a layout remembers, so as not to work them out again."""
+_STRIPES = 64
+_MOST_CACHED = 10_000
 
 
 class Kind(Enum):
-    """What a row's file is."""
+    """How a document or stream is stored."""
 
     DOCUMENT = "document"
     LINES = "lines"
-    """A stream of which each record is a line of one file."""
+    """A stream whose records are the lines of one file."""
     NUMBERED = "numbered"
-    """A stream of which each record is a file, `{number}` in its name."""
+    """A stream whose records are files with a `{number}` in their names."""
 
 
 class Row(NamedTuple):
-    """One line of the table: key, path, guard; all relative to the root of the store."""
+    """A row of the table: key, path and document lock, relative to the root of the store."""
 
     key: str
     path: str
-    guard: str
+    lock: str
     kind: Kind = Kind.DOCUMENT
 
 
 # fmt: off
-_WORKTREE = ".jvs/guards/worktree-{name}.lock"  # all that belongs to one worktree has one guard
+_WORKTREE = ".jvs/guards/worktree-{name}.lock"  # one lock for everything that belongs to a worktree
 
-_ISSUE = ".jit/issues/{name}.lock"  # and so has all that belongs to one issue
+_ISSUE = ".jit/issues/{name}.lock"  # and one for everything that belongs to an issue
 
 TABLE: tuple[Row, ...] = (
     # The repository, its worktrees and snapshots.
@@ -79,7 +77,7 @@ TABLE: tuple[Row, ...] = (
     Row("jit/issues/{name}",      ".jit/issues/{name}.json",           _ISSUE),
     Row("jit/claims/{name}",      ".jit/claims/{name}.json",           _ISSUE),
     Row("jit/dependents/{name}",  ".jit/dependents/{name}.json",       _ISSUE),
-    # The ledger, whose guard is the lock file that other programs know too.
+    # The ledger, whose lock is the lock file that other programs know too.
     Row("ledger/meta",            "meta.json",                         "ledger/.meta.lock"),
     Row("ledger/events",          "ledger/event-{number}.json",        "ledger/ledger.lock", Kind.NUMBERED),
     # Streams that every change appends to come last and are held briefly.
@@ -90,14 +88,14 @@ TABLE: tuple[Row, ...] = (
 
 
 class Location(NamedTuple):
-    """Where one document or stream is. `rank` sorts guards into the order in which they are locked:
-    by the rows of the table, members of one row by name (not by path: `a-b.lock` sorts before `a.lock`)."""
+    """The location of a document or stream. Locks are taken in the order of `rank`: by the rows of the table,
+    members of one row by name (not by path: `a-b.lock` sorts before `a.lock`)."""
 
     name: str
     kind: Kind
     directory: str
     file: str
-    guard: str
+    lock: str
     rank: tuple[int, str]
 
     @property
@@ -106,42 +104,45 @@ class Location(NamedTuple):
         return f"{self.directory}/{self.file}" if self.directory else self.file
 
     def numbered(self, number: int) -> str:
-        """The file of one record of a numbered stream; past 999999 the numbers simply go on."""
+        """The file of a record in a numbered stream; numbers may exceed six digits."""
         return self.file.replace("{number}", f"{number:06d}")
 
 
 class Layout:
-    """A table, ready to be looked things up in."""
+    """Looks up keys in a table."""
 
     def __init__(self, rows: Sequence[Row] = TABLE) -> None:
         self._rows = {row.key.removesuffix("/{name}"): row for row in rows}
-        ranks: dict[str, int] = {}
+        self._ranks: dict[str, int] = {}
         for row in rows:
-            ranks.setdefault(row.guard, len(ranks))
-        self._ranks = ranks
-        self._places: dict[str, Location] = {}
+            self._ranks.setdefault(row.lock, len(self._ranks))
+        self._cached: dict[str, Location] = {}
 
-    def place(self, key: str) -> Location:
-        """The place of a key; one that no row has, or whose member is not a safe name, is refused."""
-        known = self._places.get(key)
-        if known is None:
-            known = self._find(key)
-            if len(self._places) < MOST_REMEMBERED:
-                self._places[key] = known
-        return known
+    def locate(self, key: str) -> Location:
+        """The location of a key. Keys without a row and unsafe member names are refused."""
+        location = self._cached.get(key)
+        if location is None:
+            location = self._find(key)
+            if len(self._cached) < _MOST_CACHED:
+                self._cached[key] = location
+        return location
 
     def _find(self, key: str) -> Location:
-        row = self._rows.get(key)
-        if row is not None and "{name}" not in row.key:
-            return self._filled(row, key, "")
-        family, _, member = key.rpartition("/")
-        row = self._rows.get(family)
-        if row is None or "{name}" not in row.key:
-            raise UsageFailure(f"there is no place for {key!a} in the layout", key=ascii(key))
-        return self._filled(row, key, safe_name(member, what="key"))
+        row, member = self._rows.get(key), ""
+        if row is None or "{name}" in row.key:
+            family, _, member = key.rpartition("/")
+            row = self._rows.get(family)
+            if row is None or "{name}" not in row.key:
+                raise UsageFailure(f"the layout has no location for {key!a}", key=ascii(key))
+            safe_name(member, what="key")
+        stripe = f"{zlib.crc32(member.encode()) % _STRIPES:02d}"
+        lock = row.lock.replace("{name}", member).replace("{stripe}", stripe)
+        directory, _, file = row.path.replace("{name}", member).rpartition("/")
+        within = member if "{name}" in row.lock else stripe if "{stripe}" in row.lock else ""
+        return Location(key, row.kind, directory, file, lock, (self._ranks[row.lock], within))
 
     def family(self, family: str) -> tuple[str, str, str]:
-        """The directory of a family's members, and what stands before and behind their names there."""
+        """The directory of a family's members, and the prefix and suffix of their names there."""
         row = self._rows.get(family)
         if row is None or "{name}" not in row.key:
             raise UsageFailure(f"{family!a} is not a family of the layout", key=ascii(family))
@@ -150,20 +151,16 @@ class Layout:
         return directory, start, after
 
     def has_own_directory(self, key: str) -> bool:
-        """Whether a document is alone in a directory that bears its name."""
+        """Whether a document is alone in a directory named after it."""
         row = self._rows.get(key.rpartition("/")[0])
         return row is not None and "{name}/" in row.path
 
-    def _filled(self, row: Row, key: str, member: str) -> Location:
-        stripe = f"{zlib.crc32(member.encode()) % STRIPES:02d}"
-        guard = row.guard.replace("{name}", member).replace("{stripe}", stripe)
-        directory, _, file = row.path.replace("{name}", member).rpartition("/")
-        among = member if "{name}" in row.guard else stripe if "{stripe}" in row.guard else ""
-        return Location(key, row.kind, directory, file, guard, (self._ranks[row.guard], among))
+
+# --- Document locks -----------------------------------------------------------------------------------
 
 
 class DocumentLocks:
-    """The guards of one store. Most are file locks; that of the ledger is its own protocol."""
+    """The document locks of one store: file locks, except for the ledger's, which has its own protocol."""
 
     def __init__(self, root: Directory, timeout: float | None, agent_id: str) -> None:
         self._root = root
@@ -172,46 +169,46 @@ class DocumentLocks:
         self._locker = FileLocker(timeout)
         self._ledger_locks: dict[str, LedgerLock] = {}
 
-    def locked(self, places: Collection[Location], *, shared: bool = False) -> AbstractContextManager[object]:
-        """Hold the guards of all places; `LockTimeout` if one cannot be had, and then none is held."""
-        if len(places) == 1:
-            return self._lock(next(iter(places)).guard, shared=shared)
-        guards = [guard for _, guard in sorted({(place.rank, place.guard) for place in places})]
-        return self._all(guards, shared=shared)
+    def locked(
+        self, locations: Collection[Location], *, shared: bool = False
+    ) -> AbstractContextManager[object]:
+        """Hold the locks of all locations, or none: `LockTimeout` if one cannot be acquired in time."""
+        if len(locations) == 1:
+            return self._lock(next(iter(locations)).lock, shared=shared)
+        return self._lock_all(locations, shared=shared)
 
     @contextlib.contextmanager
-    def _all(self, guards: list[str], *, shared: bool) -> Iterator[None]:
+    def _lock_all(self, locations: Collection[Location], *, shared: bool) -> Iterator[None]:
         with contextlib.ExitStack() as held:
-            for guard in guards:
-                held.enter_context(self._lock(guard, shared=shared))
+            for _, lock in sorted({(each.rank, each.lock) for each in locations}):
+                held.enter_context(self._lock(lock, shared=shared))
             yield
 
     def statistics(self) -> LockStatistics:
-        """What was locked and waited for so far."""
         return self._locker.statistics()
 
     def without_waiting(self) -> DocumentLocks:
-        """The same guards, but `LockTimeout` at once if one is held."""
+        """The same locks, but acquiring a held one raises `LockTimeout` at once."""
         return DocumentLocks(self._root, 0.0, self._agent_id)
 
     def close(self) -> None:
-        """Close the lock files that are kept open for speed, and remove those that are kept for it."""
+        """Close the lock files that are kept open for speed."""
         self._locker.close()
         for lock in self._ledger_locks.values():
             lock.close()
 
-    def _lock(self, guard: str, *, shared: bool) -> AbstractContextManager[object]:
+    def _lock(self, lock: str, *, shared: bool) -> AbstractContextManager[object]:
         try:
-            return self._take(guard, shared=shared)
-        except NotFound:  # the first use: its directory is not there yet
-            self._root.beneath(guard.rpartition("/")[0], create=True).close()
-            return self._take(guard, shared=shared)
+            return self._take(lock, shared=shared)
+        except NotFound:  # first use: the directory does not exist yet
+            self._root.beneath(lock.rpartition("/")[0], create=True).close()
+            return self._take(lock, shared=shared)
 
-    def _take(self, guard: str, *, shared: bool) -> AbstractContextManager[object]:
-        directory, _, name = guard.rpartition("/")
+    def _take(self, lock: str, *, shared: bool) -> AbstractContextManager[object]:
+        directory, _, name = lock.rpartition("/")
         if name == LOCK_NAME:
             return self._ledger_lock(directory).acquire()
-        path = self._root.where(guard)
+        path = self._root.where(lock)
         return self._locker.lock_shared(path) if shared else self._locker.lock_exclusive(path)
 
     def _ledger_lock(self, directory: str) -> LedgerLock:
@@ -223,8 +220,10 @@ class DocumentLocks:
         return lock
 
 
+# --- Directories that are kept open -------------------------------------------------------------------
+
 MOST_IDLE = 32
-"""How many free directories are kept; beyond that the one kept longest is closed."""
+"""How many unused directories stay open; beyond that, the oldest is closed."""
 
 
 def open_directory(root: Directory, relative: str, *, create: bool = False) -> Directory:
@@ -232,8 +231,8 @@ def open_directory(root: Directory, relative: str, *, create: bool = False) -> D
     return root.beneath(relative, create=create) if relative else Directory.open(root.path)
 
 
-class _Kept(Directory):
-    """A directory that knows which one it is."""
+class _KeptDirectory(Directory):
+    """An open directory and its device and inode, which tell whether its path still leads to it."""
 
     __slots__ = ("identity",)
 
@@ -246,24 +245,27 @@ class _Kept(Directory):
             raise io_failure("look at", self.shown, error) from error
 
 
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
 class Directories:
-    """The directories below one root."""
+    """The directories below one root, kept open between uses."""
 
     def __init__(self, root: Directory) -> None:
         self._root = root
-        self._idle: dict[str, _Kept] = {}
+        self._idle: dict[str, _KeptDirectory] = {}
 
-    def take(self, relative: str, *, create: bool = False) -> _Kept:
-        """The directory `relative` as of now, for the caller alone; `NotFound` unless it may be created."""
+    def take(self, relative: str, *, create: bool = False) -> _KeptDirectory:
+        """The current directory at `relative`, for the caller alone; `NotFound` unless it may be created."""
         kept = self._idle.pop(relative, None)
         if kept is not None:
             if self._is_current(relative, kept):
                 return kept
             kept.close()
-        return _Kept(open_directory(self._root, relative, create=create))
+        return _KeptDirectory(open_directory(self._root, relative, create=create))
 
-    def give_back(self, relative: str, directory: _Kept) -> None:
-        """Keep a directory for the next use."""
+    def give_back(self, relative: str, directory: _KeptDirectory) -> None:
         if self._idle.setdefault(relative, directory) is not directory:
             directory.close()
         elif len(self._idle) > MOST_IDLE:
@@ -271,12 +273,12 @@ class Directories:
                 self._idle.pop(next(iter(self._idle))).close()
 
     def close(self) -> None:
-        """Close all that nobody uses."""
+        """Close all directories that are not in use."""
         while self._idle:
             with contextlib.suppress(KeyError):
                 self._idle.popitem()[1].close()
 
-    def _is_current(self, relative: str, kept: _Kept) -> bool:
+    def _is_current(self, relative: str, kept: _KeptDirectory) -> bool:
         if kept.identity is None:
             return False
         try:
@@ -287,11 +289,11 @@ class Directories:
 
 
 class OpenDirectories:
-    """The directories that one transaction works in, each taken once, given back together."""
+    """The directories that one transaction uses: each taken once, all given back at the end."""
 
     def __init__(self, directories: Directories) -> None:
         self._directories = directories
-        self._taken: dict[str, _Kept] = {}
+        self._taken: dict[str, _KeptDirectory] = {}
 
     def get(self, relative: str, *, create: bool = False) -> Directory:
         """A directory; `NotFound` unless it may be created."""
@@ -306,7 +308,3 @@ class OpenDirectories:
     def __exit__(self, *problem: object) -> None:
         for relative, directory in self._taken.items():
             self._directories.give_back(relative, directory)
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino

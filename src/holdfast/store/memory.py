@@ -1,13 +1,12 @@
-"""The model: a store in memory, simple enough to be seen to be right. The others are compared with it."""
+"""A store in memory: the model that the other stores are compared with, simple enough to be seen right."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
 from holdfast.errors import UsageFailure
 from holdfast.store.model import (
     Append,
@@ -24,19 +23,23 @@ from holdfast.store.model import (
     Stream,
     Tail,
     View,
+    Watch,
     Watched,
     check_changes,
-    check_commit_id,
-    new_commit_id,
+    checked_commit_id,
 )
 
 
 class MemoryStore:
     """Documents and streams of one process, behind one lock. Records are kept encoded, as elsewhere."""
 
+    files = None
+    skew = SKEW
+    trouble = None
+
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._changed = threading.Condition()  # may be entered again: a decide function may read
+        self._changed = threading.Condition()  # reentrant: a decide function may read
         self._documents: dict[str, tuple[bytes, int]] = {}
         self._streams: dict[str, list[bytes]] = {}
         self._versions = 0
@@ -45,11 +48,12 @@ class MemoryStore:
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         with self._changed:
-            return self._read(key)
+            found = self._documents.get(key.name)
+            return None if found is None else Document(key.codec.decode(found[0], key.name), str(found[1]))
 
     def read_together(self, keys: Sequence[Key[Any]]) -> View:
         with self._changed:
-            return View({key: self._read(key) for key in keys})
+            return View({key: self.read(key) for key in keys})
 
     def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
         prefix = family.name + "/"
@@ -69,40 +73,36 @@ class MemoryStore:
             yield Entry(position, stream.codec.decode(line, f"{stream.name}#{position}"))
 
     def transact(
-        self,
-        keys: Iterable[Key[Any] | Stream[Any]],
-        decide: Decide[Result],
-        *,
-        commit_id: str | None = None,
+        self, keys: Iterable[Key[Any] | Stream[Any]], decide: Decide[Result], *, commit_id: str | None = None
     ) -> Commit[Result]:
-        named = list(keys)
-        commit_id = new_commit_id() if commit_id is None else check_commit_id(commit_id)
+        named = dict.fromkeys(keys)
+        commit_id = checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         with self._changed:
-            tails = {each: self._tail(each) for each in named if isinstance(each, Stream)}
-            view = View({key: self._read(key) for key in named if isinstance(key, Key)}, tails)
+            view = View.of(named, self.read, self._tail)
             now = self._clock.wall()
             with self._deciding:
                 decision = decide(view, now)
             check_changes(named, view, decision.changes)
-            coded = [
+            encoded = [
                 (change, b"" if isinstance(change, Delete) else _codec(change).encode(change.record))
                 for change in decision.changes
             ]
             positions: list[int] = []
-            for change, content in coded:
+            for change, content in encoded:
                 if isinstance(change, Append):
-                    line = self._streams.setdefault(change.stream.name, [])
-                    line.append(content)
-                    positions.append(len(line))
-                    self._log.append(change.stream.name)
-                elif isinstance(change, Delete):
-                    del self._documents[change.key.name]
-                    self._log.append(change.key.name)
+                    name = change.stream.name
+                    lines = self._streams.setdefault(name, [])
+                    lines.append(content)
+                    positions.append(len(lines))
                 else:
-                    self._versions += 1
-                    self._documents[change.key.name] = content, self._versions
-                    self._log.append(change.key.name)
+                    name = change.key.name
+                    if isinstance(change, Delete):
+                        del self._documents[name]
+                    else:
+                        self._versions += 1
+                        self._documents[name] = content, self._versions
+                self._log.append(name)
             self._changed.notify_all()
         return Commit(commit_id, now, tuple(positions), decision.result)
 
@@ -112,17 +112,20 @@ class MemoryStore:
     def now(self) -> float:
         return self._clock.wall()
 
+    def close(self) -> None:
+        pass
+
     def _tail(self, stream: Stream[Any]) -> Tail:
         lines = self._streams.get(stream.name, [])
         return Tail(len(lines), lines[-1] if lines else b"", f"{stream.name}#{len(lines)}")
 
-    def _read(self, key: Key[Record]) -> Document[Record] | None:
-        found = self._documents.get(key.name)
-        return None if found is None else Document(key.codec.decode(found[0], key.name), str(found[1]))
+
+def _codec(change: Any) -> Any:
+    return change.stream.codec if isinstance(change, Append) else change.key.codec
 
 
-class MemoryWatch:
-    """Reads the log of changed names from where it stood."""
+class MemoryWatch(Watch):
+    """Reads the log of changed names from where it ended when the watch was created."""
 
     def __init__(self, changed: threading.Condition, log: list[str], what: Watched) -> None:
         self._changed = changed
@@ -131,27 +134,17 @@ class MemoryWatch:
         self._prefix = what.name + "/" if isinstance(what, Family) else ""
         self._name = what.name
 
-    def wait(self, timeout: float | None = None) -> frozenset[str]:
-        deadline = None if timeout is None else time.monotonic() + timeout
+    def _next(self, left: float | None) -> list[str]:
         with self._changed:
-            while True:
-                new = self._log[self._seen :]
-                self._seen += len(new)
-                found = frozenset(name for name in new if self._matches(name))
-                left = None if deadline is None else deadline - time.monotonic()
-                if found or (left is not None and left <= 0):
-                    return found
-                self._changed.wait(left)
+            found = self._new()
+            if not found and self._changed.wait(left):
+                found = self._new()
+            return found
+
+    def _new(self) -> list[str]:
+        new = self._log[self._seen :]
+        self._seen += len(new)
+        return [name for name in new if self._matches(name)]
 
     def _matches(self, name: str) -> bool:
         return name.startswith(self._prefix) if self._prefix else name == self._name
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        pass
-
-
-def _codec(change: Any) -> Any:
-    return change.stream.codec if isinstance(change, Append) else change.key.codec

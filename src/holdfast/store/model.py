@@ -1,4 +1,9 @@
-"""The nouns of the store: keys, documents, streams, changes. They know nothing of where things are kept."""
+"""The nouns of a store (keys, documents, streams, changes) and the `Store` protocol.
+
+A store keeps *documents*, which transactions create, replace and delete, and *streams*, which they append to.
+A transaction names what it reads and writes, decides by a pure function, and takes effect as a whole or not
+at all, as if transactions ran one after the other. `holdfast.testing` checks these promises.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,10 @@ import functools
 import os
 import re
 import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
@@ -25,7 +33,7 @@ from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name, safe_name, split_relative
 
 MOST_BYTES = 4 << 20
-"""The largest record."""
+"""The size limit of an encoded record."""
 
 Record = TypeVar("Record")
 Result = TypeVar("Result")
@@ -33,56 +41,61 @@ Encoded = TypeVar("Encoded")
 
 
 class Codec(Protocol[Encoded]):
-    """How records become bytes and come back. What does not come back is `Corrupt`, never a guess."""
+    """Encodes records as bytes and decodes them; raises `Corrupt` for bytes that are not a valid record."""
 
     def encode(self, record: Encoded) -> bytes: ...
-
     def decode(self, content: bytes, source: str) -> Encoded: ...
 
 
-class StructCodec(Generic[Record]):
-    """Records of one `msgspec` type as strict JSON; `source` names the place in what is raised.
+_JSON = msgspec.json.Encoder().encode
+_MESSAGE_PACK = msgspec.msgpack.Encoder().encode
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+"""The first bytes of a NaN or an infinity in MessagePack."""
 
-    Both ways have a short cut for what is certainly right, at a tenth of the cost; whatever is not is
-    looked at in full, which says what is wrong with it, if anything.
+
+class StructCodec(Generic[Record]):
+    """Records of one `msgspec` type as strict JSON; `source` names the origin in errors.
+
+    Encoding and decoding try a fast path first, at a tenth of the cost. It accepts only what is certainly
+    valid; everything else takes the strict path, which reports what is wrong.
     """
 
     def __init__(
         self, kind: type[Record], *, pretty: bool = True, limit: int = MOST_BYTES, bounded: bool = False
     ) -> None:
-        """`bounded` says that the type leaves no room for anything nested too deep."""
+        """`bounded` states that values of the type cannot be nested too deeply."""
         self._kind = kind
         self._pretty = pretty
         self._limit = limit
         self._bounded = bounded
 
     def encode(self, record: Record) -> bytes:
-        """JSON in UTF-8, for documents over several lines, without a final line break.
+        """JSON in UTF-8 without a final newline, indented if `pretty`.
 
-        A record that would not come back (a NaN, a field of another type) is refused.
+        A record that would not decode to itself (a NaN, a field of the wrong type) is refused.
         """
-        content = self._certainly_encoded(record) or self._encoded(record)
+        content = self._encode_fast(record) or self._encode_strictly(record)
         if len(content) > self._limit:
             raise TooLarge(self._what, len(content), self._limit)
         return content
 
     def decode(self, content: bytes, source: str) -> Record:
-        """The record, if the content is strict JSON and has exactly the right types."""
+        """The record; `Corrupt` unless the content is strict JSON of exactly the right types."""
         text = content.removesuffix(b"\n")
         try:
             record = msgspec.json.decode(text, type=self._kind)
-            certain = len(text) <= self._limit and self._is_flat(text) and self._written(record) == text
+            # A text that we would write just so has no duplicate keys, nor anything else `msgspec` ignores.
+            certain = len(text) <= self._limit and self._is_shallow(text) and self._render(record) == text
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             certain = False
-        # What we would write just so has no key twice and nothing else that `msgspec` reads over.
-        return record if certain else self._decoded(text, source)
+        return record if certain else self._decode_strictly(text, source)
 
-    def _certainly_encoded(self, record: Record) -> bytes | None:
+    def _encode_fast(self, record: Record) -> bytes | None:
         try:
-            content = self._written(record)
+            content = self._render(record)
             msgspec.json.decode(content, type=self._kind)  # every field has its type
-            # `msgspec` writes null for numbers that are none, and MessagePack shows them.
-            if self._is_flat(content) and not (
+            # `msgspec` writes null for NaN and infinity; MessagePack tells them apart.
+            if self._is_shallow(content) and not (
                 b"null" in content and _NOT_FINITE.search(_MESSAGE_PACK(record))
             ):
                 return content
@@ -90,11 +103,7 @@ class StructCodec(Generic[Record]):
             pass
         return None
 
-    def _written(self, record: Record) -> bytes:
-        content = _JSON(record)
-        return msgspec.json.format(content, indent=2) if self._pretty else content
-
-    def _encoded(self, record: Record) -> bytes:
+    def _encode_strictly(self, record: Record) -> bytes:
         try:
             value = msgspec.to_builtins(record, str_keys=True)
             msgspec.convert(value, self._kind, str_keys=True)
@@ -103,7 +112,7 @@ class StructCodec(Generic[Record]):
             raise UsageFailure(f"{self._what} cannot be stored: {error}", problem=str(error)) from None
         return msgspec.json.format(content, indent=2) if self._pretty else content
 
-    def _decoded(self, text: bytes, source: str) -> Record:
+    def _decode_strictly(self, text: bytes, source: str) -> Record:
         try:
             value = strictjson.decode(text, source=source, limit=self._limit)
             return msgspec.convert(value, self._kind, str_keys=True)
@@ -112,8 +121,12 @@ class StructCodec(Generic[Record]):
                 f"{source} cannot be understood: {error}", source=source, problem=str(error)
             ) from None
 
-    def _is_flat(self, text: bytes) -> bool:
-        """Whether a text has so few lists and objects that they cannot be nested too deep."""
+    def _render(self, record: Record) -> bytes:
+        content = _JSON(record)
+        return msgspec.json.format(content, indent=2) if self._pretty else content
+
+    def _is_shallow(self, text: bytes) -> bool:
+        """Whether a text has too few lists and objects to be nested too deeply."""
         return self._bounded or text.count(b"[") + text.count(b"{") <= strictjson.MAX_DEPTH
 
     @property
@@ -122,13 +135,13 @@ class StructCodec(Generic[Record]):
 
 
 class Unreadable(NamedTuple):
-    """What stands in the place of a record that cannot be read or understood, and why it cannot."""
+    """Stands for a record that cannot be read or decoded."""
 
     failure: Failure
 
 
 class TolerantCodec(Generic[Record]):
-    """Reads what another codec reads, and tells where that gives up instead of raising. It writes nothing."""
+    """Decodes as another codec does, but returns `Unreadable` where that raises `Corrupt`. Cannot encode."""
 
     def __init__(self, codec: Codec[Record]) -> None:
         self._codec = codec
@@ -143,97 +156,85 @@ class TolerantCodec(Generic[Record]):
             return Unreadable(failure)
 
 
-_JSON = msgspec.json.Encoder().encode
-_MESSAGE_PACK = msgspec.msgpack.Encoder().encode
-_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
-"""How a NaN or an infinite number begins in MessagePack."""
-
-
 @functools.lru_cache(maxsize=4096)
 def _is_key_name(name: str) -> bool:
     return all(map(is_safe_name, name.split("/")))
 
 
-class Key(Generic[Record]):
-    """The name of one document, such as `jit/issues/4f1c`, and how its record is coded."""
+class _Named(Generic[Record]):
+    """A name and the codec of the records under it. Equal names are equal, whatever their codecs."""
 
     __slots__ = ("codec", "name")
 
     def __init__(self, name: str, codec: Codec[Record]) -> None:
-        if not _is_key_name(name):
-            raise NameInvalid(f"{name!a} cannot be the name of a document", what="key", name=ascii(name))
         self.name = name
         self.codec = codec
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and other.name == self.name
+        return type(self) is type(other) and other.name == self.name
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     def __repr__(self) -> str:
-        return f"Key({self.name!r})"
+        return f"{type(self).__name__}({self.name!r})"
 
 
-class Family(Generic[Record]):
-    """All documents of one kind, such as `jit/issues`: it makes their keys, and can be scanned."""
+class Key(_Named[Record]):
+    """The name of a document, such as `jit/issues/4f1c`, and the codec of its record."""
 
-    __slots__ = ("codec", "name")
+    __slots__ = ()
+
+    def __init__(self, name: str, codec: Codec[Record]) -> None:
+        if not _is_key_name(name):
+            raise NameInvalid(f"{name!a} is not a valid document name", what="key", name=ascii(name))
+        super().__init__(name, codec)
+
+
+class Family(_Named[Record]):
+    """All documents of one kind, such as `jit/issues`."""
+
+    __slots__ = ()
 
     def __init__(self, name: str, codec: Codec[Record]) -> None:
         split_relative(name)
-        self.name = name
-        self.codec = codec
+        super().__init__(name, codec)
 
     def key(self, member: str) -> Key[Record]:
-        """The key of one member; a name that is not safe is refused."""
+        """The key of a member; unsafe names are refused."""
         return Key(f"{self.name}/{safe_name(member, what='key')}", self.codec)
 
     def tolerant(self) -> Family[Record | Unreadable]:
-        """The same documents for one who looks at them all and can go on without those that are broken."""
+        """The same documents; scanning them yields `Unreadable` for damaged ones instead of raising."""
         return Family(self.name, TolerantCodec(self.codec))
 
-    def __repr__(self) -> str:
-        return f"Family({self.name!r})"
 
-
-class Stream(Generic[Record]):
+class Stream(_Named[Record]):
     """The name of an append-only sequence of records, such as `jit/events`."""
 
-    __slots__ = ("_hash", "codec", "name")
+    __slots__ = ()
 
     def __init__(self, name: str, codec: Codec[Record]) -> None:
         split_relative(name)
-        self.name = name
-        self.codec = codec
-        self._hash = hash(("stream", name))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.name == self.name
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __repr__(self) -> str:
-        return f"Stream({self.name!r})"
+        super().__init__(name, codec)
 
 
 class Document(NamedTuple, Generic[Record]):
-    """A record with its version, an opaque text that is another one whenever the record is."""
+    """A record and its version, an opaque string that differs whenever the record does."""
 
     record: Record
     version: str
 
 
 class Entry(NamedTuple, Generic[Record]):
-    """A record of a stream and its position; positions grow, and mean nothing else."""
+    """A record of a stream and its position. Positions increase; they mean nothing else."""
 
     position: int
     record: Record
 
 
 class Tail(NamedTuple):
-    """The last record of a stream, not yet decoded, perhaps not even read: who only appends need neither."""
+    """The last record of a stream, not decoded and perhaps not read yet: appending needs neither."""
 
     position: int
     content: bytes | Callable[[], bytes]
@@ -241,27 +242,27 @@ class Tail(NamedTuple):
 
 
 class Create(NamedTuple):
-    """Put a document where there is none."""
+    """Create a document that does not exist."""
 
     key: Key[Any]
     record: object
 
 
 class Replace(NamedTuple):
-    """Put another record into a document that is there."""
+    """Replace the record of an existing document."""
 
     key: Key[Any]
     record: object
 
 
 class Delete(NamedTuple):
-    """Remove a document that is there."""
+    """Delete an existing document."""
 
     key: Key[Any]
 
 
 class Append(NamedTuple):
-    """Add a record at the end of a stream."""
+    """Append a record to a stream."""
 
     stream: Stream[Any]
     record: object
@@ -271,8 +272,7 @@ Change = Create | Replace | Delete | Append
 
 
 class View:
-    """What a transaction has read: each document it named, or None where there is none; and the last
-    record of each stream it named."""
+    """What a transaction reads: the documents and the stream ends that it named."""
 
     __slots__ = ("_documents", "_tails")
 
@@ -284,20 +284,37 @@ class View:
         self._documents = documents
         self._tails = tails or {}
 
+    @classmethod
+    def of(
+        cls,
+        named: Iterable[Key[Any] | Stream[Any]],
+        document: Callable[[Key[Any]], Document[Any] | None],
+        tail: Callable[[Stream[Any]], Tail],
+    ) -> View:
+        """A view of everything named, read by these functions."""
+        documents: dict[Key[Any], Document[Any] | None] = {}
+        tails: dict[Stream[Any], Tail] = {}
+        for each in named:
+            if isinstance(each, Stream):
+                tails[each] = tail(each)
+            else:
+                documents[each] = document(each)
+        return cls(documents, tails)
+
     def get(self, key: Key[Record]) -> Record | None:
-        """The record of a document that the transaction named, or None if there is none."""
+        """The record of a document, or None if it does not exist."""
         document = self.document(key)
         return None if document is None else document.record
 
     def document(self, key: Key[Record]) -> Document[Record] | None:
-        """The same with its version."""
+        """The record with its version."""
         try:
             return self._documents[key]
         except KeyError:
             raise _not_named(key) from None
 
     def last(self, stream: Stream[Record]) -> Entry[Record] | None:
-        """The last entry of a stream that the transaction named, or None if it is empty."""
+        """The last entry of a stream, or None if it is empty."""
         if not self.end(stream):
             return None
         tail = self._tails[stream]
@@ -305,7 +322,7 @@ class View:
         return Entry(tail.position, stream.codec.decode(content, tail.source))
 
     def end(self, stream: Stream[Any]) -> int:
-        """The position of the last entry, 0 if there is none."""
+        """The position of the last entry of a stream, 0 if it is empty."""
         try:
             return self._tails[stream].position
         except KeyError:
@@ -313,18 +330,18 @@ class View:
 
 
 def _not_named(what: Key[Any] | Stream[Any]) -> UsageFailure:
-    return UsageFailure(f"a decision looks at {what.name}, which was not named", key=what.name)
+    return UsageFailure(f"the decide function reads {what.name}, which was not named", key=what.name)
 
 
 class Decision(NamedTuple, Generic[Result]):
-    """What a decide function wants: the changes, and what to tell the caller once they are made."""
+    """What a decide function returns: changes to commit, and a result for the caller."""
 
     changes: Sequence[Change]
     result: Result
 
 
 class Commit(NamedTuple, Generic[Result]):
-    """A transaction that was made: its own id, the store's time, where its appends went, its result."""
+    """A committed transaction: its id, the store's time, the positions of its appends, its result."""
 
     id: str
     at: float
@@ -336,73 +353,114 @@ Decide = Callable[[View, float], Decision[Result]]
 Watched = Key[Any] | Family[Any] | Stream[Any]
 
 
-class Watch(Protocol):
-    """Changes of what is watched, from the moment the watch was made. Used as a context manager."""
+class Watch(ABC):
+    """Reports changes made after the watch was created. A context manager."""
 
     def wait(self, timeout: float | None = None) -> frozenset[str]:
-        """The names of the documents and streams that changed since the last call (or since the
-        watch was made), waiting for the first one; empty when the time is up. Changes that follow
-        each other quickly may be reported as one; none is left out."""
-        ...
+        """The names of documents and streams changed since the last call; empty when the timeout ends.
 
-    def __enter__(self) -> Self: ...
+        Waits for the first change. Changes in quick succession may be reported as one; none is missed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            changed = self._next(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if changed or (deadline is not None and time.monotonic() >= deadline):
+                return frozenset(changed)
 
-    def __exit__(self, *problem: object) -> None: ...
+    @abstractmethod
+    def _next(self, left: float | None) -> Collection[str]:
+        """The next changes; empty if there are none within the time left, or earlier, to be called again."""
+
+    def close(self) -> None:  # noqa: B027  # some watches have nothing to close
+        """Stop watching."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+
+class UnfinishedCommit(NamedTuple):
+    """A commit whose process died before applying it. `obstacle`: why no other process can, if so."""
+
+    id: str
+    documents: tuple[str, ...]
+    obstacle: Corrupt | None
+
+
+class StoreFiles(Protocol):
+    """What only a store in plain files has: a directory, document locks, interrupted commits."""
+
+    path: Path
+
+    def lock_files(self, directory: str) -> list[str]:
+        """The paths of the document locks in a directory of the store and in those right below it."""
+
+    def unfinished_commits(self) -> list[UnfinishedCommit]:
+        """Commits past their commit point whose authors died before applying them. Changes nothing."""
+
+    def finish_commits(self, commits: Iterable[UnfinishedCommit]) -> None:
+        """Apply these commits; those applied meanwhile are skipped."""
 
 
 class Store(Protocol):
-    """Documents and streams. See the module's text for what is promised."""
+    """Documents and streams."""
+
+    @property
+    def files(self) -> StoreFiles | None:
+        """The files that hold the store; None if it is not kept in plain files."""
+
+    @property
+    def skew(self) -> float:
+        """How far the clocks of two clients may differ, in seconds."""
+
+    @property
+    def trouble(self) -> Failure | None:
+        """Why the store cannot be used, as far as that is known; None otherwise."""
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
-        """The document as of now, or None. Takes no lock."""
-        ...
+        """The current document, or None if it does not exist. Takes no lock."""
 
     def read_together(self, keys: Sequence[Key[Any]]) -> View:
-        """Several documents as of one moment."""
-        ...
+        """Several documents as of one instant."""
 
     def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
-        """The members of a family that are there, by name in order. Takes no lock: what is created
-        or deleted meanwhile may be seen or not."""
-        ...
+        """The members of a family, in the order of their names. Takes no lock: members created or deleted
+        during the scan may or may not be included."""
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
-        """The records of a stream behind a position, up to the end as of now. Takes no lock."""
-        ...
+        """The entries of a stream after a position, up to its current end. Takes no lock."""
 
     def transact(
-        self,
-        keys: Iterable[Key[Any] | Stream[Any]],
-        decide: Decide[Result],
-        *,
-        commit_id: str | None = None,
+        self, keys: Iterable[Key[Any] | Stream[Any]], decide: Decide[Result], *, commit_id: str | None = None
     ) -> Commit[Result]:
-        """Read the documents named, decide, commit. Everything that is changed must be named.
+        """Read everything named, decide, commit. Everything changed must be named.
 
-        `commit_id` is a safe name that no other commit ever has; without it, one is made.
+        `decide` may be called more than once. `commit_id` is a safe name that no other commit ever uses;
+        by default, one is generated. `OutcomeUnknown` if the commit may or may not have happened.
         """
-        ...
 
     def watch(self, what: Watched) -> Watch:
-        """Be told when something changes."""
-        ...
+        """Watch for changes."""
 
     def now(self) -> float:
-        """The store's time: one clock for all who share it."""
-        ...
+        """The store's time: one clock for all clients."""
+
+    def close(self) -> None:
+        """Release files and connections. Nothing is lost by not calling this."""
 
 
 class Deciding(threading.local):
-    """Marks a thread that is inside a decide function: a transaction begun there is refused.
+    """Marks a thread that runs a decide function, where starting a transaction is refused.
 
-    It would wait for locks that the outer one holds, and `decide` is to be pure anyway.
+    The inner transaction would wait for locks that the outer one holds; decide functions are pure anyway.
     """
 
     active = False
 
     def refuse_nesting(self) -> None:
         if self.active:
-            raise UsageFailure("a transaction was begun inside the decide function of another")
+            raise UsageFailure("a transaction was started inside the decide function of another")
 
     def __enter__(self) -> None:
         self.active = True
@@ -411,24 +469,17 @@ class Deciding(threading.local):
         self.active = False
 
 
-def new_commit_id() -> str:
-    """An id that no other commit has."""
-    return os.urandom(16).hex()
-
-
-def check_commit_id(commit_id: str) -> str:
-    """Refuse a commit id that is not a safe name, or that is a hidden one."""
+def checked_commit_id(commit_id: str | None) -> str:
+    """A new commit id if there is none; one that is not a safe name or starts with a dot is refused."""
+    if commit_id is None:
+        return os.urandom(16).hex()
     if commit_id.startswith("."):
-        raise NameInvalid(f"the commit id {commit_id!a} begins with a dot", name=ascii(commit_id))
+        raise NameInvalid(f"the commit id {commit_id!a} starts with a dot", name=ascii(commit_id))
     return safe_name(commit_id, what="commit id")
 
 
-def check_changes(
-    named: Collection[Key[Any] | Stream[Any]],
-    view: View,
-    changes: Sequence[Change],
-) -> None:
-    """Refuse changes that do not fit what was named and read: the same in every store."""
+def check_changes(named: Collection[Key[Any] | Stream[Any]], view: View, changes: Sequence[Change]) -> None:
+    """Refuse changes that contradict what was named and read: the same in every store."""
     touched: set[Key[Any]] = set()
     target: Key[Any] | Stream[Any] | None = None
     for change in changes:
@@ -439,15 +490,12 @@ def check_changes(
             )
         if isinstance(change, Append):
             continue
+        name = change.key.name
         if change.key in touched:
-            raise UsageFailure(f"a transaction changes {target.name} twice", key=target.name)
+            raise UsageFailure(f"a transaction changes {name} twice", key=name)
         touched.add(change.key)
-        _check_presence(change, there=view.document(change.key) is not None)
-
-
-def _check_presence(change: Create | Replace | Delete, *, there: bool) -> None:
-    name = change.key.name
-    if isinstance(change, Create) and there:
-        raise AlreadyExists(f"{name} is there already", key=name)
-    if isinstance(change, Replace | Delete) and not there:
-        raise NotFound(f"there is no {name}", key=name)
+        exists = view.document(change.key) is not None
+        if isinstance(change, Create) and exists:
+            raise AlreadyExists(f"{name} already exists", key=name)
+        if not isinstance(change, Create) and not exists:
+            raise NotFound(f"there is no {name}", key=name)

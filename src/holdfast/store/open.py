@@ -1,22 +1,23 @@
-"""Which store keeps what is shared below a directory: plain files, PostgreSQL or etcd.
+"""Opening the store of a directory: plain files, PostgreSQL or etcd.
 
-An address that is handed in comes first (the command line reads it from `HOLDFAST_STORE`), then the one that
-`.holdfast/config.json` names, then plain files. Secrets are never written there: they come with the address
-that is handed in, or from where the server's own tools look (`.pgpass`, the environment, certificates).
+An explicit address comes first (the command line takes it from `HOLDFAST_STORE`), then the one in
+`.holdfast/config.json`, then plain files. Secrets are never written there: they come with an explicit address
+or from where the server's own tools look (`.pgpass`, the environment, certificates).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
 from holdfast.errors import (
     ExtraMissing,
     Failure,
@@ -50,13 +51,13 @@ from holdfast.store.model import (
 
 CONFIG = ".holdfast/config.json"
 FILES = "files"
-"""The address of the store that needs no server: the files of the directory itself."""
+"""The address of the store in the plain files of the directory itself."""
 
 EXPECTED = "'files', file:///directory, postgresql://host/database?schema=name, or etcd://host:port,…/prefix"
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is settled for one directory. A key that is not known is refused, not ignored."""
+    """The settings of a directory. Unknown keys are refused, not ignored."""
 
     schema_version: int = 1
     store: str = FILES
@@ -66,7 +67,7 @@ _CODEC = StructCodec(Config)
 
 
 def read_config(root: str | os.PathLike[str]) -> Config:
-    """What is settled for a directory; the defaults if nothing is."""
+    """The settings of a directory; the defaults if there are none."""
     path = Path(root) / CONFIG
     try:
         content = durable.read(path, limit=1 << 16)
@@ -78,26 +79,20 @@ def read_config(root: str | os.PathLike[str]) -> Config:
     return config
 
 
-def require_store(root: str | os.PathLike[str], address: str) -> None:
-    """Open the store at an address, make its tables if they are not there, and close it. Raises what is in
-    the way: an address that cannot be read, a server that is away or refuses. `root` is not touched."""
-    store = open_address(root, address)
-    try:
-        store.now()
-    finally:
-        close_store(store)
-
-
 def configure_store(root: str | os.PathLike[str], address: str, *, check: bool = True) -> str:
-    """Settle on a store for a directory: its address is written down, without secrets, and returned.
+    """Configure the store of a directory; return its address as written down, without secrets.
 
-    With `check` the store is opened first, and its tables are made: an address that does not work, or a
-    server that is away, changes nothing. Secrets are remembered as long as this process lives.
+    With `check` the store is opened first, and its tables are created; if that fails, nothing changes.
+    Secrets are remembered for the rest of the process.
     """
     kept = FILES if address == FILES else without_secrets(address)
     remember_secrets(address)
     if check:
-        require_store(root, address)
+        store = open_address(root, address)
+        try:
+            store.now()
+        finally:
+            store.close()
     path = Path(os.path.abspath(root)) / CONFIG
     make_directories(path.parent)
     durable.replace(path, msgspec.json.format(msgspec.json.encode(Config(1, kept)), indent=2) + b"\n")
@@ -107,9 +102,9 @@ def configure_store(root: str | os.PathLike[str], address: str, *, check: bool =
 def open_store(
     root: str | os.PathLike[str], address: str | None = None, *, timeout: float | None = DEFAULT_TIMEOUT
 ) -> Store:
-    """The store of the directory `root`: the one at this address, else the one that was settled on.
+    """The store of a directory: the one at `address`, else the configured one.
 
-    `timeout` is how long to wait for a lock, where there are any.
+    `timeout` limits waits for document locks.
     """
     return open_address(root, address or read_config(root).store, timeout=timeout)
 
@@ -121,18 +116,18 @@ def open_address(
     create: bool = True,
     timeout: float | None = DEFAULT_TIMEOUT,
 ) -> Store:
-    """The store at an address; `root` is the directory whose files `files` means.
+    """The store at an address; `root` is the directory that `files` refers to.
 
-    Without `create` nothing is made: a store that is not there is `NotFound`, now or when it is first used.
-    What the address does not say of secrets is added, if it was remembered (`remember_secrets`).
+    Without `create`, a missing store is `NotFound`, now or at its first use. Remembered secrets are added
+    (`remember_secrets`).
     """
-    address = with_secrets(address)
-    scheme = address.partition(":")[0].lower()
     if is_in_files(address):
         path = Path(root) if address == FILES else _path_of(address)
         if not create:
             Directory.open(path).close()
         return FileStore(path, timeout=timeout)
+    address = with_secrets(address)
+    scheme = address.partition(":")[0].lower()
     if scheme in ("postgresql", "postgres"):
         return _open_postgres(address, create=create)
     if scheme == "etcd":
@@ -162,7 +157,7 @@ def _path_of(address: str) -> Path:
 
 
 def open_to_look(root: str | os.PathLike[str], address: str) -> Store:
-    """The store at an address, only to be looked at: one that is not there yet is an empty one in memory."""
+    """The store at an address, for reading only; a missing store is an empty one in memory."""
     try:
         store = open_address(root, address, create=False)
         store.now()
@@ -174,32 +169,18 @@ def open_to_look(root: str | os.PathLike[str], address: str) -> Store:
 
 
 def address_of(root: str | os.PathLike[str], address: str | None = None) -> str:
-    """Where the store of a directory is, as it may be shown."""
+    """The address of a directory's store, for display."""
     chosen = address or read_config(root).store
     return chosen if chosen == FILES else without_secrets(chosen)
 
 
 def is_in_files(address: str) -> bool:
-    """Whether the store at an address is plain files, be it those of another directory."""
+    """Whether an address is that of plain files, in this directory or another."""
     return address == FILES or address.partition(":")[0].lower() == "file"
 
 
-def close_store(store: Store) -> None:
-    """Let go of a store."""
-    close = getattr(store, "close", None)
-    if close is not None:
-        close()
-
-
-def skew_of(store: Store) -> float | None:
-    """How far apart the times of two clients of a store can be; None if it has no clock of its own, and
-    goes by those of the machines."""
-    found: float | None = getattr(store, "skew", None)
-    return found
-
-
 class StoreHealth(NamedTuple):
-    """What `doctor` wants to know of a store that answers: how fast it does, and how its clock differs."""
+    """The answer time of a store, and how far its clock is ahead of this machine's, in seconds."""
 
     address: str
     seconds: float
@@ -210,9 +191,8 @@ class StoreHealth(NamedTuple):
 
 
 def check_store(store: Store, address: str, *, clock: Clock = SYSTEM_CLOCK) -> StoreHealth:
-    """Ask a store something. One that is away raises `StoreUnavailable`, one with another version of the
-    schema `StoreIncompatible`. The difference is positive if the store's clock is ahead of this machine's."""
-    store.now()  # connects, and finds or makes the tables
+    """Query a store: `StoreUnavailable` if it does not answer, `StoreIncompatible` for an unknown schema."""
+    store.now()  # connects, and finds or creates the tables
     started = time.monotonic()
     before = clock.wall()
     found = store.now()
@@ -221,89 +201,78 @@ def check_store(store: Store, address: str, *, clock: Clock = SYSTEM_CLOCK) -> S
 
 
 def same_store(root: str | os.PathLike[str], one: str, other: str) -> bool:
-    """Whether two addresses are obviously those of one store."""
+    """Whether two addresses obviously name the same store."""
 
-    def plain(address: str) -> str:
+    def normalized(address: str) -> str:
         if address == FILES:
             return Path(os.path.abspath(root)).as_uri()
         return without_secrets(address).rstrip("/")
 
-    return plain(one) == plain(other)
+    return normalized(one) == normalized(other)
 
 
 def require_other_store(root: str | os.PathLike[str], one: str, other: str) -> None:
-    """Refuse to do with one store what takes two."""
     if same_store(root, one, other):
-        raise UsageFailure(f"{without_secrets(other)} is the store that is used already")
-
-
-Answer = TypeVar("Answer")
+        raise UsageFailure(f"{without_secrets(other)} is already the store in use")
 
 
 class FailingFast:
-    """A store that `open_it` opens when it is first asked. `trouble` is why it cannot be used, or None."""
+    """A store that is opened at its first use. Once the server has failed, every use raises `trouble`."""
+
+    files = None
 
     def __init__(self, open_it: Callable[[], Store]) -> None:
         self._open_it = open_it
         self._store: Store | None = None
         self.trouble: Failure | None = None
 
+    @property
+    def skew(self) -> float:
+        return SKEW if self._store is None else self._store.skew
+
     def read(self, key: Key[Record]) -> Document[Record] | None:
-        return self._ask(lambda store: store.read(key))
+        with self._using() as store:
+            return store.read(key)
 
     def read_together(self, keys: Sequence[Key[Any]]) -> View:
-        return self._ask(lambda store: store.read_together(keys))
+        with self._using() as store:
+            return store.read_together(keys)
 
     def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
-        return self._each(lambda store: store.scan(family))
+        with self._using() as store:
+            yield from store.scan(family)
 
     def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
-        return self._each(lambda store: store.entries(stream, after=after))
+        with self._using() as store:
+            yield from store.entries(stream, after=after)
 
     def transact(
-        self,
-        keys: Iterable[Key[Any] | Stream[Any]],
-        decide: Decide[Result],
-        *,
-        commit_id: str | None = None,
+        self, keys: Iterable[Key[Any] | Stream[Any]], decide: Decide[Result], *, commit_id: str | None = None
     ) -> Commit[Result]:
-        return self._ask(lambda store: store.transact(keys, decide, commit_id=commit_id))
+        with self._using() as store:
+            return store.transact(keys, decide, commit_id=commit_id)
 
     def watch(self, what: Watched) -> Watch:
-        return self._ask(lambda store: store.watch(what))
+        with self._using() as store:
+            return store.watch(what)
 
     def now(self) -> float:
-        return self._ask(lambda store: store.now())
+        with self._using() as store:
+            return store.now()
 
     def close(self) -> None:
-        """Let go of the store, if it was ever opened."""
-        close = getattr(self._store, "close", None)
-        if close is not None:
-            close()
+        if self._store is not None:
+            self._store.close()
 
-    def _ask(self, question: Callable[[Store], Answer]) -> Answer:
-        store = self._opened()
-        try:
-            return question(store)
-        except (StoreUnavailable, StoreIncompatible) as failure:
-            self.trouble = failure
-            raise
-
-    def _each(self, question: Callable[[Store], Iterator[Answer]]) -> Iterator[Answer]:
-        store = self._opened()
-        try:
-            yield from question(store)
-        except (StoreUnavailable, StoreIncompatible) as failure:
-            self.trouble = failure
-            raise
-
-    def _opened(self) -> Store:
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[Store]:
         if self.trouble is not None:
             raise self.trouble.with_traceback(None)
-        if self._store is None:
-            try:
+        try:
+            if self._store is None:
                 self._store = self._open_it()
-            except Failure as failure:
+            yield self._store
+        except Failure as failure:
+            if self._store is None or isinstance(failure, StoreUnavailable | StoreIncompatible):
                 self.trouble = failure
-                raise
-        return self._store
+            raise

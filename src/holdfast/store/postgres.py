@@ -1,15 +1,16 @@
-"""The store on PostgreSQL, and on the databases that speak its protocol.
+"""The store on PostgreSQL and databases that speak its protocol: `postgresql://host/database?schema=name`.
 
-A commit is one statement that locks what it rests on, compares the versions, writes, and notes its id
-(`postgres_sql.COMMIT`). Commit point: the server's. Reading is one statement too, so it sees one moment; and
-since a commit keeps its locks until it is visible, these moments are in the order of the commits. The time is
-that of the server. See `served` for the protocol around it.
+A commit is one statement that locks what it depends on, compares versions, writes, and records its id
+(`postgres_sql.COMMIT`). Commit point: the server's. A read is one statement too, so it sees one instant; and
+since a commit keeps its locks until it is visible, these instants are in commit order. The time is the
+server's. See `served` for the protocol around it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -17,10 +18,8 @@ import psycopg
 from holdfast.errors import StoreUnavailable
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
-from holdfast.store.layout import Layout
 from holdfast.store.model import Key, Watched
 from holdfast.store.postgres_connections import (
-    TIMEOUT,
     Connections,
     PostgresAddress,
     is_conflict,
@@ -30,7 +29,9 @@ from holdfast.store.postgres_connections import (
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
 from holdfast.store.served import (
     PATIENCE,
+    TIMEOUT,
     AnswerLost,
+    Attempt,
     CommitPlan,
     Fate,
     Fetched,
@@ -40,60 +41,28 @@ from holdfast.store.served import (
     StoredValue,
 )
 
-_FORGET_EVERY = 1000
 CLOCKS_APART = 0.5
-"""So far the clocks of the nodes of a distributed database may be apart before it stops working by itself."""
+"""How far the clocks of a distributed database's nodes may differ before it stops working by itself."""
+
+_FORGET_EVERY = 1000
 
 
 class PostgresStore(ServedStore):
-    """Documents and streams in one schema of a PostgreSQL database: `postgresql://host/database?schema=name`."""
+    """Documents and streams in one schema of a PostgreSQL database."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        layout: Layout | None = None,
-        timeout: float = TIMEOUT,
-        patience: float = PATIENCE,
-        create: bool = True,
+        self, url: str, *, timeout: float = TIMEOUT, patience: float = PATIENCE, create: bool = True
     ) -> None:
-        """`create` makes the tables if they are not there; without it, that is `NotFound`."""
-        engine = PostgresEngine(url, timeout=timeout, create=create)
-        super().__init__(engine, layout=layout, patience=patience)
-
-
-class PostgresAttempt:
-    """One try, on one connection."""
-
-    def __init__(self, engine: PostgresEngine, connection: Any, fetched: Fetched) -> None:
-        self.fetched = fetched
-        self._engine = engine
-        self._connection = connection
-
-    def commit(self, plan: CommitPlan) -> bool:
-        try:
-            return self._engine.commit(self._connection, plan)
-        except psycopg.errors.UniqueViolation as error:
-            if error.diag.table_name == "commits":
-                raise IdTaken from error
-            return False
-        except psycopg.Error as error:
-            if is_conflict(error):
-                return False
-            if self._engine.connections.cannot_notify(error):
-                return False  # start over, without
-            if was_rejected(error):
-                raise self._engine.connections.failure(error) from error
-            self._connection.close()
-            raise AnswerLost(one_line(error)) from error
+        """`create` makes missing tables; without it, they are `NotFound`."""
+        super().__init__(PostgresEngine(url, timeout=timeout, create=create), patience=patience)
 
 
 class PostgresEngine:
-    """How a PostgreSQL server is asked."""
+    """Requests to a PostgreSQL server."""
 
     def __init__(self, url: str, *, timeout: float = TIMEOUT, create: bool = True) -> None:
         address = PostgresAddress.parse(url)
-        self.place = address.place
+        self.address = address.display
         self.connections = Connections(address, timeout=timeout, create=create)
         self._channel = channel_of(address.schema)
 
@@ -105,31 +74,43 @@ class PostgresEngine:
         return self.connections.run(lambda connection: _fetched(named, _ask_for(connection, named)))
 
     @contextlib.contextmanager
-    def attempt(self, named: Sequence[Named], *, in_turn: bool) -> Iterator[PostgresAttempt]:
+    def attempt(self, named: Sequence[Named], *, in_turn: bool) -> Iterator[Attempt]:
         with contextlib.ExitStack() as stack:
-            connection, fetched = self.connections.persist(lambda: self._begin(stack, named, in_turn=in_turn))
-            yield PostgresAttempt(self, connection, fetched)
+            yield self.connections.persist(lambda: self._begin(stack, named, in_turn=in_turn))
 
-    def _begin(
-        self, stack: contextlib.ExitStack, named: Sequence[Named], *, in_turn: bool
-    ) -> tuple[Any, Fetched]:
+    def _begin(self, stack: contextlib.ExitStack, named: Sequence[Named], *, in_turn: bool) -> Attempt:
         with contextlib.ExitStack() as inner:
             connection = inner.enter_context(self.connections.borrowed())
             inner.callback(_roll_back, connection)
             if not in_turn:
                 found = _ask_for(connection, named)
             else:
-                # Lock first, look then: a statement sees what there was when it began, not later.
+                # Lock first: a statement sees what existed when it began.
                 with connection.pipeline():
                     connection.execute("BEGIN")
                     connection.execute(statements.LOCK, [_names(named)])
                     found = _ask_for(connection, named)
             fetched = _fetched(named, found)
             stack.push(inner.pop_all())
-        return connection, fetched
+        return Attempt(fetched, partial(self._commit_on, connection))
+
+    def _commit_on(self, connection: Any, plan: CommitPlan) -> bool:
+        try:
+            return self.commit(connection, plan)
+        except psycopg.errors.UniqueViolation as error:
+            if error.diag.table_name == "commits":
+                raise IdTaken from error
+            return False
+        except psycopg.Error as error:
+            if is_conflict(error) or self.connections.cannot_notify(error):
+                return False  # start over, without notifying if that was refused
+            if was_rejected(error):
+                raise self.connections.failure(error) from error
+            connection.close()
+            raise AnswerLost(one_line(error)) from error
 
     def commit(self, connection: Any, plan: CommitPlan) -> bool:
-        """Send the commit; whether what it rests on was still so. If not, there is nothing to take back."""
+        """Send the commit; False if something it depends on has changed, and then nothing was written."""
         single = _is_single(plan)
         parameters = _single(plan) if single else _parameters(plan)
         if self.connections.notifies:
@@ -138,12 +119,12 @@ class PostgresEngine:
         else:
             statement = statements.COMMIT_ONE if single else statements.COMMIT
         if connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
-            told = connection.ask(statement, parameters)
+            answer = connection.ask(statement, parameters)
         else:
             with connection.pipeline():
-                told = connection.ask(statement, parameters)
+                answer = connection.ask(statement, parameters)
                 connection.execute("COMMIT")
-        row = told.fetchone()
+        row = answer.fetchone()
         made = row is not None and bool(row[0])
         if made and CHANCE.randrange(_FORGET_EVERY) == 0:
             with contextlib.suppress(StoreUnavailable):
@@ -152,8 +133,7 @@ class PostgresEngine:
 
     def fate_of(self, commit_id: str) -> Fate:
         def ask(connection: Any) -> Fate:
-            taken_now = connection.execute(statements.RULE_OUT, [commit_id]).rowcount == 1
-            if taken_now:
+            if connection.execute(statements.RULE_OUT, [commit_id]).rowcount == 1:
                 return Fate.RULED_OUT_NOW
             (made,) = connection.execute(statements.WAS_MADE, [commit_id]).fetchone()
             return Fate.MADE if made else Fate.RULED_OUT
@@ -162,8 +142,7 @@ class PostgresEngine:
 
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         start, end = f"{family}/".encode(), f"{family}0".encode()  # '0' follows '/'
-        bounds = [start + after.encode(), end, limit]
-        rows = self._rows(statements.PAGE, bounds)
+        rows = self._rows(statements.PAGE, [start + after.encode(), end, limit])
         return [
             (name[len(start) :].decode(), StoredValue(version, content)) for name, version, content in rows
         ]
@@ -187,10 +166,6 @@ class PostgresEngine:
         self.connections.close()
 
 
-def _names(named: Sequence[Named]) -> str:
-    return _array(each.name.encode() for each in named)
-
-
 def _ask_for(connection: Any, named: Sequence[Named]) -> Any:
     if len(named) == 1 and isinstance(named[0], Key):
         return connection.ask(statements.FETCH_ONE, [named[0].name.encode()])
@@ -211,7 +186,7 @@ def _fetched(named: Sequence[Named], answer: Any) -> Fetched:
 
 
 def _roll_back(connection: Any) -> None:
-    """Let go of what was locked, if the attempt has not come to its end."""
+    """Release the locks of an attempt that did not commit."""
     if connection.closed or connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE:
         return
     with contextlib.suppress(psycopg.Error):
@@ -219,7 +194,7 @@ def _roll_back(connection: Any) -> None:
 
 
 def _is_single(plan: CommitPlan) -> bool:
-    """Whether a plan changes the one document that it names, and that has a row."""
+    """Whether a plan puts the only document that it names, which has a row."""
     (first, *more) = plan.named
     return plan.puts.get(first.name) is not None and not more and first.name in plan.fetched.found
 
@@ -231,22 +206,22 @@ def _single(plan: CommitPlan) -> dict[str, Any]:
 
 
 def _parameters(plan: CommitPlan) -> dict[str, Any]:
-    """The plan as arrays, written as text: a statement stays prepared only if its parameters are always of
-    the same types, and an empty list has none.
+    """The plan as arrays in text form: a statement stays prepared only if its parameters always have the same
+    types, and an empty list has none.
 
-    What is only read is not written, unless it had no row: then it gets one without content or version, for
-    an absence that was relied on must not end unnoticed.
+    What is only read is not written, unless it has no row: then it gets one without content or version,
+    because an absence that the commit depends on must not end unnoticed.
     """
-    there = [each.name for each in plan.named if each.name in plan.fetched.found]
+    existing = [each.name for each in plan.named if each.name in plan.fetched.found]
     absent = [each.name for each in plan.named if each.name not in plan.fetched.found]
     ends = {each.stream: each.position for each in plan.additions}
     changed = [*plan.puts, *ends]
     put = list(dict.fromkeys([*changed, *absent]))
     return {
         "id": plan.id,
-        "count": str(len(there)),
-        "names": _array(name.encode() for name in there),
-        "versions": _array(plan.fetched.of(name).version for name in there),
+        "count": str(len(existing)),
+        "names": _array(name.encode() for name in existing),
+        "versions": _array(plan.fetched.of(name).version for name in existing),
         "put": _array(name.encode() for name in put),
         "new_versions": _array([plan.id] * len(changed) + [""] * (len(put) - len(changed))),
         "contents": _array(plan.puts.get(name) for name in put),
@@ -257,8 +232,12 @@ def _parameters(plan: CommitPlan) -> dict[str, Any]:
     }
 
 
+def _names(named: Sequence[Named]) -> str:
+    return _array(each.name.encode() for each in named)
+
+
 def _array(values: Iterable[bytes | str | int | None]) -> str:
-    """Values as the server reads an array. Texts are names and ids, which need no more than quotes."""
+    """An array literal. Strings are names and ids, which need no escaping beyond quotes."""
     return "{" + ",".join(map(_element, values)) + "}"
 
 

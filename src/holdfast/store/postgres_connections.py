@@ -1,4 +1,8 @@
-"""Connections to PostgreSQL: opened when needed, kept for the next one, never waited for without end."""
+"""Connections to PostgreSQL: opened when needed, kept for the next use, never waited for without a limit.
+
+Not `psycopg_pool`: its connections do not survive a fork, and its threads hide why a connection was refused
+(see docs/decisions/0010).
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,8 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from holdfast.errors import (
-    NotFound,
     SettingInvalid,
     StoreAccessRefused,
-    StoreIncompatible,
     StoreMissing,
     StoreUnavailable,
     StoreUntrusted,
@@ -29,15 +31,17 @@ from holdfast.errors import (
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.addresses import has_secrets, joined, parts_of, without_secrets
+from holdfast.store.served import TIMEOUT, require_version
 
 Answer = TypeVar("Answer")
 
-TIMEOUT = 10.0
-"""How long the server may take to answer, and how long it is looked for."""
-
 MOST_IDLE = 4
-_ONLY_WHEN_ASKED = 1 << 30
 DEFAULT_SCHEMA = "holdfast"
+_ONLY_WHEN_ASKED = 1 << 30
+_DISTRIBUTED = ("CockroachDB", "-YB-")
+"""In the version of related databases with many nodes, each with its own clock, and seldom notifications."""
+
+# What libpq and the server say, in English, when a connection is refused: there is no code for it.
 _TRANSIENT = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots")
 _UNTRUSTED = (
     *("certificate verify failed", "does not support SSL", "server certificate for", "root certificate file"),
@@ -47,23 +51,19 @@ _REFUSED = (
     *("authentication failed", "no password supplied", "no pg_hba.conf entry", "pg_hba.conf rejects"),
     *("not permitted to log in", "permission denied", "valid client certificate"),
 )
-"""What libpq and the server say, in English, when a connection is refused: there is no code for it."""
-
-_DISTRIBUTED = ("CockroachDB", "-YB-")
-"""How the relatives call themselves that have many nodes, with a clock each, and seldom notifications."""
 
 
 class PostgresAddress(NamedTuple):
-    """Where a store is: what to connect to, the schema in it, and how it is shown, without secrets."""
+    """The parameters of a connection, a schema, and the address for display, without secrets."""
 
     parameters: dict[str, Any]
     schema: str
-    place: str
+    display: str
 
     @classmethod
     def parse(cls, url: str) -> PostgresAddress:
-        """Read `postgresql://…`, with libpq's parameters and `schema`; whatever is not said libpq looks up
-        as usual (a service file, `.pgpass`, `PG…` in the environment)."""
+        """Parse `postgresql://…`, with libpq's parameters and `schema`. libpq looks up the rest as usual
+        (service file, `.pgpass`, `PG…` in the environment)."""
         parts = parts_of(url)
         query = parse_qsl(parts.query, keep_blank_values=True)
         schema = dict(query).get("schema", DEFAULT_SCHEMA)
@@ -78,8 +78,8 @@ class PostgresAddress(NamedTuple):
         return cls(parameters, schema, without_secrets(url))
 
 
-class Connection(psycopg.Connection):  # type: ignore[misc]  # its types are there only if it is installed
-    """A connection that does not wait for ever for a server that does not answer."""
+class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist only if it is installed
+    """A connection that does not wait forever for a server that does not answer."""
 
     answer_within = TIMEOUT
 
@@ -88,7 +88,7 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types are the
         self._asked_before: set[str] = set()
 
     def ask(self, statement: str, parameters: Any) -> Any:
-        """Run a statement that is run often: prepared when it is first used, in the same round trip."""
+        """Execute a frequent statement: prepared at its first use, in the same round trip."""
         if statement in self._asked_before:
             return self.execute(statement, parameters, prepare=True, binary=True)
         self._asked_before.add(statement)
@@ -97,7 +97,7 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types are the
                 return self.execute(statement, parameters, prepare=True, binary=True)
         except psycopg.Error:
             raise
-        except LookupError as error:  # psycopg loses count if the server refuses only what ends the pipeline
+        except LookupError as error:  # psycopg loses count if the server refuses only the end of a pipeline
             self.close()
             raise psycopg.OperationalError("the server's answer could not be understood") from error
 
@@ -125,18 +125,20 @@ class Connections:
         self.create = create
         self.timeout = timeout
         self.notifies = True
-        """Whether commits tell those who watch; where that cannot be, those look from time to time."""
+        """Whether commits notify watchers; otherwise, watchers poll."""
         self.is_distributed = False
-        self._idle: list[Any] = []
         self._pid = os.getpid()
+        self._idle: list[Any] = []
         self._listeners: list[Any] = []
         for kept in (self._idle, self._listeners):
             weakref.finalize(self, _close_all, kept, self._pid)
-        self._prepared = False
-        self._preparing = threading.Lock()
+        self._checked = False
+        self._checking = threading.Lock()
+
+    # --- Using them ----------------------------------------------------------------------------------
 
     def run(self, work: Callable[[Any], Answer], *, patience: float | None = None) -> Answer:
-        """Do something that may be done twice, on any connection."""
+        """Do idempotent work on any connection."""
 
         def borrow_and_work() -> Answer:
             with self.borrowed() as connection:
@@ -145,22 +147,21 @@ class Connections:
         return self.persist(borrow_and_work, patience=patience)
 
     def persist(self, work: Callable[[], Answer], *, patience: float | None = None) -> Answer:
-        """Do something again if the server goes away meanwhile, as long as there is patience."""
+        """Do idempotent work, again if the server goes away meanwhile, for as long as `patience`."""
         deadline = time.monotonic() + (self.timeout if patience is None else patience)
         while True:
             try:
                 return work()
             except psycopg.Error as error:
-                if not is_away(error) and not is_conflict(error):
-                    raise self.failure(error) from error
                 left = deadline - time.monotonic()
-                if left <= 0 or is_final(error):
+                retryable = is_conflict(error) or (is_away(error) and not _is_refused(error))
+                if not retryable or left <= 0:
                     raise self.failure(error) from error
             time.sleep(min(left, 0.02 + CHANCE.random() * 0.1))
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Any]:
-        """A connection for a while. One that fails is closed, and with it those that have been idle."""
+        """A connection for a while. If it breaks, the idle ones are closed with it."""
         connection = self._take()
         try:
             yield connection
@@ -180,8 +181,17 @@ class Connections:
                 return self._idle.pop()
         return self.connect()
 
+    def _give_back(self, connection: Any) -> None:
+        if connection.closed:
+            return
+        usable = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        if usable and len(self._idle) < MOST_IDLE:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
     def take_listener(self) -> Any:
-        """A listener that a watch has left behind, if there is one."""
+        """A listener that an earlier watch has left, or None."""
         while self._listeners:
             with contextlib.suppress(IndexError):
                 listener = self._listeners.pop()
@@ -196,21 +206,19 @@ class Connections:
         else:
             self._listeners.append(listener)
 
-    def _give_back(self, connection: Any) -> None:
-        if connection.closed:
-            return
-        usable = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        if usable and len(self._idle) < MOST_IDLE:
-            self._idle.append(connection)
-        else:
-            connection.close()
+    def close(self) -> None:
+        """Close everything idle."""
+        for kept in (self._idle, self._listeners):
+            _close_all(kept, self._pid)
+
+    # --- Opening them --------------------------------------------------------------------------------
 
     def connect(self) -> Any:
-        """A new connection; the first one also finds the store's tables, or makes them."""
+        """A new connection; the first one also finds or creates the store's tables."""
         parameters = {
             "connect_timeout": max(2, math.ceil(self.timeout)),
             "application_name": "holdfast",
-            "target_session_attrs": "read-write",  # a standby may show what is old
+            "target_session_attrs": "read-write",  # a standby may lag behind
             "keepalives_idle": 5,
             "keepalives_interval": 2,
             "keepalives_count": 3,
@@ -221,16 +229,16 @@ class Connections:
         try:
             connection.answer_within = self.timeout + 1  # the server gives up first, if it can
             connection.execute(self._session())
-            if not self._prepared:
-                with self._preparing:
-                    self._prepare(connection)
+            if not self._checked:
+                with self._checking:
+                    self._check(connection)
         except BaseException:
             connection.close()
             raise
         return connection
 
     def _session(self) -> Any:
-        """A transaction left alone ends, nobody waits for ever, what is committed is on the disk."""
+        """Abandoned transactions end, nobody waits forever, and commits are on disk."""
         return sql.SQL(
             "SET search_path TO {schema}; SET default_transaction_isolation TO 'read committed';"
             "SET statement_timeout TO {limit}; SET idle_in_transaction_session_timeout TO {limit};"
@@ -240,41 +248,29 @@ class Connections:
             schema=sql.Identifier(self.address.schema), limit=sql.Literal(math.ceil(self.timeout * 1000))
         )
 
-    def _prepare(self, connection: Any) -> None:
-        if self._prepared:
+    def _check(self, connection: Any) -> None:
+        if self._checked:
             return
         server = connection.execute("SELECT version()").fetchone()[0]
         self.is_distributed = any(each in server for each in _DISTRIBUTED)
         self.notifies = self.notifies and not self.is_distributed
-        found = self._found_version(connection)
-        if found is None:
-            if not self.create:
-                raise NotFound(f"there is no store at {self.address.place} yet", store=self.address.place)
+        found = _schema_version(connection)
+        if found is None and self.create:
             self._create(connection)
-            found = self._found_version(connection)
-        if found != str(statements.SCHEMA_VERSION):
-            raise StoreIncompatible(
-                f"the store {self.address.place} has the schema version {found}; "
-                f"this version of Holdfast knows {statements.SCHEMA_VERSION}",
-                store=self.address.place,
-                found=found,
-                known=statements.SCHEMA_VERSION,
-            )
-        self._prepared = True
-
-    def _found_version(self, connection: Any) -> str | None:
-        try:
-            row = connection.execute(statements.FOUND_VERSION).fetchone()
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            return None
-        return None if row is None else str(row[0])
+            found = _schema_version(connection)
+        require_version(self.address.display, found, statements.SCHEMA_VERSION)
+        self._checked = True
 
     def _create(self, connection: Any) -> None:
-        """Make the tables. If others do so at the same moment, some servers raise: again then."""
+        """Create the tables. If other clients do so at the same time, some servers raise: try again."""
+        schema = sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self.address.schema))
         refused = None
         for attempt in range(10):
             try:
-                refused = self._create_schema(connection)
+                try:
+                    connection.execute(schema)
+                except psycopg.errors.InsufficientPrivilege as error:  # it may exist, made for this user
+                    refused = error
                 for statement in statements.CREATE.split(";\n"):
                     if statement.strip():
                         connection.execute(statement)
@@ -282,57 +278,53 @@ class Connections:
                 return
             except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
                 raise StoreAccessRefused(
-                    self.address.place,
-                    f"its tables cannot be made: {one_line(refused or error)}",
-                    hint="Let the owner of the database run 'holdfast init', grant CREATE on it, or make the "
-                    "schema for this user: CREATE SCHEMA name AUTHORIZATION user.",
+                    self.address.display,
+                    f"its tables cannot be created: {one_line(refused or error)}",
+                    hint="Let the owner of the database run 'holdfast init', grant CREATE on it, or create "
+                    "the schema for this user: CREATE SCHEMA name AUTHORIZATION user.",
                 ) from error
             except psycopg.Error:
                 if connection.closed or attempt == 9:
                     raise
                 time.sleep(CHANCE.random() * 0.1)
 
-    def _create_schema(self, connection: Any) -> Any:
-        """Make the schema; why not, if that is not allowed: somebody else may have made it for this user."""
-        name = sql.Identifier(self.address.schema)
-        try:
-            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
-        except psycopg.errors.InsufficientPrivilege as refused:
-            return refused
-        return None
+    # --- Errors --------------------------------------------------------------------------------------
 
     def failure(self, error: Any) -> StoreUnavailable:
-        """An error that trying again did not help against, or would not."""
-        place, reason = self.address.place, one_line(error)
+        """The failure for an error that retrying does not cure."""
+        address, reason = self.address.display, one_line(error)
         if isinstance(error, psycopg.errors.InsufficientPrivilege):
-            return StoreAccessRefused(place, reason)
+            return StoreAccessRefused(address, reason)
         if is_away(error):
-            return _connection_failure(error)(place, reason)
-        return StoreUnavailable(place, reason, hint="Look at the server's own message, and at its log.")
+            return _connection_failure(error)(address, reason)
+        return StoreUnavailable(address, reason, hint="Read the server's message and its log.")
 
     def cannot_notify(self, error: Any) -> bool:
-        """Whether a statement was refused for its notification. If so, there will be no more of them."""
+        """Whether a statement was refused because it notifies. If so, no later one does."""
         refused = was_rejected(error) and "notify" in str(error).lower()
         if not (self.notifies and (refused or isinstance(error, psycopg.errors.FeatureNotSupported))):
             return False
         self.notifies = False
         return True
 
-    def close(self) -> None:
-        """Close what is idle."""
-        for kept in (self._idle, self._listeners):
-            _close_all(kept, self._pid)
-
 
 def _close_all(idle: list[Any], pid: int) -> None:
-    """Close connections; not those of a parent, to whom the server would hang up."""
+    """Close connections, but not a parent's: the server would hang up on it."""
     while idle and pid == os.getpid():
         with contextlib.suppress(IndexError):
             idle.pop().close()
 
 
+def _schema_version(connection: Any) -> str | None:
+    try:
+        row = connection.execute(statements.FOUND_VERSION).fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return None
+    return None if row is None else str(row[0])
+
+
 def is_conflict(error: Any) -> bool:
-    """Whether somebody else was faster: a version that moved, a row that appeared, a deadlock, a restart."""
+    """Whether another client was faster: a changed version, a new row, a deadlock, a restart."""
     return isinstance(
         error,
         psycopg.errors.SerializationFailure
@@ -344,13 +336,13 @@ def is_conflict(error: Any) -> bool:
 
 
 def was_rejected(error: Any) -> bool:
-    """Whether the server understood a statement and does not carry it out: missing rights, or something that
-    it does not know or take. Nothing has happened then. Of other errors not every server promises that."""
+    """Whether the server understood a statement and refused it (missing permission, unknown feature), so that
+    nothing has happened. Not every server promises that of other errors."""
     return (error.sqlstate or "")[:2] in ("0A", "22", "23", "42", "54")
 
 
 def is_away(error: Any) -> bool:
-    """Whether the server does not answer, or is about to stop doing so."""
+    """Whether the server does not answer, or is about to stop."""
     state = error.sqlstate or ""
     return (
         isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
@@ -359,7 +351,7 @@ def is_away(error: Any) -> bool:
     )
 
 
-def is_final(error: Any) -> bool:
+def _is_refused(error: Any) -> bool:
     """Whether a connection was refused for good: a wrong password, no such database, no trust."""
     message = str(error)
     if error.sqlstate or any(each in message for each in _TRANSIENT):
@@ -368,7 +360,6 @@ def is_final(error: Any) -> bool:
 
 
 def _connection_failure(error: Any) -> type[StoreUnavailable]:
-    """What kind of failure it is that no connection could be made."""
     message = str(error)
     if any(each in message for each in _UNTRUSTED):
         return StoreUntrusted

@@ -1,8 +1,8 @@
-"""What the PostgreSQL store asks of the server: plain SQL, which its distributed relatives take too.
+"""The SQL of the PostgreSQL store, which related distributed databases accept too.
 
-No advisory locks, no procedures, no triggers, no collations: names are bytes, so that their order is the
-same everywhere. A document that was removed leaves its row, without content: an absence can be locked and
-has a version, like everything else. A stream has a row too, with the position of its last record.
+No advisory locks, procedures, triggers or collations: names are bytes, so that their order is the same
+everywhere. A deleted document leaves its row, without content: its absence can be locked and has a version. A
+stream has a row with the position of its last record.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ SELECT extract(epoch FROM clock_timestamp())::float8,
 FROM (SELECT 1 AS one) AS always
 LEFT JOIN documents AS d ON d.name = ANY(%s::bytea[])
 LEFT JOIN entries AS e ON e.stream = d.name AND e.position = d.position"""
-"""One statement sees one moment. There is always a row, so that there is always a time."""
+"""One statement sees one instant. There is always a row, for the time."""
 
 FETCH_ONE = """
 SELECT extract(epoch FROM clock_timestamp())::float8, d.version, d.content
 FROM (SELECT 1 AS one) AS always LEFT JOIN documents AS d ON d.name = %s"""
-"""The same for a single document."""
+"""The same for one document."""
 
 LOCK = "SELECT name FROM documents WHERE name = ANY(%s::bytea[]) ORDER BY name FOR UPDATE"
-"""Those who met on a document line up here, in the one order of names."""
+"""Contenders queue here, in the order of names."""
 
 COMMIT = """
 WITH held AS (
@@ -68,13 +68,13 @@ WITH held AS (
     INSERT INTO commits (id, made, at) SELECT %(id)s, true, clock_timestamp() FROM fits WHERE fits.yes
 )
 SELECT fits.yes FROM fits"""
-"""All of a commit in one statement, which is its own transaction.
+"""A whole commit in one statement, which is its own transaction.
 
-`held` locks every row that the decision rests on, in the order of names, and leaves out those whose version
-is another one by now; if any is missing, nothing is done. A name that had no row when we looked may have got
-one since: its version is none that we have seen (whoever sees one document of a commit sees all of them), so
-`put` sets it to null, which the column refuses, and the whole statement with it. (The empty version may be
-one that we have seen; but it means that there still is nothing.)
+`held` locks every row that the commit depends on, in the order of names, except those whose version has
+changed; if any is missing, nothing is done. A name without a row may have got one since it was fetched. Its
+version was not fetched (whoever sees one document of a commit sees all of them), so `put` sets it to null,
+which the column refuses, and with it the whole statement. (The empty version may have been fetched; but then
+there still is no document.)
 """
 
 COMMIT_ONE = """
@@ -85,12 +85,12 @@ WITH fits AS (
     INSERT INTO commits (id, made, at) SELECT %(id)s, true, clock_timestamp() FROM fits
 )
 SELECT fits.yes FROM fits"""
-"""The same for the change of a single document that rests on nothing else: the row that is changed is the one
-that is compared. Nothing comes back if it was another one by then."""
+"""The same for one document that depends on nothing else: the updated row is the compared one. Returns no row
+if its version has changed."""
 
 
 def notifying(commit: str) -> str:
-    """A commit that tells those who watch. Only if there are any: notifying commits wait for each other."""
+    """A commit that notifies watchers, if there are any: notifying commits wait for each other."""
     return commit.replace(
         "SELECT fits.yes FROM fits",
         """SELECT fits.yes, CASE
@@ -104,12 +104,12 @@ COMMIT_ONE_AND_NOTIFY = notifying(COMMIT_ONE)
 
 RULE_OUT = """
 INSERT INTO commits (id, made, at) VALUES (%s, false, clock_timestamp()) ON CONFLICT (id) DO NOTHING"""
-"""Waits for a commit of this id that is under way, and then finds it, or makes it impossible."""
+"""Waits for a commit of this id that is under way, and then finds it or rules it out."""
 
 WAS_MADE = "SELECT made FROM commits WHERE id = %s"
 
 FORGET = "DELETE FROM commits WHERE at < clock_timestamp() - interval '7 days'"
-"""An answer that got lost is asked for within seconds."""
+"""A lost answer is looked up within seconds."""
 
 PAGE = """
 SELECT name, version, content FROM documents
@@ -118,8 +118,8 @@ WHERE name > %s AND name < %s AND content IS NOT NULL ORDER BY name LIMIT %s"""
 PAGE_OF_STREAM = """
 SELECT position, content FROM entries WHERE stream = %s AND position > %s ORDER BY position LIMIT %s"""
 
-LOOK = "SELECT name, version FROM documents WHERE name = %s AND version <> ''"
-LOOK_AT_FAMILY = "SELECT name, version FROM documents WHERE name > %s AND name < %s AND version <> ''"
+VERSION = "SELECT name, version FROM documents WHERE name = %s AND version <> ''"
+FAMILY_VERSIONS = "SELECT name, version FROM documents WHERE name > %s AND name < %s AND version <> ''"
 
 REGISTER = """
 INSERT INTO watchers (id, until) VALUES (%s, clock_timestamp() + interval '60 seconds')

@@ -1,8 +1,8 @@
-"""Noticing changes in PostgreSQL: by its notifications, and by looking from time to time where they may fail.
+"""Watching PostgreSQL for changes: by notifications, and by polling where they may be missed.
 
-Who watches says so in a table; commits notify only if somebody does. A commit that began before may not have
-seen it: so it is looked at once more shortly after. A connection that breaks is opened anew, and then, too,
-how things look is compared with how they looked before.
+Watchers register in a table, and commits notify only if there is one. A commit that began earlier may not
+have seen it, so the watcher polls once more shortly after. After a disconnect, versions are compared with the
+earlier ones.
 """
 
 from __future__ import annotations
@@ -14,40 +14,39 @@ import os
 import time
 import uuid
 from collections.abc import Iterable
-from typing import Self
 
 import psycopg
 from psycopg import sql
 
 from holdfast.errors import UsageFailure
 from holdfast.store import postgres_sql as statements
-from holdfast.store.model import Family, Watched
+from holdfast.store.model import Family, Watch, Watched
 from holdfast.store.postgres_connections import Connections, is_away, was_rejected
 
-LOOK_EVERY = 0.5
-"""How often to look where there are no notifications."""
+POLL_INTERVAL = 0.5
+"""Where there are no notifications."""
 
-LOOK_SELDOM = 20.0
-"""How often to look where there are; also how often to say that one still watches."""
+REFRESH_INTERVAL = 20.0
+"""Where there are: how often to poll all the same, and to register again."""
 
 _LONGEST_MESSAGE = 7900
 _MANY = "*"
 
 
 def channel_of(schema: str) -> str:
-    """The name under which changes of a schema are told; short enough for every schema."""
+    """The channel for changes of a schema; short enough for every schema."""
     return f"holdfast_{hashlib.sha256(schema.encode()).hexdigest()[:16]}"
 
 
 def message_of(version: str, names: Iterable[str]) -> str:
-    """What those who watch are told: the new version and the names; or that these are too many."""
+    """A notification: the new version and the changed names; or that these are too many."""
     message = " ".join([version, *names])
     return message if len(message.encode()) <= _LONGEST_MESSAGE else _MANY
 
 
 class Listener:
-    """A connection that is told of changes. It outlives its watch, for the next one: who waits for a lease
-    watches again and again. In between it does not listen, for nobody would take what it is told."""
+    """A connection that receives notifications. It outlives its watch, because waiting for a lease watches
+    again and again. In between it does not listen: nobody would read the notifications."""
 
     def __init__(self, connections: Connections, channel: str) -> None:
         self.connection = connections.connect()
@@ -58,13 +57,13 @@ class Listener:
         self._channel = sql.Identifier(channel)
 
     def register(self) -> None:
-        """Say that somebody watches, if that was said too long ago."""
-        if self._connections.notifies and time.monotonic() - self._registered_at >= LOOK_SELDOM:
+        """Register as a watcher, unless that was done recently."""
+        if self._connections.notifies and time.monotonic() - self._registered_at >= REFRESH_INTERVAL:
             self.connection.execute(statements.REGISTER, [self._id])
             self._registered_at = time.monotonic()
 
     def listen(self) -> None:
-        """Be told from now on, and of nothing that was before."""
+        """Receive notifications from now on, and none of earlier commits."""
         if not self._connections.notifies:
             return
         try:
@@ -73,13 +72,13 @@ class Listener:
         except psycopg.Error as error:
             if not was_rejected(error):
                 raise
-            self._connections.notifies = False  # nobody tells anything here: look from time to time
+            self._connections.notifies = False  # poll instead
             return
         for _ in self.connection.notifies(timeout=0):
             pass
 
     def pause(self) -> bool:
-        """Be told nothing for a while; False if the line is dead."""
+        """Stop receiving notifications; False if the connection is dead."""
         try:
             if self._connections.notifies:
                 self.connection.execute("UNLISTEN *")
@@ -94,7 +93,7 @@ class Listener:
         self.connection.close()
 
 
-class PostgresWatch:
+class PostgresWatch(Watch):
     """A watch of one document, family or stream."""
 
     def __init__(self, connections: Connections, channel: str, what: Watched) -> None:
@@ -102,79 +101,62 @@ class PostgresWatch:
         self._channel = channel
         self._what = what
         self._listener: Listener | None = None
-        self._looks: dict[str, str] = {}
-        self._look_at = 0.0
+        self._poll_at = 0.0
         self._pending: set[str] = set()
         self._first = True
-        self._looks = connections.persist(self._begin)
-
-    def wait(self, timeout: float | None = None) -> frozenset[str]:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = max(0.0, self._look_at - time.monotonic())
-            if deadline is not None:
-                left = min(left, max(0.0, deadline - time.monotonic()))
-            changed = self._next(left)
-            if changed or (deadline is not None and time.monotonic() >= deadline):
-                return frozenset(changed)
+        self._versions: dict[str, str] = connections.persist(self._begin)
 
     def close(self) -> None:
-        """Stop watching."""
         listener, self._listener = self._listener, None
         if listener is not None:
             self._connections.keep_listener(listener)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()
-
-    def _next(self, left: float) -> set[str]:
-        """What is told within this time; or what has come to look different, when it is time to look."""
+    def _next(self, left: float | None) -> set[str]:
+        """Changes that are notified within this time, or found by polling when that is due."""
+        until_poll = max(0.0, self._poll_at - time.monotonic())
         try:
-            self._pending |= self._told(left)
-            if time.monotonic() >= self._look_at:
+            self._pending |= self._notified(until_poll if left is None else min(left, until_poll))
+            if time.monotonic() >= self._poll_at:
                 self._pending |= self._compare()
         except psycopg.Error as error:
             if not is_away(error):
                 raise self._connections.failure(error) from error
             self._pending |= self._connections.persist(self._resume)
-        told, self._pending = self._pending, set()
-        return told
+        changed, self._pending = self._pending, set()
+        return changed
 
-    def _told(self, left: float) -> set[str]:
+    def _notified(self, left: float) -> set[str]:
         if not self._connections.notifies:
             time.sleep(left)
             return set()
-        told: set[str] = set()
+        changed: set[str] = set()
         for message in self._listening.connection.notifies(timeout=left, stop_after=1):
             version, *names = message.payload.split(" ")
             if version == _MANY:
-                self._look_at = 0.0
-            new = {each for each in names if self._has(each) and self._looks.get(each) != version}
-            self._looks.update(dict.fromkeys(new, version))
-            told |= new
-        return told
+                self._poll_at = 0.0
+            new = {each for each in names if self._has(each) and self._versions.get(each) != version}
+            self._versions.update(dict.fromkeys(new, version))
+            changed |= new
+        return changed
 
     def _compare(self) -> set[str]:
-        before, self._looks = self._looks, self._look()
-        return _differences(before, self._looks)
+        before, self._versions = self._versions, self._poll()
+        return _differences(before, self._versions)
 
-    def _look(self) -> dict[str, str]:
-        """The version of everything that is watched."""
+    def _poll(self) -> dict[str, str]:
+        """The version of everything watched."""
         self._listening.register()
         connection = self._listening.connection
         name = self._what.name
         if isinstance(self._what, Family):
             rows = connection.execute(
-                statements.LOOK_AT_FAMILY, [f"{name}/".encode(), f"{name}0".encode()], binary=True
+                statements.FAMILY_VERSIONS, [f"{name}/".encode(), f"{name}0".encode()], binary=True
             )
         else:
-            rows = connection.execute(statements.LOOK, [name.encode()], binary=True)
+            rows = connection.execute(statements.VERSION, [name.encode()], binary=True)
         found = {each.decode(): version for each, version in rows.fetchall()}
         seldom = self._connections.notifies and not self._first
-        self._look_at = time.monotonic() + (LOOK_SELDOM if seldom else LOOK_EVERY)
+        self._poll_at = time.monotonic() + (REFRESH_INTERVAL if seldom else POLL_INTERVAL)
         self._first = False
         return found
 
@@ -190,21 +172,21 @@ class PostgresWatch:
         return self._listener
 
     def _begin(self) -> dict[str, str]:
-        """Be told from now on, by a listener that is there or by a new one; and see how things look."""
+        """Listen, with a kept listener or a new one, and poll."""
         self._first = True
         self._listener = self._connections.take_listener() or Listener(self._connections, self._channel)
         try:
             self._listener.listen()
-            return self._look()
+            return self._poll()
         except psycopg.Error:
             self._drop()
             raise
 
     def _resume(self) -> set[str]:
-        """The line was cut: begin again, and find out what has changed meanwhile."""
+        """Listen again after a disconnect, and find out what has changed meanwhile."""
         self._drop()
-        before, self._looks = self._looks, self._begin()
-        return _differences(before, self._looks)
+        before, self._versions = self._versions, self._begin()
+        return _differences(before, self._versions)
 
     def _drop(self) -> None:
         if self._listener is not None:

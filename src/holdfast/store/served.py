@@ -1,15 +1,16 @@
-"""What the stores on servers have in common: transactions that read, decide, and commit if nothing moved.
+"""Stores on servers: transactions that read, decide, and commit if nothing has changed.
 
-An *engine* knows one kind of server. It fetches some documents as of one moment, and commits a plan if
-all that was fetched still is as it was; both are a single request. Nothing is locked between the two,
-so a client that vanishes holds up nobody.
+An *engine* knows one kind of server. It fetches documents as of one instant, and commits a plan if everything
+fetched is unchanged; each is a single request. Nothing is locked in between, so a client that vanishes blocks
+nobody.
 
-1. Fetch all that is named, with the server's time. 2. Decide. 3. Commit, under the transaction's own id:
-   commit point is the server's. 4. Somebody was faster: start over, and from then on *in turn*, which
-   makes those who meet on one document line up where the engine has a line.
-5. The answer got lost: ask for the id, and take it if nobody has it. Who has the id was committed; who
-   has lost it can never be. Only if the server cannot be asked either is the outcome unknown; when it can be
-   asked again, `ServedStore.was_made` finds it out in the same way.
+1. Fetch everything named, with the server's time.
+2. Decide.
+3. Commit under the transaction's id, if everything fetched is unchanged. Commit point: the server's.
+4. On a conflict, start over, and for a while *take turns*: contenders queue, if the engine has a queue.
+5. If the answer to 3 is lost, look the id up and take it if it is free. If it is taken, the commit happened;
+   if not, it never can. Only if the server cannot be reached is the outcome unknown; `was_made` finds it out
+   later, in the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from holdfast.errors import (
     Failure,
+    NotFound,
     OutcomeUnknown,
+    StoreIncompatible,
     StoreUnavailable,
     TooManyRetries,
     UsageFailure,
@@ -49,25 +52,27 @@ from holdfast.store.model import (
     Watch,
     Watched,
     check_changes,
-    check_commit_id,
-    new_commit_id,
+    checked_commit_id,
 )
 
 Named = Key[Any] | Stream[Any]
 
 PATIENCE = 30.0
-"""How long a transaction is tried again when others are faster, or when its outcome must be found out."""
+"""How long a transaction is retried after conflicts and lost answers."""
+
+TIMEOUT = 10.0
+"""How long a server may take to answer, and how long an unreachable one is retried."""
 
 _FIRST_PAGE, _LARGEST_PAGE = 64, 4096
 _ENOUGH_BYTES = 1 << 20
 _LONGEST_PAUSE = 0.05
-_MOMENT = 1.0
-_MOST_REMEMBERED = 1000
+_TAKE_TURNS_FOR = 1.0
+_MOST_CONFLICTS = 1000
 
 
 class StoredValue(NamedTuple):
-    """What a server has under one name. Without content there is no document, but perhaps a version of
-    its absence. Of a stream: the last record and its position, 0 if there is none."""
+    """What a server stores under a name. A document without content does not exist, but its absence may have
+    a version. Of a stream: the last record and its position, 0 if it is empty."""
 
     version: str = ""
     content: bytes | None = None
@@ -75,7 +80,7 @@ class StoredValue(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What was named, as of one moment, and the server's time. Names that it does not know are missing."""
+    """Everything named, as of one instant, and the server's time. Unknown names are missing."""
 
     found: Mapping[str, StoredValue]
     now: float
@@ -85,7 +90,7 @@ class Fetched(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """A record for a stream, and the position that it will have."""
+    """A record for a stream, and its position."""
 
     stream: str
     position: int
@@ -93,7 +98,7 @@ class Addition(NamedTuple):
 
 
 class CommitPlan(NamedTuple):
-    """All of a commit: its id, what it rests on, what it puts (None: removes), what it adds."""
+    """A commit: its id, what it depends on, the documents it puts (None: removes), the records it adds."""
 
     id: str
     fetched: Fetched
@@ -107,62 +112,55 @@ class CommitPlan(NamedTuple):
 
 
 class AnswerLost(Exception):
-    """The server was asked to commit and did not answer: it may have done so, or may still do so."""
+    """The server was asked to commit and did not answer: it may have committed, or may still do so."""
 
 
 class IdTaken(Exception):
-    """A commit with this id is there already, or has been ruled out."""
+    """A commit with this id exists or has been ruled out."""
 
 
 class Fate(Enum):
-    """What has become of a commit that was asked for by its id."""
+    """What became of a commit."""
 
     MADE = "made"
     RULED_OUT = "ruled out"
-    """It was asked for before, when nobody had made it."""
+    """It had been ruled out before."""
     RULED_OUT_NOW = "ruled out now"
-    """Nobody has made it, and from now on nobody can."""
+    """It was not made, and from now on cannot be."""
 
 
-class Attempt(Protocol):
-    """One try: `fetched` is what there is, `commit` makes a plan that rests on it come true."""
+class Attempt(NamedTuple):
+    """One attempt: what was fetched, and a function that commits a plan based on it.
+
+    The function returns False on a conflict, and raises `AnswerLost` or `IdTaken`.
+    """
 
     fetched: Fetched
-
-    def commit(self, plan: CommitPlan) -> bool:
-        """Commit; False if something that was fetched is not as it was. `AnswerLost` or `IdTaken`."""
-        ...
+    commit: Callable[[CommitPlan], bool]
 
 
 class ServerEngine(Protocol):
     """One kind of server. Every method raises `StoreUnavailable` if the server does not answer in time."""
 
-    place: str
+    address: str
+    """Without secrets."""
 
     @property
-    def skew(self) -> float:
-        """How far apart the times are that two clients are told at the same moment."""
-        ...
+    def skew(self) -> float: ...
 
-    def fetch(self, named: Sequence[Named]) -> Fetched:
-        """Everything named, as of one moment."""
-        ...
+    def fetch(self, named: Sequence[Named]) -> Fetched: ...
 
     def attempt(self, named: Sequence[Named], *, in_turn: bool) -> AbstractContextManager[Attempt]:
-        """Fetch in order to commit; `in_turn` lets those who were there before go first, if it can."""
-        ...
+        """Fetch in order to commit; `in_turn` queues behind earlier contenders, if the server can do that."""
 
     def fate_of(self, commit_id: str) -> Fate:
-        """What has become of a commit. If it was not made, it never will be: its id is taken."""
-        ...
+        """What became of a commit. If it was not made, its id is taken, so it never will be."""
 
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
-        """The next members of a family, by name in order."""
-        ...
+        """The next members of a family, in the order of their names."""
 
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         """The next records of a stream."""
-        ...
 
     def watch(self, what: Watched) -> Watch: ...
 
@@ -174,24 +172,34 @@ class ServerEngine(Protocol):
 class ServedStore:
     """Documents and streams on a server, behind an engine."""
 
-    def __init__(
-        self, engine: ServerEngine, *, layout: Layout | None = None, patience: float = PATIENCE
-    ) -> None:
+    files = None
+    trouble = None
+
+    def __init__(self, engine: ServerEngine, *, patience: float = PATIENCE) -> None:
         self.engine = engine
         self.patience = patience
-        self._layout = layout or Layout()
+        self._layout = Layout()
         self._deciding = Deciding()
-        self._met: dict[str, float] = {}
+        self._conflicts: dict[str, float] = {}
 
     @property
-    def place(self) -> str:
+    def address(self) -> str:
         """The address of the store, without secrets."""
-        return self.engine.place
+        return self.engine.address
 
     @property
     def skew(self) -> float:
-        """How far apart two clients may be that ask for the time at the same moment."""
         return self.engine.skew
+
+    def close(self) -> None:
+        """Close the connections. Nothing is lost by not calling this."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
 
     # --- Reading -----------------------------------------------------------------------------------
 
@@ -241,19 +249,15 @@ class ServedStore:
     def now(self) -> float:
         return self.engine.now()
 
-    # --- Changing ----------------------------------------------------------------------------------
+    # --- Transactions ------------------------------------------------------------------------------
 
     def transact(
-        self,
-        keys: Iterable[Named],
-        decide: Decide[Result],
-        *,
-        commit_id: str | None = None,
+        self, keys: Iterable[Named], decide: Decide[Result], *, commit_id: str | None = None
     ) -> Commit[Result]:
         named = list(dict.fromkeys(keys))
         for each in named:
             self._check(each)
-        commit_id = new_commit_id() if commit_id is None else check_commit_id(commit_id)
+        commit_id = checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         tries = _Tries(commit_id, self.patience)
         while True:
@@ -262,8 +266,8 @@ class ServedStore:
                 return commit
 
     def _try(self, named: list[Named], decide: Decide[Result], tries: _Tries) -> Commit[Result] | None:
-        """One attempt; None if somebody was faster, or if it is known that it was not made."""
-        in_turn = tries.conflicts > 0 or self._met_lately(named)
+        """One attempt; None after a conflict, or if it is certain that it was not made."""
+        in_turn = tries.conflicts > 0 or self._had_conflict_lately(named)
         with self.engine.attempt(named, in_turn=in_turn) as attempt:  # 1.
             view = self._view(named, attempt.fetched)
             now = attempt.fetched.now
@@ -273,7 +277,7 @@ class ServedStore:
             plan, positions = _plan(tries.id, attempt.fetched, named, view, decision.changes)
             commit = Commit(tries.commit_id, now, positions, decision.result)
             try:
-                # Nothing to write: what was fetched was so at one moment, and that is when this happened.
+                # With nothing to write, the transaction took place when everything was fetched.
                 made = not plan.changed or attempt.commit(plan)  # 3.
             except IdTaken:
                 raise UsageFailure(
@@ -283,27 +287,15 @@ class ServedStore:
                 made = self._resolve(tries, lost)  # 5.
         if made:
             return commit
-        self._met = {**self._met, **dict.fromkeys((each.name for each in named), time.monotonic())}
-        if len(self._met) > _MOST_REMEMBERED:
-            self._met = {}
+        self._conflicts |= dict.fromkeys((each.name for each in named), time.monotonic())
+        if len(self._conflicts) > _MOST_CONFLICTS:
+            self._conflicts = {}
         tries.pause()  # 4.
         return None
 
-    def _met_lately(self, named: Sequence[Named]) -> bool:
-        """Whether others were faster here a moment ago, and will be again if we do not line up at once."""
-        since = time.monotonic() - _MOMENT
-        return bool(self._met) and any(self._met.get(each.name, 0.0) > since for each in named)
-
-    def was_made(self, commit_id: str) -> bool:
-        """Whether a commit of which `OutcomeUnknown` told the id was made; if not, it never will be.
-
-        For who was told so, once the server can be reached again; `StoreUnavailable` as long as it cannot.
-        """
-        for number in itertools.count():  # each attempt that was ruled out was followed by another
-            fate = self.engine.fate_of(attempt_id(commit_id, number))
-            if fate is not Fate.RULED_OUT:
-                return fate is Fate.MADE
-        raise AssertionError("unreachable")
+    def _had_conflict_lately(self, named: Sequence[Named]) -> bool:
+        since = time.monotonic() - _TAKE_TURNS_FOR
+        return bool(self._conflicts) and any(self._conflicts.get(each.name, 0.0) > since for each in named)
 
     def _resolve(self, tries: _Tries, lost: AnswerLost) -> bool:
         try:
@@ -311,38 +303,34 @@ class ServedStore:
         except Failure as failure:
             raise OutcomeUnknown(tries.commit_id, f"{lost}; then: {failure.message}") from failure
         if not made:
-            tries.ruled_out(StoreUnavailable(self.place, lost))
+            tries.ruled_out(StoreUnavailable(self.address, lost))
         return made
 
-    def close(self) -> None:
-        """Close the connections. Nothing is lost by not doing so."""
-        self.engine.close()
+    def was_made(self, commit_id: str) -> bool:
+        """Whether a commit with an unknown outcome was made; if not, it never will be.
 
-    def __enter__(self) -> Self:
-        return self
+        `StoreUnavailable` as long as the server cannot be reached.
+        """
+        for number in itertools.count():  # each attempt that was ruled out was followed by another
+            fate = self.engine.fate_of(_attempt_id(commit_id, number))
+            if fate is not Fate.RULED_OUT:
+                return fate is Fate.MADE
+        raise AssertionError("unreachable")
 
-    def __exit__(self, *problem: object) -> None:
-        self.close()
-
-    # --- From what the server has to what it means ---------------------------------------------------
+    # --- Decoding ------------------------------------------------------------------------------------
 
     def _check(self, what: Named) -> None:
-        """Refuse what the file store has no place for: what works here is to work there too."""
-        kind = self._layout.place(what.name).kind
+        """Refuse what the file store has no location for: what works here must work there too."""
+        kind = self._layout.locate(what.name).kind
         if isinstance(what, Stream) is (kind is Kind.DOCUMENT):
             raise UsageFailure(f"{what.name} is a {kind.value} in the layout", key=what.name)
 
     def _view(self, named: Sequence[Named], fetched: Fetched) -> View:
-        documents: dict[Key[Any], Document[Any] | None] = {}
-        tails: dict[Stream[Any], Tail] = {}
-        for each in named:
-            found = fetched.of(each.name)
-            if isinstance(each, Stream):
-                where = self._where(each.name, found.position)
-                tails[each] = Tail(found.position, found.content or b"", where)
-            else:
-                documents[each] = self._document(each, found)
-        return View(documents, tails)
+        def tail(stream: Stream[Any]) -> Tail:
+            _, content, position = fetched.of(stream.name)
+            return Tail(position, content or b"", self._where(stream.name, position))
+
+        return View.of(named, lambda key: self._document(key, fetched.of(key.name)), tail)
 
     def _document(self, key: Key[Record], found: StoredValue) -> Document[Record] | None:
         if found.content is None:
@@ -350,30 +338,30 @@ class ServedStore:
         return Document(key.codec.decode(found.content, self._where(key.name)), found.version)
 
     def _where(self, name: str, position: int | None = None) -> str:
-        return f"{name} in {self.place}" if position is None else f"{name}, at {position}, in {self.place}"
+        at = "" if position is None else f", at {position},"
+        return f"{name}{at} in {self.address}"
 
 
 class _Tries:
-    """The attempts of one transaction: how many there were, under which id the next is made, and until when.
+    """The attempts of one transaction: their number, the id of the next, and their deadline.
 
-    An attempt that was ruled out has used up its id; the next one has a mark behind it, which no id has.
+    An attempt that was ruled out has used up its id; the next one has a suffix that no other id has.
     """
 
     def __init__(self, commit_id: str, patience: float) -> None:
         self.commit_id = self.id = commit_id
         self.conflicts = 0
-        self._patience = patience
         self._ruled_out = 0
         self._deadline = time.monotonic() + patience
         self._last: Failure = Failure("others were faster")
 
     def ruled_out(self, reason: Failure) -> None:
         self._ruled_out += 1
-        self.id = attempt_id(self.commit_id, self._ruled_out)
+        self.id = _attempt_id(self.commit_id, self._ruled_out)
         self._last = reason
 
     def pause(self) -> None:
-        """Before the next attempt: not all at the same moment, and not for ever."""
+        """Wait before the next attempt, at random, so that contenders do not meet again."""
         self.conflicts += 1
         if time.monotonic() >= self._deadline:
             raise TooManyRetries(self.conflicts, self._last)
@@ -381,15 +369,15 @@ class _Tries:
             time.sleep(CHANCE.random() * min(_LONGEST_PAUSE, 0.001 * 2 ** min(self.conflicts, 10)))
 
 
-def attempt_id(commit_id: str, number: int) -> str:
-    """The id of an attempt, after so many that were ruled out."""
-    return f"{commit_id}~{number}" if number else commit_id
+def _attempt_id(commit_id: str, ruled_out: int) -> str:
+    """The id of the attempt after so many that were ruled out."""
+    return f"{commit_id}~{ruled_out}" if ruled_out else commit_id
 
 
 def _plan(
     commit_id: str, fetched: Fetched, named: Sequence[Named], view: View, changes: Sequence[Change]
 ) -> tuple[CommitPlan, tuple[int, ...]]:
-    """The changes with every record encoded and every append at its place; and these places."""
+    """The changes with every record encoded and every append at its position; and these positions."""
     puts: dict[str, bytes | None] = {}
     additions: list[Addition] = []
     ends: dict[str, int] = {}
@@ -408,10 +396,23 @@ def _plan(
 def _pages(
     page: Callable[[Any, int], list[tuple[Any, Any]]], start: Any, size: Callable[[Any], int]
 ) -> Iterator[tuple[Any, Any]]:
-    """All there is behind `start`, page by page; the pages grow as long as their content is small."""
+    """Everything after `start`, page by page; pages grow as long as their content is small."""
     last, limit = start, _FIRST_PAGE
     while limit > 0 and (found := page(last, limit)):
         yield from found
         last = found[-1][0]
         total = sum(size(content) for _, content in found)
         limit = min(_LARGEST_PAGE, limit * 4) if total < _ENOUGH_BYTES else max(4, limit // 4)
+
+
+def require_version(address: str, found: str | None, known: int) -> None:
+    """Refuse a store whose schema version is missing or not the known one."""
+    if found is None:
+        raise NotFound(f"there is no store at {address} yet", store=address)
+    if found != str(known):
+        raise StoreIncompatible(
+            f"the store {address} has the schema version {found}; this version of Holdfast knows {known}",
+            store=address,
+            found=found,
+            known=known,
+        )

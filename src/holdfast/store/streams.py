@@ -1,9 +1,9 @@
-"""Reading streams from files: lines of one file, or one numbered file per record.
+"""Streams in files: reading them, planning changes to them, and appending several records at once.
 
-Both ask for the records that are decided but not yet in place (`decided`: position and content) when they
-have come to the end of what is in place, and give them too. If there are none, they look whether the end
-is still the end: what was about to be put in place when they passed may be there by now. So a reader who has
-seen one record of a commit sees all of them.
+A record of a stream is a line of one file, or a file with a number in its name. Readers yield what is
+published, then the records that are committed but not published yet (`pending`: position and content). If
+there are none, they check whether the end is still the end: what was being published when they passed may be
+there by now. So a reader that has seen one record of a commit sees all of them.
 """
 
 from __future__ import annotations
@@ -14,82 +14,81 @@ from typing import Any, Literal, NamedTuple
 from holdfast.errors import UsageFailure
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure
-from holdfast.store.intents import Intent, Step, are_many, encode, intent_name, publish_number, read_if_there
+from holdfast.store.intents import Intent, Step, are_many, encode, intent_name, publish_number, read_if_exists
 from holdfast.store.layout import Kind, Location
-from holdfast.store.model import Append, Change, Create, Delete, Key, Replace, Stream, View
+from holdfast.store.model import Append, Change, Delete, Key, Stream, View
 
 _CHUNK = 1 << 20
 
-Decided = Callable[[], Sequence[tuple[int, bytes]]]
+Pending = Callable[[], Sequence[tuple[int, bytes]]]
+
+# --- Reading ------------------------------------------------------------------------------------------
 
 
 def lines(
-    directory: Directory | None, place: Location, after: int, decided: Decided
+    directory: Directory | None, location: Location, after: int, pending: Pending
 ) -> Iterator[tuple[int, bytes]]:
-    """The lines behind the offset `after`; the position of a line is the offset at which it ends."""
-    if after and after not in (at + len(content) + 1 for at, content in decided()):
-        _check_boundary(directory, place, after)
+    """The lines after the offset `after`; the position of a line is the offset of its end."""
+    if after and after not in (at + len(content) + 1 for at, content in pending()):
+        _check_boundary(directory, location, after)
     position = after
     while True:
-        position = yield from _lines_in_place(directory, place, position)
-        rest = [each for each in decided() if each[0] >= position]
-        if rest or position == after or _is_end_of_lines(directory, place, position):
+        position = yield from _published_lines(directory, location, position)
+        rest = [each for each in pending() if each[0] >= position]
+        if (
+            rest
+            or position == after
+            or directory is None
+            or durable.end_of_lines_in(directory, location.file) <= position
+        ):
             yield from ((at + len(content) + 1, content) for at, content in rest)
             return
 
 
-def _lines_in_place(
-    directory: Directory | None, place: Location, position: int
+def _published_lines(
+    directory: Directory | None, location: Location, position: int
 ) -> Generator[tuple[int, bytes], None, int]:
-    """The lines from `position` on that are in place; where they end."""
-    while directory is not None and (block := _whole_lines(directory, place, position)):
+    """The published lines from `position` on; returns their end."""
+    while directory is not None and (block := _whole_lines(directory, location, position)):
         for line in block[:-1].split(b"\n"):
             position += len(line) + 1
             yield position, line
     return position
 
 
-def _is_end_of_lines(directory: Directory | None, place: Location, position: int) -> bool:
-    return directory is None or durable.end_of_lines_in(directory, place.file) <= position
-
-
-def numbered_files(
-    directory: Directory | None, place: Location, after: int, decided: Decided
-) -> Iterator[tuple[int, bytes]]:
-    """The records with numbers behind `after`, up to the first that is missing."""
-    if after < 0:
-        raise _not_a_position(place, after)
-    number = after + 1
+def _whole_lines(directory: Directory, location: Location, after: int) -> bytes:
+    limit = _CHUNK
     while True:
-        number = yield from _numbers_in_place(directory, place, number)
-        rest = [each for each in decided() if each[0] >= number]
-        if rest or number == after + 1 or _is_end_of_numbers(directory, place, number):
-            yield from rest
-            return
+        block = durable.read_lines_in(directory, location.file, after=after, limit=limit)
+        if block:
+            # A writer may just have replaced a torn tail by a whole line, and the block may mix the two. Up
+            # to the end of a line nothing changes any more: read that part again.
+            return durable.read_lines_in(directory, location.file, after=after, limit=len(block))
+        if durable.end_of_lines_in(directory, location.file) <= after:
+            return b""
+        limit *= 2  # a line longer than the chunk
 
 
-def _numbers_in_place(
-    directory: Directory | None, place: Location, number: int
-) -> Generator[tuple[int, bytes], None, int]:
-    """The records from `number` on that are in place; the number that is missing."""
-    if directory is not None:
-        while (content := read_if_there(directory, place.numbered(number))) is not None:
-            yield number, content
-            number += 1
-    return number
+def _check_boundary(directory: Directory | None, location: Location, after: int) -> None:
+    if (
+        directory is None
+        or after < 0
+        or durable.read_lines_in(directory, location.file, after=after - 1, limit=1) != b"\n"
+    ):
+        raise _not_a_position(location, after)
 
 
-def _is_end_of_numbers(directory: Directory | None, place: Location, number: int) -> bool:
-    return directory is None or directory.status(place.numbered(number)) is None
+def _not_a_position(location: Location, after: int) -> UsageFailure:
+    return UsageFailure(f"{after} is not a position of {location.name}", stream=location.name, position=after)
 
 
-def last_line(directory: Directory, place: Location) -> tuple[int, bytes] | None:
+def last_line(directory: Directory, location: Location) -> tuple[int, bytes] | None:
     """The last line and its position; None if there is none."""
-    end = durable.end_of_lines_in(directory, place.file)
+    end = durable.end_of_lines_in(directory, location.file)
     size = 4096
     while end:
         start = max(0, end - size)
-        block = durable.read_lines_in(directory, place.file, after=start, limit=end - start)[:-1]
+        block = durable.read_lines_in(directory, location.file, after=start, limit=end - start)[:-1]
         cut = block.rfind(b"\n")
         if cut >= 0 or start == 0:
             return end, block[cut + 1 :]
@@ -97,32 +96,56 @@ def last_line(directory: Directory, place: Location) -> tuple[int, bytes] | None
     return None
 
 
+def numbered_files(
+    directory: Directory | None, location: Location, after: int, pending: Pending
+) -> Iterator[tuple[int, bytes]]:
+    """The records with numbers after `after`, up to the first missing one."""
+    if after < 0:
+        raise _not_a_position(location, after)
+    number = after + 1
+    while True:
+        if directory is not None:
+            while (content := read_if_exists(directory, location.numbered(number))) is not None:
+                yield number, content
+                number += 1
+        rest = [each for each in pending() if each[0] >= number]
+        if (
+            rest
+            or number == after + 1
+            or directory is None
+            or directory.status(location.numbered(number)) is None
+        ):
+            yield from rest
+            return
+
+
 class LastNumbers:
-    """Finds the last number of a stream without listing it: from what is remembered, forward by leaps."""
+    """Finds the last number of a stream without listing it: by galloping from the last known one."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
         self._durable: dict[str, int] = {}
 
-    def remember_durable(self, place: Location, number: int) -> None:
-        """Note a number whose name, like all names before it, we have brought to the disk ourselves."""
-        self._last[place.name] = self._durable[place.name] = number
+    def remember_durable(self, location: Location, number: int) -> None:
+        """Remember a number whose name, like all names before it, this process has synced."""
+        self._last[location.name] = self._durable[location.name] = number
 
-    def are_ours(self, place: Location) -> bool:
-        """Whether some of the numbers are ours."""
-        return place.name in self._durable
+    def are_ours(self, location: Location) -> bool:
+        """Whether this process has published some of the numbers."""
+        return location.name in self._durable
 
-    def is_durable(self, place: Location) -> bool:
-        """Whether the last number, as it was found last, is durable by our own doing."""
-        return place.kind is Kind.NUMBERED and self._last.get(place.name, 0) == self._durable.get(place.name)
+    def is_durable(self, location: Location) -> bool:
+        """Whether this process has synced the last known number."""
+        name = location.name
+        return location.kind is Kind.NUMBERED and self._last.get(name, 0) == self._durable.get(name)
 
-    def find(self, directory: Directory, place: Location) -> int:
-        """The last number, 0 if there is none; a few looks, however many there are."""
+    def find(self, directory: Directory, location: Location) -> int:
+        """The last number, 0 if there is none; a few lookups, however many records there are."""
 
         def exists(number: int) -> bool:
-            return directory.status(place.numbered(number)) is not None
+            return directory.status(location.numbered(number)) is not None
 
-        known = self._last.get(place.name, 0)
+        known = self._last.get(location.name, 0)
         if known and not exists(known):
             known = 0
         leap = 1
@@ -133,94 +156,68 @@ class LastNumbers:
             leap //= 2
             if exists(known + leap):
                 known += leap
-        self._last[place.name] = known
+        self._last[location.name] = known
         return known
 
 
-def _whole_lines(directory: Directory, place: Location, after: int) -> bytes:
-    limit = _CHUNK
-    while True:
-        block = durable.read_lines_in(directory, place.file, after=after, limit=limit)
-        if block:
-            # A writer may just have replaced a torn tail by a whole line: what we have may be the
-            # beginning of the one and the end of the other. Up to the end of a line nothing changes.
-            return durable.read_lines_in(directory, place.file, after=after, limit=len(block))
-        if durable.end_of_lines_in(directory, place.file) <= after:
-            return b""
-        limit *= 2  # a line longer than the chunk
-
-
-def _check_boundary(directory: Directory | None, place: Location, after: int) -> None:
-    if (
-        directory is None
-        or after < 0
-        or durable.read_lines_in(directory, place.file, after=after - 1, limit=1) != b"\n"
-    ):
-        raise _not_a_position(place, after)
-
-
-def _not_a_position(place: Location, after: int) -> UsageFailure:
-    return UsageFailure(f"{after} is not a position of {place.name}", stream=place.name, position=after)
+# --- Planning -----------------------------------------------------------------------------------------
 
 
 class Planned(NamedTuple):
-    """One change as it will be carried out. `before` is the version of what a document held, `at` is where
-    an append goes."""
+    """One change, ready to be applied. `before` is the version of a document's old content, `at` is where an
+    append goes."""
 
-    place: Location
+    location: Location
     operation: Literal["put", "remove", "append"]
     content: bytes = b""
     before: str = ""
     at: int = 0
 
     def as_step(self) -> Step:
-        """The same, as an intent has it."""
-        return Step(self.place.name, self.operation, self.content.decode(), self.before, self.at)
+        return Step(self.location.name, self.operation, self.content.decode(), self.before, self.at)
 
-    def behind(self) -> int:
-        """Where an append behind this one goes; for a line that is also its own position."""
-        return self.at + (len(self.content) + 1 if self.place.kind is Kind.LINES else 1)
+    def next_at(self) -> int:
+        """Where the append after this one goes; for a line, also its own position."""
+        return self.at + (len(self.content) + 1 if self.location.kind is Kind.LINES else 1)
 
 
 def plan(
-    changes: Sequence[Change], view: View, places: Mapping[Key[Any] | Stream[Any], Location]
+    changes: Sequence[Change], view: View, locations: Mapping[Key[Any] | Stream[Any], Location]
 ) -> list[Planned]:
-    """The changes in the order in which they were decided."""
+    """The changes with their records encoded, in the order in which they were decided."""
     planned: list[Planned] = []
     ends: dict[Stream[Any], int] = {}
     for change in changes:
         if isinstance(change, Append):
             stream = change.stream
-            place, at = places[stream], ends.get(stream)
+            location, at = locations[stream], ends.get(stream)
             if at is None:
-                at = view.end(stream) + (place.kind is Kind.NUMBERED)
-            step = Planned(place, "append", stream.codec.encode(change.record), "", at)
-            if place.kind is Kind.LINES and b"\n" in step.content:
-                raise UsageFailure(f"a record for {stream.name} is coded with a line break")
-            ends[stream] = step.behind()
+                at = view.end(stream) + (location.kind is Kind.NUMBERED)
+            step = Planned(location, "append", stream.codec.encode(change.record), "", at)
+            if location.kind is Kind.LINES and b"\n" in step.content:
+                raise UsageFailure(f"a record of {stream.name} is encoded with a newline")
+            ends[stream] = step.next_at()
         else:
-            step = _put_or_remove(change, places[change.key], view)
+            key, document = change.key, view.document(change.key)
+            before = "" if document is None else document.version
+            if isinstance(change, Delete):
+                step = Planned(locations[key], "remove", before=before)
+            else:
+                step = Planned(locations[key], "put", key.codec.encode(change.record) + b"\n", before)
         planned.append(step)
     return planned
 
 
-def _put_or_remove(change: Create | Replace | Delete, place: Location, view: View) -> Planned:
-    document = view.document(change.key)
-    before = "" if document is None else document.version
-    if isinstance(change, Delete):
-        return Planned(place, "remove", before=before)
-    return Planned(place, "put", change.key.codec.encode(change.record) + b"\n", before)
-
-
 def in_order(planned: list[Planned]) -> list[Planned]:
-    """The order of applying: what is pointed to before what points to it, and removals the other way.
+    """The changes in the order of applying: referenced documents before those that refer to them, removals
+    last.
 
-    Pointers (an index) come early in the order of locks and what they point to later: so documents
-    are put in reverse order, appends follow as they came, and removals go in order at the end.
+    Documents that refer to others (an index) come early in lock order, and those they refer to later. So
+    documents are put in reverse lock order, appends follow as they came, and removals go in lock order.
     """
 
     def rank(each: Planned) -> tuple[int, str]:
-        return each.place.rank
+        return each.location.rank
 
     puts = sorted((each for each in planned if each.operation == "put"), key=rank, reverse=True)
     appends = [each for each in planned if each.operation == "append"]
@@ -228,14 +225,25 @@ def in_order(planned: list[Planned]) -> list[Planned]:
     return [*puts, *appends, *removals]
 
 
+# --- Batches ------------------------------------------------------------------------------------------
+
+
 def is_batch(planned: Sequence[Planned]) -> bool:
-    """Whether these are records for one and the same numbered stream, and nothing else."""
-    place = planned[0].place
-    return place.kind is Kind.NUMBERED and all(each.place is place for each in planned)
+    """Whether all changes are appends to one numbered stream."""
+    location = planned[0].location
+    return location.kind is Kind.NUMBERED and all(each.location is location for each in planned)
 
 
 class Batch:
-    """One such commit, in the hands of its author, who holds the guard of the stream."""
+    """A commit of several records of one numbered stream. Its author holds the stream's lock.
+
+    Such records never change, so fewer steps than those of `intents` suffice:
+
+    1. Write and sync drafts of all records and of the intent.
+    2. Commit point: the intent gets its name, durably. Nothing has a number before that.
+    3. Each draft gets its number, and the directory is synced.
+    4. The intent is removed. If a power cut brings it back, everything that it asks for exists.
+    """
 
     def __init__(
         self, commit_id: str, planned: Sequence[Planned], records: Directory, intents: Directory
@@ -243,7 +251,7 @@ class Batch:
         """`records` is the directory of the stream, `intents` that of all intents."""
         self._id = commit_id
         self._planned = planned
-        self._place = planned[0].place
+        self._location = planned[0].location
         self._records = records
         self._intents = intents
         self._drafts: list[str] = []
@@ -251,7 +259,7 @@ class Batch:
 
     def write(self) -> None:
         """Step 1."""
-        mark, numbered = durable.new_mark(), self._place.numbered
+        mark, numbered = durable.new_mark(), self._location.numbered
         intent = Intent(self._id, tuple(each.as_step() for each in self._planned), drafts=mark)
         content = encode(intent)
         try:
@@ -271,8 +279,8 @@ class Batch:
             self._discard()
             raise
 
-    def decide(self) -> None:
-        """Step 2: from here on it will be carried out, by us or by another."""
+    def publish_intent(self) -> None:
+        """Step 2, the commit point: from here on, this or another process applies it."""
         draft, self._draft_of_intent = self._draft_of_intent, ""  # published or discarded
         try:
             durable.publish_new(self._intents, draft, intent_name(self._id), often=True)
@@ -281,10 +289,10 @@ class Batch:
             self._discard()
             raise
 
-    def carry_out(self) -> list[int]:
-        """Steps 3 and 4; the numbers that the records have now, in order."""
+    def apply(self) -> list[int]:
+        """Steps 3 and 4; return the numbers of the records, in order."""
         numbers: list[int] = []
-        numbered, rename = self._place.numbered, durable.rename_new
+        numbered, rename = self._location.numbered, durable.rename_new
         number = 0
         try:
             for each, draft in zip(self._planned, self._drafts, strict=True):
@@ -294,7 +302,7 @@ class Batch:
                 except FileExistsError:
                     done = False
                 if not done:
-                    number = publish_number(self._records, self._place, draft, number, each.content)
+                    number = publish_number(self._records, self._location, draft, number, each.content)
                 numbers.append(number)
         except BaseException:
             self._discard()
@@ -304,7 +312,7 @@ class Batch:
         return numbers
 
     def _discard(self) -> None:
-        """Leave nothing behind; drafts that were published have another name by now."""
+        """Remove all drafts; those that were published have other names by now."""
         if self._draft_of_intent:
             durable.discard(self._intents, self._draft_of_intent)
         for draft in self._drafts:

@@ -1,4 +1,4 @@
-"""Noticing changes of files: by the operating system's events, or by looking where there are none."""
+"""Watching files for changes: by inotify, or by polling where it is not available."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from holdfast.fs.directory import Directory
 from holdfast.fs.names import is_safe_name
 from holdfast.store.intents import Intents
 from holdfast.store.layout import INTENTS, Kind, Layout
-from holdfast.store.model import Family, Watched
+from holdfast.store.model import Family, Watch, Watched
 
+POLL_INTERVAL = 0.05
 _EVENT = struct.Struct("iIII")
 _MASK = 0x00000FCA  # modified, closed after writing, moved, created, deleted; itself deleted or moved
 _LOST = 0x00004000 | 0x00008000 | 0x00000800 | 0x00000400  # overflow, watch removed, itself moved or deleted
 _LONGEST = (1 << 31) - 1  # milliseconds that the system call can wait
+_REPORTED = "by an event"
+"""The fingerprint of a file that an event reported: it equals no other."""
 
 
 class DirectoryEvents:
-    """What happens to the names in some directories."""
+    """Events about the names in some directories."""
 
     def __init__(self, fd: int, directories: dict[int, Path]) -> None:
         self._fd = fd
@@ -34,7 +37,7 @@ class DirectoryEvents:
 
     @classmethod
     def open(cls, directories: list[Path]) -> Self | None:
-        """Begin to listen; None if that is impossible here, or if one of the directories is missing."""
+        """Start listening; None if that is impossible here, or if a directory is missing."""
         if sys.platform != "linux":
             return None
         from holdfast.fs import native
@@ -52,19 +55,18 @@ class DirectoryEvents:
         return cls(fd, watched)
 
     def wait(self, timeout: float | None) -> set[tuple[Path, str]] | None:
-        """Directory and name of what changed since the last call; empty if nothing did in time.
+        """Directory and name of each change since the last call; empty when the timeout ends.
 
-        None means that events were lost, or a directory is gone: look at everything, listen anew.
+        None means that events were lost or a directory is gone: compare everything, and listen again.
         """
         if sys.platform == "win32":
             return set()  # never opened there
-        waiting = select.poll()  # not `select`, which knows only the first 1024 descriptors
+        waiting = select.poll()  # `select` is limited to the first 1024 descriptors
         waiting.register(self._fd, select.POLLIN)
         readable = waiting.poll(None if timeout is None else min(math.ceil(timeout * 1000), _LONGEST))
         return self._read() if readable else set()
 
     def close(self) -> None:
-        """Stop listening."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             calls.close(fd)
@@ -84,16 +86,9 @@ class DirectoryEvents:
         return found
 
 
-LOOK_EVERY = 0.05
-"""How often to look where there are no events."""
-
-_REPORTED = "by an event"
-"""How a file looks of which only an event has told: like no file that is looked at."""
-
-
 class _Subject(NamedTuple):
-    """What is watched: one file, the numbered files of a stream, or the members of a family; and what
-    they are called. A directory that belongs to one document is not made just to be watched."""
+    """What is watched: one file, the numbered files of a stream, or the members of a family; with the prefix
+    and suffix of their names. A directory that belongs to one document is not created just to be watched."""
 
     name: str
     shape: Literal["file", "numbered", "family"]
@@ -101,6 +96,17 @@ class _Subject(NamedTuple):
     start: str
     end: str
     has_own_directory: bool = False
+
+    @classmethod
+    def of(cls, layout: Layout, what: Watched) -> _Subject:
+        if isinstance(what, Family):
+            return cls(what.name, "family", *layout.family(what.name))
+        location = layout.locate(what.name)
+        if location.kind is Kind.NUMBERED:
+            start, end = location.file.split("{number}")
+            return cls(what.name, "numbered", location.directory, start, end)
+        own = layout.has_own_directory(what.name)
+        return cls(what.name, "file", location.directory, location.file, "", own)
 
     @property
     def is_nested(self) -> bool:
@@ -122,8 +128,8 @@ class _Subject(NamedTuple):
         member = file[len(self.start) : len(file) - len(end)]
         return f"{self.name}/{member}" if is_safe_name(member) else None
 
-    def look(self, root: Path, file: str) -> object:
-        """What tells one state of a file from another without reading it."""
+    def fingerprint(self, root: Path, file: str) -> object:
+        """Differs between states of a file, without reading it."""
         path = root / self.directory / (file + self.end if self.is_nested else file)
         try:
             status = calls.stat(path, follow_symlinks=False)
@@ -132,85 +138,62 @@ class _Subject(NamedTuple):
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _subject(layout: Layout, what: Watched) -> _Subject:
-    if isinstance(what, Family):
-        return _Subject(what.name, "family", *layout.family(what.name))
-    place = layout.place(what.name)
-    if place.kind is Kind.NUMBERED:
-        start, end = place.file.split("{number}")
-        return _Subject(what.name, "numbered", place.directory, start, end)
-    own = layout.has_own_directory(what.name)
-    return _Subject(what.name, "file", place.directory, place.file, "", own)
-
-
-class FileWatch:
+class FileWatch(Watch):
     """A watch of one document, family or stream of a file store.
 
-    An event names the file that it is about, and with it what has changed. A commit to several
-    documents counts from its intent on, so the directory of intents is watched too. Where there are
-    no events, or some were lost, how things look is compared with how they looked before.
+    An event names the changed file. A commit of several changes counts from its intent on, so the directory
+    of intents is watched too. Without events, or after losing some, fingerprints are compared.
     """
 
     def __init__(self, root: Directory, layout: Layout, intents: Intents, what: Watched) -> None:
         self._root = root
         self._intents = intents
-        self._subject = _subject(layout, what)
+        self._subject = _Subject.of(layout, what)
         self._events = self._listen()
-        # A long stream is not listed as long as events tell of it; if some are lost, it counts as changed.
-        told = self._events is not None and self._subject.shape == "numbered"
-        self._looks: dict[str, object] = {} if told else self._look()
-
-    def wait(self, timeout: float | None = None) -> frozenset[str]:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            changed = self._next(left)
-            if changed or (deadline is not None and time.monotonic() >= deadline):
-                return frozenset(changed)
+        # With events, a long stream is not listed; if some are lost, it counts as changed.
+        skip = self._events is not None and self._subject.shape == "numbered"
+        self._fingerprints: dict[str, object] = {} if skip else self._current()
 
     def close(self) -> None:
-        """Stop watching."""
         if self._events is not None:
             self._events.close()
             self._events = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self.close()
-
     def _next(self, left: float | None) -> set[str]:
         if self._events is None:
-            time.sleep(LOOK_EVERY if left is None else min(LOOK_EVERY, left))
+            time.sleep(POLL_INTERVAL if left is None else min(POLL_INTERVAL, left))
             return self._compare()
         events = self._events.wait(left)
-        if events is None:  # some were lost, or a directory is another one now
+        if events is None:  # some were lost, or a directory was replaced
             self.close()
             self._events = self._listen()
-            return self._compare() | set(self._looks)
+            return self._compare() | set(self._fingerprints)
         names = {name for directory, file in events for name in self._names(directory, file)}
-        self._looks.update(dict.fromkeys(names, _REPORTED))
+        self._fingerprints.update(dict.fromkeys(names, _REPORTED))
         return names
 
     def _names(self, directory: Path, file: str) -> set[str]:
         if directory == self._root.path / INTENTS:
-            return {
-                step.name
-                for each in self._intents.pending()
-                for step in each.steps
-                if self._subject.has(step.name)
-            }
+            return {name for name, _ in self._pending()}
         name = self._subject.name_of(file)
         return set() if name is None else {name}
 
-    def _compare(self) -> set[str]:
-        before, self._looks = self._looks, self._look()
-        names = before.keys() | self._looks.keys()
-        return {name for name in names if before.get(name) != self._looks.get(name)}
+    def _pending(self) -> list[tuple[str, str]]:
+        """Names and intents of watched changes that are committed but not applied yet."""
+        return [
+            (step.name, intent.id)
+            for intent in self._intents.pending()
+            for step in intent.steps
+            if self._subject.has(step.name)
+        ]
 
-    def _look(self) -> dict[str, object]:
-        """How everything looks now: file by file, and what is decided but not yet carried out."""
+    def _compare(self) -> set[str]:
+        before, self._fingerprints = self._fingerprints, self._current()
+        names = before.keys() | self._fingerprints.keys()
+        return {name for name in names if before.get(name) != self._fingerprints.get(name)}
+
+    def _current(self) -> dict[str, object]:
+        """The fingerprint of everything watched, including commits that are not applied yet."""
         found: dict[str, object] = {}
         try:
             with calls.scandir(self._root.path / self._subject.directory) as entries:
@@ -222,16 +205,14 @@ class FileWatch:
             if name is not None and self._subject.shape == "numbered":
                 found[name] = max(str(found.get(name, "")), file, key=lambda each: (len(each), each))
             elif name is not None:
-                found[name] = self._subject.look(self._root.path, file)
-        for intent in self._intents.pending():
-            for step in intent.steps:
-                if self._subject.has(step.name):
-                    found[step.name] = (found.get(step.name), intent.id)
+                found[name] = self._subject.fingerprint(self._root.path, file)
+        for name, intent_id in self._pending():
+            found[name] = (found.get(name), intent_id)
         return found
 
     def _listen(self) -> DirectoryEvents | None:
         if self._subject.is_nested:
-            return None  # each member has a directory of its own: events do not reach that deep
+            return None  # each member has a directory of its own, which events do not cover
         directories = [self._subject.directory, INTENTS]
         try:
             for directory in directories:
@@ -239,5 +220,5 @@ class FileWatch:
                     create = directory == INTENTS or not self._subject.has_own_directory
                     self._root.beneath(directory, create=create).close()
         except Failure:
-            return None  # not there yet, or read-only: look from time to time
+            return None  # missing or read-only: poll
         return DirectoryEvents.open([self._root.path / directory for directory in directories])

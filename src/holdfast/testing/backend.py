@@ -1,4 +1,4 @@
-"""What a backend's test file gives to the contract."""
+"""The backend of a contract: what a store's author provides, and what the contract does with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from holdfast.store.model import (
 )
 
 PATIENCE = 60.0
-"""How long anything may take before the test fails instead of hanging; nothing depends on its value."""
+"""How long anything may take before a test fails instead of hanging."""
 
 Answer = TypeVar("Answer")
 
@@ -43,11 +43,8 @@ class Item(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(Item, frozen=True):
     """The record of a stream."""
-
-    number: int
-    text: str = ""
 
 
 _ITEM: StructCodec[Item] = StructCodec(Item)
@@ -62,10 +59,11 @@ EVENTS = Stream("jit/events", _EVENT)
 AUDIT = Stream("jvs/audit", _EVENT)
 LEDGER = Stream("ledger/events", _EVENT)
 STREAMS = (EVENTS, AUDIT, LEDGER)
+ONE, TWO = ISSUES.key("one"), ISSUES.key("two")
 
 
 def accounts(count: int) -> list[Key[Item]]:
-    """The documents that amounts are moved between: of several kinds, so that their guards differ."""
+    """Documents of several kinds, so that their locks differ."""
     return [INDEX, GATES, *(ISSUES.key(f"account-{each}") for each in range(count))][:count]
 
 
@@ -73,25 +71,29 @@ def accounts(count: int) -> list[Key[Item]]:
 
 
 def apply(store: Store, *changes: Change) -> Commit[None]:
-    """Commit some changes, whatever is there."""
+    """Commit some changes unconditionally."""
     named = [each.stream if isinstance(each, Append) else each.key for each in changes]
     return store.transact(named, lambda view, now: Decision(changes, None))
 
 
 def number_of(store: Store, key: Key[Item]) -> int:
-    """The number in a document that is there."""
     document = store.read(key)
     assert document is not None, f"there is no {key.name}"
     return document.record.number
 
 
+def incrementing(view: View, key: Key[Item]) -> tuple[list[Change], int]:
+    """The change that increments a document's number, and the new number."""
+    item = view.get(key)
+    number = 1 if item is None else item.number + 1
+    return [(Create if item is None else Replace)(key, Item(number))], number
+
+
 def increment(store: Store, key: Key[Item], stream: Stream[Event] | None = None) -> int:
-    """Count one up in a document, and with it append the new number to a stream; return the number."""
+    """Increment a document's number and append it to a stream; return it."""
 
     def decide(view: View, now: float) -> Decision[int]:
-        there = view.get(key)
-        number = 1 if there is None else there.number + 1
-        changes: list[Change] = [(Create if there is None else Replace)(key, Item(number))]
+        changes, number = incrementing(view, key)
         if stream is not None:
             changes.append(Append(stream, Event(number)))
         return Decision(changes, number)
@@ -100,36 +102,35 @@ def increment(store: Store, key: Key[Item], stream: Stream[Event] | None = None)
 
 
 def increment_often(store: Store, key: Key[Item], stream: Stream[Event] | None, times: int) -> list[int]:
-    """Count up again and again; the numbers that were made."""
     return [increment(store, key, stream) for _ in range(times)]
 
 
 def swap(store: Store, key: Key[Item], expected: int, new: Item) -> bool:
-    """Compare and swap: put a record into a document if its number is the expected one."""
+    """Replace a document if its number is the expected one."""
 
     def decide(view: View, now: float) -> Decision[bool]:
-        there = view.get(key)
-        fits = there is not None and there.number == expected
+        item = view.get(key)
+        fits = item is not None and item.number == expected
         return Decision([Replace(key, new)] if fits else [], fits)
 
     return store.transact([key], decide).result
 
 
 def swap_rounds(store: Store, key: Key[Item], rounds: int, name: str) -> list[int]:
-    """Try to be the one who leads a document from each number to the next; the rounds that were won."""
+    """Try to swap each number for the next; return the rounds that were won."""
     return [each for each in range(rounds) if swap(store, key, each, Item(each + 1, name))]
 
 
 def transfer(store: Store, source: Key[Item], target: Key[Item], amount: int) -> bool:
-    """Move an amount from one document to another, unless there is too little."""
+    """Move an amount from one document to another, if the balance covers it."""
 
     def decide(view: View, now: float) -> Decision[bool]:
-        there, here = view.get(source), view.get(target)
-        assert there is not None
-        assert here is not None
-        if there.number < amount:
+        one, other = view.get(source), view.get(target)
+        assert one is not None
+        assert other is not None
+        if one.number < amount:
             return Decision([], False)
-        changes = [Replace(source, Item(there.number - amount)), Replace(target, Item(here.number + amount))]
+        changes = [Replace(source, Item(one.number - amount)), Replace(target, Item(other.number + amount))]
         return Decision(changes, True)
 
     return store.transact([source, target], decide).result
@@ -142,18 +143,12 @@ def transfer_around(store: Store, keys: Sequence[Key[Item]], rounds: int) -> Non
 
 
 def sums_seen(store: Store, keys: Sequence[Key[Item]], rounds: int) -> set[int]:
-    """Read documents together again and again; the sums that were seen."""
-    return {
-        sum(item.number for key in keys if (item := view.get(key))) for view in _views(store, keys, rounds)
-    }
-
-
-def _views(store: Store, keys: Sequence[Key[Item]], rounds: int) -> list[View]:
-    return [store.read_together(keys) for _ in range(rounds)]
+    """The sums of documents that are read together again and again."""
+    views = (store.read_together(keys) for _ in range(rounds))
+    return {sum(item.number for key in keys if (item := view.get(key))) for view in views}
 
 
 def append_often(store: Store, stream: Stream[Event], name: str, times: int) -> list[int]:
-    """Append to a stream again and again; the positions."""
     return [apply(store, Append(stream, Event(each, name))).positions[0] for each in range(times)]
 
 
@@ -161,7 +156,7 @@ def append_often(store: Store, stream: Stream[Event], name: str, times: int) -> 
 
 
 def run_threads(*tasks: Callable[[], Answer]) -> list[Answer]:
-    """Let each task run in a thread of its own, all from the same moment on; what they return."""
+    """Run each task in its own thread, all starting at once; return their results."""
     answers: list[Any] = [None] * len(tasks)
     problems: list[BaseException] = []
     start = threading.Barrier(len(tasks))
@@ -178,28 +173,28 @@ def run_threads(*tasks: Callable[[], Answer]) -> list[Answer]:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE)
-        assert not thread.is_alive(), "a thread did not come to its end"
+        assert not thread.is_alive(), "a thread did not end"
     if problems:
         raise problems[0]
     return answers
 
 
 class Recipe(NamedTuple):
-    """How another process opens the same store: something that it can import, and plain arguments."""
+    """How another process opens the same store: something it can import, and arguments to pickle."""
 
     open: Callable[..., Store]
     arguments: tuple[Any, ...] = ()
 
 
 class Task(NamedTuple):
-    """What a process is to do: a function of a module, which takes a store and these arguments."""
+    """Work for a process: a function of a module that takes a store and these arguments."""
 
     do: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
 
 
 def run_processes(recipe: Recipe, *tasks: Task) -> list[Any]:
-    """Let each task run in a process of its own, all from the same moment on; what they return."""
+    """Run each task in its own process, all starting at once; return their results."""
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(len(tasks))
     running = []
@@ -223,7 +218,7 @@ class _Raised(NamedTuple):
 
 
 def _hear(connection: Any) -> Any:
-    assert connection.poll(PATIENCE), "a process did not come to its end"
+    assert connection.poll(PATIENCE), "a process did not end"
     answer = connection.recv()
     assert not isinstance(answer, _Raised), f"a process failed:\n{answer.trace}"
     return answer
@@ -243,15 +238,15 @@ When = Literal["before", "after"]
 
 
 class Backend:
-    """What a backend fills in."""
+    """What the author of a store provides."""
 
     many: ClassVar[int] = 100_000
-    """How many documents "many" are."""
+    """How many documents the store can hold."""
     many_within: ClassVar[float] = 60.0
-    """In how many seconds they are created, found, read and changed."""
+    """In how many seconds so many are created, scanned, read and changed."""
 
     def seconds(self) -> float:
-        """The clock for that. A store that does all its work in this process may take its CPU time."""
+        """The clock for that. A store that does all its work in this process may use its CPU time."""
         return time.monotonic()
 
     def open_store(self) -> Store:
@@ -263,48 +258,36 @@ class Backend:
         raise NotImplementedError
 
     def process_target(self, store: Store) -> Recipe | None:
-        """How another process opens the same state; None if none can, and threads are to do."""
+        """How another process opens the same state; None if it cannot, and threads take its place."""
         return None
 
     def losing_answers(self, store: Store, when: When) -> AbstractContextManager[None]:
-        """Within, the answer to the next commit gets lost: before the commit was made, or after."""
+        """Within, the answer to the next commit is lost: before the commit was made, or after."""
         raise NotImplementedError
 
     def damage(self, store: Store, key: Key[Any], content: bytes) -> None:
-        """Put this content in the place of a document, past the store."""
+        """Overwrite the stored bytes of a document, bypassing the store."""
         raise NotImplementedError
 
     def stored(self, store: Store, key: Key[Any]) -> bytes:
-        """What is stored in the place of a document."""
+        """The stored bytes of a document."""
         raise NotImplementedError
 
     def disturbed(self) -> AbstractContextManager[None]:
-        """Within, things take a little longer now and then, at the moments at which it hurts most."""
+        """Within, delays occur at random where they hurt most."""
         return contextlib.nullcontext()
 
-    def close(self, store: Store) -> None:
-        """Let go of a store."""
-        close = getattr(store, "close", None)
-        if close is not None:
-            close()
-
-    # --- What the contract makes of it ----------------------------------------------------------------
+    # --- For the contract -----------------------------------------------------------------------------
 
     @pytest.fixture
     def store(self) -> Iterator[Store]:
         """The store of one test."""
-        store = self.open_store()
-        yield store
-        self.close(store)
+        with contextlib.closing(self.open_store()) as store:
+            yield store
 
-    @contextlib.contextmanager
-    def client(self, store: Store) -> Iterator[Store]:
+    def client(self, store: Store) -> AbstractContextManager[Store]:
         """A second client for a while."""
-        second = self.reopen(store)
-        try:
-            yield second
-        finally:
-            self.close(second)
+        return contextlib.closing(self.reopen(store))
 
     @contextlib.contextmanager
     def clients(self, store: Store, count: int) -> Iterator[list[Store]]:
@@ -313,7 +296,7 @@ class Backend:
             yield [opened.enter_context(self.client(store)) for _ in range(count)]
 
     def elsewhere(self, store: Store, *tasks: Task) -> list[Any]:
-        """Let each task run in another process, or in a thread if other processes cannot open the store."""
+        """Run each task in another process, or in a thread if other processes cannot open the store."""
         recipe = self.process_target(store)
         if recipe is not None:
             return run_processes(recipe, *tasks)

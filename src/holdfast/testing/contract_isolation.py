@@ -1,4 +1,4 @@
-"""Isolation: transactions and reads behave as if they had happened one after the other."""
+"""Isolation (transactions and reads behave as if they ran one after the other) and lost answers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from holdfast.testing.backend import (
     INDEX,
     ISSUES,
     LEDGER,
+    ONE,
+    TWO,
     Backend,
     Event,
     Item,
@@ -27,6 +29,7 @@ from holdfast.testing.backend import (
     apply,
     increment,
     increment_often,
+    incrementing,
     number_of,
     run_threads,
     sums_seen,
@@ -38,14 +41,9 @@ CLIENTS = 8
 ROUNDS = 25
 FEW = 12
 
-ONE = ISSUES.key("one")
-TWO = ISSUES.key("two")
-
 
 class IsolationContract(Backend):
-    """Isolation, between threads and between processes."""
-
-    # --- Nothing is lost, nothing is won twice ----------------------------------------------------------
+    """Between threads and between processes."""
 
     def test_threads_that_count_lose_nothing(self, store: Store) -> None:
         with self.clients(store, CLIENTS) as clients, self.disturbed():
@@ -98,8 +96,6 @@ class IsolationContract(Backend):
         assert number_of(store, TWO) == ROUNDS
         assert [each.record.number for each in store.entries(EVENTS)] == list(range(1, len(counted) + 1))
 
-    # --- Nothing is seen that was not committed ---------------------------------------------------------
-
     def test_what_was_refused_is_never_seen(self, store: Store) -> None:
         apply(store, Create(ONE, Item(1)), Create(TWO, Item(1)))
         done = threading.Event()
@@ -124,7 +120,7 @@ class IsolationContract(Backend):
             def decide(view: View, now: float) -> Decision[None]:
                 both = [view.get(key) for key in (ONE, TWO)]
                 if sum(each.number for each in both if each) < 2:
-                    return Decision([], None)  # the other one has left already: one has to stay
+                    return Decision([], None)  # the other one has left: one has to stay
                 return Decision([Replace(mine, Item(0))], None)
 
             client.transact([ONE, TWO], decide)
@@ -155,10 +151,8 @@ class IsolationContract(Backend):
 
         assert self.elsewhere(store, *tasks)[2:] == [{400}, {400}]
 
-    # --- Order --------------------------------------------------------------------------------------------
-
     def test_what_was_seen_in_one_document_is_seen_in_all(self, store: Store) -> None:
-        """Without locks: if one document shows a commit, whatever is read later shows it too."""
+        """Without locks: once one document shows a commit, all later reads show it."""
         keys = [INDEX, ONE, GATES]
         apply(store, *(Create(key, Item(0)) for key in keys))
         done = threading.Event()
@@ -206,9 +200,9 @@ class IsolationContract(Backend):
                 assert number_of(clients[(each + 1) % 3], ONE) == each + 1
 
 
-OUTCOMES_ROUNDS = 6
+LOST_ANSWERS = 6
 
-KINDS: dict[str, Sequence[Key[Item] | Stream[Event]]] = {
+NAMED: dict[str, Sequence[Key[Item] | Stream[Event]]] = {
     "one document": [ONE],
     "two documents": [ONE, INDEX],
     "a document and a stream": [ONE, EVENTS],
@@ -219,16 +213,16 @@ KINDS: dict[str, Sequence[Key[Item] | Stream[Event]]] = {
 
 
 class OutcomesContract(Backend):
-    """Outcomes that are hard to know."""
+    """Lost answers."""
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", NAMED)
     @pytest.mark.parametrize("when", ["before", "after"])
     def test_what_is_said_agrees_with_what_is_seen_and_nothing_happens_twice(
         self, store: Store, when: When, kind: str
     ) -> None:
-        named = KINDS[kind]
+        named = NAMED[kind]
         with self.client(store) as other:
-            for each in range(OUTCOMES_ROUNDS):
+            for each in range(LOST_ANSWERS):
                 before = self._count(other, named)
                 problem = self._count_up_losing_the_answer(store, when, named, f"commit-{each}")
 
@@ -242,7 +236,7 @@ class OutcomesContract(Backend):
                 assert self._count(other, named) == after + 1
 
     def test_the_answers_really_get_lost(self, store: Store) -> None:
-        """At least one commit fails in each way: else the other test shows nothing."""
+        """At least one commit fails in each case; otherwise, the other test would show nothing."""
         assert self._count_up_losing_the_answer(store, "before", [ONE, INDEX], "one") is not None
         assert self._count_up_losing_the_answer(store, "after", [ONE, INDEX], "two") is not None
 
@@ -263,17 +257,15 @@ class OutcomesContract(Backend):
                 if isinstance(each, Stream):
                     changes.append(Append(each, Event(0)))
                 else:
-                    there = view.get(each)
-                    number = 1 if there is None else there.number + 1
-                    changes.append((Create if there is None else Replace)(each, Item(number)))
+                    changes += incrementing(view, each)[0]
             return Decision(changes, None)
 
         store.transact(named, decide, commit_id=commit_id)
 
     def _count(self, store: Store, named: Sequence[Key[Item] | Stream[Event]]) -> int:
-        """How often it was counted up, by all that was named alike."""
+        """The count, which everything named must share."""
         counts = {_count(store, each) for each in named}
-        assert len(counts) == 1, f"a commit was made by halves: {counts}"
+        assert len(counts) == 1, f"a commit was made in part: {counts}"
         return counts.pop()
 
 

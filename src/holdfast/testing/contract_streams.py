@@ -1,4 +1,4 @@
-"""Streams: appending, reading from a position, order, and nothing lost."""
+"""Streams (appending, reading from a position, order) and watching."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from holdfast.testing.backend import (
     INDEX,
     ISSUES,
     LEDGER,
+    ONE,
     PATIENCE,
     STREAMS,
     WORKTREES,
@@ -43,8 +44,7 @@ from holdfast.testing.backend import (
     run_threads,
 )
 
-ONE = ISSUES.key("one")
-TIMES = 12
+APPENDS = 12
 
 DIFFICULT = [
     "",
@@ -61,19 +61,18 @@ each_stream = pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: str(
 
 
 def numbers(store: Store, stream: Stream[Event], *, after: int = 0) -> list[int]:
-    """The numbers in the records behind a position."""
     return [each.record.number for each in store.entries(stream, after=after)]
 
 
 class StreamsContract(Backend):
-    """Streams."""
+    """Appending and reading."""
 
     @each_stream
     def test_a_stream_begins_empty(self, store: Store, stream: Stream[Event]) -> None:
         assert list(store.entries(stream)) == []
 
     @each_stream
-    def test_records_come_back_in_order_at_the_positions_that_were_told(
+    def test_records_come_back_in_order_at_the_positions_that_were_returned(
         self, store: Store, stream: Stream[Event]
     ) -> None:
         appended = []
@@ -89,10 +88,10 @@ class StreamsContract(Backend):
 
     @each_stream
     def test_reading_goes_on_behind_any_position(self, store: Store, stream: Stream[Event]) -> None:
-        positions = append_often(store, stream, "", TIMES)
+        positions = append_often(store, stream, "", APPENDS)
         with self.client(store) as other:
             for number, position in enumerate(positions):
-                assert numbers(other, stream, after=position) == list(range(number + 1, TIMES))
+                assert numbers(other, stream, after=position) == list(range(number + 1, APPENDS))
 
             last = apply(store, Append(stream, Event(99))).positions[0]
             assert numbers(other, stream, after=positions[-1]) == [99]
@@ -143,40 +142,40 @@ class StreamsContract(Backend):
     @each_stream
     def test_threads_that_append_lose_nothing(self, store: Store, stream: Stream[Event]) -> None:
         with self.clients(store, 4) as clients, self.disturbed():
-            told = run_threads(
-                *(partial(append_often, c, stream, str(n), TIMES) for n, c in enumerate(clients))
+            appended = run_threads(
+                *(partial(append_often, c, stream, str(n), APPENDS) for n, c in enumerate(clients))
             )
 
-        self._assert_all_there(store, stream, told)
+        self._assert_all_there(store, stream, appended)
 
     def test_threads_that_append_with_documents_lose_nothing(self, store: Store) -> None:
         with self.clients(store, 4) as clients, self.disturbed():
-            run_threads(*(partial(increment_often, c, ONE, AUDIT, TIMES) for c in clients))
+            run_threads(*(partial(increment_often, c, ONE, AUDIT, APPENDS) for c in clients))
 
-        assert numbers(store, AUDIT) == list(range(1, 4 * TIMES + 1))
-        assert number_of(store, ONE) == 4 * TIMES
+        assert numbers(store, AUDIT) == list(range(1, 4 * APPENDS + 1))
+        assert number_of(store, ONE) == 4 * APPENDS
 
     def test_processes_that_append_lose_nothing(self, store: Store) -> None:
         tasks = [
-            Task(append_often, (stream, str(each), 2 * TIMES)) for each in range(2) for stream in STREAMS
+            Task(append_often, (stream, str(each), 2 * APPENDS)) for each in range(2) for stream in STREAMS
         ]
-        told = self.elsewhere(store, *tasks)
+        appended = self.elsewhere(store, *tasks)
 
         for index, stream in enumerate(STREAMS):
-            self._assert_all_there(store, stream, told[index::3])
+            self._assert_all_there(store, stream, appended[index::3])
 
-    def _assert_all_there(self, store: Store, stream: Stream[Event], told: list[list[int]]) -> None:
-        """Each one's records are where it was told that they are, and there are no others."""
+    def _assert_all_there(self, store: Store, stream: Stream[Event], appended: list[list[int]]) -> None:
+        """All records are at the positions that were returned, and there are no others."""
         found = {each.position: each.record for each in store.entries(stream)}
         assert found == {
             position: Event(number, str(name))
-            for name, positions in enumerate(told)
+            for name, positions in enumerate(appended)
             for number, position in enumerate(positions)
         }
         assert list(found) == sorted(found)
 
 
-WATCHING_TIMES = 25
+CHANGES = 25
 SHORTLY = 0.1
 
 WATCHED: dict[str, tuple[Watched, Change, str]] = {
@@ -190,8 +189,8 @@ WATCHED: dict[str, tuple[Watched, Change, str]] = {
 OTHERS = [Create(ISSUES.key("one.json"), Item(1)), Create(ISSUES.key("on"), Item(1))]
 
 
-def told(watch: Watch, *names: str) -> set[str]:
-    """Wait until all of these were reported; all that was."""
+def reported(watch: Watch, *names: str) -> set[str]:
+    """Wait until all of these are reported; return everything reported."""
     found: set[str] = set()
     while not found.issuperset(names):
         new = watch.wait(PATIENCE)
@@ -201,7 +200,7 @@ def told(watch: Watch, *names: str) -> set[str]:
 
 
 class WatchingContract(Backend):
-    """Watching."""
+    """Watching documents, families and streams."""
 
     @pytest.mark.parametrize("what", WATCHED)
     def test_a_change_by_another_client_is_reported(self, store: Store, what: str) -> None:
@@ -209,7 +208,7 @@ class WatchingContract(Backend):
         with self.client(store) as other, store.watch(subject) as watch:
             apply(other, change)
 
-            assert told(watch, name) == {name}
+            assert reported(watch, name) == {name}
 
     @pytest.mark.parametrize("what", WATCHED)
     def test_a_commit_of_several_changes_is_reported_to_each_watcher(self, store: Store, what: str) -> None:
@@ -217,7 +216,7 @@ class WatchingContract(Backend):
         with self.client(store) as other, store.watch(subject) as watch:
             apply(other, change, Create(ISSUES.key("another"), Item(1)), Append(_another(name), Event(1)))
 
-            assert told(watch, name) <= {name, "jit/issues/another"}
+            assert reported(watch, name) <= {name, "jit/issues/another"}
 
     @pytest.mark.parametrize("subject", [ONE, ISSUES], ids=["a document", "a family"])
     def test_replacing_and_deleting_are_reported(self, store: Store, subject: Watched) -> None:
@@ -226,7 +225,7 @@ class WatchingContract(Backend):
             with self.client(store) as other, store.watch(subject) as watch:
                 apply(other, change)
 
-                assert told(watch, ONE.name) == {ONE.name}
+                assert reported(watch, ONE.name) == {ONE.name}
 
     @pytest.mark.parametrize("what", WATCHED)
     def test_nothing_is_reported_when_nothing_happens(self, store: Store, what: str) -> None:
@@ -247,23 +246,23 @@ class WatchingContract(Backend):
             assert watch.wait(SHORTLY) == frozenset()
 
     def test_every_member_that_changed_is_reported(self, store: Store) -> None:
-        names = [f"jit/issues/m{each}" for each in range(WATCHING_TIMES)]
+        names = [f"jit/issues/m{each}" for each in range(CHANGES)]
         with store.watch(ISSUES) as watch, self.client(store) as other:
-            for each in range(WATCHING_TIMES):
+            for each in range(CHANGES):
                 apply(other, Create(ISSUES.key(f"m{each}"), Item(each)))
 
-            assert told(watch, *names) == set(names)
+            assert reported(watch, *names) == set(names)
 
     def test_who_reads_and_waits_in_turn_misses_nothing(self, store: Store) -> None:
-        """Changes may be reported together; but after the last of them there is a report."""
+        """Changes may be reported together, but there is a report after the last one."""
         apply(store, Create(ONE, Item(0)))
 
         def follow(watch: Watch) -> None:
-            while number_of(store, ONE) < WATCHING_TIMES:
+            while number_of(store, ONE) < CHANGES:
                 assert watch.wait(PATIENCE) == {ONE.name}
 
         with self.client(store) as other, store.watch(ONE) as watch, self.disturbed():
-            run_threads(partial(follow, watch), partial(increment_often, other, ONE, None, WATCHING_TIMES))
+            run_threads(partial(follow, watch), partial(increment_often, other, ONE, None, CHANGES))
 
     @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: str(stream.name))
     def test_who_follows_a_stream_misses_nothing(self, store: Store, stream: Stream[Event]) -> None:
@@ -274,25 +273,23 @@ class WatchingContract(Backend):
                 for entry in store.entries(stream, after=position):
                     position = entry.position
                     found.append(entry.record.number)
-                if len(found) >= WATCHING_TIMES:
+                if len(found) >= CHANGES:
                     return found
                 assert watch.wait(PATIENCE) == {stream.name}
 
         with self.client(store) as other, store.watch(stream) as watch, self.disturbed():
-            found, _ = run_threads(
-                partial(follow, watch), partial(append_often, other, stream, "", WATCHING_TIMES)
-            )
+            found, _ = run_threads(partial(follow, watch), partial(append_often, other, stream, "", CHANGES))
 
-        assert found == list(range(WATCHING_TIMES))
+        assert found == list(range(CHANGES))
 
     def test_a_change_by_another_process_is_reported(self, store: Store) -> None:
         with contextlib.ExitStack() as watches:
             one, family, audit = (watches.enter_context(store.watch(each)) for each in (ONE, ISSUES, AUDIT))
             self.elsewhere(store, Task(increment_often, (ONE, AUDIT, 1)))
 
-            assert told(one, ONE.name) == {ONE.name}
-            assert told(family, ONE.name) == {ONE.name}
-            assert told(audit, AUDIT.name) == {AUDIT.name}
+            assert reported(one, ONE.name) == {ONE.name}
+            assert reported(family, ONE.name) == {ONE.name}
+            assert reported(audit, AUDIT.name) == {AUDIT.name}
 
 
 def _another(name: str) -> Stream[Event]:

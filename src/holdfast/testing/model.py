@@ -1,14 +1,14 @@
-"""Compare a store with the model, `MemoryStore`, over whatever sequence of operations Hypothesis thinks of.
+"""Compare a store with the model, `MemoryStore`, over random sequences of operations.
 
     def test_it_behaves_like_the_model(tmp_path: Path) -> None:
-        def fresh() -> Subject:
+        def fresh() -> StoreSubject:
             path = Path(tempfile.mkdtemp(dir=tmp_path))
-            return Subject(MyStore(path), lambda: MyStore(path))
+            return StoreSubject(MyStore(path), lambda: MyStore(path))
 
         run_state_machine(fresh)
 
-Every operation is done on both. They must give the same records, the same names and the same failures, by
-their codes; versions and positions are each store's own, so they are compared by when they change.
+Every operation is done on both. They must return the same records, names and failure codes. Versions and
+positions are each store's own; only their changes are compared.
 """
 
 from __future__ import annotations
@@ -36,13 +36,10 @@ from holdfast.store.model import (
     View,
 )
 from holdfast.testing.backend import (
-    AUDIT,
     DESCRIPTORS,
-    EVENTS,
     GATES,
     INDEX,
     ISSUES,
-    LEDGER,
     STREAMS,
     WORKTREES,
     Event,
@@ -50,8 +47,8 @@ from holdfast.testing.backend import (
 )
 
 
-class Subject(NamedTuple):
-    """A store on fresh state, how to open another client of it, and what to do when it is done with."""
+class StoreSubject(NamedTuple):
+    """A store on fresh state, how to open another client of it, and how to dispose of it."""
 
     store: Store
     reopen: Callable[[], Store]
@@ -88,9 +85,9 @@ _changes: st.SearchStrategy[Change] = st.one_of(
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Does everything twice, and compares."""
+    """Performs every operation on both stores and compares the results."""
 
-    fresh: Callable[[], Subject]
+    fresh: Callable[[], StoreSubject]
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,14 +97,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.positions: dict[str, list[int]] = {stream.name: [0] for stream in STREAMS}
 
     def teardown(self) -> None:
-        _close(self.store)
+        self.store.close()
         self.subject.dispose()
 
-    # --- What is done -------------------------------------------------------------------------------------
+    # --- Operations ----------------------------------------------------------------------------------
 
     @rule(changes=st.lists(_changes, max_size=6), forgotten=st.sampled_from([0, 0, 0, 0, 0, 1]))
     def transact(self, changes: list[Change], forgotten: int) -> None:
-        """Change something; sometimes one of the changes was not named."""
+        """Commit changes; sometimes, one of them is not named."""
         changes = [_enlarged(each) for each in changes]
         named = [each.stream if isinstance(each, Append) else each.key for each in changes]
         expected, _ = _outcome(self.model, named[forgotten:], changes)
@@ -122,7 +119,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(changes=st.lists(_changes, min_size=1, max_size=3))
     def make_fitting_changes(self, changes: list[Change]) -> None:
-        """Change something in a way that is never refused, so that there is something to look at."""
+        """Commit changes that are never refused, so that there is something to compare."""
         fitting: dict[Key[Any] | int, Change] = {}
         for number, each in enumerate(changes):
             if isinstance(each, Append):
@@ -138,12 +135,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(keys=st.lists(_keys, min_size=1, max_size=4))
     def refuse_in_the_decision(self, keys: list[Key[Item]]) -> None:
-        """Decide against it, having seen everything."""
+        """Raise in the decide function, after reading everything."""
         seen: list[list[Item | None]] = []
 
         def decide(view: View, now: float) -> Decision[None]:
             seen.append([view.get(key) for key in keys])
-            raise LockConflict("decided against it")
+            raise LockConflict("refused")
 
         for store in (self.model, self.store):
             try:
@@ -155,21 +152,20 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Go on with another client."""
-        _close(self.store)
+        """Continue with another client."""
+        self.store.close()
         self.store = self.subject.reopen()
 
-    # --- What is seen -------------------------------------------------------------------------------------
+    # --- Results -------------------------------------------------------------------------------------
 
     @rule(keys=st.lists(_keys, max_size=4))
     def read_together(self, keys: list[Key[Item]]) -> None:
-        """Read several documents of one moment."""
         expected, found = self.model.read_together(keys), self.store.read_together(keys)
         assert [found.get(key) for key in keys] == [expected.get(key) for key in keys]
 
     @rule(stream=_streams, draw=st.data())
     def entries(self, stream: Stream[Event], draw: st.DataObject) -> None:
-        """Read a stream from any position that it has had."""
+        """Read a stream from any of its positions."""
         positions = self.positions[stream.name]
         index = draw.draw(st.integers(0, len(positions) - 1))
         found = list(self.store.entries(stream, after=positions[index]))
@@ -179,18 +175,14 @@ class StoreMachine(RuleBasedStateMachine):
         assert [each.position for each in found] == positions[index + 1 :]
 
     @rule()
-    def look_at_the_ends(self) -> None:
-        """See in a decision where the streams end."""
-
+    def compare_the_ends(self) -> None:
         def decide(view: View, now: float) -> Decision[list[tuple[int, Any]]]:
-            return Decision([], [(view.end(each), view.last(each)) for each in (EVENTS, AUDIT, LEDGER)])
+            return Decision([], [(view.end(each), view.last(each)) for each in STREAMS])
 
         expected = self.model.transact(STREAMS, decide).result
         found = self.store.transact(STREAMS, decide).result
         assert [last and last.record for _, last in found] == [last and last.record for _, last in expected]
-        assert [end for end, _ in found] == [
-            self.positions[each.name][-1] for each in (EVENTS, AUDIT, LEDGER)
-        ]
+        assert [end for end, _ in found] == [self.positions[each.name][-1] for each in STREAMS]
 
     @invariant()
     def the_documents_are_the_same(self) -> None:
@@ -204,11 +196,11 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def run_state_machine(
-    fresh: Callable[[], Subject], *, examples: int = 50, steps: int = 25, shrink: bool = True
+    fresh: Callable[[], StoreSubject], *, examples: int = 50, steps: int = 25, shrink: bool = True
 ) -> None:
     """Compare the stores that `fresh` makes, one for each example, with the model.
 
-    If they differ, the shortest way to see it is looked for, unless `shrink` is switched off.
+    If they differ, the shortest sequence that shows it is searched for, unless `shrink` is off.
     """
     machine = type("ComparedStore", (StoreMachine,), {"fresh": staticmethod(fresh)})
     phases = [each for each in Phase if shrink or each not in (Phase.shrink, Phase.explain)]
@@ -219,7 +211,7 @@ def run_state_machine(
 
 
 def _outcome(store: Store, named: Sequence[Any], changes: Sequence[Change]) -> tuple[str, tuple[int, ...]]:
-    """What came of it: `committed`, or the code of the failure; and the positions."""
+    """`committed` or the code of the failure, and the positions."""
     try:
         return "committed", store.transact(named, lambda view, now: Decision(changes, None)).positions
     except Failure as failure:
@@ -230,9 +222,3 @@ def _enlarged(change: Change) -> Change:
     if isinstance(change, Replace) and change.record == TOO_LARGE:
         return Replace(change.key, Item(0, "x" * MOST_BYTES))
     return change
-
-
-def _close(store: Store) -> None:
-    close = getattr(store, "close", None)
-    if close is not None:
-        close()
