@@ -12,7 +12,10 @@ import pytest
 
 from holdfast.errors import ExchangeUnavailable, IoFailure, Refused
 from holdfast.fs import calls
-from holdfast.trees import Engine, capture, exchange, remove_tree, tree_bytes
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import Engine
+from holdfast.trees.restore import exchange
+from holdfast.trees.walker import remove_tree, tree_bytes
 from proof.crash import Ending, Outcome, error_points, kill_points
 from tests.support.loop_mounts import LoopMount
 from tests.trees.groves import grow, seen

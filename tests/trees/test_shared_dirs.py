@@ -15,21 +15,19 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Corrupt
-from holdfast.trees import (
-    MANIFEST,
-    PAYLOAD,
-    Captured,
-    Engine,
+from holdfast.trees.capture import Captured, capture
+from holdfast.trees.engines import Engine
+from holdfast.trees.manifest import HOMES, MANIFEST, PAYLOAD, READY, REMNANTS
+from holdfast.trees.restore import materialise
+from holdfast.trees.shared_dirs import (
     SharedDirectory,
-    capture,
-    materialise,
+    Stored,
+    located,
     read_shared_directories,
     share_tree,
-    verify,
-    verify_manifest,
+    write_homes,
 )
-from holdfast.trees.manifest import HOMES, READY, REMNANTS
-from holdfast.trees.shared_dirs import Stored, located, write_homes
+from holdfast.trees.verify import verify, verify_manifest
 from tests.trees.groves import Seen, seen
 
 A_TICK = 0.05
@@ -351,7 +349,7 @@ def test_a_directory_that_only_leads_to_others_is_never_shared(trees: Trees) -> 
 
 
 def test_the_recipe_of_the_protocol_finds_every_file_without_us(trees: Trees) -> None:
-    page = (Path(__file__).parents[3] / "docs/protocols/snapshot-trees.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/protocols/snapshot-trees.md").read_text(encoding="utf-8")
     recipe = page[page.index("    import os\n") :].split("\n\nA directory that is not among them")[0]
     program: dict[str, Any] = {}
     exec(textwrap.dedent(recipe), program)

@@ -15,8 +15,8 @@ import pytest
 
 from holdfast.errors import Corrupt, IoFailure, Refused
 from holdfast.fs import calls
-from holdfast.trees import Engine, SharedDirectory, capture, share_tree, verify
-from holdfast.trees.remove import remove_tree, tree_bytes
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import Engine
 from holdfast.trees.retained_dirs import (
     RetainedDirectories,
     freed_in_turn,
@@ -25,7 +25,9 @@ from holdfast.trees.retained_dirs import (
     needed_in_the_making,
     trim,
 )
-from holdfast.trees.shared_dirs import write_homes
+from holdfast.trees.shared_dirs import SharedDirectory, share_tree, write_homes
+from holdfast.trees.verify import verify
+from holdfast.trees.walker import remove_tree, tree_bytes
 from proof.crash import Outcome, kill_points
 from proof.interpose import Attempt, interposed
 from tests.support.loop_mounts import LoopMount
