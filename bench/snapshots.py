@@ -29,7 +29,8 @@ from bench.report import Column, Report, Table, Target, Value, at_most
 from bench.report import number as written
 from bench.timing import Cost, say, timed
 from holdfast.trees.engines import Engine, choose_engine
-from holdfast.trees.walker import remove_tree, tree_bytes
+from holdfast.trees.retained_dirs import tree_bytes
+from holdfast.trees.walker import remove_tree
 
 MIB = 1 << 20
 SETTLED = 0.1  # nobody writes and snapshots within one tick of the clock

@@ -15,7 +15,8 @@ from holdfast.fs import calls
 from holdfast.trees.capture import capture
 from holdfast.trees.engines import Engine
 from holdfast.trees.restore import exchange
-from holdfast.trees.walker import remove_tree, tree_bytes
+from holdfast.trees.retained_dirs import tree_bytes
+from holdfast.trees.walker import remove_tree
 from proof.crash import Ending, Outcome, error_points, kill_points
 from tests.support.loop_mounts import LoopMount
 from tests.trees.groves import grow, seen

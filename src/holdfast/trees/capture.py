@@ -75,17 +75,20 @@ def capture_best(
     Uses the `wanted` engine or fails; without one, the best. Some engines find out only when they are used
     that the filesystem cannot do it: then the next best one is used.
     """
-    engine = choose_engine(source, beside, wanted)
-    try:
+
+    def attempt(engine: Engine) -> Captured:
         return capture(
             source, tree, engine=engine, base=base, cache=cache, quiesced=quiesced, progress=progress
         )
+
+    engine = choose_engine(source, beside, wanted)
+    try:
+        return attempt(engine)
     except EngineUnavailable:
         if wanted is not None:
             raise
     remove_tree(tree)
-    engine = choose_engine(source, beside, but=engine)
-    return capture(source, tree, engine=engine, base=base, cache=cache, quiesced=quiesced, progress=progress)
+    return attempt(choose_engine(source, beside, but=engine))
 
 
 def capture(
@@ -142,11 +145,14 @@ class _Capture:
         if base is not None:
             self.base = self._open_base(base)
         known = StatCache.read(cache, self.device)
+        payload: Payload | None = None
+        if not is_whole(self.engine):
+            payload = self.stack.enter_context(Payload.begin(self.tree / PAYLOAD, kept=True))
         directories = DirectoryCapture(
             scanned,
             cache=known,
             stats=stats,
-            payload=None if is_whole(self.engine) else self._make_payload(),
+            payload=payload,
             base=self.base,
             watch=watch,
             worker=worker,
@@ -164,17 +170,10 @@ class _Capture:
         payload_hash = self._write_manifest()  # 5. the manifest and the list of shared directories
         if cache is not None:
             self._update_cache(cache, known)  # 6. what the next capture does not read
-        self._finish_payload(directories.payload)  # 7. the attributes of directories
-        result = Captured(
-            self.engine,
-            payload_hash,
-            stats.files,
-            stats.directories,
-            stats.bytes,
-            stats.stored_bytes,
-            tuple(sorted(stats.not_preserved)),
-            tuple(sorted(stats.special)),
-        )
+        self._finish_payload(payload)  # 7. the attributes of directories
+        counts = stats.files, stats.directories, stats.bytes, stats.stored_bytes
+        not_preserved, special = tuple(sorted(stats.not_preserved)), tuple(sorted(stats.special))
+        result = Captured(self.engine, payload_hash, *counts, not_preserved, special)
         self._write_ready(result)  # 8. complete
         return result
 
@@ -188,9 +187,6 @@ class _Capture:
         payload = self.tree / PAYLOAD
         clone_whole(self.engine, self.source.root, os.fspath(payload))
         return self.stack.enter_context(TreeWalker(payload))
-
-    def _make_payload(self) -> Payload:
-        return self.stack.enter_context(Payload.begin(self.tree / PAYLOAD, kept=True))
 
     def _open_base(self, base: Path) -> Base | None:
         """The base; None if it is damaged or on another filesystem."""

@@ -81,17 +81,11 @@ class DirectoryCapture:
         clones: bool = False,
         retry: bool = False,
     ) -> None:
-        self.source = source
-        self.payload = payload
-        self.base = base
-        self.stats = stats
+        self.source, self.payload, self.base, self.stats = source, payload, base, stats
         self.files = FileCapture(source, payload, base, now=now, clones=clones, retry=retry, stats=stats)
-        self._cache = cache
-        self._watch = watch
-        self._worker = worker
+        self._cache, self._watch, self._worker, self._now = cache, watch, worker, now
         if worker is not None:
             worker.cache = cache
-        self._now = now
         self._expected: set[str] = set()  # directories that the walk will reach
         self._ahead: dict[str, CapturedDirectory] = {}  # those of them that are captured already
         top = source.enter("")

@@ -122,13 +122,8 @@ class FileCapture:
         retry: bool,
         stats: CaptureStats,
     ) -> None:
-        self._source = source
-        self._payload = payload
-        self._base = base
-        self._now = now
-        self._clones = clones
-        self._retry = retry
-        self._stats = stats
+        self._source, self._payload, self._base = source, payload, base
+        self._now, self._clones, self._retry, self._stats = now, clones, retry, stats
         self._first_links: dict[int, FirstLink] = {}
 
     def unchanged(self, directory: OpenDirectory, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:

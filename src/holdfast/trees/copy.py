@@ -65,7 +65,7 @@ def copy_file(source: int, status: os.stat_result, target: int, *, hashed: bool 
         if content:
             write_all(target, content)
         return Content(hashlib.sha256(content).digest() if hashed else b"", len(content), len(content))
-    with _hashing(status.st_size) if hashed else _NoHashing() as hashing:
+    with _hashing(status.st_size) if hashed else _Hashing(hashed=False) as hashing:
         size, written = _copy_chunks(source, status, target, hashing)
     return Content(hashing.digest(), size, written)
 
@@ -80,7 +80,7 @@ def _read_small(source: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _copy_chunks(source: int, status: os.stat_result, target: int, hashing: _NoHashing) -> tuple[int, int]:
+def _copy_chunks(source: int, status: os.stat_result, target: int, hashing: _Hashing) -> tuple[int, int]:
     size = written = begun = 0
     sparse = allocated(status) < status.st_size
     for start, end in _extents(source, status.st_size) if sparse else [(0, -1)]:
@@ -126,11 +126,13 @@ def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
     yield size, size
 
 
-class _NoHashing:
-    """Provides the buffer to read into, and ignores the content."""
+class _Hashing:
+    """Provides the buffer to read into, and hashes each piece when it is added, if `hashed`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hashed: bool = True) -> None:
         self._buffer = memoryview(bytearray(_CHUNK))
+        self._digest = hashlib.sha256()
+        self._hashed = hashed
 
     def buffer(self) -> memoryview:
         """The buffer for the next piece; its previous content may be gone."""
@@ -138,36 +140,22 @@ class _NoHashing:
 
     def update(self, count: int) -> None:
         """Add the first `count` bytes of the last buffer, which the caller no longer uses."""
+        if self._hashed:
+            self._digest.update(self._buffer[:count])
 
     def add_zeros(self, count: int) -> None:
         """Add a hole."""
+        for at in range(0, count if self._hashed else 0, len(_ZEROS)):
+            self._digest.update(_ZEROS[: count - at])
 
     def digest(self) -> bytes:
-        return b""
+        return self._digest.digest() if self._hashed else b""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         return
-
-
-class _Hashing(_NoHashing):
-    """Hashes each piece when it is added."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._digest = hashlib.sha256()
-
-    def update(self, count: int) -> None:
-        self._digest.update(self._buffer[:count])
-
-    def add_zeros(self, count: int) -> None:
-        for at in range(0, count, len(_ZEROS)):
-            self._digest.update(_ZEROS[: count - at])
-
-    def digest(self) -> bytes:
-        return self._digest.digest()
 
 
 class _HashingThread(_Hashing):
@@ -255,10 +243,7 @@ class NewFile(NamedTuple):
 
 
 def place_file(source: int, target: int, new: NewFile, attributes: Attributes) -> tuple[int, list[str]]:
-    """Clone or copy a file of the directory `source` into the directory `target`.
-
-    Returns its size as found, and the attributes that the system refused.
-    """
+    """Clone or copy a file into the directory `target`; return its size as found and what was refused."""
     source_name, name, meta, xattrs = new
     reading = calls.open(source_name, READ, dir_fd=source)
     try:

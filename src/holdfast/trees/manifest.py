@@ -206,11 +206,6 @@ class Manifest:
 
         return hashlib.sha256(self._content).hexdigest()
 
-    @property
-    def size(self) -> int:
-        """Its length in bytes."""
-        return len(self._content)
-
     def body(self, path: bytes) -> bytes | None:
         """The body of a directory; None if there is none."""
         found = self._bodies.get(path)
@@ -265,16 +260,11 @@ def read_manifest(tree: str | os.PathLike[str]) -> Iterator[ManifestEntry]:
     manifest = Manifest.read(tree)
     for path, body in manifest.records():
         try:
-            yield from decoded(path, body)
+            yield directory_of(path, body)
+            for raw in raw_entries(body).values():
+                yield decode_entry(path, raw)
         except (struct.error, ValueError):
             raise Corrupt(f"{manifest.where} has a broken record", path=manifest.where) from None
-
-
-def decoded(path: bytes, body: bytes) -> Iterator[ManifestEntry]:
-    """The directory itself and its entries."""
-    yield directory_of(path, body)
-    for raw in raw_entries(body).values():
-        yield decode_entry(path, raw)
 
 
 def directory_of(path: bytes, body: bytes) -> ManifestEntry:

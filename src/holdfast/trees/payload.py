@@ -43,6 +43,7 @@ _NO_OWNERS = (errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_XATTRS = (errno.EOPNOTSUPP, errno.ENOSYS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _LARGE_XATTR = 1024  # some filesystems report ENOSPC for an attribute that is too large for an inode
+# security modules assign these by location, so they are not preserved
 _LOCATION_LABELS = ("security.selinux", "security.ima", "security.evm")
 
 HEAD_OF_ENTRY = ENTRY.size - 6
@@ -80,10 +81,7 @@ def head_of_body(status: os.stat_result) -> bytes:
 
 
 def read_xattrs(target: int | str) -> tuple[Xattrs, list[str]]:
-    """The extended attributes of an open file, or of a path without following it; and the unreadable ones.
-
-    Labels that a security module assigns by location are left out.
-    """
+    """The extended attributes of an open file, or of a path without following it; and the unreadable ones."""
     follow = isinstance(target, int)
     try:
         names = calls.listxattr(target, follow_symlinks=follow)

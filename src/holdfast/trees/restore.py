@@ -34,14 +34,7 @@ from holdfast.trees.payload import (
     head_of_entry,
     meta_of_entry,
 )
-from holdfast.trees.scan import (
-    KnownDirectory,
-    Listing,
-    Progress,
-    scan_directory,
-    without_recent,
-    write_cache,
-)
+from holdfast.trees.scan import KnownDirectory, Listing, Progress, scan_directory, without_recent, write_cache
 from holdfast.trees.shared_dirs import Stored
 from holdfast.trees.walker import NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable
 
@@ -128,6 +121,7 @@ class _Pair(NamedTuple):
 
 class _Restore:
     def __init__(self, manifest: Manifest, tree: Path, destination: Path, progress: Progress | None) -> None:
+        self._attributes = Attributes(None, kept=False)
         self.manifest, self.tree, self.destination = manifest, tree, destination
         self.progress = progress
         self.files = self.directories = self.bytes = 0
@@ -141,11 +135,11 @@ class _Restore:
         try:
             calls.mkdir(self.destination)
         except FileExistsError:
-            raise AlreadyExists(f"{self.destination} already exists", path=str(self.destination)) from None
+            raise self._exists() from None
         except OSError as error:
             raise unwritable(os.fspath(self.destination), error) from error
         with Stored(self.tree) as source, TreeWalker(self.destination) as target:
-            attributes = Attributes(calls.fstat(target.enter("")), kept=False)
+            self._attributes = Attributes(calls.fstat(target.enter("")), kept=False)
             for path in self._below(top):  # 1. all directories
                 parent, name = split(_relative(path, top))
                 if name:
@@ -155,10 +149,12 @@ class _Restore:
                         raise unwritable(target.where(parent, name), error) from error
                 self.directories += 1
             for path in self._below(top):  # 2. their entries
-                pair = _Pair(source, os.fsdecode(path), target, _relative(path, top), top)
-                self._fill(pair, attributes)
+                self._fill(_Pair(source, os.fsdecode(path), target, _relative(path, top), top))
             for path in reversed(list(self._below(top))):  # 3. their modes and times, the deepest first
-                self._complete(target, path, _relative(path, top), attributes)
+                self._complete(target, path, _relative(path, top))
+
+    def _exists(self) -> AlreadyExists:
+        return AlreadyExists(f"{self.destination} already exists", path=str(self.destination))
 
     def _below(self, top: bytes) -> Iterator[bytes]:
         if not top:
@@ -172,7 +168,7 @@ class _Restore:
             raise Corrupt(f"{self.manifest.where} lacks a record", path=self.manifest.where)
         return body
 
-    def _fill(self, pair: _Pair, attributes: Attributes) -> None:
+    def _fill(self, pair: _Pair) -> None:
         encoded = os.fsencode(pair.path)
         raws = raw_entries(self._body(encoded))
         if not raws:
@@ -180,25 +176,25 @@ class _Restore:
         into, here = pair.enter()
         for raw in raws.values():
             if is_plain_file(raw):
-                self._plain_file(pair, raw, here, into, attributes)
+                self._plain_file(pair, raw, here, into)
             else:
-                self._make(pair, decode_entry(encoded, raw), here, into, attributes)
+                self._make(pair, decode_entry(encoded, raw), here, into)
         self.files += len(raws)
         if self.progress is not None:
             self.progress(self.files, self.bytes)
 
-    def _plain_file(self, pair: _Pair, raw: bytes, here: int, into: int, attributes: Attributes) -> None:
+    def _plain_file(self, pair: _Pair, raw: bytes, here: int, into: int) -> None:
         encoded, meta, size = plain_file(raw)
         name = os.fsdecode(encoded)
         try:
-            lost = self._file(pair, NewFile(name, name, meta), size, here, into, attributes)
+            lost = self._file(pair, NewFile(name, name, meta), size, here, into)
         except OSError as error:
             raise unwritable(pair.target.where(pair.new_path, name), error) from error
         self.bytes += size
         if lost:
             self._lose(os.fsencode(joined(pair.path, name)), lost)
 
-    def _make(self, pair: _Pair, entry: ManifestEntry, here: int, into: int, attributes: Attributes) -> None:
+    def _make(self, pair: _Pair, entry: ManifestEntry, here: int, into: int) -> None:
         name = os.fsdecode(entry.name)
         first = self._first_name(entry, pair.top)
         try:
@@ -207,13 +203,13 @@ class _Restore:
             elif entry.kind == "f":
                 self.bytes += entry.size
                 new = NewFile(name, name, meta_of_entry(entry), entry.xattrs)
-                lost = self._file(pair, new, entry.size, here, into, attributes)
+                lost = self._file(pair, new, entry.size, here, into)
                 if first is not None:
                     lost.append(f"hard link to {shown(first)}")
                 elif entry.first_link:
                     self._first_names[entry.first_link] = joined(pair.new_path, name)
             else:
-                lost = _other(entry, into, name, attributes)
+                lost = _other(entry, into, name, self._attributes)
         except OSError as error:
             raise unwritable(pair.target.where(pair.new_path, name), error) from error
         self._lose(entry.path, lost)
@@ -229,11 +225,9 @@ class _Restore:
     def _lose(self, path: bytes, what: list[str]) -> None:
         self.not_preserved += [f"{shown(os.fsdecode(path)) or '.'}: {each}" for each in what]
 
-    def _file(
-        self, pair: _Pair, new: NewFile, size: int, here: int, into: int, attributes: Attributes
-    ) -> list[str]:
+    def _file(self, pair: _Pair, new: NewFile, size: int, here: int, into: int) -> list[str]:
         try:
-            found, lost = place_file(here, into, new, attributes)
+            found, lost = place_file(here, into, new, self._attributes)
         except (FileNotFoundError, IsADirectoryError):
             raise _missing(pair.source.where(pair.path, new.source_name)) from None
         if found != size:
@@ -241,16 +235,14 @@ class _Restore:
             raise Corrupt(f"{where} has {found} bytes, but the manifest says {size}", path=where)
         return lost
 
-    def _complete(self, target: TreeWalker, path: bytes, new_path: str, attributes: Attributes) -> None:
+    def _complete(self, target: TreeWalker, path: bytes, new_path: str) -> None:
         entry = directory_of(path, self._body(path))
         if entry.kind == "m":
-            self.not_preserved.append(
-                f"{shown(os.fsdecode(path))}: the filesystem mounted there was not captured"
-            )
+            self._lose(path, ["the filesystem mounted there was not captured"])
             return
         try:
             here = target.enter(new_path)
-            lost = attributes.finish_directory(here, meta_of_entry(entry), entry.xattrs)
+            lost = self._attributes.finish_directory(here, meta_of_entry(entry), entry.xattrs)
         except OSError as error:
             raise unwritable(target.where(new_path), error) from error
         self._lose(path, lost)
@@ -263,25 +255,21 @@ class _Restore:
         body = self.manifest.body(os.fsencode(directory))
         raw = raw_entries(body).get(os.fsencode(name)) if body is not None else None
         if raw is None:
-            raise NotFound(
-                f"there is no {shown(os.fsdecode(path))} in the snapshot", path=shown(os.fsdecode(path))
-            )
+            where = shown(os.fsdecode(path))
+            raise NotFound(f"there is no {where} in the snapshot", path=where)
         entry = decode_entry(os.fsencode(directory), raw)
         with Stored(self.tree) as source, TreeWalker(self.destination.parent) as target:
             pair = _Pair(source, directory, target, "", b"")
             into, here = pair.enter()
-            attributes = Attributes(None, kept=False)
             try:
                 new_name = self.destination.name
                 if entry.kind == "f":
                     new = NewFile(name, new_name, meta_of_entry(entry), entry.xattrs)
-                    lost = self._file(pair, new, entry.size, here, into, attributes)
+                    lost = self._file(pair, new, entry.size, here, into)
                 else:
-                    lost = _other(entry, into, new_name, attributes)
+                    lost = _other(entry, into, new_name, self._attributes)
             except FileExistsError:
-                raise AlreadyExists(
-                    f"{self.destination} already exists", path=str(self.destination)
-                ) from None
+                raise self._exists() from None
             except OSError as error:
                 raise unwritable(os.fspath(self.destination), error) from error
         self.files, self.bytes = 1, entry.size
@@ -360,10 +348,7 @@ def _other(entry: ManifestEntry, into: int, name: str, attributes: Attributes) -
 
 
 def exchange(one: Path, other: Path) -> None:
-    """Swap two paths of one filesystem. Commit point: the exchange; not synced.
-
-    Raises `ExchangeUnavailable` if the system or the filesystem cannot; then nothing has changed.
-    """
+    """Swap two paths of one filesystem, or raise `ExchangeUnavailable`. Commit point: the exchange."""
     try:
         although_read_only(
             lambda: calls.rename_exchange(os.fspath(one), os.fspath(other)), {one: other, other: one}

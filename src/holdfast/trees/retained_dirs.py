@@ -71,7 +71,7 @@ def needed_in_the_making(trees: Iterable[Path]) -> Need:
     return need
 
 
-def with_those_above(paths: Iterable[bytes]) -> set[bytes]:
+def _with_parents(paths: Iterable[bytes]) -> set[bytes]:
     """These directories and their parents."""
     found: set[bytes] = set()
     for path in paths:
@@ -124,7 +124,7 @@ def _list(walker: TreeWalker, path: str) -> list[tuple[str, bool]] | None:
 
 
 def _excess(walker: TreeWalker, need: Collection[bytes]) -> Iterator[Excess]:
-    kept = with_those_above(need)
+    kept = _with_parents(need)
     for path in sorted(os.fsdecode(each) for each in kept):
         is_needed = os.fsencode(path) in need
         entries = _list(walker, path) or ()  # verifying a tree reports what is lost
@@ -142,10 +142,7 @@ def _excess(walker: TreeWalker, need: Collection[bytes]) -> Iterator[Excess]:
 
 
 def has_all(tree: Path, need: Iterable[bytes], manifest: Manifest | None) -> bool:
-    """Whether a tree, or what is retained of it, has these directories with all their files.
-
-    The manifest names the files; without one, only the directories are checked.
-    """
+    """Whether a tree has these directories, with all files that the manifest (if any) names."""
     try:
         with TreeWalker(tree) as walker:
             return all(_has(walker, path, manifest) for path in need)
@@ -183,7 +180,7 @@ class RetainedDirectories:
         self._path = path
         self._count = 0
 
-    def place(self) -> Path:
+    def free_path(self) -> Path:
         """A free path in it."""
         self._count += 1
         return self._path / f"bin-{self._count}"
@@ -200,12 +197,12 @@ def trim(tree: Path, need: Collection[bytes], trash: RetainedDirectories) -> Non
             if need:
                 _trim_payload(tree, walker, need, trash)
         if not need:
-            calls.rename(tree, trash.place())
+            calls.rename(tree, trash.free_path())
             return
         for name in _others(tree):
             with contextlib.suppress(FileNotFoundError):
                 if stat.S_ISDIR(calls.stat(tree / name, follow_symlinks=False).st_mode):
-                    calls.rename(tree / name, trash.place())
+                    calls.rename(tree / name, trash.free_path())
                 else:
                     calls.unlink(tree / name)
     except OSError as error:
@@ -224,7 +221,7 @@ def _trim_payload(
             with contextlib.suppress(FileNotFoundError):
                 calls.unlink(name, dir_fd=here)
         for name in each.directories:
-            _move_out(here, name, trash.place(), Path(walker.where(_inside(each.path), name)))
+            _move_out(here, name, trash.free_path(), Path(walker.where(_inside(each.path), name)))
         _restore_time(here, times.pop(each.path, None))
     for path, time in times.items():  # of a trim that was killed
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -277,11 +274,19 @@ def _move_out(here: int, name: str, target: Path, where: Path) -> None:
 _NEVER = 1 << 62
 
 
+def tree_bytes(trees: Iterable[Path]) -> int:
+    """How many bytes are reclaimable by removing all of these trees, whatever other trees need of them."""
+    freed = _Freed()
+    for tree in trees:
+        _count(tree, {}, 0, freed)
+    return freed.in_turn(0)[0]
+
+
 def freed_in_turn(trees: Sequence[Path], need: Need, retained: Iterable[Path] = ()) -> list[int]:
     """How many bytes are reclaimable by removing the first 0, 1, 2, ... of the trees. Never decreases.
 
-    `need` is what all other trees need of them and of the retained trees. Blocks that clones share count for
-    each clone.
+    `need` is what all other trees need of them and of the retained trees. An inode counts if all of its names
+    are in the trees. Blocks that clones share count for each clone.
     """
     last_needed: defaultdict[str, dict[bytes, int]] = defaultdict(dict)  # the turn, by tree and path
     for turn, tree in enumerate(trees, 1):

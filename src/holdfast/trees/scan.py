@@ -56,27 +56,20 @@ Progress = Callable[[int, int], None]
 # --- Scanning ---------------------------------------------------------------------------------------
 
 
-class Listing:
+class Listing(NamedTuple):
     """The result of one scan; `names` and `statuses` are of the entries that are not directories, in order.
 
     `statuses` is empty if the listing was rebuilt from an identity. `newest` is the latest change time of an
     entry; `linked`, whether one of them has several names.
     """
 
-    __slots__ = ("directories", "identity", "linked", "names", "newest", "own", "statuses")
-
-    def __init__(
-        self,
-        own: os.stat_result,
-        directories: list[str],
-        names: list[str],
-        statuses: list[os.stat_result],
-        identity: bytes,
-        newest: int,
-        linked: bool,
-    ) -> None:
-        self.own, self.directories, self.names, self.statuses = own, directories, names, statuses
-        self.identity, self.newest, self.linked = identity, newest, linked
+    own: os.stat_result
+    directories: list[str]
+    names: list[str]
+    statuses: list[os.stat_result]
+    identity: bytes
+    newest: int
+    linked: bool
 
     def encoded_names(self) -> list[bytes]:
         """The names as the filesystem has them."""
@@ -103,10 +96,7 @@ class Listing:
 
 
 def scan_directory(descriptor: int) -> Listing:
-    """Scan an open directory; names are in byte order.
-
-    This is the cost of every unchanged file, so it is written for speed.
-    """
+    """Scan an open directory, in byte order. Written for speed: this is the cost of every unchanged file."""
     own = calls.fstat(descriptor)
     with calls.scandir(descriptor) as listed:
         entries = list(listed)
@@ -133,15 +123,10 @@ def scan_directory(descriptor: int) -> Listing:
         marks = [mark_of(status) for status in statuses]
     encoded, encoded_below = os.fsencode(blob), os.fsencode(below)
     head = own_mark(own, len(names), len(encoded), len(encoded_below))
-    return Listing(
-        own,
-        directories,
-        names,
-        statuses,
-        b"".join([head, encoded, encoded_below, *marks]),
-        max([each.st_ctime_ns for each in statuses], default=0),
-        max([each.st_nlink for each in statuses], default=1) > 1,
-    )
+    identity = b"".join([head, encoded, encoded_below, *marks])
+    newest = max([each.st_ctime_ns for each in statuses], default=0)
+    linked = max([each.st_nlink for each in statuses], default=1) > 1
+    return Listing(own, directories, names, statuses, identity, newest, linked)
 
 
 def _still_existing(entries: list[os.DirEntry[str]]) -> Iterator[tuple[str, os.stat_result]]:
@@ -235,15 +220,10 @@ def listing_of(identity: bytes) -> Listing | None:
     marks = [*MARK.iter_unpack(memoryview(identity)[_HEAD.size + names + directories :])]
     if {each[1] & _KIND for each in marks} - {_FILE}:
         return None
-    return Listing(
-        _status(inode, mode, 0, mtime, ctime, uid, gid),
-        directories_in(identity),
-        os.fsdecode(identity[_HEAD.size : _HEAD.size + names]).split("\0") if count else [],
-        [],
-        identity,
-        max([each[4] for each in marks], default=0),
-        False,
-    )
+    own = _status(inode, mode, 0, mtime, ctime, uid, gid)
+    files = os.fsdecode(identity[_HEAD.size : _HEAD.size + names]).split("\0") if count else []
+    newest = max([each[4] for each in marks], default=0)
+    return Listing(own, directories_in(identity), files, [], identity, newest, False)
 
 
 def _status(
@@ -371,10 +351,7 @@ def append_to_cache(path: Path, before: StatCache, changed: Iterable[KnownDirect
 
 
 def write_cache(path: Path, device: int, known: Iterable[KnownDirectory]) -> None:
-    """Replace the cache at `path`. It is not synced, because a torn cache is ignored.
-
-    An `OSError` here costs time later and nothing else, so it is not a failure.
-    """
+    """Replace the cache at `path`; not synced, and no failure if it cannot: the cache only saves time."""
     draft = f"{os.fspath(path)}-{os.urandom(6).hex()}.tmp"
     try:
         descriptor = calls.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o600)

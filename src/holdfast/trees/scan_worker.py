@@ -43,57 +43,6 @@ _NO_WATCH = -1
 _KIND, _FILE, _LINK = 0o170000, 0o100000, 0o120000
 
 
-# --- Worker processes -------------------------------------------------------------------------------
-
-_PIPE = 1 << 20
-
-
-def worker_program(module: str) -> str:
-    """The program of a worker process: `serve` of a module, with little else loaded."""
-    return (
-        "import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]);"
-        f" from {module} import serve; serve(sys.argv[2:])"
-    )
-
-
-def start_worker(
-    program: str, arguments: Iterable[object], *, has_input: bool = False, inherits: Iterable[int] = ()
-) -> subprocess.Popen[bytes] | None:
-    """Start a worker process; None if that is impossible or there is no second processor for it.
-
-    The program gets our process id and then the arguments.
-    """
-    if sys.platform == "win32" or not sys.executable or processors() < 2:
-        return None
-    import subprocess
-
-    packages = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
-    words = [packages, str(os.getpid()), *map(str, arguments)]
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", program, *words],
-            stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            pass_fds=tuple(inherits),
-            process_group=0,  # Ctrl-C in the terminal is for the capturing process to handle
-        )
-    except OSError:
-        return None
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            calls.enlarge_pipe(pipe.fileno(), _PIPE)
-    return process
-
-
-def processors() -> int:
-    """How many processors this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 # --- In the worker process --------------------------------------------------------------------------
 
 _STDOUT = 1
@@ -101,10 +50,7 @@ _SENT_AT_ONCE = 1 << 13
 
 
 def serve(arguments: list[str]) -> None:
-    """Scan and report. Arguments: parent, device and inode of the source, inotify descriptor, source, mounts.
-
-    Ends when everything is scanned, when nobody reads the reports any more, or with the parent.
-    """
+    """Scan and report until everything is scanned, nobody reads the reports any more, or the parent ends."""
     parent, device, inode, watch, root, *mounts = arguments
     if sys.platform == "linux":
         from holdfast.fs import native
@@ -175,7 +121,11 @@ def _report(path: str, number: int, listing: Listing) -> list[bytes]:
 
 # --- In the capturing process -----------------------------------------------------------------------
 
-PROGRAM = worker_program("holdfast.trees.scan_worker")
+PROGRAM = (
+    "import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]);"
+    " from holdfast.trees.scan_worker import serve; serve(sys.argv[2:])"
+)
+_PIPE = 1 << 20
 _MOST_MOUNTS = 1000
 _CHUNK = 1 << 18
 _SCANS_BETWEEN_READS = 8
@@ -223,11 +173,8 @@ class ScanWorker(Closing):
         if len(mounts) > _MOST_MOUNTS:
             return None
         inotify = _NO_WATCH if watch is None else watch.begin()
-        process = start_worker(
-            PROGRAM,
-            (own.st_dev, own.st_ino, inotify, source.root, *sorted(mounts)),
-            inherits=() if inotify == _NO_WATCH else (inotify,),
-        )
+        arguments = (os.getpid(), own.st_dev, own.st_ino, inotify, source.root, *sorted(mounts))
+        process = _start_process(arguments, () if inotify == _NO_WATCH else (inotify,))
         if process is None:
             return None
         worker = cls(process, watch)
@@ -310,6 +257,34 @@ class ScanWorker(Closing):
         self._process.wait()
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def _start_process(arguments: Iterable[object], inherits: tuple[int, ...]) -> subprocess.Popen[bytes] | None:
+    if sys.platform == "win32" or not sys.executable:
+        return None
+    import subprocess
+
+    packages = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", PROGRAM, packages, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            pass_fds=inherits,
+            process_group=0,  # Ctrl-C in the terminal is for the capturing process to handle
+        )
+    except OSError:
+        return None
+    assert process.stdout is not None
+    calls.enlarge_pipe(process.stdout.fileno(), _PIPE)
+    return process
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _is_busy() -> bool:

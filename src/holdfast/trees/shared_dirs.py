@@ -144,10 +144,7 @@ def write_homes(tree: Path, shared: Iterable[tuple[bytes, SharedDirectory]]) -> 
 
 
 def places_beside(tree: Path, name: str) -> tuple[Path, Path]:
-    """Where the tree of this name may be: beside `tree`, or retained if its snapshot is gone.
-
-    Trying them in this order finds it, even if it is moved meanwhile.
-    """
+    """Where another tree may be, beside `tree` or retained; this order finds it even if it is moved."""
     return tree.parent / name, tree.parent.parent / REMNANTS / name
 
 

@@ -261,10 +261,7 @@ def compare(tree_a: Path, tree_b: Path) -> Iterator[Change]:
 
 
 def changes(source: Path, tree: Path | None, *, cache: Path | None = None) -> Iterator[Change]:
-    """The changes from a tree to the directory `source`; without a tree, everything is added.
-
-    Files that are as the cache has them are not read.
-    """
+    """The changes from a tree (None: from nothing) to a directory; files as in the cache are not read."""
     records: _Records = iter(()) if tree is None else Manifest.read(tree).records()
     with ExitStack() as stack:
         walker = stack.enter_context(TreeWalker(source))

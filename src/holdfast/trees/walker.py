@@ -1,4 +1,4 @@
-"""Directory trees by descriptor: walk, remove, measure and sync them, never following a symbolic link."""
+"""Directory trees by descriptor: walk, remove and sync them, never following a symbolic link."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import sys
+from itertools import count
 
 from holdfast.errors import IoFailure, NotFound, NotReadable, Refused
 from holdfast.fs import calls
@@ -15,7 +16,7 @@ from holdfast.fs.directory import Closing, Directory, close_quietly, io_failure
 TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -101,21 +102,16 @@ class Walker(Closing):
     descriptors are kept, so neither their number nor the length of a path limits the depth.
     """
 
+    _open_root = staticmethod(_open_root)
+
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.fspath(root)
         self._names: list[str] = []
         self._path: str | None = ""
         self._open = [self._open_root(self.root)]
 
-    @staticmethod
-    def _open_root(root: str) -> int:
-        return _open_root(root)
-
     def enter(self, path: str) -> int:
-        """The descriptor of the directory at `path` ("" is the root), valid until the next call.
-
-        Raises `OSError` if there is no such directory.
-        """
+        """The descriptor of a directory ("" is the root), valid until the next call. Raises `OSError`."""
         if path == self._path:
             return self._open[-1]
         common, rest = self._shared_with(path)
@@ -185,9 +181,7 @@ class Walker(Closing):
 class TreeWalker(Walker):
     """A walker that raises `NotFound` or `IoFailure` if its root cannot be opened."""
 
-    @staticmethod
-    def _open_root(root: str) -> int:
-        return open_directory(root)
+    _open_root = staticmethod(open_directory)
 
 
 # --- Removing ---------------------------------------------------------------------------------------
@@ -207,9 +201,9 @@ def remove_tree(path: Path) -> bool:
         top = _open_writable(where, None)
         try:
             refuse_mounts(top, where, "removed")
-            deep = _DeepDirectories(top)
-            while deep.found_more():
-                _empty(top, deep)
+            numbers = count(1)
+            while _empty(top, numbers):
+                pass  # directories that were moved up are left
         finally:
             close_quietly(top)
         calls.rmdir(where)
@@ -230,38 +224,12 @@ def refuse_mounts(top: int, where: str, action: str) -> None:
         )
 
 
-class _DeepDirectories:
-    """Directories below the deepest level that one pass empties, moved up to the top for the next pass.
+def _empty(top: int, numbers: Iterator[int]) -> bool:
+    """Remove what is below an open directory, down to a limit; whether deeper directories are left.
 
-    So neither descriptors nor the stack grow with the depth.
+    Those are moved up to the top, so neither descriptors nor the stack grow with the depth.
     """
-
-    def __init__(self, top: int) -> None:
-        self._top = top
-        self._count, self._before = 0, -1
-
-    def found_more(self) -> bool:
-        """Whether the last pass moved anything; true before the first."""
-        self._before, before = self._count, self._before
-        return self._count != before
-
-    def move_up(self, here: int, name: str) -> None:
-        """Move a directory to the top, under a name that is free there."""
-        while True:
-            self._count += 1
-            try:
-                make_movable(here, name)
-                calls.rename(name, f".removed-{self._count}", src_dir_fd=here, dst_dir_fd=self._top)
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                    raise
-            else:
-                return
-
-
-def _empty(top: int, deep: _DeepDirectories) -> None:
+    moved = False
     stack: list[tuple[int, list[str], str]] = [(top, _unlink_files(top), "")]
     try:
         while True:
@@ -269,7 +237,8 @@ def _empty(top: int, deep: _DeepDirectories) -> None:
             if below:
                 child = below.pop()
                 if len(stack) > _REMOVED_LEVELS:
-                    deep.move_up(here, child)
+                    _move_up(here, child, top, numbers)
+                    moved = True
                     continue
                 try:
                     inner = _open_writable(child, here)
@@ -279,7 +248,7 @@ def _empty(top: int, deep: _DeepDirectories) -> None:
                 stack[-1][1].extend(_unlink_files(inner))
                 continue
             if len(stack) == 1:
-                return
+                return moved
             stack.pop()
             close_quietly(here)
             with contextlib.suppress(FileNotFoundError):
@@ -287,6 +256,19 @@ def _empty(top: int, deep: _DeepDirectories) -> None:
     finally:
         for descriptor, _, _ in stack[1:]:
             close_quietly(descriptor)
+
+
+def _move_up(here: int, name: str, top: int, numbers: Iterator[int]) -> None:
+    """Move a directory to the top, under a name that is free there."""
+    with contextlib.suppress(FileNotFoundError):
+        make_movable(here, name)
+        for number in numbers:
+            try:
+                calls.rename(name, f".removed-{number}", src_dir_fd=here, dst_dir_fd=top)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise
 
 
 def _unlink_files(here: int) -> list[str]:
@@ -335,49 +317,6 @@ def make_movable(here: int, name: str) -> None:
     status = calls.stat(name, dir_fd=here, follow_symlinks=False)
     if stat.S_ISDIR(status.st_mode) and not status.st_mode & stat.S_IWUSR:
         calls.chmod(name, stat.S_IMODE(status.st_mode) | stat.S_IRWXU, dir_fd=here)
-
-
-# --- Measuring --------------------------------------------------------------------------------------
-
-
-def tree_bytes(trees: Iterable[Path]) -> int:
-    """How many bytes on disk removing all of these trees frees; a missing tree frees none.
-
-    An inode counts if all of its names are in the trees. Blocks that clones share count for each clone. What
-    other trees need of them is ignored; see `reclaimable_sizes`.
-    """
-    linked: dict[tuple[int, int], list[int]] = {}
-    total = 0
-    for tree in trees:
-        total += _tree_bytes(tree, linked)
-    return total + sum(size for names, links, size in linked.values() if names >= links)
-
-
-def _tree_bytes(tree: Path, linked: dict[tuple[int, int], list[int]]) -> int:
-    """Add up files with one name; count the names of the others in `linked`."""
-    total, waiting = 0, [""]
-    with contextlib.suppress(NotFound), TreeWalker(tree) as walker:
-        while waiting:
-            path = waiting.pop()
-            try:
-                here = walker.enter(path)
-                total += allocated(calls.fstat(here))
-                with calls.scandir(here) as entries:
-                    for entry in entries:
-                        if entry.is_dir(follow_symlinks=False):
-                            waiting.append(joined(path, entry.name))
-                            continue
-                        status = entry.stat(follow_symlinks=False)
-                        if status.st_nlink == 1:
-                            total += allocated(status)
-                        else:
-                            key = (status.st_dev, status.st_ino)
-                            linked.setdefault(key, [0, status.st_nlink, allocated(status)])[0] += 1
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise io_failure("look at", walker.where(shown(path)), error) from error
-    return total
 
 
 # --- Syncing ----------------------------------------------------------------------------------------
