@@ -1,4 +1,4 @@
-"""Programs that keep states of a directory: ours, and those that people use for that."""
+"""Programs that keep states of a directory: ours and the usual ones."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.report import Report
-from holdfast.trees import capture, choose_engine, materialise
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import choose_engine
+from holdfast.trees.restore import materialise
 
 OURS = "holdfast"
 PHASES = ("first", "unchanged", "changed", "restore")
 
 
 class Contender(ABC):
-    """Something that keeps states of `source` in `place` and gives them back."""
+    """A program that keeps states of `source` in `place` and restores them."""
 
     program: str | None = None
     phases: tuple[str, ...] = PHASES
@@ -33,20 +35,20 @@ class Contender(ABC):
 
     @abstractmethod
     def restore(self, target: Path) -> None:
-        """Make `target` the state that was kept last."""
+        """Restore the last state to `target`."""
 
     def next(self) -> Path:
-        """Where the next state goes."""
+        """The path of the next state."""
         self.count += 1
         return self.place / f"{self.count}"
 
     def last(self) -> Path:
-        """Where the last state is."""
+        """The path of the last state."""
         return self.place / f"{self.count}"
 
 
 class Holdfast(Contender):
-    """Ours, as the library is used."""
+    """Ours, called as a library."""
 
     def take(self) -> None:
         base = self.last() if self.count else None
@@ -59,10 +61,10 @@ class Holdfast(Contender):
 
 
 class Copy(Contender):
-    """The plain copy."""
+    """A plain copy."""
 
     program = "cp"
-    phases = ("first", "restore")  # whatever has changed, a copy is a copy
+    phases = ("first", "restore")  # a copy costs the same whatever has changed
 
     def take(self) -> None:
         call("cp", "-a", self.source, self.next())
@@ -79,9 +81,7 @@ class Links(Contender):
 
     def __init__(self, source: Path, place: Path) -> None:
         super().__init__(source, place)
-        self.source = (
-            place / "copy"
-        )  # not the source itself: links to it would change the times of all its files
+        self.source = place / "copy"  # links to the source itself would change the times of its files
         call("cp", "-a", source, self.source)
 
     def take(self) -> None:
@@ -92,7 +92,7 @@ class Links(Contender):
 
 
 class Rsync(Contender):
-    """rsync with links to the state before."""
+    """rsync with links to the previous state."""
 
     program = "rsync"
     every_round = False
@@ -106,7 +106,7 @@ class Rsync(Contender):
 
 
 class Git(Contender):
-    """git, without anything that is done later, such as packing."""
+    """git, without later work such as packing."""
 
     program = "git"
     every_round = False
@@ -129,7 +129,7 @@ class Git(Contender):
 
 
 class Restic(Contender):
-    """restic, with its cache in a place of its own."""
+    """restic, with a cache directory of its own."""
 
     program = "restic"
     every_round = False
@@ -183,21 +183,21 @@ CONTENDERS: dict[str, type[Contender]] = {
 def call(
     *command: object, environment: Mapping[str, str] | None = None, directory: Path | None = None
 ) -> None:
-    """Run a program to its end; it must succeed."""
+    """Run a program; it must succeed."""
     words = [str(each) for each in command]
     full = {**os.environ, **(environment or {})}
     done = subprocess.run(words, env=full, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise ChildProcessError(f"`{' '.join(words[:4])} ...` ended with {done.returncode}: {said}")
+        output = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise ChildProcessError(f"`{' '.join(words[:4])} ...` ended with {done.returncode}: {output}")
 
 
 def present(report: Report, where: str) -> dict[str, type[Contender]]:
-    """The contenders that can be had here."""
+    """The contenders that are installed here."""
     found = {}
     for name, kind in CONTENDERS.items():
         if kind.program is None or shutil.which(kind.program):
             found[name] = kind
         else:
-            report.notes.append(f"{where}: {name} is NOT THERE and was left out")
+            report.notes.append(f"{where}: {name} is NOT INSTALLED and was left out")
     return found

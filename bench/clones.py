@@ -1,7 +1,7 @@
-"""Snapshots on file systems that share blocks (xfs, btrfs), beside `cp -a --reflink=always`.
+"""Snapshots on filesystems that share blocks (xfs, btrfs), compared with `cp -a --reflink=always`.
 
-A clone alone does not know what it has cloned, so the floor is that copy and the hashing of what changed, one
-after the other. The file systems are made in a file and mounted through a loop device, which takes root.
+A clone has no hashes, so the floor is that copy and then hashing every file. The filesystems are created in a
+file and mounted through a loop device, which requires root.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT = 1.3
 KINDS = ("xfs", "btrfs")
 FLOOR = "cp -a --reflink=always, then hash"
 _SETTLED = 0.1
-_SPACE = 4  # times what is measured, for all copies
+_SPACE = 4  # times the measured amount, for all copies
 
 
 class Amount(NamedTuple):
@@ -40,7 +40,7 @@ class Amount(NamedTuple):
 
 
 def measure_clones(amount: Amount, rounds: int, report: Report) -> None:
-    """First snapshots of one big file and of many small ones, on each kind of file system."""
+    """First snapshots of one big file and of many small ones, on each kind of filesystem."""
     for kind in KINDS:
         try:
             with _mounted(kind, (amount.big + amount.files * 4096) * _SPACE * rounds + 400 * MIB) as top:
@@ -105,7 +105,7 @@ def _small(files: int) -> Callable[[Path], None]:
 
 
 def _hash(source: Path) -> None:
-    """Read and hash every file, as plainly as it can be done."""
+    """Read and hash every file, in the simplest way."""
     buffer = memoryview(bytearray(1 << 18))
     for here, _, names in os.walk(source):
         for name in names:
@@ -118,9 +118,9 @@ def _hash(source: Path) -> None:
 
 @contextmanager
 def _mounted(kind: str, size: int) -> Iterator[Path]:
-    """A new file system of this kind; unmounted and removed at the end."""
+    """A new filesystem of this kind; unmounted and removed at the end."""
     if sys.platform == "win32" or os.getuid() != 0:
-        raise PermissionError("it takes root to mount a file system")
+        raise PermissionError("mounting a filesystem requires root")
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         image, path = Path(directory, "image"), Path(directory, "mounted")
         path.mkdir()
@@ -137,4 +137,4 @@ def _mounted(kind: str, size: int) -> Iterator[Path]:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise OSError(f"`{' '.join(command[:2])}` says: {done.stderr.strip()}")
+        raise OSError(f"`{' '.join(command[:2])}`: {done.stderr.strip()}")

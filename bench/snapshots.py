@@ -1,9 +1,9 @@
-"""Snapshots and restores of directories, beside the programs that people use for that.
+"""Snapshots and restores of directories, compared with the usual programs.
 
-Every figure includes one sync of the file system. Each phase is done by all contenders in turn, on the
-same source, before the next phase begins; the source is changed once between them. Peers that take several
-times as long as a copy are measured in the first round only, and compared with ours of that round. Peers that
-are not on the PATH are named and left out, and what is compared with them is not measured.
+Every figure includes one sync of the filesystem. All contenders perform a phase in turn, on the same source,
+before the next phase begins; the source is changed once between them. Peers that take several times as long
+as a copy are measured in the first round only, and compared with our figure of that round. Peers that are not
+on the PATH are named and left out.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from bench.measure import Ratio, interleave, ratio, rotated
 from bench.report import Column, Report, Table, Target, Value, at_most
 from bench.report import number as written
 from bench.timing import Cost, say, timed
-from holdfast.trees import Engine, choose_engine, remove_tree, tree_bytes
+from holdfast.trees.engines import Engine, choose_engine
+from holdfast.trees.retained_dirs import tree_bytes
+from holdfast.trees.walker import remove_tree
 
 MIB = 1 << 20
-SETTLED = 0.1  # people do not write and snapshot within one tick of the clock
+SETTLED = 0.1  # nobody writes and snapshots within one tick of the clock
 MANY = 1_000_000
-ROOM = 20 << 30
+SPACE = 20 << 30
 
 
 class Size(NamedTuple):
@@ -67,7 +69,7 @@ LIMITS: dict[str, dict[str, float]] = {
     "changed": {"git": 1.0, "rsync": 0.3, "restic": 0.2},
     "restore": {"cp -a": 1.5},
 }
-"""How many times as long as a peer we may take, phase by phase."""
+"""The most that our time may be, as a multiple of a peer's, by phase."""
 
 
 # --- Sources ----------------------------------------------------------------------------------------
@@ -86,7 +88,7 @@ def small_files(top: Path, size: Size) -> None:
 
 
 def packages(top: Path, size: Size) -> None:
-    """Something like a virtual environment: packages with some large and many small files, and links."""
+    """Like a virtual environment: packages with some large and many small files, and links."""
     for number in range(size.packages):
         directory = top / "lib" / f"package{number:04d}" / "sub"
         directory.mkdir(parents=True)
@@ -156,7 +158,7 @@ def _action(contender: Contender, phase: str, top: Path) -> Callable[[], Cost]:
 
 
 def judge(where: str, series: Series, report: Report) -> None:
-    """Two tables, and the targets, which are about the time until it is done."""
+    """Add two tables, and the targets, which are about wall time."""
     report.tables.append(_table(f"{where}; medians, one sync included", series, lambda cost: cost.wall))
     report.tables.append(_table(f"{where}; the same in CPU time", series, lambda cost: cost.cpu))
     for phase, peers in LIMITS.items():
@@ -183,7 +185,7 @@ def _table(title: str, series: Series, measure: Callable[[Cost], float]) -> Tabl
 
 
 def _ours_to(peer: str, series: Mapping[str, list[Cost]], measure: Callable[[Cost], float]) -> Ratio | None:
-    """How many times what the peer takes we take; None if one of the two failed in a round."""
+    """Our measure as a multiple of the peer's; None if one of the two failed in a round."""
     theirs, ours = [*map(measure, series.get(peer, []))], [*map(measure, series.get(OURS, []))]
     if not CONTENDERS[peer].every_round:
         ours = ours[:1]
@@ -193,9 +195,8 @@ def _ours_to(peer: str, series: Mapping[str, list[Cost]], measure: Callable[[Cos
 def measure_big_file(size: int, rounds: int, report: Report) -> None:
     """One big file: changed, it is read once; unchanged, not at all.
 
-    Each copy is removed before the next one begins. What a page of memory costs that the machine had not used
-    before, or had given back, is several times what is to be measured, and strikes whoever comes to it. So it
-    is the least of all rounds that is compared; the table has the medians, too.
+    Each copy is removed before the next one begins. The first use of a page of memory costs several times
+    what is measured here, at random. So the minimum of all rounds is compared; the table also has medians.
     """
     where = f"one file of {size // MIB} MiB"
     first: dict[str, list[float]] = {OURS: [], "cp": []}
@@ -233,11 +234,13 @@ def measure_big_file(size: int, rounds: int, report: Report) -> None:
 MEMORY = """
 import json, sys, threading
 from pathlib import Path
-from holdfast.trees import Engine, capture, scout
+from holdfast.trees import scan_worker
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import Engine
 
-scout._is_busy = lambda: False  # what it takes with the second process, though the disk is still busy
+scan_worker._is_busy = lambda: False  # measure with the worker process, even if the disk is still busy
 
-def peak(process):  # since it was begun; what resource tells includes the program before it
+def peak(process):  # since its start; the resource module includes the program before exec
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -267,11 +270,11 @@ print(json.dumps(peaks))
 
 
 def measure_memory(size: Size, report: Report, rubbish: list[Path]) -> None:
-    """Peak memory of a first and a second capture, and by its slope that of a million files."""
+    """Peak memory of a first and a second capture, extrapolated to a million files."""
     say("memory")
     if sys.platform != "linux":
         report.notes.append(
-            "memory was NOT MEASURED: only Linux tells the peak of a process from its beginning on"
+            "memory was NOT MEASURED: only Linux reports the peak of a process since its start"
         )
         report.targets.append(at_most(600, "peak memory of a million files, by slope", None, "MiB"))
         return
@@ -284,13 +287,13 @@ def measure_memory(size: Size, report: Report, rubbish: list[Path]) -> None:
             command = [sys.executable, "-c", MEMORY, str(top / "source"), str(top / "place")]
             said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             found.append((files, *map(int, json.loads(said))))
-    (few, little, _), (many, much, second_process) = found
-    million = much + (much - little) / (many - few) * (MANY - many) + second_process
+    (few, little, _), (many, much, worker) = found
+    million = much + (much - little) / (many - few) * (MANY - many) + worker
     table = Table("peak memory of captures", [Column("MiB", written(".0f"))])
     table.rows |= {
         f"{few} files": [little / MIB],
         f"{many} files": [much / MIB],
-        "its second process": [second_process / MIB],
+        "its worker process": [worker / MIB],
         "1 000 000, by slope": [million / MIB],
     }
     report.tables.append(table)
@@ -298,7 +301,7 @@ def measure_memory(size: Size, report: Report, rubbish: list[Path]) -> None:
 
 
 def measure_history(size: Size, report: Report, rubbish: list[Path]) -> None:
-    """What a history costs on the disk: the changed files and the directories, at most twice."""
+    """Disk usage of a history: at most twice the changed files and the directories."""
     say("history")
     with scratch(rubbish) as top:
         source, place = top / "source", top / "place"
@@ -324,7 +327,7 @@ def measure_history(size: Size, report: Report, rubbish: list[Path]) -> None:
 
 
 def measure_growth(size: Size, report: Report, rubbish: list[Path]) -> None:
-    """What a file costs in an unchanged snapshot, when there are ten times as many of them."""
+    """The cost of a file in an unchanged snapshot, with ten times as many files."""
     say("growth")
     costs = []
     for files in (size.files // 10, size.files):
@@ -346,23 +349,23 @@ def _storage(per_state: float, floor: float) -> Target:
 
 @contextmanager
 def scratch(rubbish: list[Path] | None = None) -> Iterator[Path]:
-    """A directory that is removed after what is measured; with `rubbish`, after all that is measured.
+    """A directory that is removed after a measurement; with `rubbish`, after all measurements.
 
-    For minutes after many files were removed, ext4 searches long for the inode of each new one. Who comes
-    next would pay for that, so what has many files stays to the end, as long as there is room.
+    For minutes after many files were removed, ext4 is slow to find an inode for each new one, which the next
+    measurement would pay for. So directories with many files stay to the end, as long as there is space.
     """
     path = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
     try:
         yield path
     finally:
-        if rubbish is None or shutil.disk_usage(path).free < ROOM:
+        if rubbish is None or shutil.disk_usage(path).free < SPACE:
             remove_tree(path)
         else:
             rubbish.append(path)
 
 
 def run_all(size: Size, report: Report) -> None:
-    """All parts of the suite; what it has made is removed when its report has been read."""
+    """All parts of the suite; its directories are removed after the report."""
     present(report, "snapshots")
     rubbish: list[Path] = []
     report.afterwards.append(lambda: remove_all(rubbish))
@@ -380,8 +383,8 @@ def run_all(size: Size, report: Report) -> None:
 
 
 def remove_all(rubbish: list[Path]) -> None:
-    """Remove what the measurements have left."""
-    say("removing what was made")
+    """Remove the directories of the measurements."""
+    say("removing temporary directories")
     for path in rubbish:
         remove_tree(path)
 
@@ -395,6 +398,6 @@ def run(*, quick: bool) -> Report:
     """The whole suite."""
     report = Report()
     engine = choose_engine(Path(tempfile.gettempdir()), Path(tempfile.gettempdir()))
-    report.notes.append(f"snapshots: the engine here is {Engine(engine)}")
+    report.notes.append(f"snapshots: the engine is {Engine(engine)}")
     run_all(QUICK if quick else FULL, report)
     return report

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-from holdfast.trees import sync_tree
+from holdfast.trees.walker import sync_tree
 
 
 def say(what: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.errors import NotWritable
 from holdfast.fs.directory import move
-from holdfast.trees import exchange
+from holdfast.trees.restore import exchange
 from proof.interpose import Attempt, interposed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="modes are those of POSIX")

@@ -344,7 +344,8 @@ class Durably(TidyUp):
     def operate(self, directory: Path) -> None:
         durable.replace(directory / "file", b"new")
         durable.create(directory / "another", b"new")
-        durable.append(directory / "lines", b"line")
+        with Directory.open(directory) as opened:
+            durable.append_in(opened, "lines", b"line")
         durable.remove(directory / "file")
 
 

@@ -22,7 +22,7 @@ from holdfast.repository.restore import InPlace, differs_from_head, restore_in_p
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.repository.worktrees import settle
 from holdfast.store.files import FileStore
-from holdfast.trees import verify
+from holdfast.trees.verify import verify
 from proof.crash import (
     Ending,
     Fault,

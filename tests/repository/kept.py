@@ -15,7 +15,10 @@ from holdfast.clock import format_instant
 from holdfast.repository.context import RepositoryContext, is_ready, new_snapshot_id
 from holdfast.repository.records import DESCRIPTORS, MAIN, WORKTREES, Consistency, Descriptor
 from holdfast.store.model import Change, Create, Decision, Replace, View
-from holdfast.trees import Engine, capture, read_shared_directories, verify
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import Engine
+from holdfast.trees.shared_dirs import read_shared_directories
+from holdfast.trees.verify import verify
 
 Content = Mapping[str, str]
 

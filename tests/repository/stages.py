@@ -17,8 +17,10 @@ from holdfast.repository.records import DESCRIPTORS, MAIN, Consistency, Descript
 from holdfast.repository.repository import Repository
 from holdfast.store.audit import AuditEntry, verify
 from holdfast.store.model import Create, Decision, Replace, View
-from holdfast.trees import capture, choose_engine, read_manifest, read_shared_directories
-from holdfast.trees.shared_dirs import located
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import choose_engine
+from holdfast.trees.manifest import read_manifest
+from holdfast.trees.shared_dirs import located, read_shared_directories
 
 LASTING = tuple(
     name

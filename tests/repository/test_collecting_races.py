@@ -25,7 +25,8 @@ from holdfast.repository.restore import InPlace, restore_in_place
 from holdfast.repository.retention import GcPlan, Policy
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.store.audit import check_chain
-from holdfast.trees import changes, materialise, verify
+from holdfast.trees.restore import materialise
+from holdfast.trees.verify import changes, verify
 from proof.effort import rounds, until
 from tests.locks.race_rounds import delay_calls
 from tests.locks.workers import Line, Workers

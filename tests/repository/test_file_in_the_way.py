@@ -143,7 +143,7 @@ def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
 
     monkeypatch.setattr(repository_exchange, "_exchange", replace_first)
     if not exchanges:
-        monkeypatch.setattr("holdfast.trees.exchange", unavailable, raising=False)
+        monkeypatch.setattr("holdfast.trees.restore.exchange", unavailable)
     how = InPlace(reason="tested")
     site.repository.snapshots.restore_in_place("dev", site.saved, site.proof, how)
     assert files_in(site.path) == SAVED

@@ -23,7 +23,7 @@ from holdfast.repository.init import initialise
 from holdfast.repository.records import MAIN
 from holdfast.repository.repository import Repository
 from holdfast.repository.retention import Policy
-from holdfast.trees import verify
+from holdfast.trees.verify import verify
 from proof.interpose import Attempt, interposed
 from tests.cli.commands import error, holdfast
 from tests.repository import damage

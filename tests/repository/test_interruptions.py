@@ -97,5 +97,5 @@ def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new(few: World, name: s
 def test_power_cuts_find_a_tree_that_was_published_before_it_was_synced(
     few: World, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.trees.synced", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr("holdfast.trees.walker.synced", lambda _: contextlib.nullcontext())
     assert cut_off(few, name, limit=2).violations

@@ -26,8 +26,11 @@ from holdfast.locks.file_lock import FileLocker
 from holdfast.repository.init import initialise
 from holdfast.repository.records import MAIN
 from holdfast.repository.repository import Repository
-from holdfast.trees import Engine, capture, capture_best, choose_engine, materialise, verify
 from holdfast.trees import engines as cloning
+from holdfast.trees.capture import capture, capture_best
+from holdfast.trees.engines import Engine, choose_engine
+from holdfast.trees.restore import materialise
+from holdfast.trees.verify import verify
 from proof.crash import Kill, Report, fresh, judge, run_killed
 from proof.effort import SHARE, rounds
 from tests.cli.commands import environment, error, holdfast

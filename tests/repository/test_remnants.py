@@ -28,9 +28,9 @@ from holdfast.repository.restore import InPlace, restore_in_place
 from holdfast.repository.retention import Policy
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.store.model import Store
-from holdfast.trees import SharedDirectory, materialise, read_shared_directories
 from holdfast.trees import shared_dirs as homes_module
-from holdfast.trees.shared_dirs import write_homes
+from holdfast.trees.restore import materialise
+from holdfast.trees.shared_dirs import SharedDirectory, read_shared_directories, write_homes
 from proof.effort import until
 from proof.interpose import Attempt, interposed
 from tests.locks.race_rounds import delay_calls

@@ -37,7 +37,7 @@ from holdfast.repository.restore import InPlace, Restored, restore_in_place
 from holdfast.repository.snapshots import snapshot
 from holdfast.repository.worktrees import settle
 from holdfast.store.model import Decision, Replace
-from holdfast.trees import verify
+from holdfast.trees.verify import verify
 from proof.crash import Kill, cut_short, fresh
 from proof.crash import scratch as swept_directory
 from proof.interpose import Attempt, interposed

@@ -26,7 +26,7 @@ from holdfast.repository.repository import Repository
 from holdfast.repository.retention import PlanState, Policy
 from holdfast.store.audit import check_chain
 from holdfast.store.files import FileStore
-from holdfast.trees import read_shared_directories
+from holdfast.trees.shared_dirs import read_shared_directories
 from proof.crash import Fault, Kill, Outcome, Report, fresh, judge, run_killed
 from proof.crash import scratch as swept_directory
 from proof.effort import SHARE

@@ -39,8 +39,9 @@ from holdfast.repository.records import (
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import MOST_LISTED, SnapshotOptions, snapshot
 from holdfast.store.model import Create, Decision, Replace
-from holdfast.trees import Engine, read_shared_directories, verify
-from holdfast.trees.shared_dirs import located
+from holdfast.trees.engines import Engine
+from holdfast.trees.shared_dirs import located, read_shared_directories
+from holdfast.trees.verify import verify
 from proof.interpose import Attempt, interposed
 from tests.locks.workers import Line, Workers
 from tests.repository.repositories import add_reference, add_worktree, make_repository

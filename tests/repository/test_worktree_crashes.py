@@ -22,7 +22,7 @@ from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, Isolation
 from holdfast.repository.repository import Repository
 from holdfast.repository.worktrees import settle
 from holdfast.store.model import Change, Decision, Delete
-from holdfast.trees import remove_tree
+from holdfast.trees.walker import remove_tree
 from proof.crash import Ending, Kill, Outcome, cut_short, error_points, kill_points
 from proof.effort import SHARE
 from proof.powercut import power_cuts

@@ -1,4 +1,4 @@
-"""Files that did not change, in directories that did: linked by a second process, or without it."""
+"""Unchanged files in changed directories: linked, or copied where no link is possible."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 
 from holdfast.errors import ConsistencyUnavailable, IoFailure
 from holdfast.fs import calls
-from holdfast.fs.directory import write_all
-from holdfast.trees import PAYLOAD, READY, Captured, Engine, capture, materialise, verify
-from holdfast.trees.link_worker import LinkWorker, Order
-from holdfast.trees.payload import Payload
-from proof.interpose import Attempt, interposed
+from holdfast.trees.capture import Captured, capture
+from holdfast.trees.capture_files import FileCapture, OpenDirectory
+from holdfast.trees.engines import Engine
+from holdfast.trees.manifest import PAYLOAD, READY
+from holdfast.trees.restore import materialise
+from holdfast.trees.verify import verify
 from tests.trees.groves import seen
 
 DIRECTORIES, FILES = 12, 6
@@ -60,63 +61,18 @@ class Trees:
 
 
 @pytest.fixture
-def trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trees:
-    monkeypatch.setattr("holdfast.trees.capture_files._WORTH_A_PROCESS", 1)
+def trees(tmp_path: Path) -> Trees:
     return Trees(tmp_path)
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is no second processor")
-def test_the_links_are_made_by_a_second_process(trees: Trees) -> None:
-    linked: list[str] = []
-
-    def note(attempt: Attempt) -> Any:
-        linked.append(str(attempt.arguments[0]))
-        return attempt.perform()
-
-    with interposed(note, ("link",)):
-        tree, captured = trees.take(2)
-
-    assert [name for name in linked if name.startswith("f")] == []
-    trees.require_linked(tree, captured)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "raise SystemExit(1)",
-        "import time; time.sleep(0.1)",
-        "print('?')",
-        "import os; os.kill(os.getpid(), 9)",
-    ],
-)
-def test_without_that_process_there_are_links_all_the_same(
-    trees: Trees, monkeypatch: pytest.MonkeyPatch, program: str
-) -> None:
-    monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", program)
+def test_what_did_not_change_is_linked(trees: Trees) -> None:
     trees.require_linked(*trees.take(2))
 
 
-def test_a_process_that_is_killed_in_the_middle_leaves_nothing_out(
-    trees: Trees, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from holdfast.fs import calls; import os;"
-        " from holdfast.trees import linking; link, made = calls.link, []\n"
-        "def some(*a, **k):\n"
-        "    made.append(a)\n"
-        "    if len(made) > 20: os.kill(os.getpid(), 9)\n"
-        "    link(*a, **k)\n"
-        "calls.link = some; linking.serve(sys.argv[2:])"
-    )
-    monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", program)
-    trees.require_linked(*trees.take(2))
-
-
-def test_where_there_can_be_no_link_there_is_a_copy(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_link_is_possible_there_is_a_copy(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
 
-    monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", "raise SystemExit(1)")
     monkeypatch.setattr(calls, "link", refused)
     tree, captured = trees.take(2)
 
@@ -135,16 +91,14 @@ def test_a_file_that_the_base_has_lost_is_copied_from_the_source(trees: Trees) -
 def test_a_file_that_the_base_has_lost_and_that_changes_meanwhile_fails_the_capture(
     trees: Trees, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.trees.capture_files import Links
-
     (trees.first / PAYLOAD / "d3/f3").unlink()
-    missing = Links.missing
+    copy = FileCapture._copy_again
 
-    def later(self: Links) -> Any:
+    def later(self: FileCapture, directory: OpenDirectory, name: str, raw: bytes) -> None:
         (trees.source / "d3/f3").write_text("something else")
-        return missing(self)
+        copy(self, directory, name, raw)
 
-    monkeypatch.setattr(Links, "missing", later)
+    monkeypatch.setattr(FileCapture, "_copy_again", later)
     with pytest.raises(ConsistencyUnavailable, match="d3/f3"):
         trees.take(2)
     assert not (trees.top / "tree-2" / READY).exists()
@@ -159,70 +113,10 @@ def test_a_full_disk_fails_the_capture(trees: Trees, monkeypatch: pytest.MonkeyP
         made.append(arguments)
         link(*arguments, **options)
 
-    monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", "raise SystemExit(1)")
     monkeypatch.setattr(calls, "link", full)
     with pytest.raises(IoFailure, match="No space left"):
         trees.take(2)
     assert not (trees.top / "tree-2" / READY).exists()
-
-
-def test_a_capture_that_fails_leaves_no_process(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
-    import subprocess
-
-    started: list[subprocess.Popen[bytes]] = []
-    popen = subprocess.Popen
-
-    def noted(*arguments: Any, **options: Any) -> Any:
-        started.append(popen(*arguments, **options))
-        return started[-1]
-
-    def broken(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(subprocess, "Popen", noted)
-    monkeypatch.setattr("holdfast.trees.capture_files.copy_file", broken)
-    with pytest.raises(IoFailure):
-        trees.take(2)
-    assert [each.poll() is not None for each in started] == [True] * len(started)
-
-
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is no second processor")
-@pytest.mark.parametrize("part", [0.0, 0.5, 0.99])
-@pytest.mark.parametrize("failing", [1, 2])
-def test_orders_that_do_not_arrive_are_carried_out_all_the_same(
-    trees: Trees, monkeypatch: pytest.MonkeyPatch, failing: int, part: float
-) -> None:
-    """The process lives, but some of what was sent is lost, or torn."""
-    count = 0
-
-    def lossy(descriptor: int, content: bytes) -> None:
-        nonlocal count
-        count += 1
-        if count == failing:
-            write_all(descriptor, content[: int(len(content) * part)])
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        write_all(descriptor, content)
-
-    monkeypatch.setattr("holdfast.trees.link_worker._AT_ONCE", 4)
-    monkeypatch.setattr("holdfast.trees.link_worker.write_all", lossy)
-    tree, captured = trees.take(2)
-
-    assert count >= failing
-    trees.require_linked(tree, captured)
-
-
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is no second processor")
-def test_who_is_interrupted_leaves_no_process_behind(trees: Trees, monkeypatch: pytest.MonkeyPatch) -> None:
-    processes: list[LinkWorker] = []
-
-    def interrupted(self: LinkWorker) -> list[int]:
-        processes.append(self)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LinkWorker, "failed", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        trees.take(2)
-    assert [each._process.returncode is not None for each in processes] == [True]
 
 
 # --- The times of directories ------------------------------------------------------------------------
@@ -265,44 +159,5 @@ class Nested:
         ]
 
 
-@pytest.fixture
-def nested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Nested:
-    monkeypatch.setattr("holdfast.trees.capture_files._WORTH_A_PROCESS", 1)
-    return Nested(tmp_path)
-
-
-def test_directories_have_their_times_though_others_are_made_in_them_later(
-    nested: Nested, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert nested.wrong() == []
-    monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", "raise SystemExit(1)")
-    assert nested.wrong() == []
-
-
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="there is no second processor")
-@pytest.mark.parametrize("program", ["", "raise SystemExit(1)"], ids=["made in later", "never carried out"])
-def test_a_directory_that_is_taken_for_complete_too_long_is_found(
-    nested: Nested, monkeypatch: pytest.MonkeyPatch, program: str
-) -> None:
-    """Planted: whatever happens, what was handed over counts as done."""
-
-    class Stubborn(set[str]):
-        def discard(self, element: object, /) -> None:
-            pass
-
-    def begin(self: Payload, *arguments: Any, **options: Any) -> None:
-        make(self, *arguments, **options)
-        self.complete = Stubborn()
-
-    def give_and_wait(self: LinkWorker, order: Order) -> bool:
-        given = give(self, order)
-        self._send()
-        time.sleep(0.05)
-        return given
-
-    make, give = Payload.__init__, LinkWorker.try_give
-    monkeypatch.setattr(Payload, "__init__", begin)
-    monkeypatch.setattr(LinkWorker, "try_give", give_and_wait)
-    if program:
-        monkeypatch.setattr("holdfast.trees.link_worker.PROGRAM", program)
-    assert nested.wrong() != []
+def test_directories_have_their_times_though_others_are_created_in_them_later(tmp_path: Path) -> None:
+    assert Nested(tmp_path).wrong() == []

@@ -18,18 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import ConsistencyUnavailable
-from holdfast.trees import (
-    PAYLOAD,
-    Change,
-    Engine,
-    capture,
-    changes,
-    compare,
-    materialise,
-    read_manifest,
-    remove_tree,
-    verify,
-)
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import Engine
+from holdfast.trees.manifest import PAYLOAD, read_manifest
+from holdfast.trees.restore import materialise
+from holdfast.trees.shared_dirs import located, read_shared_directories
+from holdfast.trees.verify import Change, changes, compare, verify
+from holdfast.trees.walker import remove_tree
 from tests.trees.groves import seen
 
 ODD = st.binary(min_size=1, max_size=4).filter(lambda name: not set(name) & {0, 47} and name.strip(b"."))
@@ -163,20 +158,26 @@ def test_after_random_edits_the_cheap_way_gives_what_the_long_way_gives(
 
 
 def applied(tree: Path, differences: Iterator[Change]) -> set[bytes]:
-    """The paths that a tree has after changes were made to it."""
-    paths = {each.path for each in read_manifest(tree)}
+    """The paths that a tree has after changes were made to it.
+
+    A file that replaces a directory, or the reverse, is one removal and one addition of the same path.
+    """
+    entries = {(each.path, each.kind == "d") for each in read_manifest(tree)}
     order = []
     for each in differences:
-        order.append(each.path)
+        entry = (each.path, each.kind == "d")
+        order.append(entry)
         if each.what == "added":
-            assert each.path not in paths
-            paths.add(each.path)
+            assert entry not in entries
+            entries.add(entry)
         elif each.what == "removed":
-            paths.remove(each.path)
+            entries.remove(entry)
         else:
-            assert each.path in paths
+            assert entry in entries
             assert each.aspects
     assert len(set(order)) == len(order)
+    paths = {path for path, _ in entries}
+    assert len(paths) == len(entries)
     return paths
 
 
@@ -196,9 +197,11 @@ def write_for_ever(source: str, pause: float) -> None:
         time.sleep(pause)
 
 
-def is_one_state(payload: Path) -> bool:
+def is_one_state(tree: Path) -> bool:
     """Whether the files are as they were at one moment: an earlier one is never behind a later one."""
-    numbers = [int((payload / f"d{each % 6}/f{each}").read_bytes()) for each in range(FILES)]
+    shared = read_shared_directories(tree)
+    paths = [located(tree, shared, f"d{each % 6}/f{each}".encode()) for each in range(FILES)]
+    numbers = [int(path.read_bytes()) for path in paths]
     return all(one >= other for one, other in pairwise(numbers)) and numbers[0] - numbers[-1] <= 1
 
 
@@ -224,10 +227,10 @@ def test_a_quiesced_capture_of_a_source_that_is_written_to_is_one_state_or_none(
                 remove_tree(tree)
             else:
                 taken += 1
-                assert is_one_state(tree / PAYLOAD)
+                assert is_one_state(tree)
                 base = tree
             captured = capture(source, loose, engine=Engine.LINKED, quiesced=False)
-            torn += not is_one_state(loose / PAYLOAD)
+            torn += not is_one_state(loose)
             assert list(verify(loose, captured.payload_hash)) == []
             remove_tree(loose)
     finally:
@@ -238,9 +241,10 @@ def test_a_quiesced_capture_of_a_source_that_is_written_to_is_one_state_or_none(
 
 
 def test_the_observer_finds_a_state_that_never_was(scratch: Path) -> None:
+    payload = scratch / PAYLOAD
     for each in range(FILES):
-        (scratch / f"d{each % 6}").mkdir(exist_ok=True)
-        (scratch / f"d{each % 6}/f{each}").write_bytes(b"%08d" % (5 if each < 10 else 4))
+        (payload / f"d{each % 6}").mkdir(parents=True, exist_ok=True)
+        (payload / f"d{each % 6}/f{each}").write_bytes(b"%08d" % (5 if each < 10 else 4))
     assert is_one_state(scratch)
-    (scratch / "d0/f54").write_bytes(b"%08d" % 5)
+    (payload / "d0/f54").write_bytes(b"%08d" % 5)
     assert not is_one_state(scratch)

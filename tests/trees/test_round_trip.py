@@ -18,20 +18,14 @@ from holdfast.errors import (
     NotFound,
     PartialSnapshot,
 )
-from holdfast.trees import (
-    READY,
-    Engine,
-    capture,
-    capture_best,
-    changes,
-    choose_engine,
-    materialise,
-    read_manifest,
-    share_tree,
-    sync_tree,
-    verify,
-)
 from holdfast.trees import engines as engines_module
+from holdfast.trees.capture import capture, capture_best
+from holdfast.trees.engines import Engine, choose_engine
+from holdfast.trees.manifest import READY, read_manifest
+from holdfast.trees.restore import materialise
+from holdfast.trees.shared_dirs import share_tree
+from holdfast.trees.verify import changes, verify
+from holdfast.trees.walker import sync_tree
 from tests.support.loop_mounts import LoopMount
 from tests.trees.groves import grow, seen
 
@@ -124,7 +118,7 @@ def test_all_engines_work_on_btrfs(loop_mount: Callable[[str], LoopMount]) -> No
     assert whole.stored_bytes == 0
     assert list(verify(place / "whole", whole.payload_hash)) == []
     materialise(place / "whole", place / "restored")
-    assert whole.not_preserved == ("source/nested: another file system is mounted there",)
+    assert whole.not_preserved == ("source/nested: another filesystem is mounted there",)
     before, after = seen(place / "volume"), seen(place / "restored")
     assert before.pop(b"source/nested").kind == after.pop(b"source/nested").kind
     assert after == before

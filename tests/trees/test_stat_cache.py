@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.trees import Captured, Engine, capture, verify
-from holdfast.trees.stat_cache import KnownDirectory, StatCache, append_to_cache, write_cache
+from holdfast.trees.capture import Captured, capture
+from holdfast.trees.engines import Engine
+from holdfast.trees.scan import KnownDirectory, StatCache, append_to_cache, write_cache
+from holdfast.trees.verify import verify
 
 DEVICE = 7
 

@@ -7,7 +7,13 @@ import time
 from pathlib import Path
 
 from holdfast.errors import Failure
-from holdfast.trees import READY, Engine, capture, changes, materialise, remove_tree, share_tree, verify
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import Engine
+from holdfast.trees.manifest import READY
+from holdfast.trees.restore import materialise
+from holdfast.trees.shared_dirs import share_tree
+from holdfast.trees.verify import changes, verify
+from holdfast.trees.walker import remove_tree
 from proof.crash import Ending, Outcome, error_points, kill_points
 from proof.effort import SHARE
 from tests.trees.groves import seen

@@ -12,8 +12,12 @@ import pytest
 
 from holdfast.errors import IoFailure
 from holdfast.fs import calls
-from holdfast.trees import READY, Engine, capture, synced, verify
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import Engine
+from holdfast.trees.manifest import READY
 from holdfast.trees.payload import EarlySync
+from holdfast.trees.verify import verify
+from holdfast.trees.walker import synced
 
 
 @pytest.fixture

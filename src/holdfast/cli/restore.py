@@ -230,7 +230,7 @@ def export(
 
     from holdfast.cli import output as cli_output
     from holdfast.fs.names import split_relative
-    from holdfast.trees.scan import shown
+    from holdfast.trees.walker import shown
 
     opened = open_worktree(repo, worktree)
     snapshots = opened.repository.snapshots

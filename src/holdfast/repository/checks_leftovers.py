@@ -127,7 +127,7 @@ def _is_litter(name: str) -> bool:
 
 
 def _remove(path: Path) -> None:
-    from holdfast.trees import remove_tree
+    from holdfast.trees.walker import remove_tree
 
     with Directory.open(path.parent) as directory:
         status = directory.status(path.name)

@@ -30,8 +30,10 @@ from holdfast.repository.payloads import refuse_replaced, scratch
 from holdfast.repository.records import Descriptor
 
 if TYPE_CHECKING:
-    from holdfast.trees import Change, Materialised, SharedDirectory
+    from holdfast.trees.restore import Materialised
     from holdfast.trees.scan import Progress
+    from holdfast.trees.shared_dirs import SharedDirectory
+    from holdfast.trees.verify import Change
 
 
 MOST_TEXT = 4 << 20
@@ -72,7 +74,7 @@ def compare(control: RepositoryContext, worktree: str, old: str | None, new: str
     one = _snapshot(resolve(control, old, worktree=worktree))
     if new is None:
         return _with_worktree(control, one, worktree)
-    from holdfast.trees import compare as compare_trees
+    from holdfast.trees.verify import compare as compare_trees
 
     other = _snapshot(resolve(control, new, worktree=worktree))
     ids = [each.descriptor.snapshot_id for each in (one, other) if each.descriptor]
@@ -83,7 +85,7 @@ def compare(control: RepositoryContext, worktree: str, old: str | None, new: str
 
 def unsaved(control: RepositoryContext, payload: Path, tip: str | None, worktree: str) -> Iterator[Change]:
     """What is in a directory and not in the snapshot `tip` as it is there, or the other way round."""
-    from holdfast.trees import changes
+    from holdfast.trees.verify import changes
 
     tree = None if tip is None else control.places.tree(tip)
     found = changes(payload, tree, cache=control.places.stat_cache(worktree))
@@ -249,7 +251,8 @@ def export(
     progress: Progress | None = None,
 ) -> Materialised:
     """Make `destination`, where nothing is yet, hold what the snapshot holds, or the one `path` of it."""
-    from holdfast.trees import materialise, remove_tree, synced
+    from holdfast.trees.restore import materialise
+    from holdfast.trees.walker import remove_tree, synced
 
     _check(control, destination)
     draft = destination.with_name(f".{destination.name[:200]}-{secrets.token_hex(6)}.tmp")
@@ -298,7 +301,7 @@ def _check(control: RepositoryContext, destination: Path) -> None:
 
 def _is_inside(directory: Path, other: os.stat_result) -> bool:
     """Whether a directory is the other one, or somewhere below it, whatever links lead there."""
-    from holdfast.trees.scan import DIRECTORY, open_directory
+    from holdfast.trees.walker import DIRECTORY, open_directory
 
     here = open_directory(os.fspath(directory))
     try:

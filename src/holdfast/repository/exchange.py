@@ -137,7 +137,7 @@ def _is_in_place(control: RepositoryContext, operation: Operation, room: Path) -
 
 def _holds(directory: Path, tree: Path) -> bool:
     """Whether a directory has the content of a snapshot, apart from what copying may lose."""
-    from holdfast.trees import changes
+    from holdfast.trees.verify import changes
 
     try:
         found = list(changes(directory, tree))
@@ -154,7 +154,8 @@ def _exchange(control: RepositoryContext, operation: Operation, room: Path) -> N
 
     Between the two the name is missing; the operation on record says how it goes on.
     """
-    from holdfast.trees import exchange, materialise, synced
+    from holdfast.trees.restore import exchange, materialise
+    from holdfast.trees.walker import synced
 
     new, target = room / NEW, _target(control, operation)
     if inode_at(new) is None:  # somebody has cleared our scratch away; the snapshot has it all

@@ -280,6 +280,6 @@ def _freed_in_turn(places: RepositoryPaths, snapshot_ids: Sequence[str]) -> list
 def _total_bytes(places: RepositoryPaths) -> int:
     """What all snapshots take, with what is left of others because they need it."""
     from holdfast.repository.gc_sweep import trees_in
-    from holdfast.trees import tree_bytes
+    from holdfast.trees.retained_dirs import tree_bytes
 
     return tree_bytes([*trees_in(places.snapshots), *trees_in(places.remnants)])

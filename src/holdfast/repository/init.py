@@ -337,7 +337,9 @@ def _is_inside(path: Path, above: os.stat_result) -> bool:
 
 def _import(control: RepositoryContext, source: Path) -> int:
     """Copy a directory to `main/`, which appears complete or not at all; return how many files it has."""
-    from holdfast.trees import PAYLOAD, capture_best, synced
+    from holdfast.trees.capture import capture_best
+    from holdfast.trees.manifest import PAYLOAD
+    from holdfast.trees.walker import synced
 
     main = control.places.payload(MAIN)
     _make_room(main)

@@ -508,7 +508,7 @@ def _network_troubles(repository: Repository, kind: str) -> tuple[str, ...]:
 
 
 def _engine(repository: Repository) -> str | None:
-    from holdfast.trees import choose_engine
+    from holdfast.trees.engines import choose_engine
 
     places = repository.control.places
     try:

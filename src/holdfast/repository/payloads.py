@@ -431,7 +431,7 @@ def _remove(swept: Path) -> None:
 
     One who was about to begin here may make the lock once more, and finds then that it is gone.
     """
-    from holdfast.trees import remove_tree
+    from holdfast.trees.walker import remove_tree
 
     with contextlib.suppress(NotFound), Directory.open(swept) as directory:
         for name in directory.names():

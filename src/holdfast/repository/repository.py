@@ -48,8 +48,10 @@ if TYPE_CHECKING:
     from holdfast.repository.payloads import Right
     from holdfast.repository.records import Consistency
     from holdfast.repository.worktree_changes import Removed
-    from holdfast.trees import Engine, Materialised, Problem
+    from holdfast.trees.engines import Engine
+    from holdfast.trees.restore import Materialised
     from holdfast.trees.scan import Progress
+    from holdfast.trees.verify import Problem
 
 
 _LOOK_AGAIN = 0.05
@@ -472,7 +474,7 @@ class Snapshots:
 
         `SnapshotCollected` if it is deleted meanwhile: that is no damage.
         """
-        from holdfast.trees import verify
+        from holdfast.trees.verify import verify
 
         descriptor = context.visible(self._control, snapshot_id)
         for problem in verify(self._control.places.tree(snapshot_id), descriptor.payload_hash):

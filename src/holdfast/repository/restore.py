@@ -215,7 +215,8 @@ def differs_from_head(control: RepositoryContext, config: WorktreeConfig) -> boo
 def _prepare(
     control: RepositoryContext, worktree: str, room: Scratch, source: Descriptor, how: InPlace
 ) -> Operation:
-    from holdfast.trees import materialise, synced
+    from holdfast.trees.restore import materialise
+    from holdfast.trees.walker import synced
 
     tree = control.places.tree(source.snapshot_id)
     new, path = room.path / NEW, None
@@ -261,7 +262,8 @@ def _placed(control: RepositoryContext, worktree: str, path: str) -> tuple[str, 
 
 
 def _link(control: RepositoryContext, room: Scratch, source: Descriptor) -> None:
-    from holdfast.trees import share_tree, synced
+    from holdfast.trees.shared_dirs import share_tree
+    from holdfast.trees.walker import synced
 
     with synced(room.path):
         share_tree(control.places.tree(source.snapshot_id), room.tree)

@@ -63,7 +63,8 @@ from holdfast.repository.records import (
 from holdfast.store.model import Change, Create, Decision, Key, Replace, Stream, View
 
 if TYPE_CHECKING:
-    from holdfast.trees import Captured, Engine
+    from holdfast.trees.capture import Captured
+    from holdfast.trees.engines import Engine
     from holdfast.trees.scan import Progress
 
 
@@ -180,7 +181,8 @@ def _capture(
     level: Consistency,
     wanted: SnapshotOptions,
 ) -> Captured:
-    from holdfast.trees import capture_best, synced
+    from holdfast.trees.capture import capture_best
+    from holdfast.trees.walker import synced
 
     make_directories(control.places.caches)
     with synced(room.path):
@@ -369,7 +371,9 @@ def _put_together(
     control: RepositoryContext, own: Scratch, replaced: Path, path: str, kept: str | None
 ) -> Path:
     """The content of `kept`, with what was replaced at `path`, as a directory of the scratch."""
-    from holdfast.trees import capture_best, materialise, remove_tree
+    from holdfast.trees.capture import capture_best
+    from holdfast.trees.restore import materialise
+    from holdfast.trees.walker import remove_tree
 
     whole, part = own.path / "whole", own.path / "part"
     if kept is not None and is_ready(control.places, kept):
@@ -385,7 +389,8 @@ def _put_together(
 
 
 def _captured(control: RepositoryContext, directory: Path, own: Scratch, kept: str | None) -> Captured:
-    from holdfast.trees import capture_best, synced
+    from holdfast.trees.capture import capture_best
+    from holdfast.trees.walker import synced
 
     base = control.places.tree(kept) if kept and can_be_base(control, kept) else None
     with synced(own.path):

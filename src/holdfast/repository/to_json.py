@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.repository.repository import RestorePlan
     from holdfast.repository.restore import InPlace, Restored
     from holdfast.repository.worktrees import WorktreeState
-    from holdfast.trees import Change
+    from holdfast.trees.verify import Change
 
 
 def lease_to_json(lease: Lease) -> dict[str, object]:

@@ -164,7 +164,7 @@ def _publish_late(control: RepositoryContext, operation: Operation, late: Descri
 
 
 def _delete(into: Path) -> None:
-    from holdfast.trees import remove_tree
+    from holdfast.trees.walker import remove_tree
 
     remove_tree(into / REMOVED)
 

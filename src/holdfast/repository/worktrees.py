@@ -98,7 +98,8 @@ def _check_path(control: RepositoryContext, name: str) -> None:
 
 
 def _make_payload(control: RepositoryContext, wanted: CreateOptions, payload: Path) -> None:
-    from holdfast.trees import materialise, synced
+    from holdfast.trees.restore import materialise
+    from holdfast.trees.walker import synced
 
     if wanted.snapshot_id is None:
         make_directories(payload)

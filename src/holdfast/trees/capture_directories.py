@@ -1,15 +1,20 @@
-"""Taking a source in, directory by directory: what is known to be unchanged is shared, the rest is read."""
+"""Capturing a source directory by directory: unchanged directories are shared, the others are read."""
 
 from __future__ import annotations
 
 import os
 import stat
+import struct
+import sys
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.mounts import mounts_beneath
-from holdfast.trees.capture_files import GONE, Base, FileCapture, KnownFiles, OpenSource
+from holdfast.fs.directory import Closing, close_quietly
+from holdfast.fs.mounts import filesystem_kind, is_network, mounts_beneath
+from holdfast.trees.capture_files import Base, CaptureStats, FileCapture, KnownFiles, OpenDirectory
 from holdfast.trees.manifest import (
     Meta,
     encode_body,
@@ -22,185 +27,180 @@ from holdfast.trees.manifest import (
 from holdfast.trees.payload import KIND_WORDS, Payload, link_path, meta_of, read_xattrs
 from holdfast.trees.scan import (
     NO_MARK,
-    CaptureStats,
+    KnownDirectory,
     Listing,
-    TreeWalker,
+    StatCache,
     count_in,
-    device_number,
     is_foreign,
     is_of,
     is_recent,
-    joined,
     listing_of,
-    look,
     marks_by_name,
-    shown,
-    unreadable,
+    scan_directory,
     without_recent,
 )
-from holdfast.trees.scan_worker import ScanReport, ScanWorker
 from holdfast.trees.shared_dirs import SharedDirectory, Stored
-from holdfast.trees.stat_cache import KnownDirectory, SourceWatch, StatCache
+from holdfast.trees.walker import GONE, TreeWalker, joined, shown, unreadable
 
-_WORTH_WATCHING = 3000
+if TYPE_CHECKING:
+    from holdfast.trees.scan_worker import ScanReport, ScanWorker
+
+_WORTH_WATCHING = 3000  # files; fewer are scanned twice sooner than their watches are removed
+_WORTH_A_WORKER = 1 << 20  # bytes of the cache: some 8,000 files
 _FAR_FUTURE = 1 << 62  # to which nothing is recent
 _KIND = 0o170000
 
 
 class CapturedDirectory(NamedTuple):
-    """A directory as it was taken in. With `home`, its files are there; else they are in our own payload."""
+    """A captured directory. With `shared`, another tree stores its files; otherwise the new payload does."""
 
     path: str
-    encoded: bytes  # the path as the file system has it
+    encoded: bytes  # the path as the filesystem has it
     identity: bytes
     kept: bytes  # the identity for the cache
     body: bytes
-    home: SharedDirectory | None = None
+    shared: SharedDirectory | None = None
     from_cache: bool = False
-    watched: bool = False  # somebody tells us of changes since
+    watched: bool = False  # later changes are noticed
 
 
 class DirectoryCapture:
-    """Takes directories in, into a payload or (None) only to know them."""
+    """Captures directories, into a payload or (None) only to know their records."""
 
     def __init__(
         self,
         source: TreeWalker,
         *,
         cache: StatCache,
-        tally: CaptureStats,
+        stats: CaptureStats,
         payload: Payload | None = None,
         base: Base | None = None,
         watch: SourceWatch | None = None,
-        scout: ScanWorker | None = None,
+        worker: ScanWorker | None = None,
         now: int = _FAR_FUTURE,
         clones: bool = False,
         retry: bool = False,
     ) -> None:
-        self.source = source
-        self.payload = payload
-        self.base = base
-        self.tally = tally
-        self.files = FileCapture(source, payload, base, now=now, clones=clones, retry=retry, tally=tally)
-        self._cache = cache
-        self._scout = scout
-        self._watch = watch
-        self._now = now
-        self._awaited: set[str] = set()  # directories that we shall come to
-        self._ahead: dict[str, CapturedDirectory] = {}  # what of these is taken in already
+        self.source, self.payload, self.base, self.stats = source, payload, base, stats
+        self.files = FileCapture(source, payload, base, now=now, clones=clones, retry=retry, stats=stats)
+        self._cache, self._watch, self._worker, self._now = cache, watch, worker, now
+        if worker is not None:
+            worker.cache = cache
+        self._expected: set[str] = set()  # directories that the walk will reach
+        self._ahead: dict[str, CapturedDirectory] = {}  # those of them that are captured already
         top = source.enter("")
         self._device = calls.fstat(top).st_dev
         self._mounts = mounts_beneath(top)
 
-    def take_all(self) -> Iterator[CapturedDirectory]:
-        """Take in all directories; return them in the order of names, each before those below it."""
+    def capture_all(self) -> Iterator[CapturedDirectory]:
+        """Capture all directories, in name order, each before its subdirectories."""
         waiting = [""]
         while waiting:
             path = waiting.pop()
-            self._awaited.discard(path)
-            taken, below = self._take(path)
-            if taken is not None:
-                yield taken
+            self._expected.discard(path)
+            captured, below = self._capture(path)
+            if captured is not None:
+                yield captured
             waiting += [joined(path, name) for name in reversed(below)]
-            if self._scout is not None:
-                self._awaited.update([joined(path, name) for name in below])
-                self._take_ahead(self._scout)
+            if self._worker is not None:
+                self._expected.update([joined(path, name) for name in below])
+                self._capture_ahead(self._worker)
+        if self._worker is not None:
+            self._worker.stop()
 
-    def _take_ahead(self, scout: ScanWorker) -> None:
-        """Take in what the scout has reported since: so it looks at the more of the source meanwhile.
+    def _capture_ahead(self, worker: ScanWorker) -> None:
+        """Capture what the worker has reported meanwhile, which lets the worker get further.
 
-        Only what we shall surely come to: a directory that has gone since must leave nothing behind.
+        Only directories that the walk is sure to reach: a vanished directory must leave nothing behind.
         """
-        for path, report in scout.arrived():
-            if path in self._awaited:
-                taken = self._reported(path, report)
-                if taken is not None:
-                    self._awaited.discard(path)
-                    self._awaited.update([joined(path, name) for name in report.directories])
-                    self._ahead[path] = taken
+        for path, report in worker.arrived():
+            if path in self._expected:
+                captured = self._reported(path, report)
+                if captured is not None:
+                    self._expected.discard(path)
+                    self._expected.update([joined(path, name) for name in report.directories])
+                    self._ahead[path] = captured
 
-    def _take(self, path: str) -> tuple[CapturedDirectory | None, list[str]]:
-        """Take in one directory without what is below it; return it and the directories in it."""
-        report = None if self._scout is None else self._scout.find(path)
+    def _capture(self, path: str) -> tuple[CapturedDirectory | None, list[str]]:
+        """Capture one directory without those below it; return it and their names."""
+        report = None if self._worker is None else self._worker.find(path)
         if report is not None:
-            taken = self._ahead.pop(path, None) or self._reported(path, report)
-            if taken is not None:
-                return taken, report.directories
+            captured = self._ahead.pop(path, None) or self._reported(path, report)
+            if captured is not None:
+                return captured, report.directories
         try:
             here = self.source.enter(path)
             own = calls.fstat(here)
             if is_foreign(path, own, self._device, self._mounts):
                 return self._mount_point(path), []
             watched = self._watches(here, path)
-            listing = look(here)
+            listing = scan_directory(here)
         except OSError as error:
             if error.errno not in GONE:
                 raise unreadable(self.source.where(path), error) from error
-            self.tally.changed.append(path)
+            self.stats.changed.append(path)
             return None, []
-        if is_recent(max(listing.newest, listing.own.st_ctime_ns), self._now):
-            self.tally.any_recent = True
-        taken = self._unchanged(path, listing, watched) or self._read(path, here, listing, watched)
-        self.tally.directories += 1
-        self.tally.report()
-        return taken, listing.directories
+        self._note_time(max(listing.newest, listing.own.st_ctime_ns))
+        captured = self._unchanged(path, listing, watched) or self._read(path, here, listing, watched)
+        self.stats.count_directory()
+        return captured, listing.directories
+
+    def _note_time(self, newest: int) -> None:
+        if is_recent(newest, self._now):
+            self.stats.any_recent = True
 
     def _watches(self, here: int, path: str) -> bool:
-        """Listen to a directory; but a few files are sooner looked at twice: to stop listening takes time."""
-        if self._watch is None or (self.tally.files < _WORTH_WATCHING and not self._watch.has_begun):
+        if self._watch is None or (self.stats.files < _WORTH_WATCHING and not self._watch.has_begun):
             return False
         return self._watch.add(here, path)
 
     def _mount_point(self, path: str) -> CapturedDirectory:
-        """Only that it is there: what it shows belongs to what is mounted, and that is not ours."""
-        self.tally.lose(path, ["another file system is mounted there"])
-        self.tally.directories += 1
+        """Record only that it exists: its content belongs to another filesystem."""
+        self.stats.lose(path, ["another filesystem is mounted there"])
+        self.stats.directories += 1
         if self.payload is not None:
             self.payload.make(path)
-        return CapturedDirectory(
-            path, os.fsencode(path), b"", b"", encode_body(Meta(b"m", 0, 0, 0, 0), b"", [])
-        )
+        body = encode_body(Meta(b"m", 0, 0, 0, 0), b"", [])
+        return CapturedDirectory(path, os.fsencode(path), b"", b"", body)
 
-    # --- What is as it was -----------------------------------------------------------------------------
+    # --- Unchanged directories -------------------------------------------------------------------------
 
     def _unchanged(self, path: str, listing: Listing, watched: bool) -> CapturedDirectory | None:
-        """A directory whose record is known from the last time, and which another tree has as a whole.
+        """A directory that is as the cache has it, and that another tree stores; None if it has to be read.
 
-        Not one with a file that has several names: its record depends on where the others are.
+        Not one that has a file with several names: its record depends on where the other names are.
         """
         known = self._cache.known(listing.own.st_ino)
         if known is None or listing.linked or known.identity != listing.identity:
             return None
-        taken = self._as_known(path, known, watched)
-        if taken is None:
+        captured = self._as_known(path, known, watched)
+        if captured is None:
             return None
-        self.tally.files += len(listing.names)
-        self.tally.bytes += sum([each.st_size for each in listing.statuses])
+        self.stats.files += len(listing.names)
+        self.stats.bytes += sum([each.st_size for each in listing.statuses])
         if {each.st_mode & _KIND for each in listing.statuses} - {stat.S_IFREG}:
             self._note_others(path, listing)
-        return taken
+        return captured
 
     def _reported(self, path: str, report: ScanReport) -> CapturedDirectory | None:
-        """A directory that the scout has looked at; None if we have to look at it ourselves."""
+        """A directory that the worker reported, as if scanned here; None if it has to be scanned here."""
         if path in self._mounts:
             return None
-        return self._as_reported(path, report) or self._read_as_reported(path, report)
-
-    def _as_reported(self, path: str, report: ScanReport) -> CapturedDirectory | None:
-        """A directory that the scout has looked at, exactly as if we had done so at that moment."""
-        if report.known is None or (taken := self._as_known(path, report.known, report.watched)) is None:
-            return None
-        if is_recent(report.newest, self._now):
-            self.tally.any_recent = True
-        self.tally.files += count_in(taken.identity)
-        self.tally.bytes += report.bytes
-        self.tally.directories += 1
-        self.tally.report()
-        return taken
+        if report.known is not None:
+            captured = self._as_known(path, report.known, report.watched)
+            if captured is not None:
+                self.stats.files += count_in(captured.identity)
+                self.stats.bytes += report.bytes
+        else:
+            captured = self._read_as_reported(path, report)
+        if captured is not None:
+            self._note_time(report.newest)
+            self.stats.count_directory()
+        return captured
 
     def _read_as_reported(self, path: str, report: ScanReport) -> CapturedDirectory | None:
-        """The same for one that did change: what the scout saw in it is read."""
-        listing = None if report.known is not None else listing_of(report.identity)
+        """Read the files of a changed directory, unless a name was added or removed since the report."""
+        listing = listing_of(report.identity)
         if listing is None:
             return None
         try:
@@ -209,64 +209,56 @@ class DirectoryCapture:
                 return None
         except OSError:
             return None
-        if is_recent(report.newest, self._now):
-            self.tally.any_recent = True
-        taken = self._read(path, here, listing, report.watched)
-        self.tally.directories += 1
-        self.tally.report()
-        return taken
+        return self._read(path, here, listing, report.watched)
 
     def _as_known(self, path: str, known: KnownDirectory, watched: bool) -> CapturedDirectory | None:
-        """A directory that is as it was known, unless no other tree has it as a whole."""
-        home: SharedDirectory | None = None
+        """The directory as the cache has it; None if no other tree stores it as a whole."""
         encoded = os.fsencode(path)
+        shared: SharedDirectory | None = None
         if self.payload is not None:
-            home = self._home(encoded, known)
-            if home is None:
+            shared = self._stored_in_base(encoded, known)
+            if shared is None:
                 return None
-        identity, body = known.identity, known.body
-        return CapturedDirectory(
-            path, encoded, identity, identity, body, home, encoded == known.path, watched
-        )
+        identity, from_cache = known.identity, encoded == known.path
+        return CapturedDirectory(path, encoded, identity, identity, known.body, shared, from_cache, watched)
+
+    def _stored_in_base(self, path: bytes, known: KnownDirectory) -> SharedDirectory | None:
+        """Where the base stores this very directory."""
+        if self.base is not None:
+            manifest, stored = self.base
+            for candidate in (path, known.path):
+                if manifest.body(candidate) == known.body and _is_whole(stored, candidate, known.body):
+                    return stored.location(candidate)
+        return None
 
     def _note_others(self, path: str, listing: Listing) -> None:
-        """Of what is no file: no bytes, and a word about what is special."""
+        """Subtract the sizes of entries that are not files, and list the special ones."""
         for name, status in zip(listing.names, listing.statuses, strict=True):
             if not stat.S_ISREG(status.st_mode):
-                self.tally.bytes -= status.st_size
+                self.stats.bytes -= status.st_size
                 if not stat.S_ISLNK(status.st_mode):
                     self._note_special(path, name, status)
 
-    def _home(self, path: bytes, known: KnownDirectory) -> SharedDirectory | None:
-        """Where the base has this very directory."""
-        if self.base is not None:
-            for candidate in (path, known.path):
-                if self.base.manifest.body(candidate) == known.body and _is_whole(
-                    self.base.stored, candidate, known.body
-                ):
-                    return self.base.stored.home(candidate)
-        return None
-
-    # --- What has to be read ---------------------------------------------------------------------------
+    # --- Directories that have to be read --------------------------------------------------------------
 
     def _read(self, path: str, here: int, listing: Listing, watched: bool) -> CapturedDirectory:
         target = -1 if self.payload is None else self.payload.make(path)
-        place = OpenSource(path, here, target, self._known(path, listing))
+        directory = OpenDirectory(path, here, target, self._known(path, listing))
         kept = listing.marks()
-        linked = self.files.unchanged(place, listing, kept)
+        linked = self.files.unchanged(directory, listing, kept)
         entries = [linked.get(name, b"") for name in listing.names]
         for index, entry in enumerate(entries):
             if not entry:
                 name, status = listing.names[index], listing.status(index)
-                entries[index], kept[index] = self._entry(place, name, status, kept[index])
+                entries[index], kept[index] = self._entry(directory, name, status, kept[index])
         xattrs, lost = read_xattrs(here)
-        self.tally.lose(path, lost)
+        self.stats.lose(path, lost)
         own = meta_of(listing.own)
-        self.files.link_unchanged(place, linked, own, xattrs)
+        self.files.link_unchanged(directory, linked)
         body = encode_body(own, encode_extras(xattrs=encode_xattrs(xattrs)), [*filter(None, entries)])
         head = listing.identity[: len(listing.identity) - len(NO_MARK) * len(kept)]
-        blotted = without_recent(head + b"".join(kept), listing, self._now)
-        return CapturedDirectory(path, os.fsencode(path), listing.identity, blotted, body, watched=watched)
+        blanked = without_recent(head + b"".join(kept), listing, self._now)
+        return CapturedDirectory(path, os.fsencode(path), listing.identity, blanked, body, watched=watched)
 
     def _known(self, path: str, listing: Listing) -> KnownFiles:
         known = self._cache.known(listing.own.st_ino)
@@ -285,49 +277,141 @@ class DirectoryCapture:
         return KnownFiles(marks, raw, {}, "")
 
     def _entry(
-        self, place: OpenSource, name: str, status: os.stat_result, mark: bytes
+        self, directory: OpenDirectory, name: str, status: os.stat_result, mark: bytes
     ) -> tuple[bytes, bytes]:
-        """The entry of one name and the mark to remember it by; no entry if it is gone."""
+        """The entry of one name and the mark for the cache; no entry if it is gone."""
         try:
             if stat.S_ISREG(status.st_mode):
-                return self.files.take(place, name, status, mark)
+                return self.files.capture(directory, name, status, mark)
             if stat.S_ISLNK(status.st_mode):
-                return self._symlink(place, name, status), mark
-            return self._special(place.path, name, status), mark
+                return self._symlink(directory, name, status), mark
+            return self._special(directory.path, name, status), mark
         except OSError as error:
             if error.errno not in GONE:
-                raise unreadable(self.source.where(place.path, name), error) from error
-            self.tally.changed.append(joined(place.path, name))
+                raise unreadable(self.source.where(directory.path, name), error) from error
+            self.stats.changed.append(joined(directory.path, name))
             return b"", NO_MARK
 
-    def _symlink(self, place: OpenSource, name: str, status: os.stat_result) -> bytes:
-        leads_to = calls.readlink(name, dir_fd=place.here)
-        xattrs, _ = read_xattrs(link_path(place.here, name))
+    def _symlink(self, directory: OpenDirectory, name: str, status: os.stat_result) -> bytes:
+        destination = calls.readlink(name, dir_fd=directory.here)
+        xattrs, _ = read_xattrs(link_path(directory.here, name))
         meta = meta_of(status)
         if self.payload is not None:
-            with self.payload.changing(place.path, name):
-                calls.symlink(leads_to, name, dir_fd=place.target)
-                self.payload.attributes.finish_other(place.target, name, meta, xattrs)
-        self.tally.files += 1
-        extras = encode_extras(target=os.fsencode(leads_to), xattrs=encode_xattrs(xattrs))
+            with self.payload.changing(directory.path, name):
+                calls.symlink(destination, name, dir_fd=directory.target)
+                self.payload.attributes.finish_other(directory.target, name, meta, xattrs)
+        self.stats.files += 1
+        extras = encode_extras(target=os.fsencode(destination), xattrs=encode_xattrs(xattrs))
         return encode_entry(meta, os.fsencode(name), extras=extras)
 
     def _special(self, path: str, name: str, status: os.stat_result) -> bytes:
-        """A fifo, a socket or a device: recorded, never opened."""
+        """The entry of a fifo, a socket or a device: recorded, never opened."""
         self._note_special(path, name, status)
-        self.tally.files += 1
+        self.stats.files += 1
         meta = meta_of(status)
-        extras = encode_extras(device=device_number(status)) if meta.kind in (b"c", b"b") else b""
+        device = 0 if sys.platform == "win32" else status.st_rdev
+        extras = encode_extras(device=device) if meta.kind in (b"c", b"b") else b""
         return encode_entry(meta, os.fsencode(name), extras=extras)
 
     def _note_special(self, path: str, name: str, status: os.stat_result) -> None:
         word = KIND_WORDS.get(meta_of(status).kind, "entry of an unknown kind")
-        self.tally.special.append(f"{shown(joined(path, name))}: {word}")
+        self.stats.special.append(f"{shown(joined(path, name))}: {word}")
 
 
 def _is_whole(stored: Stored, path: bytes, body: bytes) -> bool:
-    """Whether nothing was put into a directory of a tree, or taken out of it: that would show in its time."""
+    """Whether nothing was added to a stored directory or removed from it: its time would have changed."""
     try:
         return stored.status(path).st_mtime_ns == mtime_of_directory(body)
     except OSError:
         return False
+
+
+def start_scan_worker(
+    stack: ExitStack, source: TreeWalker, cache: Path | None, watch: SourceWatch | None = None
+) -> ScanWorker | None:
+    """Start a scan worker that `stack` ends; None if that is impossible or the cache is small."""
+    try:
+        if cache is None or calls.stat(cache).st_size < _WORTH_A_WORKER:
+            return None
+    except OSError:
+        return None
+    from holdfast.trees.scan_worker import ScanWorker
+
+    worker = ScanWorker.start(source, watch)
+    return None if worker is None else stack.enter_context(worker)
+
+
+# --- Watching ---------------------------------------------------------------------------------------
+
+_EVENT = struct.Struct("iIII")
+_OVERFLOW = 0x4000
+_EVENTS_AT_ONCE = 1 << 16
+_CLOSED = -1
+
+
+class SourceWatch(Closing):
+    """Watches directories with inotify, each from the moment when it is added."""
+
+    def __init__(self, root: str) -> None:
+        self._fd = _CLOSED
+        self._paths: dict[int, str] = {}
+        self._possible = sys.platform == "linux" and not is_network(filesystem_kind(root))
+
+    def add(self, directory: int, path: str) -> bool:
+        """Watch an open directory from now on; False if that is impossible."""
+        if sys.platform != "linux" or not self._possible:
+            return False
+        from holdfast.fs import native
+
+        number = native.inotify_watch_directory(self.begin(), directory)
+        if number < 0:  # too many
+            self._possible = False
+            return False
+        self._paths[number] = path
+        return True
+
+    def begin(self) -> int:
+        """The inotify descriptor, which a worker process may share; less than 0 if watching is impossible."""
+        if sys.platform == "linux" and self._possible and self._fd == _CLOSED:
+            from holdfast.fs import native
+
+            self._fd = native.inotify_open()
+        return self._fd
+
+    @property
+    def has_begun(self) -> bool:
+        return self._fd != _CLOSED
+
+    def adopt(self, number: int, path: str) -> None:
+        """Note the path of a watch that a worker process added to the same descriptor."""
+        self._paths[number] = path
+
+    def changed(self) -> list[str]:
+        """Paths with changes; perhaps not all of them."""
+        found: list[str] = []
+        with suppress(BlockingIOError):
+            while self._fd != _CLOSED and len(found) < _EVENTS_AT_ONCE:
+                found += self._events(calls.read(self._fd, _EVENTS_AT_ONCE))
+        return found
+
+    def _events(self, content: bytes) -> list[str]:
+        at, found = 0, []
+        while at < len(content):
+            number, mask, _, length = _EVENT.unpack_from(content, at)
+            at += _EVENT.size
+            name = content[at : at + length].rstrip(b"\0")
+            at += length
+            path = None if mask & _OVERFLOW else self._paths.get(number)
+            found.append("" if path is None else joined(path, os.fsdecode(name)))
+        return [path.rstrip("/") for path in found]
+
+    def close(self) -> None:
+        """Stop watching. The system takes some 10 ms for that, so a thread waits for it."""
+        if self._fd != _CLOSED:
+            import threading
+
+            descriptor, self._fd = self._fd, _CLOSED
+            try:
+                threading.Thread(target=close_quietly, args=(descriptor,), daemon=True).start()
+            except RuntimeError:  # no more threads
+                close_quietly(descriptor)

@@ -1,18 +1,16 @@
-"""Taking the files of a source, one by one: each is read once, and linked or copied into a payload."""
+"""Capturing the files of a source one by one: each is read once, and linked or copied into the payload."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from holdfast.errors import ConsistencyUnavailable
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly
-from holdfast.trees.copy import Content, copy_file, hash_file
-from holdfast.trees.link_worker import LinkWorker, Order
+from holdfast.trees.copy import Content, clone_file, copy_file, hash_file
 from holdfast.trees.manifest import (
     Manifest,
     Meta,
@@ -28,112 +26,54 @@ from holdfast.trees.manifest import (
     with_first_link,
     without_first_link,
 )
-from holdfast.trees.payload import (
-    HEAD_OF_ENTRY,
-    READ,
-    Payload,
-    clone_file,
-    head_of_entry,
-    meta_of,
-    read_xattrs,
-)
-from holdfast.trees.scan import (
-    NO_MARK,
-    CaptureStats,
-    Listing,
-    Recent,
-    TreeWalker,
-    is_recent,
-    joined,
-    mark_of,
-    shown,
-    split,
-    unreadable,
-    unwritable,
-)
+from holdfast.trees.payload import HEAD_OF_ENTRY, READ, Payload, head_of_entry, meta_of, read_xattrs
+from holdfast.trees.scan import NO_MARK, Listing, Progress, is_recent, mark_of
 from holdfast.trees.shared_dirs import Stored
+from holdfast.trees.walker import GONE, NO_LINK, TreeWalker, joined, shown, split, unreadable, unwritable
 
-_WORTH_A_PROCESS = 32  # directories that did change
-_FEW = 4
-
-
-class LinkBatch(NamedTuple):
-    """Files of one directory of the payload that shall be links to the base's; their entries, by name.
-
-    With `time`, nothing more is put into it then, and that is all that it lacks.
-    """
-
-    path: str
-    base_path: str
-    files: dict[str, bytes]
-    time: int | None
-
-
-class Links:
-    """Makes links, now or soon; what could not be linked is told in the end."""
-
-    def __init__(self, base: Stored, payload: str) -> None:
-        self._base, self._payload = base, payload
-        self._count = 0
-        self._process: LinkWorker | None = None
-        self._given: list[LinkBatch] = []
-        self._failed: list[LinkBatch] = []
-
-    def make(self, wanted: LinkBatch, target: int) -> bool:
-        """Link files into the open directory `target` of the payload; whether that will get its time, too."""
-        self._count += 1
-        if self._count == _WORTH_A_PROCESS:
-            self._process = LinkWorker.start(self._payload)
-        if self._process is not None and len(wanted.files) >= _FEW:
-            source = self._base.where(wanted.base_path)
-            if self._process.try_give(Order(source, wanted.path, [*wanted.files], wanted.time)):
-                self._given.append(wanted)
-                return wanted.time is not None
-        link = calls.link
-        try:
-            here = self._base.enter(wanted.base_path)
-            for name in wanted.files:
-                link(name, name, src_dir_fd=here, dst_dir_fd=target, follow_symlinks=False)
-        except OSError:
-            self._failed.append(wanted)
-        return False
-
-    def missing(self) -> Iterator[LinkBatch]:
-        """Wait until all is done that can be; what is not linked, or only in part."""
-        if self._process is not None:
-            self._failed += [self._given[number] for number in self._process.failed()]
-            self._process = None  # not before: who is interrupted meanwhile ends it
-        yield from self._failed
-
-    def close(self) -> None:
-        """End what is under way."""
-        if self._process is not None:
-            self._process.kill()
-
-
-def is_there(directory: int, name: str) -> bool:
-    """Whether there is something of this name in an open directory."""
-    try:
-        calls.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
-NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOENT)
 _ATTEMPTS = 3
 
 
+class RecentFile(NamedTuple):
+    """A file that changed so shortly before it was read that its times cannot show another change."""
+
+    path: str
+    name: str
+    digest: bytes
+
+
+class CaptureStats:
+    """Counts, and lists of what is unusual."""
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.files = self.directories = self.bytes = self.stored_bytes = 0
+        self.not_preserved: list[str] = []
+        self.special: list[str] = []
+        self.changed: list[str] = []
+        self.recent: list[RecentFile] = []
+        self.any_recent = False
+        self._progress = progress
+
+    def count_directory(self) -> None:
+        """Count a directory, and report the progress."""
+        self.directories += 1
+        if self._progress is not None:
+            self._progress(self.files, self.bytes)
+
+    def lose(self, path: str, what: list[str]) -> None:
+        """Note what cannot be preserved of an entry."""
+        self.not_preserved += [f"{shown(path) or '.'}: {each}" for each in what]
+
+
 class Base(NamedTuple):
-    """The snapshot that unchanged directories are shared with, and unchanged files linked from."""
+    """The tree that unchanged directories are shared with, and unchanged files linked from."""
 
     manifest: Manifest
     stored: Stored
 
 
 class KnownFiles(NamedTuple):
-    """What is known of the files of one directory: by the cache, and in the base."""
+    """The files of one directory as the cache and the base have them."""
 
     marks: dict[bytes, bytes]
     raw: dict[bytes, bytes]
@@ -141,8 +81,8 @@ class KnownFiles(NamedTuple):
     base_path: str
 
 
-class OpenSource(NamedTuple):
-    """A directory that is being taken: where it is, open here and (or -1) in the payload."""
+class OpenDirectory(NamedTuple):
+    """A directory that is being captured, open in the source and (or -1) in the payload."""
 
     path: str
     here: int
@@ -151,22 +91,22 @@ class OpenSource(NamedTuple):
 
 
 class CapturedFile(NamedTuple):
-    """A file that was taken: its entry, the mark to know it by again, and what was written anew."""
+    """A captured file: its entry, the mark for the cache, and how many bytes were written."""
 
     entry: bytes
     mark: bytes
     stored: int = 0
 
 
-class First(NamedTuple):
-    """A file with several names, under the one that was met first: where it is, and its entry."""
+class FirstLink(NamedTuple):
+    """The first name of a file with several: its path and its entry."""
 
     path: str
     entry: bytes
 
 
 class FileCapture:
-    """Takes files, into a payload or (None) only to know them.
+    """Captures files, into a payload or (None) only to know their entries.
 
     With `retry`, a file that changes while it is read is read again, up to a limit.
     """
@@ -180,22 +120,16 @@ class FileCapture:
         now: int,
         clones: bool,
         retry: bool,
-        tally: CaptureStats,
+        stats: CaptureStats,
     ) -> None:
-        self._source = source
-        self._payload = payload
-        self._base = base
-        self._now = now
-        self._clones = clones
-        self._retry = retry
-        self._tally = tally
-        self._links = None if base is None or payload is None else Links(base.stored, payload.way.root)
-        self._first_links: dict[int, First] = {}
+        self._source, self._payload, self._base = source, payload, base
+        self._now, self._clones, self._retry, self._stats = now, clones, retry, stats
+        self._first_links: dict[int, FirstLink] = {}
 
-    def unchanged(self, place: OpenSource, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
-        """What most files of a directory are: such as did not change, and can be linked. Entries, by name."""
-        known = place.known
-        if self._links is None or not known.base_raw:
+    def unchanged(self, directory: OpenDirectory, listing: Listing, marks: list[bytes]) -> dict[str, bytes]:
+        """The entries, by name, of files that did not change and can be linked: in general, most."""
+        known = directory.known
+        if self._base is None or self._payload is None or not known.base_raw:
             return {}
         same: dict[str, bytes] = {}
         size, before, raws, in_base = 0, known.marks, known.raw, known.base_raw
@@ -208,20 +142,27 @@ class FileCapture:
             if is_plain_file(raw) and (raws is in_base or raw == in_base.get(encoded)) and name not in others:
                 same[name] = raw
                 size += length
-        self._tally.files += len(same)
-        self._tally.bytes += size
+        self._stats.files += len(same)
+        self._stats.bytes += size
         return same
 
-    def link_unchanged(self, place: OpenSource, same: dict[str, bytes], own: Meta, xattrs: Xattrs) -> None:
-        """Link these files, after all else is in the directory; `own` and `xattrs` are the directory's."""
-        if self._links is None or self._payload is None or not same:
+    def link_unchanged(self, directory: OpenDirectory, entries: dict[str, bytes]) -> None:
+        """Link these files; copy them where no link is possible."""
+        if self._base is None or not entries:
             return
-        time = own.mtime_ns if self._payload.attributes.lacks_only_time(own, xattrs) else None
-        if self._links.make(LinkBatch(place.path, place.known.base_path, same, time), place.target):
-            self._payload.complete.add(place.path)
+        link, linked = calls.link, 0
+        try:
+            here = self._base.stored.enter(directory.known.base_path)
+            for name in entries:
+                link(name, name, src_dir_fd=here, dst_dir_fd=directory.target, follow_symlinks=False)
+                linked += 1
+        except OSError:
+            for name, raw in [*entries.items()][linked:]:
+                if not self._link_base(directory, name):
+                    self._copy_again(directory, name, raw)
 
     def _not_to_link(self, listing: Listing) -> set[str]:
-        """Files that have other names, and such as could change again without a trace."""
+        """Files with other names, and files that could change again without a trace."""
         found: set[str] = set()
         if listing.linked:
             found |= {listing.names[at] for at, each in enumerate(listing.statuses) if each.st_nlink != 1}
@@ -230,105 +171,83 @@ class FileCapture:
             found |= {name for name, (_, changed) in times if is_recent(changed, self._now)}
         return found
 
-    def finish(self) -> None:
-        """Wait until all links are made. Where there can be none, there is a copy."""
-        if self._links is None or self._payload is None:
-            return
-        for wanted in self._links.missing():
-            self._payload.complete.discard(wanted.path)
-            with TreeWalker(self._source.root) as way:
-                for name, raw in wanted.files.items():
-                    target = self._payload.enter(wanted.path)
-                    if is_there(target, name):
-                        continue
-                    try:
-                        here = way.enter(wanted.path)
-                    except OSError as error:
-                        raise unreadable(way.where(wanted.path), error) from error
-                    place = OpenSource(wanted.path, here, target, KnownFiles({}, {}, {}, wanted.base_path))
-                    if not self._link_base(place, name):
-                        self._copy_again(place, name, raw)
-
-    def _copy_again(self, place: OpenSource, name: str, raw: bytes) -> None:
-        """Copy a file that was to be linked: it must be what it was when we looked at it."""
-        path = joined(place.path, name)
+    def _copy_again(self, directory: OpenDirectory, name: str, raw: bytes) -> None:
+        """Copy a file instead of linking it: it must still have the entry of the scan."""
+        path = joined(directory.path, name)
         try:
-            taken = self._copy(place, name)
+            captured = self._copy(directory, name)
         except OSError as error:
             if error.errno not in GONE:
                 raise unreadable(self._source.where(path), error) from error
-            taken = CapturedFile(b"", NO_MARK)
-        if taken.entry != raw:
+            captured = CapturedFile(b"", NO_MARK)
+        if captured.entry != raw:
             where = self._source.where(path)
             raise ConsistencyUnavailable(f"{shown(where)} changed while it was captured", paths=[shown(path)])
-        self._tally.stored_bytes += taken.stored
+        self._stats.stored_bytes += captured.stored
 
-    def take(self, place: OpenSource, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
-        """The entry of one file, and the mark to remember it by."""
-        encoded, known = os.fsencode(name), place.known
+    def capture(
+        self, directory: OpenDirectory, name: str, status: os.stat_result, mark: bytes
+    ) -> tuple[bytes, bytes]:
+        """The entry of one file, and the mark for the cache."""
+        encoded, known = os.fsencode(name), directory.known
         recent = is_recent(status.st_ctime_ns, self._now)
         first = self._first_links.get(status.st_ino) if status.st_nlink > 1 else None
         raw = known.raw.get(encoded, b"") if known.marks.get(encoded) == mark else b""
         if raw[:1] == b"f":
-            taken = self._known(place, name, CapturedFile(without_first_link(raw), mark), first)
+            captured = self._known(directory, name, CapturedFile(without_first_link(raw), mark), first)
         else:
-            taken = self._unknown(place, name, status, first)
-        entry = taken.entry
+            captured = self._unknown(directory, name, status, first)
+        entry = captured.entry
         if recent:
-            self._tally.recent.append(Recent(place.path, name, digest_of(entry)))
+            self._stats.recent.append(RecentFile(directory.path, name, digest_of(entry)))
         if first is not None and is_same_file(entry, first.entry):
             entry = with_first_link(entry, os.fsencode(first.path))
         elif status.st_nlink > 1:
-            self._first_links[status.st_ino] = First(joined(place.path, name), entry)
-        self._tally.files += 1
-        self._tally.stored_bytes += taken.stored
-        self._tally.bytes += size_of(entry)
-        return entry, taken.mark
+            self._first_links[status.st_ino] = FirstLink(joined(directory.path, name), entry)
+        self._stats.files += 1
+        self._stats.stored_bytes += captured.stored
+        self._stats.bytes += size_of(entry)
+        return entry, captured.mark
 
-    def close(self) -> None:
-        """Let go of what makes the links."""
-        if self._links is not None:
-            self._links.close()
-
-    # --- Known or not ----------------------------------------------------------------------------------
-
-    def _known(self, place: OpenSource, name: str, known: CapturedFile, first: First | None) -> CapturedFile:
-        """A file that is as it was the last time."""
-        if self._payload is None or self._link_first(place, first, name, known.entry):
+    def _known(
+        self, directory: OpenDirectory, name: str, known: CapturedFile, first: FirstLink | None
+    ) -> CapturedFile:
+        """Capture a file that is as the cache has it."""
+        if self._payload is None or self._link_first(directory, first, name, known.entry):
             return known
-        if self._in_base(place, name) == known.entry and self._link_base(place, name):
+        if self._in_base(directory, name) == known.entry and self._link_base(directory, name):
             return known
-        taken = self._copy(place, name)
-        if taken.entry != known.entry:
-            self._tally.changed.append(joined(place.path, name))
-        return taken
+        captured = self._copy(directory, name)
+        if captured.entry != known.entry:
+            self._stats.changed.append(joined(directory.path, name))
+        return captured
 
     def _unknown(
-        self, place: OpenSource, name: str, status: os.stat_result, first: First | None
+        self, directory: OpenDirectory, name: str, status: os.stat_result, first: FirstLink | None
     ) -> CapturedFile:
-        """A file that has to be read. If it turns out to be in the base, it is linked all the same."""
+        """Capture a file that has to be read; link it if the base has the same."""
         if self._payload is None:
-            return self._read(place, name)
+            return self._read(directory, name)
         if first is not None:
-            taken = self._read(place, name)
-            if self._link_first(place, first, name, taken.entry):
-                return taken
-        in_base = self._in_base(place, name)
+            captured = self._read(directory, name)
+            if self._link_first(directory, first, name, captured.entry):
+                return captured
+        in_base = self._in_base(directory, name)
         if in_base and is_like(in_base, status):
-            taken = self._read(place, name, like=in_base)
-            if taken.entry == in_base and self._link_base(place, name):
-                return taken
-        return self._copy(place, name)
+            captured = self._read(directory, name, like=in_base)
+            if captured.entry == in_base and self._link_base(directory, name):
+                return captured
+        return self._copy(directory, name)
 
-    def _in_base(self, place: OpenSource, name: str) -> bytes:
-        raw = place.known.base_raw.get(os.fsencode(name), b"")
+    def _in_base(self, directory: OpenDirectory, name: str) -> bytes:
+        raw = directory.known.base_raw.get(os.fsencode(name), b"")
         return without_first_link(raw) if raw[:1] == b"f" else b""
 
     # --- Reading and copying ---------------------------------------------------------------------------
 
-    def _read(self, place: OpenSource, name: str, *, like: bytes = b"") -> CapturedFile:
-        """Read a file; it is not read, and has no entry, if it cannot have the entry `like`."""
-        reading = calls.open(name, READ, dir_fd=place.here)
+    def _read(self, directory: OpenDirectory, name: str, *, like: bytes = b"") -> CapturedFile:
+        """Read a file; with `like`, only if it may have that entry, otherwise it has none."""
+        reading = calls.open(name, READ, dir_fd=directory.here)
         try:
             status = _regular(reading)
             if like and like[:HEAD_OF_ENTRY] != head_of_entry(status):
@@ -339,33 +258,33 @@ class FileCapture:
         finally:
             close_quietly(reading)
         if not like:
-            self._tally.lose(joined(place.path, name), lost)
+            self._stats.lose(joined(directory.path, name), lost)
         return CapturedFile(_entry(meta_of(status), name, content, xattrs), mark)
 
-    def _copy(self, place: OpenSource, name: str) -> CapturedFile:
-        """Copy a file; its entry is that of what was really copied."""
+    def _copy(self, directory: OpenDirectory, name: str) -> CapturedFile:
+        """Copy a file; its entry is that of the copy."""
         for _ in range(_ATTEMPTS - 1):
-            taken = self._copy_once(place, name)
-            if taken.mark != NO_MARK:
-                return taken
-            calls.unlink(name, dir_fd=place.target)  # it changed meanwhile: once more
-        return self._copy_once(place, name)
+            captured = self._copy_once(directory, name)
+            if captured.mark != NO_MARK:
+                return captured
+            calls.unlink(name, dir_fd=directory.target)  # it changed meanwhile
+        return self._copy_once(directory, name)
 
-    def _copy_once(self, place: OpenSource, name: str) -> CapturedFile:
-        reading = calls.open(name, READ, dir_fd=place.here)
+    def _copy_once(self, directory: OpenDirectory, name: str) -> CapturedFile:
+        reading = calls.open(name, READ, dir_fd=directory.here)
         try:
             status = _regular(reading)
             xattrs, lost = read_xattrs(reading)
             meta = meta_of(status)
             try:
-                content = self._write(reading, status, meta, place.target, name, xattrs)
+                content = self._write(reading, status, meta, directory.target, name, xattrs)
             except OSError as error:
-                raise unwritable(self._where(place, name), error) from error
+                raise unwritable(self._where(directory, name), error) from error
             mark = self._mark_after(reading, status)
         finally:
             close_quietly(reading)
         if lost:
-            self._tally.lose(joined(place.path, name), lost)
+            self._stats.lose(joined(directory.path, name), lost)
         return CapturedFile(_entry(meta, name, content, xattrs), mark, content.written)
 
     def _write(
@@ -385,7 +304,7 @@ class FileCapture:
         return content
 
     def _hash_clone(self, reading: int, status: os.stat_result, target: int, name: str) -> Content:
-        """Hash what was cloned: by the source, which is in memory, unless it may have changed since."""
+        """Hash the clone: by the source, which is in memory, unless that may have changed since."""
         content = hash_file(reading, status.st_size)
         same = mark_of(calls.fstat(reading)) == mark_of(status)
         if same and not is_recent(status.st_ctime_ns, self._now):
@@ -397,10 +316,7 @@ class FileCapture:
             close_quietly(cloned)
 
     def _mark_after(self, reading: int, status: os.stat_result) -> bytes:
-        """The mark of a file that was read; none if it changed meanwhile.
-
-        A quiesced capture finds that out for all files at once, in its own way.
-        """
+        """The mark of a file that was read; none if it changed and is to be read again."""
         mark = mark_of(status)
         if self._retry and mark_of(calls.fstat(reading)) != mark:
             return NO_MARK
@@ -408,43 +324,41 @@ class FileCapture:
 
     # --- Links -----------------------------------------------------------------------------------------
 
-    def _link_base(self, place: OpenSource, name: str) -> bool:
-        """Link a file from the base; where that cannot be, it has to be copied."""
+    def _link_base(self, directory: OpenDirectory, name: str) -> bool:
+        """Link a file of the base; False if it has to be copied."""
         assert self._base is not None
-        try:
-            here = self._base.stored.enter(place.known.base_path)
-            calls.link(name, name, src_dir_fd=here, dst_dir_fd=place.target, follow_symlinks=False)
-        except OSError as error:
-            if error.errno in NO_LINK:
-                return False
-            raise unwritable(self._where(place, name), error) from error
-        return True
+        return self._link(self._base.stored, directory.known.base_path, name, directory, name)
 
-    def _link_first(self, place: OpenSource, first: First | None, name: str, entry: bytes) -> bool:
-        """Link the first name that the same inode has in the payload, unless it has changed since then."""
+    def _link_first(self, directory: OpenDirectory, first: FirstLink | None, name: str, entry: bytes) -> bool:
+        """Link the first name of the same inode in the payload; False if the file changed since then."""
         assert self._payload is not None
         if first is None or not is_same_file(entry, first.entry):
             return False
-        directory, first_name = split(first.path)
+        path, first_name = split(first.path)
+        with TreeWalker(self._payload.walker.root) as walker:
+            return self._link(walker, path, first_name, directory, name)
+
+    def _link(
+        self, stored: TreeWalker | Stored, path: str, old_name: str, directory: OpenDirectory, name: str
+    ) -> bool:
         try:
-            with TreeWalker(self._payload.way.root) as way:
-                here = way.enter(directory)
-                calls.link(first_name, name, src_dir_fd=here, dst_dir_fd=place.target, follow_symlinks=False)
+            here = stored.enter(path)
+            calls.link(old_name, name, src_dir_fd=here, dst_dir_fd=directory.target, follow_symlinks=False)
         except OSError as error:
             if error.errno in NO_LINK:
                 return False
-            raise unwritable(self._where(place, name), error) from error
+            raise unwritable(self._where(directory, name), error) from error
         return True
 
-    def _where(self, place: OpenSource, name: str) -> str:
-        way = self._source if self._payload is None else self._payload.way
-        return way.where(place.path, name)
+    def _where(self, directory: OpenDirectory, name: str) -> str:
+        walker = self._source if self._payload is None else self._payload.walker
+        return walker.where(directory.path, name)
 
 
 def _regular(descriptor: int) -> os.stat_result:
     status = calls.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise FileNotFoundError(errno.ENOENT, "it is no file any more")
+        raise FileNotFoundError(errno.ENOENT, "it is no longer a file")
     return status
 
 

@@ -1,7 +1,4 @@
-"""The content of files: read once, hashed on the way, written; holes stay holes.
-
-Nothing here waits: what is not a regular file is never read.
-"""
+"""The content of regular files: read once, hashed and written in the same pass; holes stay holes."""
 
 from __future__ import annotations
 
@@ -18,20 +15,30 @@ from typing import NamedTuple, Self
 from holdfast.fs import calls
 from holdfast.fs.directory import close_quietly, write_all
 from holdfast.trees.manifest import Meta, Xattrs
-from holdfast.trees.payload import READ, Attributes, clone_file
-from holdfast.trees.scan import allocated
+from holdfast.trees.payload import READ, Attributes
+from holdfast.trees.walker import allocated
 
 _SMALL = 1 << 20
-_CHUNK = 1 << 17  # larger ones do not stay in the cache of a processor between reading and writing
-_BLOCK = 1 << 19  # what is handed to another thread: to take turns costs as much as to hash some KiB
+_CHUNK = 1 << 17  # a larger one does not stay in the processor's cache between reading and writing
+_BLOCK = 1 << 19  # the unit handed to the hashing thread: a switch costs as much as hashing some KiB
 _BLOCKS = 8
 _WORTH_A_THREAD = 16 << 20
 _WORTH_STARTING = 4 << 20
+_WORTH_A_CLONE = 128 << 10
+_NO_CLONE = (
+    errno.EOPNOTSUPP,
+    errno.EXDEV,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.ENOTTY,
+    errno.EPERM,
+    errno.EISDIR,
+)
 _ZEROS = memoryview(bytes(_CHUNK))
 
 
 class Content(NamedTuple):
-    """What was read: its hash, its size, and how much of it was written anew."""
+    """What was read: its SHA-256, its size, and how many bytes were written."""
 
     digest: bytes
     size: int
@@ -39,7 +46,7 @@ class Content(NamedTuple):
 
 
 def hash_file(source: int, size: int) -> Content:
-    """The hash of what can be read from an open file."""
+    """Hash an open file of about this size."""
     if size < _SMALL:
         content = _read_small(source, size)
         return Content(hashlib.sha256(content).digest(), len(content), 0)
@@ -52,13 +59,13 @@ def hash_file(source: int, size: int) -> Content:
 
 
 def copy_file(source: int, status: os.stat_result, target: int, *, hashed: bool = True) -> Content:
-    """Write into the new file `target` what can be read from `source`; its hash is b"" if not asked for."""
+    """Copy `source` to the new file `target`; the digest is b"" unless `hashed`."""
     if status.st_size < _SMALL and allocated(status) >= status.st_size:
         content = _read_small(source, status.st_size)
         if content:
             write_all(target, content)
         return Content(hashlib.sha256(content).digest() if hashed else b"", len(content), len(content))
-    with _hashing(status.st_size) if hashed else _NoHashing() as hashing:
+    with _hashing(status.st_size) if hashed else _Hashing(hashed=False) as hashing:
         size, written = _copy_chunks(source, status, target, hashing)
     return Content(hashing.digest(), size, written)
 
@@ -67,13 +74,13 @@ def _read_small(source: int, size: int) -> bytes:
     content = calls.read(source, size + 1)
     if len(content) == size:
         return content
-    parts = [content]  # it has grown, or shrunk, or that was not all
+    parts = [content]  # the file has grown or shrunk, or the read was short
     while chunk := calls.read(source, _CHUNK):
         parts.append(chunk)
     return b"".join(parts)
 
 
-def _copy_chunks(source: int, status: os.stat_result, target: int, hashing: _NoHashing) -> tuple[int, int]:
+def _copy_chunks(source: int, status: os.stat_result, target: int, hashing: _Hashing) -> tuple[int, int]:
     size = written = begun = 0
     sparse = allocated(status) < status.st_size
     for start, end in _extents(source, status.st_size) if sparse else [(0, -1)]:
@@ -100,7 +107,7 @@ def _copy_chunks(source: int, status: os.stat_result, target: int, hashing: _NoH
 
 
 def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
-    """Where there is something in a file with holes; the last one ends at its size and may be empty."""
+    """The data extents of a file with holes; the last one ends at its size and may be empty."""
     if sys.platform == "win32":
         yield 0, size
         return
@@ -112,32 +119,37 @@ def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
                 break
             end = min(size, calls.lseek(source, start, os.SEEK_HOLE))
         except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing more
+            if error.errno == errno.ENXIO:  # no more data
                 break
-            start, end = end, size  # a file system that does not tell
+            start, end = end, size  # a filesystem that does not report holes
         yield start, end
     yield size, size
 
 
-class _NoHashing:
-    """Gives a buffer to read into. Its size is what a processor keeps near while it is hashed and written."""
+class _Hashing:
+    """Provides the buffer to read into, and hashes each piece when it is added, if `hashed`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, hashed: bool = True) -> None:
         self._buffer = memoryview(bytearray(_CHUNK))
+        self._digest = hashlib.sha256()
+        self._hashed = hashed
 
     def buffer(self) -> memoryview:
-        """A place for the next piece; what was in it may be gone."""
+        """The buffer for the next piece; its previous content may be gone."""
         return self._buffer
 
     def update(self, count: int) -> None:
-        """Take note of the first bytes of the buffer that was given last; nothing else looks at them then."""
+        """Add the first `count` bytes of the last buffer, which the caller no longer uses."""
+        if self._hashed:
+            self._digest.update(self._buffer[:count])
 
     def add_zeros(self, count: int) -> None:
-        """Take note of a hole."""
+        """Add a hole."""
+        for at in range(0, count if self._hashed else 0, len(_ZEROS)):
+            self._digest.update(_ZEROS[: count - at])
 
     def digest(self) -> bytes:
-        """The hash, when there are no more pieces."""
-        return b""
+        return self._digest.digest() if self._hashed else b""
 
     def __enter__(self) -> Self:
         return self
@@ -146,26 +158,8 @@ class _NoHashing:
         return
 
 
-class _Hashing(_NoHashing):
-    """Hashes each piece at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._digest = hashlib.sha256()
-
-    def update(self, count: int) -> None:
-        self._digest.update(self._buffer[:count])
-
-    def add_zeros(self, count: int) -> None:
-        for at in range(0, count, len(_ZEROS)):
-            self._digest.update(_ZEROS[: count - at])
-
-    def digest(self) -> bytes:
-        return self._digest.digest()
-
-
 class _HashingThread(_Hashing):
-    """Hashes in a thread of its own, while the next pieces are read and written: some of them at a time."""
+    """Hashes in a thread while the next pieces are read and written."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,22 +183,22 @@ class _HashingThread(_Hashing):
         self._pieces.put(count)
 
     def _hand_over(self) -> None:
-        """Let the other thread hash what there is, and wait until there is another block to fill."""
+        """Let the thread hash the filled part, and wait for a free block."""
         if self._filled:
             self._pieces.put((self._block[: self._filled], self._block))
             self._block, self._filled = self._free.get(), 0
 
     def _run(self) -> None:
-        while (order := self._pieces.get()) is not None:
-            if isinstance(order, int):
-                super().add_zeros(order)
+        while (item := self._pieces.get()) is not None:
+            if isinstance(item, int):
+                super().add_zeros(item)
             else:
-                piece, block = order
+                piece, block = item
                 self._digest.update(piece)
                 self._free.put(block)
 
     def start(self) -> None:
-        """Begin. Raises `RuntimeError` where there can be no more threads."""
+        """Raises `RuntimeError` if no more threads are available."""
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
@@ -216,7 +210,6 @@ class _HashingThread(_Hashing):
 
 
 def _hashing(size: int) -> _Hashing:
-    """Who hashes a file of about this size."""
     if size < _WORTH_A_THREAD:
         return _Hashing()
     hashing = _HashingThread()
@@ -227,26 +220,36 @@ def _hashing(size: int) -> _Hashing:
     return hashing
 
 
-class NewFile(NamedTuple):
-    """A file to be made like another: what it is called there and here, and what it is given."""
+def clone_file(source: int, target: int, size: int) -> bool:
+    """Let a new file share the blocks of another; False if that is impossible or not worthwhile."""
+    if size < _WORTH_A_CLONE:
+        return False
+    try:
+        calls.clone(target, source)
+    except OSError as error:
+        if error.errno in _NO_CLONE:
+            return False
+        raise
+    return True
 
-    like: str
+
+class NewFile(NamedTuple):
+    """A file to create: the name of its source, its own name and its attributes."""
+
+    source_name: str
     name: str
     meta: Meta
     xattrs: Xattrs = ()
 
 
 def place_file(source: int, target: int, new: NewFile, attributes: Attributes) -> tuple[int, list[str]]:
-    """Make an independent file in the directory `target` with the content of one in the directory `source`.
-
-    Returns its size as found, and what could not be given to it.
-    """
-    like, name, meta, xattrs = new
-    reading = calls.open(like, READ, dir_fd=source)
+    """Clone or copy a file into the directory `target`; return its size as found and what was refused."""
+    source_name, name, meta, xattrs = new
+    reading = calls.open(source_name, READ, dir_fd=source)
     try:
         status = calls.fstat(reading)
         if not stat.S_ISREG(status.st_mode):
-            raise IsADirectoryError(like)
+            raise IsADirectoryError(source_name)
         writing = attributes.create(target, name, meta.mode)
         try:
             size = status.st_size

@@ -1,7 +1,7 @@
-"""The ways to put a directory into a snapshot, and which of them work at a place.
+"""Engines: the ways to store a directory in a snapshot, and which of them work for given directories.
 
-All give the same payload and the same manifest. They differ in what they cost, and `reflink` and the
-engines that clone all at once also in what they share with the source.
+All produce the same payload and manifest. They differ in cost, and in whether blocks are shared with the
+source.
 """
 
 from __future__ import annotations
@@ -19,15 +19,24 @@ from holdfast.errors import EngineUnavailable, IoFailure
 from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory, close_quietly
 from holdfast.fs.mounts import filesystem_kind
-from holdfast.trees.capture_files import GONE
 from holdfast.trees.manifest import ManifestEntry, decode_entry, directory_of, raw_entries
-from holdfast.trees.scan import TreeWalker, joined, open_directory, shown, unreadable, unwritable
+from holdfast.trees.walker import (
+    GONE,
+    TreeWalker,
+    joined,
+    open_directory,
+    remove_tree,
+    shown,
+    unreadable,
+    unwritable,
+)
 
+_PROGRAM = "juicefs"
 _SUBVOLUME_ROOT = 256  # the inode of every btrfs subvolume's root
 
 
 class Engine(StrEnum):
-    """How a directory gets into a snapshot."""
+    """How a directory is stored in a snapshot; the best one first."""
 
     JUICEFS_CLONE = "juicefs-clone"
     BTRFS_SUBVOLUME = "btrfs-subvolume"
@@ -37,30 +46,26 @@ class Engine(StrEnum):
 
 
 def is_whole(engine: Engine) -> bool:
-    """Whether an engine clones a source in one step, and not file by file."""
+    """Whether an engine clones a source as a whole, not file by file."""
     return engine in (Engine.JUICEFS_CLONE, Engine.BTRFS_SUBVOLUME)
 
 
 def choose_engine(
-    source: Path, beside: Path, wanted: Engine | str | None = None, *, but: Engine | None = None
+    source: Path, beside: Path, requested: Engine | str | None = None, *, but: Engine | None = None
 ) -> Engine:
-    """The best engine, `but` for one, for snapshots of `source` that are kept in the directory `beside`.
+    """The best engine except `but` for snapshots of `source` that are stored in the directory `beside`.
 
-    Found out by trying, once per process and pair of file systems. A `wanted` engine that does not work
-    here, or that nobody knows, is `EngineUnavailable`.
+    Determined by trying, once per process and pair of filesystems. Raises `EngineUnavailable` if the
+    `requested` engine is unknown or does not work here.
     """
-    if wanted is not None:
-        return _require(wanted, source, beside)
-    return next(engine for engine in Engine if engine is not but and not _why_not(engine, source, beside))
-
-
-def _require(wanted: Engine | str, source: Path, beside: Path) -> Engine:
+    if requested is None:
+        return next(each for each in Engine if each is not but and not _why_not(each, source, beside))
     try:
-        engine = Engine(wanted)
+        engine = Engine(requested)
     except ValueError:
         known = ", ".join(Engine)
         raise EngineUnavailable(
-            f"there is no engine {wanted!r}; known are {known}", engine=str(wanted)
+            f"there is no engine {requested!r}; known are {known}", engine=str(requested)
         ) from None
     why = _why_not(engine, source, beside)
     if why:
@@ -74,7 +79,7 @@ _found: dict[tuple[Engine, int, str, int, str], str] = {}
 
 
 def _why_not(engine: Engine, source: Path, beside: Path) -> str:
-    """Why an engine does not work here; "" if it does."""
+    """The reason why an engine does not work here; "" if it does."""
     if engine is Engine.COPY:
         return ""
     try:
@@ -83,7 +88,7 @@ def _why_not(engine: Engine, source: Path, beside: Path) -> str:
         raise IoFailure("look at", source, error) from error
     if engine is Engine.BTRFS_SUBVOLUME and from_status.st_ino != _SUBVOLUME_ROOT:
         return "it is not a btrfs subvolume"
-    kinds = filesystem_kind(source), filesystem_kind(beside)  # numbers of devices are given again
+    kinds = filesystem_kind(source), filesystem_kind(beside)  # device numbers are reused
     key = (engine, from_status.st_dev, kinds[0], to_status.st_dev, kinds[1])
     if key not in _found:
         _found[key] = _PROBES[engine](source, beside)
@@ -94,38 +99,43 @@ def _why_not(engine: Engine, source: Path, beside: Path) -> str:
 
 
 def _juicefs(source: Path, beside: Path) -> str:
-
-    return why_not(source, beside)
+    if any(filesystem_kind(each) != probe.KIND for each in (source, beside)):
+        return "it is not on JuiceFS"
+    if calls.stat(source).st_dev != calls.stat(beside).st_dev:
+        return "the snapshots are on another JuiceFS"
+    try:
+        done = subprocess.run(
+            [_PROGRAM, "clone", "--help"], stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+    except OSError:
+        return "the command `juicefs` was not found"
+    return "" if done.returncode == 0 else "this `juicefs` has no command `clone`"
 
 
 def _btrfs(source: Path, beside: Path) -> str:
     if filesystem_kind(source) != "btrfs" or filesystem_kind(beside) != "btrfs":
         return "it is not on btrfs"
-    place = f".holdfast-probe-{os.urandom(6).hex()}"
+    name = f".holdfast-probe-{os.urandom(6).hex()}"
     why = ""
     with Directory.open(beside) as parent:
         try:
-            _snapshot(os.fspath(source), parent, place)
+            _snapshot(os.fspath(source), parent, name)
         except OSError as error:
             why = error.strerror or str(error)
         else:
-            from holdfast.trees.remove import remove_tree
-
-            remove_tree(beside / place)
+            remove_tree(beside / name)
     return why
 
 
 def _reflink(source: Path, beside: Path) -> str:
-    both_on_btrfs = filesystem_kind(source) == filesystem_kind(beside) == "btrfs"
-    if (
-        calls.stat(source).st_dev != calls.stat(beside).st_dev and not both_on_btrfs
-    ):  # subvolumes share blocks
-        return "the snapshots are on another file system"
-    return "" if _try_with_two_files(beside, _clone) else "this file system cannot share blocks between files"
+    both_on_btrfs = filesystem_kind(source) == filesystem_kind(beside) == "btrfs"  # subvolumes share blocks
+    if calls.stat(source).st_dev != calls.stat(beside).st_dev and not both_on_btrfs:
+        return "the snapshots are on another filesystem"
+    return "" if _works_on_two_files(beside, _clone) else "this filesystem cannot share blocks between files"
 
 
 def _linked(source: Path, beside: Path) -> str:
-    return "" if _try_with_two_files(beside, _link) else "this file system has no hard links"
+    return "" if _works_on_two_files(beside, _link) else "this filesystem has no hard links"
 
 
 _PROBES = {
@@ -152,17 +162,17 @@ def _link(directory: int, one: str, other: str) -> None:
     calls.link(one, other, src_dir_fd=directory, dst_dir_fd=directory, follow_symlinks=False)
 
 
-def _try_with_two_files(place: Path, attempt: Callable[[int, str, str], None]) -> bool:
+def _works_on_two_files(beside: Path, attempt: Callable[[int, str, str], None]) -> bool:
     one = f".holdfast-probe-{os.urandom(6).hex()}"
     other = f"{one}-2"
-    directory = open_directory(os.fspath(place))
+    directory = open_directory(os.fspath(beside))
     try:
         try:
             fresh = calls.open(one, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
             calls.write(fresh, bytes(4096))
             calls.close(fresh)
         except OSError as error:
-            raise unwritable(os.fspath(place), error) from error
+            raise unwritable(os.fspath(beside), error) from error
         try:
             attempt(directory, one, other)
         except OSError:
@@ -175,21 +185,20 @@ def _try_with_two_files(place: Path, attempt: Callable[[int, str, str], None]) -
         close_quietly(directory)
 
 
-# --- Cloning all at once ----------------------------------------------------------------------------
+# --- Cloning a whole source -------------------------------------------------------------------------
 
 
 def clone_whole(engine: Engine, source: str, payload: str) -> None:
-    """Make the new directory `payload` a clone of `source`, in one step."""
-    parent, name = os.path.split(payload)
-    if engine is Engine.BTRFS_SUBVOLUME:
-        with Directory.open(parent) as directory:
-            try:
-                _snapshot(source, directory, name)
-            except OSError as error:
-                raise unwritable(payload, error) from error
+    """Make the new directory `payload` a clone of `source`."""
+    if engine is not Engine.BTRFS_SUBVOLUME:
+        clone_directory(source, payload)
         return
-
-    clone_directory(source, payload)
+    parent, name = os.path.split(payload)
+    with Directory.open(parent) as directory:
+        try:
+            _snapshot(source, directory, name)
+        except OSError as error:
+            raise unwritable(payload, error) from error
 
 
 def _snapshot(source: str, parent: Directory, name: str) -> None:
@@ -202,29 +211,11 @@ def _snapshot(source: str, parent: Directory, name: str) -> None:
         close_quietly(descriptor)
 
 
-_PROGRAM = "juicefs"
-
-
-def why_not(source: Path, beside: Path) -> str:
-    """Why a directory cannot be cloned to a place; "" if it can."""
-    if any(filesystem_kind(each) != probe.KIND for each in (source, beside)):
-        return "it is not on JuiceFS"
-    if calls.stat(source).st_dev != calls.stat(beside).st_dev:
-        return "the snapshots are on another JuiceFS"
-    try:
-        done = subprocess.run(
-            [_PROGRAM, "clone", "--help"], stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
-    except OSError:
-        return "the command `juicefs` is not to be found"
-    return "" if done.returncode == 0 else "this `juicefs` has no command `clone`"
-
-
 def clone_directory(source: str, payload: str) -> None:
-    """Make the new directory `payload` a clone of `source`, with its hard links.
+    """Clone with `juicefs clone`, and restore the hard links.
 
-    `EngineUnavailable` if JuiceFS cannot: an extended attribute without content, for one, is too much for it
-    if its records are in an SQL database. Other engines may do then.
+    Raises `EngineUnavailable` if JuiceFS cannot: for example, its SQL databases reject an extended attribute
+    without content. Other engines may work then.
     """
     try:
         done = subprocess.run(
@@ -238,15 +229,15 @@ def clone_directory(source: str, payload: str) -> None:
     except OSError as error:
         raise _unable(source, f"cannot run `{_PROGRAM}`: {error.strerror}") from error
     if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["it said nothing"]
-        raise _unable(source, f"`juicefs clone` ended with status {done.returncode}: {said[0]}")
-    with TreeWalker(source) as way, TreeWalker(payload) as one, TreeWalker(payload) as other:
-        for (first_path, first), *others in _juicefs_clone_linked(way):
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["no output"]
+        raise _unable(source, f"`juicefs clone` ended with status {done.returncode}: {output[0]}")
+    with TreeWalker(source) as walker, TreeWalker(payload) as one, TreeWalker(payload) as other:
+        for (first_path, first), *others in _hard_links(walker):
             for path, name in others:
                 try:
                     _link_again(one.enter(first_path), first, other.enter(path), name)
                 except OSError as error:
-                    if error.errno not in GONE:  # by now: that is noticed by whoever looks for changes
+                    if error.errno not in GONE:  # if gone, the check for changes finds it
                         raise unwritable(other.where(path, name), error) from error
 
 
@@ -258,20 +249,20 @@ def _unable(source: str, why: str) -> EngineUnavailable:
     )
 
 
-def _juicefs_clone_linked(way: TreeWalker) -> list[list[tuple[str, str]]]:
-    """The directory and name of every file that has several names here, those of one file together."""
+def _hard_links(walker: TreeWalker) -> list[list[tuple[str, str]]]:
+    """For each file with several names below the root, the directory and name of each."""
     found: dict[int, list[tuple[str, str]]] = {}
     waiting = [""]
     while waiting:
         path = waiting.pop()
         try:
-            here = way.enter(path)
+            here = walker.enter(path)
             entries = [
                 (name, calls.stat(name, dir_fd=here, follow_symlinks=False)) for name in calls.listdir(here)
             ]
         except OSError as error:
             if error.errno not in GONE:
-                raise unreadable(way.where(path), error) from error
+                raise unreadable(walker.where(path), error) from error
             continue
         waiting += [joined(path, name) for name, status in entries if stat.S_ISDIR(status.st_mode)]
         for name, status in entries:
@@ -281,11 +272,11 @@ def _juicefs_clone_linked(way: TreeWalker) -> list[list[tuple[str, str]]]:
 
 
 def _link_again(first_directory: int, first: str, directory: int, name: str) -> None:
-    """Make two names of the clone one file, if they are the same. The directory's mode and times stay."""
+    """Make two equal files of the clone one file; the directory keeps its mode and times."""
     one = calls.stat(first, dir_fd=first_directory, follow_symlinks=False)
     other = calls.stat(name, dir_fd=directory, follow_symlinks=False)
     if (one.st_size, one.st_mtime_ns) != (other.st_size, other.st_mtime_ns):
-        return  # changed between the cloning of the two
+        return  # the file changed while the source was cloned
     before = calls.fstat(directory)
     writable = before.st_mode & stat.S_IWUSR
     if not writable:
@@ -297,11 +288,11 @@ def _link_again(first_directory: int, first: str, directory: int, name: str) -> 
     calls.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-# --- Whether a clone is what was read ----------------------------------------------------------------
+# --- Comparing a clone with what was read -----------------------------------------------------------
 
 
 def differing(clone: TreeWalker, records: Iterable[tuple[bytes, bytes]]) -> list[str]:
-    """The paths at which a clone is not what these records of a manifest say, by all that a status shows."""
+    """The paths at which a clone differs from these manifest records, in any field that stat reports."""
     bodies = dict(records)
     return [
         shown(os.fsdecode(path))
@@ -326,11 +317,11 @@ def _differing_in(
     yield from (start + name for name in present - entries.keys() if start + name not in bodies)
     for name, raw in entries.items():
         entry = decode_entry(directory, raw)
-        if entry.kind in "fl" and not _is_as_told(here, os.fsdecode(name), entry):
+        if entry.kind in "fl" and not _matches(here, os.fsdecode(name), entry):
             yield entry.path
 
 
-def _is_as_told(here: int, name: str, entry: ManifestEntry) -> bool:
+def _matches(here: int, name: str, entry: ManifestEntry) -> bool:
     try:
         status = calls.stat(name, dir_fd=here, follow_symlinks=False)
         if entry.kind == "l":
@@ -342,9 +333,5 @@ def _is_as_told(here: int, name: str, entry: ManifestEntry) -> bool:
         if error.errno not in (*GONE, errno.EINVAL):
             raise unreadable(name, error) from error
         return False
-    told = (entry.mode, entry.size, entry.mtime_ns)
-    return stat.S_ISREG(status.st_mode) and told == (
-        stat.S_IMODE(status.st_mode),
-        status.st_size,
-        status.st_mtime_ns,
-    )
+    found = (stat.S_IMODE(status.st_mode), status.st_size, status.st_mtime_ns)
+    return stat.S_ISREG(status.st_mode) and found == (entry.mode, entry.size, entry.mtime_ns)

@@ -1,8 +1,8 @@
-"""The manifest of a tree: what every entry is, in a form that is the same for the same tree, to the byte.
+"""The manifest of a tree: every entry, in a form that is the same for the same tree, to the byte.
 
-One record per directory, in the order of the names' bytes, each directory before what is below it. A record
-is its path and its *body*; the body does not contain the path, so that a directory that has not changed
-has the same body wherever it is and whoever wrote it. The hash over the whole file is the payload's hash.
+One record per directory, in byte order of the names, each directory before those below it. A record is a path
+and a *body*; the body does not contain the path, so an unchanged directory has the same body wherever it is.
+The hash of the whole file is the payload's hash.
 
     file    = "holdfast manifest 1\\n" record* end
     record  = u32 length of path, u32 length of body, path, body
@@ -27,27 +27,24 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt
 from holdfast.fs import calls
-from holdfast.fs.directory import close_quietly, write_all
-from holdfast.trees.scan import NOFOLLOW, unreadable, unwritable
+from holdfast.fs.directory import write_all
+from holdfast.trees.walker import NOFOLLOW, read_whole, unreadable, unwritable
 
 PAYLOAD = "payload"
-"""The captured directory."""
 MANIFEST = "manifest"
-"""What every entry of it is."""
 READY = ".READY"
-"""Written last: a tree that has it is complete. Inside of the payload a file of this name is just a file."""
+"""Written last: a tree that has it is complete. Inside the payload, a file of this name is just a file."""
 HOMES = "homes"
-"""Which of its directories are in other trees, and where; not there if none is."""
+"""The list of shared directories; absent if there are none."""
 REMNANTS = "remnants"
-"""Beside the directory of the trees: what is left of those whose snapshots are gone, for others need it."""
-
+"""The retained directories, beside the directory of the trees."""
 
 MAGIC = b"holdfast manifest 1\n"
 _MAGIC_WORDS = b"holdfast manifest "
 RECORD = struct.Struct("<II")
 BODY = struct.Struct("<cxHIIqII")
 ENTRY = struct.Struct("<cxHIIqQHI")
-_LENGTHS = struct.Struct("<HI")  # with which the head of an entry ends
+_LENGTHS = struct.Struct("<HI")  # at the end of the head of an entry
 _SIZE_AT, _NAME_LENGTH_AT, _EXTRAS_LENGTH_AT = 20, 28, 30
 _FILE = ord("f")
 _EXTRA = struct.Struct("<cI")
@@ -62,7 +59,7 @@ Xattrs = tuple[tuple[bytes, bytes], ...]
 
 
 class Meta(NamedTuple):
-    """What an entry of any kind has."""
+    """The fields of every kind of entry."""
 
     kind: bytes
     mode: int
@@ -72,7 +69,7 @@ class Meta(NamedTuple):
 
 
 class ManifestEntry(NamedTuple):
-    """One entry of a tree. `kind` is a letter: d, f, l, p, s, c, b, or m for a mount point."""
+    """One entry of a tree. `kind` is d, f, l, p, s, c, b, or m for a mount point."""
 
     path: bytes
     kind: str
@@ -89,11 +86,10 @@ class ManifestEntry(NamedTuple):
 
     @property
     def name(self) -> bytes:
-        """The last part of the path."""
         return self.path.rpartition(b"/")[2]
 
     def as_record(self) -> dict[str, object]:
-        """As plain values for JSON. Bytes that are no UTF-8, and backslashes, are written as `\\xNN`."""
+        """Fields for JSON. Backslashes and bytes that are not UTF-8 are written as `\\xNN`."""
         fields: dict[str, object] = {
             "path": escaped(self.path),
             "kind": self.kind,
@@ -115,7 +111,7 @@ class ManifestEntry(NamedTuple):
 
 
 def escaped(name: bytes) -> str:
-    """Any bytes as text, different for different bytes."""
+    """Bytes as text, reversibly."""
     return name.replace(b"\\", rb"\x5c").decode("utf-8", "backslashreplace")
 
 
@@ -125,7 +121,7 @@ def escaped(name: bytes) -> str:
 def encode_extras(
     *, first_link: bytes = b"", target: bytes | None = None, device: int | None = None, xattrs: bytes = b""
 ) -> bytes:
-    """The extras of an entry; `xattrs` as `encode_xattrs` makes them."""
+    """The extras of an entry; `xattrs` comes from `encode_xattrs`."""
     parts = []
     if first_link:
         parts.append(_EXTRA.pack(b"H", len(first_link)) + first_link)
@@ -139,17 +135,14 @@ def encode_extras(
 
 
 def encode_xattrs(xattrs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Extended attributes, whatever order they come in."""
     return b"".join(_XATTR.pack(len(name), len(value)) + name + value for name, value in sorted(xattrs))
 
 
 def encode_entry(meta: Meta, name: bytes, size: int = 0, digest: bytes = b"", extras: bytes = b"") -> bytes:
-    """One entry of a directory."""
     return ENTRY.pack(*meta, size, len(name), len(extras)) + name + digest + extras
 
 
 def encode_body(meta: Meta, extras: bytes, entries: list[bytes]) -> bytes:
-    """The body of a directory's record."""
     return BODY.pack(*meta, len(extras), len(entries)) + extras + b"".join(entries)
 
 
@@ -189,7 +182,7 @@ def _chunks(records: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
 
 
 class Manifest:
-    """A manifest that has been read: the body of each directory's record, by path."""
+    """A manifest that was read: the body of each directory, by path."""
 
     def __init__(self, content: bytes, *, where: str) -> None:
         self.where = where
@@ -199,7 +192,7 @@ class Manifest:
 
     @classmethod
     def read(cls, tree: str | os.PathLike[str]) -> Manifest:
-        """The manifest of a snapshot's tree."""
+        """Raises `IoFailure` or `Corrupt`."""
         where = f"{os.fspath(tree)}/{MANIFEST}"
         try:
             content = read_whole(where)
@@ -209,27 +202,20 @@ class Manifest:
 
     @property
     def payload_hash(self) -> str:
-        """The hash over all of it."""
         import hashlib
 
         return hashlib.sha256(self._content).hexdigest()
 
-    @property
-    def size(self) -> int:
-        """Its length in bytes."""
-        return len(self._content)
-
     def body(self, path: bytes) -> bytes | None:
-        """The body of a directory's record; None if there is no such directory."""
+        """The body of a directory; None if there is none."""
         found = self._bodies.get(path)
         return None if found is None else self._content[found[0] : found[1]]
 
     def __len__(self) -> int:
-        """The number of directories."""
         return len(self._bodies)
 
     def paths(self) -> Iterator[bytes]:
-        """The directories, each before what is below it."""
+        """The directories, each before those below it."""
         return iter(self._bodies)
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
@@ -253,59 +239,53 @@ class Manifest:
         except struct.error:
             raise self._broken("it is cut off") from None
         if size != len(self._bodies) or at != len(content) or b"" not in self._bodies:
-            raise self._broken("its end does not fit")
+            raise self._broken("its end does not match")
 
     def _unknown(self) -> Corrupt:
         if self._content.startswith(_MAGIC_WORDS):
             version = self._content[len(_MAGIC_WORDS) :].partition(b"\n")[0][:20].decode("ascii", "replace")
             return Corrupt(
-                f"{self.where} has the format version {version}; this Holdfast knows version 1",
-                hint="Use the newer Holdfast that made this snapshot.",
+                f"{self.where} has format version {version}; this Holdfast knows version 1",
+                hint="Use the newer Holdfast that created this snapshot.",
                 path=self.where,
             )
-        return self._broken("it does not begin like one")
+        return self._broken("it has another first line")
 
     def _broken(self, why: str) -> Corrupt:
         return Corrupt(f"{self.where} is not a manifest: {why}", path=self.where)
 
 
 def read_manifest(tree: str | os.PathLike[str]) -> Iterator[ManifestEntry]:
-    """Every entry of a snapshot's tree: each directory, what is in it, then the directories below it."""
+    """Every entry of a tree: each directory, the entries in it, then the directories below it."""
     manifest = Manifest.read(tree)
     for path, body in manifest.records():
         try:
-            yield from decoded(path, body)
+            yield directory_of(path, body)
+            for raw in raw_entries(body).values():
+                yield decode_entry(path, raw)
         except (struct.error, ValueError):
             raise Corrupt(f"{manifest.where} has a broken record", path=manifest.where) from None
 
 
-def decoded(path: bytes, body: bytes) -> Iterator[ManifestEntry]:
-    """The directory itself and the entries in it."""
-    yield directory_of(path, body)
-    for raw in raw_entries(body).values():
-        yield decode_entry(path, raw)
-
-
 def directory_of(path: bytes, body: bytes) -> ManifestEntry:
-    """The directory that a body is of."""
+    """The entry of the directory with this body."""
     (kind, mode, uid, gid, mtime), xattrs = meta_of_directory(body)
     return ManifestEntry(path, kind.decode(), mode, uid, gid, mtime, xattrs=xattrs)
 
 
 def meta_of_directory(body: bytes) -> tuple[Meta, Xattrs]:
-    """What the directory has that a body is of."""
     *meta, extras, _ = BODY.unpack_from(body)
     found = decode_extras(body[BODY.size : BODY.size + extras]) if extras else {}
     return Meta(*meta), decode_xattrs(found.get(b"X", b""))
 
 
 def mtime_of_directory(body: bytes) -> int:
-    """When something was last put into the directory that a body is of, or taken out of it."""
+    """When an entry was last added to the directory or removed from it."""
     return int.from_bytes(body[_MTIME_AT : _MTIME_AT + 8], "little", signed=True)
 
 
 def raw_entries(body: bytes) -> dict[bytes, bytes]:
-    """The entries of a body, as bytes, by name, in order."""
+    """The encoded entries of a body, by name, in order. Raises `ValueError` or `struct.error`."""
     extras, count = BODY.unpack_from(body)[-2:]
     at, found, lengths, head = BODY.size + extras, {}, _LENGTHS.unpack_from, ENTRY.size
     for _ in range(count):
@@ -321,7 +301,6 @@ def raw_entries(body: bytes) -> dict[bytes, bytes]:
 
 
 def decode_entry(directory: bytes, raw: bytes) -> ManifestEntry:
-    """One entry, from its bytes."""
     kind, mode, uid, gid, mtime, size, length, extras = ENTRY.unpack_from(raw)
     end = ENTRY.size + length
     name = raw[ENTRY.size : end]
@@ -343,7 +322,6 @@ def decode_entry(directory: bytes, raw: bytes) -> ManifestEntry:
 
 
 def decode_extras(extras: bytes) -> dict[bytes, bytes]:
-    """The extras by their tags."""
     found, at = {}, 0
     while at < len(extras):
         tag, size = _EXTRA.unpack_from(extras, at)
@@ -354,7 +332,6 @@ def decode_extras(extras: bytes) -> dict[bytes, bytes]:
 
 
 def decode_xattrs(value: bytes) -> Xattrs:
-    """The extended attributes that `encode_xattrs` wrote."""
     found, at = [], 0
     while at < len(value):
         length, size = _XATTR.unpack_from(value, at)
@@ -364,50 +341,45 @@ def decode_xattrs(value: bytes) -> Xattrs:
     return tuple(found)
 
 
-# --- A file's entry, as bytes -----------------------------------------------------------------------
+# --- Encoded entries of files -----------------------------------------------------------------------
 
 _NO_EXTRAS = bytes(4)
 
 
 def is_plain_file(raw: bytes) -> bool:
-    """Whether it is a file that has nothing but its content."""
+    """Whether it is a file without extras."""
     return raw[:1] == b"f" and raw[_EXTRAS_LENGTH_AT : ENTRY.size] == _NO_EXTRAS
 
 
 def is_like(raw: bytes, status: os.stat_result) -> bool:
-    """Whether something with this status may be the file that an entry is of."""
+    """Whether a file with this status may equal the entry."""
     _, _, _, _, mtime, size, _, _ = ENTRY.unpack_from(raw)
     return bool(size == status.st_size and mtime == status.st_mtime_ns)
 
 
 def plain_file(raw: bytes) -> tuple[bytes, Meta, int]:
-    """The name of such a file, what it has, and its size."""
+    """The name, fields and size of a file without extras."""
     kind, mode, uid, gid, mtime, size, length, _ = ENTRY.unpack_from(raw)
     return raw[ENTRY.size : ENTRY.size + length], Meta(kind, mode, uid, gid, mtime), size
 
 
 def size_of(raw: bytes) -> int:
-    """The size of the file."""
     return int.from_bytes(raw[_SIZE_AT:_NAME_LENGTH_AT], "little")
 
 
 def digest_of(raw: bytes) -> bytes:
-    """The SHA-256 of the file."""
     end = _extras_at(raw)
     return raw[end - DIGEST : end]
 
 
 def is_same_file(raw: bytes, other: bytes) -> bool:
-    """Whether two entries say the same but for their names."""
-    return raw[:_NAME_LENGTH_AT] == other[:_NAME_LENGTH_AT] and _after_name(raw) == _after_name(other)
-
-
-def _after_name(raw: bytes) -> bytes:
-    return raw[_extras_at(raw) - DIGEST :]
+    """Whether two entries are equal except for their names."""
+    after_name, other_after_name = raw[_extras_at(raw) - DIGEST :], other[_extras_at(other) - DIGEST :]
+    return raw[:_NAME_LENGTH_AT] == other[:_NAME_LENGTH_AT] and after_name == other_after_name
 
 
 def without_first_link(raw: bytes) -> bytes:
-    """The entry as if the file had no other name."""
+    """The entry as if the file had one name."""
     at = _extras_at(raw)
     if len(raw) == at or b"H" not in (extras := decode_extras(raw[at:])):
         return raw
@@ -415,7 +387,7 @@ def without_first_link(raw: bytes) -> bytes:
 
 
 def with_first_link(raw: bytes, first: bytes) -> bytes:
-    """The entry of a file that was met before, under the path `first`."""
+    """The entry of a further name of the file at the path `first`."""
     extras = decode_extras(raw[_extras_at(raw) :])
     return _with_extras(raw, encode_extras(first_link=first, xattrs=extras.get(b"X", b"")))
 
@@ -427,18 +399,3 @@ def _with_extras(raw: bytes, extras: bytes) -> bytes:
 
 def _extras_at(raw: bytes) -> int:
     return ENTRY.size + int.from_bytes(raw[_NAME_LENGTH_AT:_EXTRAS_LENGTH_AT], "little") + DIGEST
-
-
-# --- Files ------------------------------------------------------------------------------------------
-
-
-def read_whole(path: str) -> bytes:
-    """All of a file, for which the memory is there."""
-    descriptor = calls.open(path, os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0))
-    try:
-        parts = []
-        while chunk := calls.read(descriptor, max(1 << 16, calls.fstat(descriptor).st_size + 1)):
-            parts.append(chunk)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-    finally:
-        close_quietly(descriptor)

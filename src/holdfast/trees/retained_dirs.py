@@ -1,13 +1,13 @@
-"""What is left of trees whose snapshots are gone: the directories that other trees have there.
+"""Retained directories: what is left of a tree whose snapshot is gone, because other trees share it.
 
-The tree of a snapshot that goes becomes a *remnant* as a whole, and is then trimmed to what the lists of
-homes of all other trees name. Of a directory that is needed all files stay, directories in it do not, and
-its time stays what it is: only so is it shared again (see `intake`). To take a directory out of another one
-changes that time for a moment. So the times are noted in the remnant first, and put back; who goes on after a
-kill puts them back too. Without the note, nothing but the sharing is lost.
+The tree of a deleted snapshot is retained as a whole, then trimmed to the directories that the lists of all
+other trees name. A needed directory keeps all its files but no subdirectories, and keeps its time: otherwise
+it would not be shared again (see `capture_directories`). Moving a subdirectory out changes that time for a
+moment. So the times are noted in the tree first and put back; after a kill, the next trim puts them back.
+Without the note, nothing but the sharing is lost.
 
-Nothing is deleted here but files that nobody needs: directories are moved into a bin, with all that is in
-them, and the bin is the caller's to empty.
+Nothing is deleted here except files that no tree needs: directories are moved into a trash directory, with
+everything in them, and the caller removes that.
 """
 
 from __future__ import annotations
@@ -22,36 +22,43 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.errors import Corrupt, Failure, NotFound, Refused
+from holdfast.errors import Corrupt, Failure, NotFound
 from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory, io_failure, is_there
-from holdfast.fs.mounts import mounts_beneath
 from holdfast.trees.manifest import PAYLOAD, READY, Manifest, raw_entries
-from holdfast.trees.remove import remove_tree
-from holdfast.trees.scan import TreeWalker, allocated, joined, shown
 from holdfast.trees.shared_dirs import read_shared_directories
+from holdfast.trees.walker import (
+    TreeWalker,
+    allocated,
+    joined,
+    make_movable,
+    make_writable,
+    refuse_mounts,
+    remove_tree,
+    shown,
+)
 
 TIMES = "times"
-"""In a remnant, while it is trimmed: the times of directories that are about to lose one."""
+"""In a tree while it is trimmed: the times of directories that are about to lose a subdirectory."""
 
 Need = dict[str, set[bytes]]
-"""Which directories of which trees are needed, by the names of the trees."""
+"""The needed directories of each tree, by its name."""
 
 
 def needed(trees: Iterable[Path], *, complete: bool = True) -> Need:
-    """Which directories of others these trees need. `Corrupt` if one cannot say: then all may be needed."""
+    """The directories of others that these trees need. Raises `Corrupt` if a list is: all may be needed."""
     need: Need = {}
     for tree in trees:
-        for home in read_shared_directories(tree, complete=complete).values():
-            need.setdefault(home.tree, set()).add(home.path)
+        for name, path in read_shared_directories(tree, complete=complete).values():
+            need.setdefault(name, set()).add(path)
     return need
 
 
 def needed_in_the_making(trees: Iterable[Path]) -> Need:
-    """The same for trees that others are about to complete.
+    """The same for trees that are being captured.
 
-    One that cannot say while it is not marked as complete needs nothing that its base does not need too.
-    The list is there before the mark: so a list that is bad although the mark is there is read once more.
+    A tree that is not complete needs nothing that its base does not need too, so its damaged list is ignored.
+    The list exists before `.READY`: if that exists, a damaged list is read once more.
     """
     need: Need = {}
     for tree in trees:
@@ -64,58 +71,63 @@ def needed_in_the_making(trees: Iterable[Path]) -> Need:
     return need
 
 
-def with_those_above(paths: Iterable[bytes]) -> set[bytes]:
-    """These directories, and those on the way to them."""
+def _with_parents(paths: Iterable[bytes]) -> set[bytes]:
+    """These directories and their parents."""
     found: set[bytes] = set()
     for path in paths:
-        above = path
-        while above not in found:
-            found.add(above)
-            above = above.rpartition(b"/")[0]
+        parent = path
+        while parent not in found:
+            found.add(parent)
+            parent = parent.rpartition(b"/")[0]
     return found
 
 
-# --- What a remnant has too much of -----------------------------------------------------------------
+# --- What a retained tree does not need to have -----------------------------------------------------
 
 
 class Excess(NamedTuple):
-    """What nobody needs in one directory of a remnant."""
+    """What no tree needs in one directory of a retained tree."""
 
     path: str
     files: list[str]
     directories: list[str]
 
 
-def is_trimmed(remnant: Path, need: Collection[bytes]) -> bool:
-    """Whether a remnant has nothing but the directories that are needed of it. Changes nothing."""
-    if not need or _others(remnant):
+def is_trimmed(tree: Path, need: Collection[bytes]) -> bool:
+    """Whether a retained tree has nothing except the needed directories. Changes nothing."""
+    if not need or _others(tree):
         return False
-    with TreeWalker(remnant) as way:
-        return next(_excess(way, need), None) is None
+    with TreeWalker(tree) as walker:
+        return next(_excess(walker, need), None) is None
 
 
-def _others(remnant: Path) -> list[str]:
-    """What is beside the payload: the mark first, for what follows is not complete any more."""
-    with Directory.open(remnant) as directory:
+def _others(tree: Path) -> list[str]:
+    """The names beside the payload; `.READY` first, because a trimmed tree is no longer complete."""
+    with Directory.open(tree) as directory:
         return sorted(name for name in directory.names() if name != PAYLOAD)
 
 
 def _inside(path: str) -> str:
-    """The path of a directory of the payload, seen from the remnant: a link in its place is refused too."""
-    return f"{PAYLOAD}/{path}" if path else PAYLOAD
+    """The path of a directory of the payload as seen from the tree: a link in place of either is refused."""
+    return joined(PAYLOAD, path) if path else PAYLOAD
 
 
-def _excess(way: TreeWalker, need: Collection[bytes]) -> Iterator[Excess]:
-    kept = with_those_above(need)
+def _list(walker: TreeWalker, path: str) -> list[tuple[str, bool]] | None:
+    """The names in a directory of the payload, and whether each is a directory; None if it is missing."""
+    try:
+        with calls.scandir(walker.enter(_inside(path))) as listed:
+            return [(each.name, each.is_dir(follow_symlinks=False)) for each in listed]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise io_failure("look at", shown(walker.where(_inside(path))), error) from error
+
+
+def _excess(walker: TreeWalker, need: Collection[bytes]) -> Iterator[Excess]:
+    kept = _with_parents(need)
     for path in sorted(os.fsdecode(each) for each in kept):
         is_needed = os.fsencode(path) in need
-        try:
-            with calls.scandir(way.enter(_inside(path))) as listed:
-                entries = [(each.name, each.is_dir(follow_symlinks=False)) for each in listed]
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # it is lost: whoever reads it tells that
-        except OSError as error:
-            raise io_failure("look at", shown(way.where(_inside(path))), error) from error
+        entries = _list(walker, path) or ()  # verifying a tree reports what is lost
         files = [name for name, is_directory in entries if not is_directory and not is_needed]
         directories = [
             name
@@ -126,39 +138,32 @@ def _excess(way: TreeWalker, need: Collection[bytes]) -> Iterator[Excess]:
             yield Excess(path, files, directories)
 
 
-# --- Whether it has all that is needed --------------------------------------------------------------
+# --- Whether it has everything needed ---------------------------------------------------------------
 
 
 def has_all(tree: Path, need: Iterable[bytes], manifest: Manifest | None) -> bool:
-    """Whether a tree, or what is left of it, has these directories with all their files.
-
-    Which files that are is known by its manifest; without one, only whether the directories are there.
-    """
+    """Whether a tree has these directories, with all files that the manifest (if any) names."""
     try:
-        with TreeWalker(tree) as way:
-            return all(_has(way, path, manifest) for path in need)
+        with TreeWalker(tree) as walker:
+            return all(_has(walker, path, manifest) for path in need)
     except NotFound:
         return False
 
 
-def _has(way: TreeWalker, path: bytes, manifest: Manifest | None) -> bool:
+def _has(walker: TreeWalker, path: bytes, manifest: Manifest | None) -> bool:
     body = None if manifest is None else manifest.body(path)
     if manifest is not None and body is None:
         return False
-    inside = _inside(os.fsdecode(path))
-    try:
-        with calls.scandir(way.enter(inside)) as listed:
-            names = {os.fsencode(each.name) for each in listed}
-    except (FileNotFoundError, NotADirectoryError):
+    listed = _list(walker, os.fsdecode(path))
+    if listed is None:
         return False
-    except OSError as error:
-        raise io_failure("look at", shown(way.where(inside)), error) from error
+    names = {os.fsencode(name) for name, _ in listed}
     entries = {} if body is None else raw_entries(body)
     return all(name in names for name, raw in entries.items() if raw[:1] in (b"f", b"l"))
 
 
 def readable_manifest(tree: Path) -> Manifest | None:
-    """The manifest of a tree, unless it has lost it."""
+    """The manifest of a tree; None if it is lost or damaged."""
     try:
         return Manifest.read(tree)
     except Failure:
@@ -169,111 +174,93 @@ def readable_manifest(tree: Path) -> Manifest | None:
 
 
 class RetainedDirectories:
-    """A new directory, of the file system of the remnants, into which one puts what is to be removed."""
+    """A new directory on the filesystem of the retained trees, for what is to be removed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._count = 0
 
-    def place(self) -> Path:
-        """Where to put the next one."""
+    def free_path(self) -> Path:
+        """A free path in it."""
         self._count += 1
         return self._path / f"bin-{self._count}"
 
 
-def trim(remnant: Path, need: Collection[bytes], bin_: RetainedDirectories) -> None:
-    """Leave of a remnant the directories that are needed of it, and nothing else.
+def trim(tree: Path, need: Collection[bytes], trash: RetainedDirectories) -> None:
+    """Reduce a retained tree to the needed directories, and move the others into the trash.
 
-    What goes is put into the bin. A remnant in which something is
-    mounted is refused. One that was interrupted is finished by the next one.
+    Refuses a tree in which something is mounted. A trim that was interrupted is finished by the next one.
     """
     try:
-        _refuse_mounts(remnant)
+        with TreeWalker(tree) as walker:
+            refuse_mounts(walker.top(), os.fspath(tree), "trimmed")
+            if need:
+                _trim_payload(tree, walker, need, trash)
         if not need:
-            calls.rename(remnant, bin_.place())
+            calls.rename(tree, trash.free_path())
             return
-        with TreeWalker(remnant) as way:
-            _trim_payload(remnant, way, need, bin_)
-        for name in _others(remnant):
-            _discard(remnant, name, bin_)
+        for name in _others(tree):
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISDIR(calls.stat(tree / name, follow_symlinks=False).st_mode):
+                    calls.rename(tree / name, trash.free_path())
+                else:
+                    calls.unlink(tree / name)
     except OSError as error:
-        raise io_failure("trim", shown(os.fspath(remnant)), error) from error
+        raise io_failure("trim", shown(os.fspath(tree)), error) from error
 
 
-def _refuse_mounts(remnant: Path) -> None:
-    with TreeWalker(remnant) as way:
-        mounted = mounts_beneath(way.top())
-    if mounted:
-        raise Refused(
-            f"{remnant} is not touched: something is mounted at {shown(min(mounted))} in it",
-            path=os.fspath(remnant),
-        )
-
-
-def _trim_payload(remnant: Path, way: TreeWalker, need: Collection[bytes], bin_: RetainedDirectories) -> None:
-    excess = list(_excess(way, need))
-    times = _times_of(remnant, way, need, excess)
+def _trim_payload(
+    tree: Path, walker: TreeWalker, need: Collection[bytes], trash: RetainedDirectories
+) -> None:
+    excess = list(_excess(walker, need))
+    times = _note_times(tree, walker, need, excess)
     for each in excess:
-        here = way.enter(_inside(each.path))
-        _make_writable(here)
+        here = walker.enter(_inside(each.path))
+        make_writable(here)
         for name in each.files:
             with contextlib.suppress(FileNotFoundError):
                 calls.unlink(name, dir_fd=here)
         for name in each.directories:
-            _move_out(here, name, bin_.place(), Path(way.where(_inside(each.path), name)))
-        _put_back(here, times.pop(each.path, None))
-    for path, time in times.items():  # of one who was killed before it came to that
+            _move_out(here, name, trash.free_path(), Path(walker.where(_inside(each.path), name)))
+        _restore_time(here, times.pop(each.path, None))
+    for path, time in times.items():  # of a trim that was killed
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            _put_back(way.enter(_inside(path)), time)
+            _restore_time(walker.enter(_inside(path)), time)
 
 
-def _times_of(
-    remnant: Path, way: TreeWalker, need: Collection[bytes], excess: list[Excess]
+def _note_times(
+    tree: Path, walker: TreeWalker, need: Collection[bytes], excess: list[Excess]
 ) -> dict[str, int]:
-    """The times that needed directories have, or had before one who was killed; noted, if there is room."""
-    noted = _noted_times(remnant)
+    """The times of needed directories, as they were before a trim that was killed."""
+    noted = _noted_times(tree)
     times = {path: time for path, time in noted.items() if os.fsencode(path) in need}
     for each in excess:
         if each.directories and os.fsencode(each.path) in need:
-            times.setdefault(each.path, calls.fstat(way.enter(_inside(each.path))).st_mtime_ns)
+            times.setdefault(each.path, calls.fstat(walker.enter(_inside(each.path))).st_mtime_ns)
     if times.keys() - noted.keys():
         content = {os.fsencode(path).hex(): str(time) for path, time in times.items()}
-        with contextlib.suppress(
-            Failure
-        ):  # on a full disk: it helps only after a kill, and only to save space
-            durable.replace(remnant / TIMES, strictjson.encode(content))
+        with contextlib.suppress(Failure):  # on a full disk: the note only helps to share after a kill
+            durable.replace(tree / TIMES, strictjson.encode(content))
     return times
 
 
-def _noted_times(remnant: Path) -> dict[str, int]:
+def _noted_times(tree: Path) -> dict[str, int]:
     try:
-        found = strictjson.decode(durable.read(remnant / TIMES), source=os.fspath(remnant / TIMES))
+        found = strictjson.decode(durable.read(tree / TIMES), source=os.fspath(tree / TIMES))
         return {os.fsdecode(bytes.fromhex(path)): int(str(time)) for path, time in dict(found).items()}
     except (Failure, TypeError, ValueError):
         return {}
 
 
-def _put_back(directory: int, time: int | None) -> None:
+def _restore_time(directory: int, time: int | None) -> None:
     if time is not None and calls.fstat(directory).st_mtime_ns != time:
         calls.utime(directory, ns=(time, time))
 
 
-def _make_writable(directory: int) -> None:
-    mode = calls.fstat(directory).st_mode
-    if mode & stat.S_IRWXU != stat.S_IRWXU:
-        with contextlib.suppress(PermissionError):  # not ours; it may be allowed all the same
-            calls.chmod(directory, stat.S_IMODE(mode) | stat.S_IRWXU)
-
-
 def _move_out(here: int, name: str, target: Path, where: Path) -> None:
-    """Move a directory away; one that changes its parent is itself written to.
-
-    A remnant may be a volume of its own, out of which nothing can be moved: there it is removed at once.
-    """
+    """Move a directory away, or remove it at once if its tree is a subvolume, out of which nothing moves."""
     with contextlib.suppress(FileNotFoundError):
-        status = calls.stat(name, dir_fd=here, follow_symlinks=False)
-        if not status.st_mode & stat.S_IWUSR:
-            calls.chmod(name, stat.S_IMODE(status.st_mode) | stat.S_IRWXU, dir_fd=here)
+        make_movable(here, name)
         try:
             calls.rename(name, target, src_dir_fd=here)
         except OSError as error:
@@ -282,61 +269,40 @@ def _move_out(here: int, name: str, target: Path, where: Path) -> None:
             remove_tree(where)
 
 
-def _discard(remnant: Path, name: str, bin_: RetainedDirectories) -> None:
-    """What is beside the payload, of whatever kind."""
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISDIR(calls.stat(remnant / name, follow_symlinks=False).st_mode):
-            calls.rename(remnant / name, bin_.place())
-        else:
-            calls.unlink(remnant / name)
-
+# --- Reclaimable size -------------------------------------------------------------------------------
 
 _NEVER = 1 << 62
 
 
-def freed_in_turn(going: Sequence[Path], need: Need, remnants: Iterable[Path] = ()) -> list[int]:
-    """How many bytes are free once the first 0, 1, 2, ... of the trees `going` are gone. Never falls.
-
-    `need` is what all other trees need of them, and of the remnants. Blocks that clones share count for each
-    of them.
-    """
-    turns = _Turns()
-    for turn, tree in enumerate(going, 1):
-        try:
-            turns.need(tree, turn)
-        except Corrupt:  # what it needs does not matter once it is gone; and before that nothing is removed
-            continue
-    turns.need_always(need)
+def tree_bytes(trees: Iterable[Path]) -> int:
+    """How many bytes are reclaimable by removing all of these trees, whatever other trees need of them."""
     freed = _Freed()
-    for turn, tree in [(0, each) for each in remnants] + list(enumerate(going, 1)):
-        _count(tree, turns.of(tree.name), turn, freed)
-    return freed.in_turn(len(going))
+    for tree in trees:
+        _count(tree, {}, 0, freed)
+    return freed.in_turn(0)[0]
 
 
-class _Turns:
-    """When each directory that is somebody's home is needed for the last time."""
+def freed_in_turn(trees: Sequence[Path], need: Need, retained: Iterable[Path] = ()) -> list[int]:
+    """How many bytes are reclaimable by removing the first 0, 1, 2, ... of the trees. Never decreases.
 
-    def __init__(self) -> None:
-        self._last: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
-
-    def need(self, tree: Path, turn: int) -> None:
-        """Note what a tree needs until its turn."""
-        for home in read_shared_directories(tree).values():
-            last = self._last[home.tree]
-            last[home.path] = max(turn, last.get(home.path, 0))
-
-    def need_always(self, need: Need) -> None:
-        """Note what is needed by trees that stay."""
-        for tree, paths in need.items():
-            self._last[tree].update(dict.fromkeys(paths, _NEVER))
-
-    def of(self, tree: str) -> dict[bytes, int]:
-        """The directories of a tree that others need, each with the turn until which they do."""
-        return self._last.get(tree, {})
+    `need` is what all other trees need of them and of the retained trees. An inode counts if all of its names
+    are in the trees. Blocks that clones share count for each clone.
+    """
+    last_needed: defaultdict[str, dict[bytes, int]] = defaultdict(dict)  # the turn, by tree and path
+    for turn, tree in enumerate(trees, 1):
+        with contextlib.suppress(Corrupt):  # needs nothing once it is gone; before that, nothing is removed
+            for name, path in read_shared_directories(tree).values():
+                last_needed[name][path] = turn
+    for name, paths in need.items():
+        last_needed[name].update(dict.fromkeys(paths, _NEVER))
+    freed = _Freed()
+    for turn, tree in [(0, each) for each in retained] + list(enumerate(trees, 1)):
+        _count(tree, last_needed[tree.name], turn, freed)
+    return freed.in_turn(len(trees))
 
 
 class _Freed:
-    """What is free from which turn on."""
+    """The bytes that each turn frees."""
 
     def __init__(self) -> None:
         self._bytes: defaultdict[int, int] = defaultdict(int)
@@ -346,7 +312,7 @@ class _Freed:
         self._bytes[turn] += size
 
     def add_name(self, turn: int, status: os.stat_result) -> None:
-        """One of the names of a file."""
+        """Add one of the names of a file."""
         if status.st_nlink == 1:
             self.add(turn, allocated(status))
             return
@@ -361,39 +327,36 @@ class _Freed:
         return list(accumulate(self._bytes[turn] for turn in range(count + 1)))
 
 
-def _count(tree: Path, needed: dict[bytes, int], turn: int, freed: _Freed) -> None:
-    """Add what is in a tree. Its own turn is the first one at which anything of it can be free."""
+def _count(tree: Path, last_needed: dict[bytes, int], turn: int, freed: _Freed) -> None:
+    """Add the content of a tree, nothing of which is reclaimable before its own turn."""
     sizes: dict[str, int] = {}
     until: dict[str, int] = {}
-    inside = len(PAYLOAD) + 1
     waiting = [""]
     try:
-        with TreeWalker(tree) as way:
+        with TreeWalker(tree) as walker:
             while waiting:
                 path = waiting.pop()
                 in_payload = path == PAYLOAD or path.startswith(f"{PAYLOAD}/")
-                last = max(turn, needed.get(os.fsencode(path[inside:]), 0) if in_payload else 0)
+                inside = os.fsencode(path[len(PAYLOAD) + 1 :])
+                last = max(turn, last_needed.get(inside, 0) if in_payload else 0)
                 try:
-                    sizes[path] = _count_directory(way.enter(path), path, last, waiting, freed)
+                    here = walker.enter(path)
+                    with calls.scandir(here) as entries:
+                        for entry in entries:
+                            if entry.is_dir(follow_symlinks=False):
+                                waiting.append(joined(path, entry.name))
+                            else:
+                                freed.add_name(last, entry.stat(follow_symlinks=False))
+                    sizes[path] = allocated(calls.fstat(here))
                 except FileNotFoundError:
                     continue
                 except OSError as error:
-                    raise io_failure("look at", way.where(shown(path)), error) from error
+                    raise io_failure("look at", walker.where(shown(path)), error) from error
                 until[path] = last
     except NotFound:
         return
-    for path in sorted(until, key=len, reverse=True):  # one that has another in it stays as long as that
+    for path in sorted(until, key=len, reverse=True):  # a directory stays as long as its subdirectories
         freed.add(until[path], sizes[path])
-        above = path.rpartition("/")[0]
         if path:
-            until[above] = max(until[above], until[path])
-
-
-def _count_directory(here: int, path: str, turn: int, waiting: list[str], freed: _Freed) -> int:
-    with calls.scandir(here) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(joined(path, entry.name))
-            else:
-                freed.add_name(turn, entry.stat(follow_symlinks=False))
-    return allocated(calls.fstat(here))
+            parent = path.rpartition("/")[0]
+            until[parent] = max(until[parent], until[path])

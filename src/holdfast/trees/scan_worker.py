@@ -1,76 +1,82 @@
-"""The scout, seen from the process that it looks for; what it does is in `scouting`."""
+"""The scan worker: a process that scans a source from its far end while another one captures it.
+
+It walks in reverse name order and reports each directory on its standard output. The capturing process makes
+all decisions, never waits for a report, and needs none.
+
+    report = u32 length of path, u32 length of identity, s32 number of the watch or -1, s64 newest change
+             time in ns, u64 bytes in files, path, identity
+"""
 
 from __future__ import annotations
 
 import os
 import struct
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from holdfast.fs import calls
 from holdfast.fs.directory import Closing, write_all
-from holdfast.fs.mounts import mounts_beneath
-from holdfast.trees.manifest import read_whole
 from holdfast.trees.scan import (
     Listing,
-    TreeWalker,
-    Walker,
+    StatCache,
     directories_in,
     held_time,
     inode_of,
     is_foreign,
     is_identity,
-    joined,
-    look,
+    scan_directory,
 )
-from holdfast.trees.stat_cache import KnownDirectory, SourceWatch, StatCache
-from holdfast.trees.worker_process import processors, program_of, start
+from holdfast.trees.walker import Walker, joined, read_whole
 
-TYPE_CHECKING = False  # what checkers take for true; importing `typing` costs time
+TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
 
 if TYPE_CHECKING:
     import subprocess
 
+    from holdfast.trees.capture_directories import SourceWatch
+    from holdfast.trees.scan import KnownDirectory
+    from holdfast.trees.walker import TreeWalker
 
 REPORT = struct.Struct("<IIiqQ")
-NO_WATCH = -1
+_NO_WATCH = -1
+_KIND, _FILE, _LINK = 0o170000, 0o100000, 0o120000
+
+
+# --- In the worker process --------------------------------------------------------------------------
 
 _STDOUT = 1
-_ENOUGH = 1 << 13  # bytes to send at once
-_KIND, _FILE, _LINK = 0o170000, 0o100000, 0o120000
-_ORDINARY = {_FILE, _LINK}
+_SENT_AT_ONCE = 1 << 13
 
 
 def serve(arguments: list[str]) -> None:
-    """What the scout does: `arguments` are its parent, the source's device and inode, where to listen, paths.
-
-    It ends when all is looked at, when nobody reads its reports any more, or with its parent.
-    """
+    """Scan and report until everything is scanned, nobody reads the reports any more, or the parent ends."""
     parent, device, inode, watch, root, *mounts = arguments
-    _die_with_parent()
+    if sys.platform == "linux":
+        from holdfast.fs import native
+
+        native.die_with_parent()
     try:
-        with Walker(root) as way:
-            top = calls.fstat(way.enter(""))
+        with Walker(root) as walker:
+            top = calls.fstat(walker.enter(""))
             if (top.st_dev, top.st_ino) == (int(device), int(inode)) and os.getppid() == int(parent):
-                _Walk(way, top.st_dev, int(watch), frozenset(mounts)).run(int(parent))
+                _Scan(walker, top.st_dev, int(watch), frozenset(mounts)).run(int(parent))
     except OSError:
-        return  # what there is no report of is looked at by who reads them
+        return  # the capturing process scans what was not reported
 
 
-class _Walk:
-    def __init__(self, way: Walker, device: int, watch: int, mounts: frozenset[str]) -> None:
-        self._way, self._device, self._watch, self._mounts = way, device, watch, mounts
+class _Scan:
+    def __init__(self, walker: Walker, device: int, watch: int, mounts: frozenset[str]) -> None:
+        self._walker, self._device, self._watch, self._mounts = walker, device, watch, mounts
 
     def run(self, parent: int) -> None:
-        """Look at everything, the last first, and report it."""
+        """Scan everything, the last name first, and report it."""
         waiting, size = [""], 0
         unsent: list[bytes] = []
         while waiting and os.getppid() == parent:
             path = waiting.pop()
             try:
-                number, listing = self._look(path)
+                number, listing = self._scan(path)
             except OSError:
                 continue
             if listing is None:
@@ -80,32 +86,30 @@ class _Walk:
             if report:
                 unsent += report
                 size += len(listing.identity)
-            if size >= _ENOUGH or not waiting:
+            if size >= _SENT_AT_ONCE or not waiting:
                 write_all(_STDOUT, b"".join(unsent))
                 unsent, size = [], 0
 
-    def _look(self, path: str) -> tuple[int, Listing | None]:
-        """Listen to a directory and then look at it; None if it is not the source's own."""
-        here = self._way.enter(path)
+    def _scan(self, path: str) -> tuple[int, Listing | None]:
+        """Watch a directory, then scan it; None if it does not belong to the source."""
+        here = self._walker.enter(path)
         own = calls.fstat(here)
         if is_foreign(path, own, self._device, self._mounts):
-            return NO_WATCH, None
-        return self._listen(here), look(here)
+            return _NO_WATCH, None
+        number = _NO_WATCH
+        if sys.platform == "linux" and self._watch >= 0:
+            from holdfast.fs import native
 
-    def _listen(self, here: int) -> int:
-        if sys.platform != "linux" or self._watch < 0:
-            return NO_WATCH
-        from holdfast.fs import native
-
-        calls.chdir(here)  # no other part of this process is in any directory
-        return native.inotify_watch_here(self._watch)
+            calls.chdir(here)  # nothing else in this process depends on the working directory
+            number = native.inotify_watch_here(self._watch)
+        return number, scan_directory(here)
 
 
 def _report(path: str, number: int, listing: Listing) -> list[bytes]:
-    """What to say of a directory; nothing unless all in it are files with one name, and symbolic links."""
+    """The report of a directory; none unless it has only files with one name and symbolic links."""
     statuses = listing.statuses
     kinds = {each.st_mode & _KIND for each in statuses}
-    if listing.linked or kinds - _ORDINARY:
+    if listing.linked or kinds - {_FILE, _LINK}:
         return []
     size = sum([each.st_size for each in statuses])
     if _LINK in kinds:
@@ -115,24 +119,22 @@ def _report(path: str, number: int, listing: Listing) -> list[bytes]:
     return [REPORT.pack(len(where), len(identity), number, newest, size), where, identity]
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        from holdfast.fs import native
+# --- In the capturing process -----------------------------------------------------------------------
 
-        native.die_with_parent()
-
-
-PROGRAM = program_of("holdfast.trees.scan_worker")
-_WORTH_A_SCOUT = 1 << 20  # bytes of the cache: from some 8 000 files on
-_MANY_MOUNTS = 1000
+PROGRAM = (
+    "import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]);"
+    " from holdfast.trees.scan_worker import serve; serve(sys.argv[2:])"
+)
+_PIPE = 1 << 20
+_MOST_MOUNTS = 1000
 _CHUNK = 1 << 18
-_PATIENCE = 8  # directories that we look at before we ask again what the scout has sent
+_SCANS_BETWEEN_READS = 8
 
 
 class ScanReport(NamedTuple):
-    """What the scout saw: a directory with these directories in it; `known` if it is as it was known.
+    """A reported directory; `known` is its record in the cache, if its identity is still the same.
 
-    `newest` is the time of the newest change in it, `watched` whether we are told of changes since.
+    `newest` is the latest change time in it, `watched` whether later changes are noticed.
     """
 
     identity: bytes
@@ -144,72 +146,68 @@ class ScanReport(NamedTuple):
 
 
 class ScanWorker(Closing):
-    """The scout and what it has reported so far. Nothing depends on it."""
+    """A scan worker and its reports so far."""
 
     def __init__(self, process: subprocess.Popen[bytes], watch: SourceWatch | None) -> None:
         assert process.stdout is not None
         self._process = process
         self.pipe = process.stdout.fileno()
+        self.cache = StatCache()
+        """Reports are compared with it."""
         self._watch = watch
-        self._cache = StatCache()
         self._reports: dict[str, ScanReport] = {}
         self._arrived: list[str] = []
         self._unread = bytearray()
-        self._patience = _PATIENCE
+        self._until_read = _SCANS_BETWEEN_READS
         self._running = True
 
     @classmethod
-    def start(cls, source: TreeWalker, cache: Path | None, watch: SourceWatch | None) -> ScanWorker | None:
-        """Send one out; None where that cannot be, or is not worth it by the size of what is known."""
-        if sys.platform == "win32" or _size(cache) < _WORTH_A_SCOUT or processors() < 2 or _is_busy():
+    def start(cls, source: TreeWalker, watch: SourceWatch | None) -> ScanWorker | None:
+        """Start one; None if that is impossible, or no processor is idle."""
+        if sys.platform == "win32" or processors() < 2 or _is_busy():
             return None
+        from holdfast.fs.mounts import mounts_beneath
+
         top = source.enter("")
         own, mounts = calls.fstat(top), mounts_beneath(top)
-        if len(mounts) > _MANY_MOUNTS:
+        if len(mounts) > _MOST_MOUNTS:
             return None
-        listening = NO_WATCH if watch is None else watch.begin()
-        process = start(
-            PROGRAM,
-            (own.st_dev, own.st_ino, listening, source.root, *sorted(mounts)),
-            inherits=() if listening == NO_WATCH else (listening,),
-        )
+        inotify = _NO_WATCH if watch is None else watch.begin()
+        arguments = (os.getpid(), own.st_dev, own.st_ino, inotify, source.root, *sorted(mounts))
+        process = _start_process(arguments, () if inotify == _NO_WATCH else (inotify,))
         if process is None:
             return None
-        scout = cls(process, watch)
-        os.set_blocking(scout.pipe, False)
-        return scout
-
-    def use(self, cache: StatCache) -> None:
-        """Compare what it reports with this."""
-        self._cache = cache
+        worker = cls(process, watch)
+        os.set_blocking(worker.pipe, False)
+        return worker
 
     def find(self, path: str) -> ScanReport | None:
-        """What it saw at `path`, if it has said so by now.
+        """The report of `path`, if it has arrived.
 
-        It has looked at whatever comes later in the order of names before it looked at `path`, but for
-        what is below: so with a directory that has none the scout is of no more use, and is stopped.
+        The worker scans everything that follows `path` in name order before `path`, except what is below. So
+        once it reports a directory without subdirectories, the two have met, and it is stopped.
         """
         report = self._reports.pop(path, None)
         if report is None and self._running:
-            self._patience -= 1
-            if self._patience <= 0:
-                self._patience = _PATIENCE
-                self._listen()
+            self._until_read -= 1
+            if self._until_read <= 0:
+                self._until_read = _SCANS_BETWEEN_READS
+                self._receive()
                 report = self._reports.pop(path, None)
         if report is not None and not report.directories:
             self.stop()
         return report
 
     def arrived(self) -> Iterator[tuple[str, ScanReport]]:
-        """What it has reported since this was last asked, and nobody has asked for."""
+        """The reports that arrived since the last call and that `find` has not returned."""
         arrived, self._arrived = self._arrived, []
         for path in arrived:
             report = self._reports.get(path)
             if report is not None:
                 yield path, report
 
-    def _listen(self) -> None:
-        """Take what it has sent, without waiting for more."""
+    def _receive(self) -> None:
+        """Read what was sent, without waiting for more."""
         more = True
         while more:
             try:
@@ -225,30 +223,30 @@ class ScanWorker(Closing):
         at = 0
         with memoryview(self._unread) as content:
             while len(content) >= at + REPORT.size:
-                path, identity, *said = REPORT.unpack_from(content, at)
+                path, identity, *fields = REPORT.unpack_from(content, at)
                 start = at + REPORT.size + path
                 end = start + identity
                 if len(content) < end:
                     break
-                self._note(bytes(content[start - path : start]), bytes(content[start:end]), *said)
+                self._note(bytes(content[start - path : start]), bytes(content[start:end]), *fields)
                 at = end
         del self._unread[:at]
 
-    def _note(self, path: bytes, identity: bytes, number: int, newest: int, size: int) -> None:
-        where = os.fsdecode(path)
+    def _note(self, encoded: bytes, identity: bytes, number: int, newest: int, size: int) -> None:
+        path = os.fsdecode(encoded)
         watched = number >= 0 and self._watch is not None
         if watched and self._watch is not None:
-            self._watch.adopt(number, where)
+            self._watch.adopt(number, path)
         if not is_identity(identity):
             return
-        known = self._cache.known(inode_of(identity))
+        known = self.cache.known(inode_of(identity))
         if known is not None and known.identity != identity:
             known = None
-        self._reports[where] = ScanReport(identity, known, directories_in(identity), size, newest, watched)
-        self._arrived.append(where)
+        self._reports[path] = ScanReport(identity, known, directories_in(identity), size, newest, watched)
+        self._arrived.append(path)
 
     def stop(self) -> None:
-        """Let it look no further. What it has reported remains."""
+        """Kill the process. Its reports remain."""
         if self._running:
             self._running = False
             self._process.kill()
@@ -261,18 +259,36 @@ class ScanWorker(Closing):
             self._process.stdout.close()
 
 
-def _size(cache: Path | None) -> int:
+def _start_process(arguments: Iterable[object], inherits: tuple[int, ...]) -> subprocess.Popen[bytes] | None:
+    if sys.platform == "win32" or not sys.executable:
+        return None
+    import subprocess
+
+    packages = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 2))
     try:
-        return 0 if cache is None else calls.stat(cache).st_size
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", PROGRAM, packages, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            pass_fds=inherits,
+            process_group=0,  # Ctrl-C in the terminal is for the capturing process to handle
+        )
     except OSError:
-        return 0
+        return None
+    assert process.stdout is not None
+    calls.enlarge_pipe(process.stdout.fileno(), _PIPE)
+    return process
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _is_busy() -> bool:
-    """Whether more is ready to run at this moment than there are processors, as far as the system tells.
-
-    Then the scout would only take turns with us.
-    """
+    """Whether more processes are ready to run than there are processors: a worker would only compete."""
     if sys.platform != "linux":
         return False
     try:

@@ -1,18 +1,17 @@
-"""Where the files of a tree's directories are: in its own payload, or in that of another tree.
+"""Shared directories: which directories of a tree other trees store, and where.
 
-A directory that is as it was in the base is not made again. The tree notes its *home* instead: the tree
-that has it, and its path there. A home really has the directory; it is never a tree that only knows another
-home. So whatever a tree needs of others is in its own list, and a tree that nobody's list names is needed by
-nobody.
+A directory that is as it was in the base is not stored again. The tree records its location instead: the name
+of the tree that really stores it, never of one that only refers to another, and its path there. So whatever a
+tree needs of others is in its own list, and a tree that no list names is needed by none.
 
     file   = "holdfast homes 1\\n", u32 number of trees, tree*, record*, u32 0xffffffff, u32 CRC-32 of what is
              before these two
     tree   = u32 length of name, name
-    record = u32 number of the tree, counted from 0, u32 length of path, u32 length of the path in its home or
-             0xffffffff if that is the same, path, path in its home
+    record = u32 number of the tree from 0, u32 length of path, u32 length of the path there or 0xffffffff if
+             it is the same, path, path there
 
-The other trees stand beside the one that names them, or, once their snapshots are gone, among the
-remnants. Directories without a record are in the tree's own payload; a tree without the file has all of them.
+The other trees stand beside the one that names them or, once their snapshots are gone, among the retained
+directories. A directory without a record is in the tree's own payload; a tree without the file stores all.
 """
 
 from __future__ import annotations
@@ -29,17 +28,8 @@ from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import Closing, write_all
 from holdfast.fs.names import is_safe_name
-from holdfast.trees.manifest import (
-    HOMES,
-    MANIFEST,
-    PAYLOAD,
-    READY,
-    REMNANTS,
-    Manifest,
-    directory_of,
-    read_whole,
-)
-from holdfast.trees.scan import NOFOLLOW, TreeWalker, unreadable, unwritable
+from holdfast.trees.manifest import HOMES, MANIFEST, PAYLOAD, READY, REMNANTS, Manifest, directory_of
+from holdfast.trees.walker import NOFOLLOW, TreeWalker, read_whole, unreadable, unwritable
 
 _MAGIC = b"holdfast homes 1\n"
 _NUMBER = struct.Struct("<I")
@@ -48,13 +38,13 @@ _TAIL = struct.Struct("<II")
 _END = _SAME = 0xFFFFFFFF
 _MOST_OPEN = 32
 _HINT = (
-    "Bring this file back from a copy. Until then nothing that other snapshots have is deleted, for this one "
-    "may need it; the snapshot itself may be, if nothing keeps it."
+    "Bring this file back from a copy. Until then nothing that other snapshots store is deleted, because "
+    "this one may need it; the snapshot itself may be, if nothing keeps it."
 )
 
 
 class SharedDirectory(NamedTuple):
-    """Where the files of a directory are: the name of a tree, and the directory's path in it."""
+    """Where a directory is stored: the name of a tree, and the path in it."""
 
     tree: str
     path: bytes
@@ -64,15 +54,15 @@ class SharedDirectory(NamedTuple):
 
 
 def read_shared_directories(tree: Path, *, complete: bool = True) -> dict[bytes, SharedDirectory]:
-    """The directories of a tree that are in others. `Corrupt` if the list cannot be understood.
+    """The directories of a tree that others store. Raises `Corrupt` if the list cannot be understood.
 
-    Also if a `complete` tree has lost it: its mark says whether there is one.
+    Also if a `complete` tree has lost it: its `.READY` says whether there is one.
     """
     where = f"{os.fspath(tree)}/{HOMES}"
     try:
         content = read_whole(where)
     except FileNotFoundError:
-        if complete and _is_marked(tree):
+        if complete and (_ready_fields(tree) or {}).get(HOMES) is True:
             raise Corrupt(f"{where} is gone", hint=_HINT, path=where) from None
         return {}
     except OSError as error:
@@ -80,22 +70,24 @@ def read_shared_directories(tree: Path, *, complete: bool = True) -> dict[bytes,
     try:
         return _decoded(content)
     except (struct.error, IndexError, ValueError) as error:
-        raise Corrupt(f"{where} is not a list of homes: {error}", hint=_HINT, path=where) from None
+        raise Corrupt(
+            f"{where} is not a list of shared directories: {error}", hint=_HINT, path=where
+        ) from None
 
 
-def _is_marked(tree: Path) -> bool:
-    """Whether the mark of completeness says that there is a list."""
+def _ready_fields(tree: Path) -> dict[str, object] | None:
+    """The content of the tree's `.READY`; None if it is missing or damaged."""
     where = f"{os.fspath(tree)}/{READY}"
     try:
-        said = strictjson.decode(read_whole(where), source=where)
+        fields = strictjson.decode(read_whole(where), source=where)
     except (OSError, Failure):
-        return False
-    return isinstance(said, dict) and said.get(HOMES) is True
+        return None
+    return fields if isinstance(fields, dict) else None
 
 
 def _decoded(content: bytes) -> dict[bytes, SharedDirectory]:
     if not content.startswith(_MAGIC):
-        raise ValueError("it does not begin like one")
+        raise ValueError("it has another first line")
     last, checksum = _TAIL.unpack_from(content, len(content) - _TAIL.size)
     if last != _END or checksum != zlib.crc32(memoryview(content)[: -_TAIL.size]):
         raise ValueError("it is cut off, or was changed")
@@ -106,16 +98,11 @@ def _decoded(content: bytes) -> dict[bytes, SharedDirectory]:
     for _ in range(count):
         (length,) = _NUMBER.unpack_from(content, at)
         at += _NUMBER.size
-        names.append(_checked(content[at : at + length].decode("ascii")))
+        names.append(content[at : at + length].decode("ascii"))
+        if not is_safe_name(names[-1]):  # it would lead elsewhere
+            raise ValueError("it has a name that no tree can have")
         at += length
     return dict(_records(content, at, names))
-
-
-def _checked(name: str) -> str:
-    """The name of a tree leads nowhere else."""
-    if not is_safe_name(name):
-        raise ValueError("it has a name that no tree can have")
-    return name
 
 
 def _records(content: bytes, at: int, names: list[str]) -> Iterator[tuple[bytes, SharedDirectory]]:
@@ -132,180 +119,160 @@ def _records(content: bytes, at: int, names: list[str]) -> Iterator[tuple[bytes,
             at += there
 
 
-def write_homes(tree: Path, homes: Iterable[tuple[bytes, SharedDirectory]]) -> None:
-    """Write the list of a new tree. None is written if there is nothing to say."""
+def write_homes(tree: Path, shared: Iterable[tuple[bytes, SharedDirectory]]) -> None:
+    """Write the list of a new tree, unless it is empty."""
     numbers: dict[str, int] = {}
     records: list[bytes] = []
-    for path, home in homes:
-        number = numbers.setdefault(home.tree, len(numbers))
-        if home.path == path:
+    for path, (name, there) in shared:
+        number = numbers.setdefault(name, len(numbers))
+        if there == path:
             records += (_RECORD.pack(number, len(path), _SAME), path)
         else:
-            records += (_RECORD.pack(number, len(path), len(home.path)), path, home.path)
+            records += (_RECORD.pack(number, len(path), len(there)), path, there)
     if not records:
         return
     names = [name.encode("ascii") for name in numbers]
     head = [_MAGIC, _NUMBER.pack(len(names)), *(_NUMBER.pack(len(name)) + name for name in names)]
     content = b"".join([*head, *records])
-    content += _NUMBER.pack(_END)
-    where = tree / HOMES
     try:
-        descriptor = calls.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o444)
-        try:
-            write_all(descriptor, content + _NUMBER.pack(zlib.crc32(content[: -_NUMBER.size])))
-        finally:
-            calls.close(descriptor)
+        write_file(tree / HOMES, content + _TAIL.pack(_END, zlib.crc32(content)))
     except OSError as error:
-        raise unwritable(os.fspath(where), error) from error
+        raise unwritable(os.fspath(tree / HOMES), error) from error
 
 
 # --- The other trees --------------------------------------------------------------------------------
 
 
 def places_beside(tree: Path, name: str) -> tuple[Path, Path]:
-    """Where the tree of this name may be: beside another one; among the remnants if its snapshot is gone.
-
-    Who opens the first of them that is there, in this order, finds it, though it is moved meanwhile.
-    """
+    """Where another tree may be, beside `tree` or retained; this order finds it even if it is moved."""
     return tree.parent / name, tree.parent.parent / REMNANTS / name
 
 
 def tree_beside(tree: Path, name: str) -> Path:
-    """The one of the two that is there at this moment."""
-    beside, remnant = places_beside(tree, name)
+    """The one of the two that exists at this moment."""
+    beside, retained = places_beside(tree, name)
     try:
         calls.stat(beside, follow_symlinks=False)
     except OSError:
-        return remnant
+        return retained
     return beside
 
 
-def located(tree: Path, homes: Mapping[bytes, SharedDirectory], path: bytes) -> Path:
-    """Where a file of a tree really is."""
+def located(tree: Path, shared: Mapping[bytes, SharedDirectory], path: bytes) -> Path:
+    """The path of a file of a tree in the tree that stores it."""
     directory, _, name = path.rpartition(b"/")
-    home = homes.get(directory)
-    top = tree if home is None else tree_beside(tree, home.tree)
-    inside = directory if home is None else home.path
+    location = shared.get(directory)
+    top = tree if location is None else tree_beside(tree, location.tree)
+    inside = directory if location is None else location.path
     return top / PAYLOAD / os.fsdecode(inside) / os.fsdecode(name)
 
 
 class Stored(Closing):
-    """The way to the directories of a tree, wherever their files are."""
+    """Opens the directories of a tree, wherever they are stored."""
 
-    def __init__(self, tree: Path, homes: Mapping[bytes, SharedDirectory] | None = None) -> None:
-        """`Corrupt` or an `IoFailure` if the tree's own list or payload cannot be read."""
+    def __init__(self, tree: Path) -> None:
+        """Raises `Corrupt` or an `IoFailure` if the tree's list or payload cannot be read."""
         self.tree = tree
-        self.homes = read_shared_directories(tree) if homes is None else homes
+        self.shared = read_shared_directories(tree)
         self.own = TreeWalker(tree / PAYLOAD)
         self._others: dict[str, TreeWalker] = {}
         self._tops: dict[str, str] = {}
 
-    def home(self, path: bytes) -> SharedDirectory:
-        """Where the files of a directory are; in the tree itself, under its own name, if nowhere else."""
-        return self.homes.get(path) or SharedDirectory(self.tree.name, path)
+    def location(self, path: bytes) -> SharedDirectory:
+        """Where a directory is stored; by default in the tree itself, under its own name."""
+        return self.shared.get(path) or SharedDirectory(self.tree.name, path)
 
     def enter(self, path: str) -> int:
-        """The descriptor of a directory, good until the next call.
-
-        Raises the system's own error if there is no such directory.
-        """
-        home = self.homes.get(os.fsencode(path))
-        if home is None:
+        """The descriptor of a directory, valid until the next call. Raises `OSError`."""
+        location = self.shared.get(os.fsencode(path))
+        if location is None:
             return self.own.enter(path)
-        return self._other(home.tree).enter(os.fsdecode(home.path))
+        return self._other(location.tree).enter(os.fsdecode(location.path))
 
     def status(self, path: bytes) -> os.stat_result:
-        """The status of a directory. Raises the system's own error."""
-        home = self.homes.get(path)
-        top = os.fsencode(self.own.root if home is None else self._top(home.tree))
-        inside = path if home is None else home.path
+        """The status of a directory. Raises `OSError`."""
+        location = self.shared.get(path)
+        top = os.fsencode(self.own.root if location is None else self._top(location.tree))
+        inside = path if location is None else location.path
         return calls.stat(top + b"/" + inside if inside else top, follow_symlinks=False)
 
     def where(self, path: str, name: str = "") -> str:
-        """A path in the tree, for messages: where it really is."""
-        home = self.homes.get(os.fsencode(path))
-        if home is None:
+        """The full path of an entry where it is stored."""
+        location = self.shared.get(os.fsencode(path))
+        if location is None:
             return self.own.where(path, name)
-        return "/".join(filter(None, (self._top(home.tree), os.fsdecode(home.path), name)))
+        return "/".join(filter(None, (self._top(location.tree), os.fsdecode(location.path), name)))
 
     def _top(self, name: str) -> str:
-        """The payload of another tree, where it was when it was first asked for: a history may have many."""
+        """The payload of another tree, looked up once: a history may have many."""
         top = self._tops.get(name)
         if top is None:
             top = self._tops[name] = os.fspath(tree_beside(self.tree, name) / PAYLOAD)
         return top
 
     def _other(self, name: str) -> TreeWalker:
-        way = self._others.get(name)
-        if way is None:
-            way = self._open(name)
+        walker = self._others.get(name)
+        if walker is None:
+            walker = self._open(name)
             if len(self._others) >= _MOST_OPEN:
                 self._others.pop(next(iter(self._others))).close()
-            self._others[name] = way
-        return way
+            self._others[name] = walker
+        return walker
 
     def _open(self, name: str) -> TreeWalker:
         missing: Failure | None = None
-        for place in places_beside(self.tree, name):
+        for path in places_beside(self.tree, name):
             try:
-                way = TreeWalker(place / PAYLOAD)
-                self._tops[name] = way.root
-                return way
+                walker = TreeWalker(path / PAYLOAD)
+                self._tops[name] = walker.root
+                return walker
             except Failure as failure:
                 missing = failure
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from missing
 
     def close(self) -> None:
-        """Let go of all descriptors."""
-        self.own.close()
-        for way in self._others.values():
-            way.close()
+        for walker in (self.own, *self._others.values()):
+            walker.close()
         self._others.clear()
 
+
+# --- Sharing a whole tree ---------------------------------------------------------------------------
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 
 def share_tree(tree: Path, new_tree: Path) -> None:
-    """Make `new_tree`, which will stand beside `tree`, one with the same content: it notes where that is."""
+    """Create `new_tree`, which will stand beside `tree`, with the same content: it records the locations."""
     manifest = Manifest.read(tree)
     try:
         calls.mkdir(new_tree)
         calls.mkdir(new_tree / PAYLOAD)
         with Stored(tree) as stored:
             entered = (path for path, body in manifest.records() if directory_of(path, body).kind != "m")
-            write_homes(new_tree, ((path, stored.home(path)) for path in entered))
+            write_homes(new_tree, ((path, stored.location(path)) for path in entered))
         link_or_copy_file(tree / MANIFEST, new_tree / MANIFEST)
-        _mark(tree, new_tree)  # last
+        fields = _ready_fields(tree)
+        if fields is not None:  # last
+            write_file(new_tree / READY, strictjson.encode({**fields, HOMES: True}) + b"\n")
+        else:  # a damaged one stays as it is
+            link_or_copy_file(tree / READY, new_tree / READY)
     except OSError as error:
         raise unwritable(os.fspath(new_tree), error) from error
 
 
-def _mark(tree: Path, new_tree: Path) -> None:
-    """The mark of completeness, which says that there is a list of homes. A damaged one stays what it is."""
-    where = os.fspath(tree / READY)
-    try:
-        said = strictjson.decode(read_whole(where), source=where)
-    except Failure:
-        said = None
-    if isinstance(said, dict):
-        _write(new_tree / READY, strictjson.encode({**said, HOMES: True}) + b"\n")
-    else:
-        link_or_copy_file(tree / READY, new_tree / READY)
-
-
 def link_or_copy_file(source: Path, target: Path) -> None:
-    """Give a file of a tree a second name in another one, or else copy it."""
+    """Link a file of a tree into another tree, or copy it."""
     try:
         calls.link(source, target, follow_symlinks=False)
     except OSError as error:
         if error.errno in _FULL or isinstance(error, FileNotFoundError | FileExistsError):
             raise
-        _write(target, read_whole(os.fspath(source)))
+        write_file(target, read_whole(os.fspath(source)))
 
 
-def _write(target: Path, content: bytes) -> None:
-    descriptor = calls.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o444)
+def write_file(path: Path, content: bytes) -> None:
+    """Create a read-only file of a tree. Raises `OSError`."""
+    descriptor = calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW, 0o444)
     try:
         write_all(descriptor, content)
     finally:

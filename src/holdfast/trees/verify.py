@@ -1,4 +1,4 @@
-"""Whether a snapshot's tree is still what it was when it was taken."""
+"""Verifying a tree against its manifest, and comparing trees and directories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import close_quietly
 from holdfast.fs.paths import is_directory
-from holdfast.trees.capture_directories import DirectoryCapture
+from holdfast.trees.capture_directories import DirectoryCapture, start_scan_worker
+from holdfast.trees.capture_files import CaptureStats
 from holdfast.trees.copy import hash_file
 from holdfast.trees.manifest import (
     HOMES,
@@ -24,19 +25,17 @@ from holdfast.trees.manifest import (
     decode_entry,
     directory_of,
     raw_entries,
-    read_whole,
 )
 from holdfast.trees.payload import READ
-from holdfast.trees.scan import CaptureStats, TreeWalker, shown
-from holdfast.trees.scan_worker import ScanWorker
+from holdfast.trees.scan import StatCache
 from holdfast.trees.shared_dirs import Stored, places_beside
-from holdfast.trees.stat_cache import StatCache
+from holdfast.trees.walker import TreeWalker, read_whole, shown
 
 _PERMISSIONS = 0o777
 
 
 class Problem(NamedTuple):
-    """Something that is wrong with a tree. `what` is one word, `detail` a sentence for people."""
+    """A problem of a tree. `what` is one word, `detail` a sentence for people."""
 
     path: str
     what: str
@@ -47,10 +46,10 @@ class Problem(NamedTuple):
 
 
 def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
-    """Read everything and yield what is wrong: nothing, for a sound tree.
+    """Read everything and yield the problems: none for a sound tree.
 
-    `what` is `ready` (the mark of completeness), `manifest`, `homes`, `missing`, `extra`, `unreadable`,
-    `kind`, `content`, `target`, `mode` or `mtime`.
+    `what` is `ready` (the `.READY` file), `manifest`, `homes` (the list of shared directories), `missing`,
+    `extra`, `unreadable`, `kind`, `content`, `target`, `mode` or `mtime`.
     """
     manifest = yield from _check_manifest(tree, payload_hash)
     if manifest is not None:
@@ -59,15 +58,17 @@ def verify(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
 
 
 def verify_manifest(tree: Path, payload_hash: str | None = None) -> Iterator[Problem]:
-    """Like `verify`, but look only at the mark of completeness, at the manifest, whether what is at the top
-    of the tree is there, and whether the trees are that have some of its directories: no file is read."""
+    """Like `verify`, but read no file of the payload.
+
+    Checks `.READY`, the manifest, the entries at the top, and the trees that store shared directories.
+    """
     manifest = yield from _check_manifest(tree, payload_hash)
     if manifest is not None:
         yield from _check_top(tree, manifest)
 
 
 def _check_manifest(tree: Path, payload_hash: str | None) -> Generator[Problem, None, Manifest | None]:
-    """Check the mark and the manifest; return the manifest if it can be understood."""
+    """Check `.READY` and the manifest; return the manifest if it is readable."""
     yield from _check_ready(tree, payload_hash)
     try:
         manifest = Manifest.read(tree)
@@ -81,7 +82,7 @@ def _check_manifest(tree: Path, payload_hash: str | None) -> Generator[Problem, 
         return None
     found = manifest.payload_hash
     if payload_hash is not None and found != payload_hash:
-        yield Problem("manifest", "manifest", f"its hash is {found}, but must be {payload_hash}")
+        yield Problem("manifest", "manifest", f"its hash is {found}, not {payload_hash}")
     return manifest
 
 
@@ -89,14 +90,14 @@ def _check_ready(tree: Path, payload_hash: str | None) -> Iterator[Problem]:
     where = os.fspath(tree / READY)
     try:
         fields = strictjson.decode(read_whole(where), source=where)
-        said = fields.get("payload_hash") if isinstance(fields, dict) else None
+        found = fields.get("payload_hash") if isinstance(fields, dict) else None
     except FileNotFoundError:
         yield Problem(READY, "ready", "the tree is not marked as complete")
     except (OSError, Failure) as error:
-        yield Problem(READY, "ready", f"the mark of completeness cannot be read: {error}")
+        yield Problem(READY, "ready", f"{READY} cannot be read: {error}")
     else:
-        if payload_hash is not None and said != payload_hash:
-            yield Problem(READY, "ready", f"it names the hash {said}, but that must be {payload_hash}")
+        if payload_hash is not None and found != payload_hash:
+            yield Problem(READY, "ready", f"it has the hash {found}, not {payload_hash}")
 
 
 def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
@@ -106,11 +107,11 @@ def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
     with stored:
         lost_trees = [
             name
-            for name in sorted({each.tree for each in stored.homes.values()})
-            if not any(is_directory(place / PAYLOAD) for place in places_beside(tree, name))
+            for name in sorted({each.tree for each in stored.shared.values()})
+            if not any(is_directory(each / PAYLOAD) for each in places_beside(tree, name))
         ]
         for name in lost_trees:
-            yield Problem(HOMES, "missing", f"the tree {name}, which has some of its files, is gone")
+            yield Problem(HOMES, "missing", f"the tree {name}, which stores some of its files, is gone")
         if lost_trees:
             return
         try:
@@ -127,15 +128,14 @@ def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
     lost |= {
         path
         for path, body in manifest.records()
-        if path and b"/" not in path and path not in stored.homes and path not in directories
+        if path and b"/" not in path and path not in stored.shared and path not in directories
         if directory_of(path, body).kind != "m"
     }
     for path in sorted(lost):
-        yield _problem(path, "missing", "it is in the manifest, but not there")
+        yield _problem(path, "missing", "it is in the manifest but does not exist")
 
 
 def _opened(tree: Path) -> Generator[Problem, None, Stored | None]:
-    """The way to what a tree has; None if there is none."""
     try:
         return Stored(tree)
     except Corrupt as failure:
@@ -171,7 +171,7 @@ def _check_payload(
 def _check_directory(
     stored: Stored, path: bytes, entries: dict[bytes, bytes], below: set[bytes]
 ) -> Iterator[Problem]:
-    elsewhere = path in stored.homes  # with directories below it that are that tree's own affair
+    elsewhere = path in stored.shared  # subdirectories there belong to that tree
     try:
         here = stored.enter(os.fsdecode(path))
         with calls.scandir(here) as listed:
@@ -199,43 +199,45 @@ def _check_entry(here: int, entry: ManifestEntry) -> Iterator[Problem]:
             if not stat.S_ISLNK(status.st_mode):
                 yield _problem(entry.path, "kind", "it is not a symbolic link")
             elif os.fsencode(calls.readlink(name, dir_fd=here)) != entry.target:
-                yield _problem(entry.path, "target", "the symbolic link leads elsewhere")
+                yield _problem(entry.path, "target", "the symbolic link has another target")
         elif entry.kind == "f":
             if not stat.S_ISREG(status.st_mode):
                 yield _problem(entry.path, "kind", "it is not a file")
             else:
                 yield from _check_file(here, name, entry, status)
     except FileNotFoundError:
-        yield _problem(entry.path, "missing", "it is in the manifest, but not there")
+        yield _problem(entry.path, "missing", "it is in the manifest but does not exist")
     except OSError as error:
         yield _problem(entry.path, "unreadable", f"it cannot be read: {error.strerror}")
 
 
 def _check_file(here: int, name: str, entry: ManifestEntry, status: os.stat_result) -> Iterator[Problem]:
     if status.st_size != entry.size:
-        yield _problem(entry.path, "content", f"it has {status.st_size} bytes, but must have {entry.size}")
+        yield _problem(entry.path, "content", f"it has {status.st_size} bytes, not {entry.size}")
         return
     reading = calls.open(name, READ, dir_fd=here)
     try:
         if hash_file(reading, status.st_size).digest.hex() != entry.sha256:
-            yield _problem(entry.path, "content", "its content is not what was captured")
+            yield _problem(entry.path, "content", "its content differs from what was captured")
     finally:
         close_quietly(reading)
     if status.st_mode & _PERMISSIONS | 0o400 != entry.mode & _PERMISSIONS | 0o400:
         yield _problem(entry.path, "mode", f"its mode is {stat.S_IMODE(status.st_mode):04o}")
     if status.st_mtime_ns != entry.mtime_ns:
-        yield _problem(entry.path, "mtime", "its time of modification was changed")
+        yield _problem(entry.path, "mtime", "its modification time differs")
 
 
 def _problem(path: bytes, what: str, detail: str) -> Problem:
     return Problem(shown(os.fsdecode(path)) or ".", what, detail)
 
 
-Records = Iterator[tuple[bytes, bytes]]
+# --- Comparing --------------------------------------------------------------------------------------
+
+_Records = Iterator[tuple[bytes, bytes]]
 
 
 class Change(NamedTuple):
-    """One difference. `what` is `added`, `removed` or `modified`; `aspects` say in what respect.
+    """One difference. `what` is `added`, `removed` or `modified`; `aspects` say how.
 
     Aspects: `kind`, `content`, `mode`, `owner`, `mtime`, `target`, `device`, `xattrs`, `links`.
     """
@@ -248,36 +250,23 @@ class Change(NamedTuple):
 
 
 def compare(tree_a: Path, tree_b: Path) -> Iterator[Change]:
-    """What is different in the second tree, in the order of the paths' parts."""
+    """The changes from the first tree to the second, in the order of the path components."""
     yield from _compare(Manifest.read(tree_a).records(), Manifest.read(tree_b).records())
 
 
 def changes(source: Path, tree: Path | None, *, cache: Path | None = None) -> Iterator[Change]:
-    """What is different in a directory from what the snapshot holds; without one, all of it is added.
-
-    Files that the cache of the directory's last capture knows are not read.
-    """
-    records: Records = iter(()) if tree is None else Manifest.read(tree).records()
+    """The changes from a tree (None: from nothing) to a directory; files as in the cache are not read."""
+    records: _Records = iter(()) if tree is None else Manifest.read(tree).records()
     with ExitStack() as stack:
-        way = stack.enter_context(TreeWalker(source))
-        scout = ScanWorker.start(way, cache, None)
-        if scout is not None:
-            stack.enter_context(scout)
-        yield from _compare(records, _scan(way, cache, scout))
+        walker = stack.enter_context(TreeWalker(source))
+        worker = start_scan_worker(stack, walker, cache)
+        known = StatCache.read(cache, calls.fstat(walker.enter("")).st_dev)
+        directories = DirectoryCapture(walker, cache=known, stats=CaptureStats(), worker=worker)
+        yield from _compare(records, ((each.encoded, each.body) for each in directories.capture_all()))
 
 
-def _scan(way: TreeWalker, cache: Path | None, scout: ScanWorker | None) -> Records:
-    device = calls.fstat(way.enter("")).st_dev
-    known = StatCache.read(cache, device)
-    if scout is not None:
-        scout.use(known)
-    intake = DirectoryCapture(way, cache=known, tally=CaptureStats(), scout=scout)
-    for taken in intake.take_all():
-        yield taken.encoded, taken.body
-
-
-def _compare(old: Records, new: Records) -> Iterator[Change]:
-    """Merge two sequences of directories; equal ones are skipped as a whole."""
+def _compare(old: _Records, new: _Records) -> Iterator[Change]:
+    """Merge two sequences of directories; equal records are skipped as a whole."""
     one, other = next(old, None), next(new, None)
     while one is not None or other is not None:
         order = _order(one, other)

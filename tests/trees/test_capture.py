@@ -15,23 +15,17 @@ import pytest
 
 from holdfast.errors import ConsistencyUnavailable, IoFailure, NotFound, NotReadable
 from holdfast.fs import calls, native
-from holdfast.trees import (
-    PAYLOAD,
-    READY,
-    Captured,
-    Engine,
-    capture,
-    compare,
-    materialise,
-    read_manifest,
-    read_shared_directories,
-    remove_tree,
-    verify,
-)
-from holdfast.trees import capture_directories as intakes
+from holdfast.trees import capture_directories as directories
 from holdfast.trees import scan as scanning
-from holdfast.trees.capture_directories import CapturedDirectory
-from holdfast.trees.stat_cache import SourceWatch, StatCache
+from holdfast.trees.capture import Captured, capture
+from holdfast.trees.capture_directories import CapturedDirectory, SourceWatch
+from holdfast.trees.engines import Engine
+from holdfast.trees.manifest import PAYLOAD, READY, read_manifest
+from holdfast.trees.restore import materialise
+from holdfast.trees.scan import StatCache
+from holdfast.trees.shared_dirs import read_shared_directories
+from holdfast.trees.verify import compare, verify
+from holdfast.trees.walker import remove_tree
 from proof.interpose import Attempt, interposed
 from tests.support.loop_mounts import LoopMount
 from tests.trees.groves import grow, seen, set_xattr
@@ -39,7 +33,7 @@ from tests.trees.groves import grow, seen, set_xattr
 FILES = {f"d{number}/f{each}": b"%d %d" % (number, each) for number in range(3) for each in range(4)}
 
 
-class Desk:
+class Snapshots:
     """A source and its snapshots."""
 
     def __init__(self, place: Path) -> None:
@@ -67,8 +61,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    made = Desk(tmp_path)
+def snapshots(tmp_path: Path) -> Snapshots:
+    made = Snapshots(tmp_path)
     made.fill(FILES)
     made.settle()
     return made
@@ -98,10 +92,10 @@ def reads_during(action: Callable[[], object], source: Path) -> list[str]:
 
 
 @pytest.mark.req("WT-12")
-def test_a_second_capture_reads_nothing_and_stores_nothing(desk: Desk) -> None:
-    first, captured = desk.take()
-    opened = reads_during(desk.take, desk.source)
-    second = desk.place / "tree-2"
+def test_a_second_capture_reads_nothing_and_stores_nothing(snapshots: Snapshots) -> None:
+    first, captured = snapshots.take()
+    opened = reads_during(snapshots.take, snapshots.source)
+    second = snapshots.place / "tree-2"
 
     assert opened == []
     assert list((second / PAYLOAD).iterdir()) == []
@@ -111,15 +105,15 @@ def test_a_second_capture_reads_nothing_and_stores_nothing(desk: Desk) -> None:
     assert list(verify(second, captured.payload_hash)) == []
 
 
-def test_only_what_changed_is_read_and_stored(desk: Desk) -> None:
-    first, _ = desk.take()
-    (desk.source / "d1/f2").write_bytes(b"changed")
-    (desk.source / "d2/f0").unlink()
-    (desk.source / "d0/new").write_bytes(b"new")
-    (desk.source / "d0/f1").chmod(0o600)
-    desk.settle()
-    opened = reads_during(desk.take, desk.source)
-    second = desk.place / "tree-2"
+def test_only_what_changed_is_read_and_stored(snapshots: Snapshots) -> None:
+    first, _ = snapshots.take()
+    (snapshots.source / "d1/f2").write_bytes(b"changed")
+    (snapshots.source / "d2/f0").unlink()
+    (snapshots.source / "d0/new").write_bytes(b"new")
+    (snapshots.source / "d0/f1").chmod(0o600)
+    snapshots.settle()
+    opened = reads_during(snapshots.take, snapshots.source)
+    second = snapshots.place / "tree-2"
 
     assert sorted(set(opened)) == ["d0/f1", "d0/new", "d1/f2"]
     fresh = {
@@ -136,20 +130,20 @@ def test_only_what_changed_is_read_and_stored(desk: Desk) -> None:
     ]
 
 
-def test_a_renamed_directory_is_neither_read_nor_stored_again(desk: Desk) -> None:
-    desk.take()
-    (desk.source / "d1").rename(desk.source / "moved")
-    desk.settle()
-    opened = reads_during(desk.take, desk.source)
+def test_a_renamed_directory_is_neither_read_nor_stored_again(snapshots: Snapshots) -> None:
+    snapshots.take()
+    (snapshots.source / "d1").rename(snapshots.source / "moved")
+    snapshots.settle()
+    opened = reads_during(snapshots.take, snapshots.source)
 
     assert opened == []
-    assert list(verify(desk.place / "tree-2")) == []
+    assert list(verify(snapshots.place / "tree-2")) == []
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "garbage", "bit", "foreign"])
-def test_a_cache_that_is_no_good_costs_time_only(desk: Desk, damage: str) -> None:
-    _, before = desk.take()
-    content = desk.cache.read_bytes()
+def test_a_cache_that_is_no_good_costs_time_only(snapshots: Snapshots, damage: str) -> None:
+    _, before = snapshots.take()
+    content = snapshots.cache.read_bytes()
     damaged = {
         "missing": None,
         "cut": content[:-20],
@@ -157,32 +151,34 @@ def test_a_cache_that_is_no_good_costs_time_only(desk: Desk, damage: str) -> Non
         "bit": content[:200] + bytes([content[200] ^ 1]) + content[201:],
         "foreign": content[:24] + b"\xff" + content[25:],
     }[damage]
-    desk.cache.unlink()
+    snapshots.cache.unlink()
     if damaged is not None:
-        desk.cache.write_bytes(damaged)
-    _, after = desk.take()
+        snapshots.cache.write_bytes(damaged)
+    _, after = snapshots.take()
 
     assert after.payload_hash == before.payload_hash
     assert after.stored_bytes == 0  # what is the same is linked even so
-    assert reads_during(desk.take, desk.source) == []  # the cache is whole again
+    assert reads_during(snapshots.take, snapshots.source) == []  # the cache is whole again
 
 
-def test_the_snapshot_shares_nothing_with_the_source(desk: Desk) -> None:
+def test_the_snapshot_shares_nothing_with_the_source(snapshots: Snapshots) -> None:
     for engine in (Engine.COPY, Engine.LINKED, Engine.REFLINK):
-        tree, _ = desk.take(engine=engine)
-        assert not set(inodes(tree).values()) & set(inodes(desk.source).values())
+        tree, _ = snapshots.take(engine=engine)
+        assert not set(inodes(tree).values()) & set(inodes(snapshots.source).values())
 
 
-def test_what_a_damaged_base_has_lost_is_taken_from_the_source(desk: Desk) -> None:
-    first, _ = desk.take()
+def test_what_a_damaged_base_has_lost_is_taken_from_the_source(snapshots: Snapshots) -> None:
+    first, _ = snapshots.take()
     (first / PAYLOAD / "d1/f1").unlink()
     remove_tree(first / PAYLOAD / "d2")
-    second, captured = desk.take()
+    second, captured = snapshots.take()
 
     assert list(verify(second, captured.payload_hash)) == []
 
 
-def test_at_the_limit_of_links_files_are_copied(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_limit_of_links_files_are_copied(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link, limit = calls.link, 3
 
     def limited(source: Any, target: Any, **options: Any) -> None:
@@ -193,20 +189,20 @@ def test_at_the_limit_of_links_files_are_copied(desk: Desk, monkeypatch: pytest.
     monkeypatch.setattr(calls, "link", limited)
     trees = []
     for number in range(limit + 2):
-        (desk.source / "d0/f1").write_bytes(b"%d" % number)
-        desk.settle()
-        trees.append(desk.take())
+        (snapshots.source / "d0/f1").write_bytes(b"%d" % number)
+        snapshots.settle()
+        trees.append(snapshots.take())
 
     assert all(list(verify(tree, captured.payload_hash)) == [] for tree, captured in trees)
     assert len({inodes(tree / PAYLOAD)["d0/f0"] for tree, _ in trees}) == 2
 
 
 def test_a_full_disk_fails_the_links_of_a_changed_directory(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.take()
-    (desk.source / "d1/f2").write_bytes(b"changed")
-    desk.settle()
+    snapshots.take()
+    (snapshots.source / "d1/f2").write_bytes(b"changed")
+    snapshots.settle()
     link = calls.link
     made: list[object] = []
 
@@ -218,21 +214,21 @@ def test_a_full_disk_fails_the_links_of_a_changed_directory(
 
     monkeypatch.setattr(calls, "link", full)
     with pytest.raises(IoFailure, match="No space left"):
-        desk.take()
-    assert not (desk.place / "tree-2" / READY).exists()
+        snapshots.take()
+    assert not (snapshots.place / "tree-2" / READY).exists()
 
 
 # --- Files that changed just now --------------------------------------------------------------------
 
 
-def racy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def racy(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """Capture, change a file so that no status shows it, capture again; return what the second one missed.
 
     The times are those of a file system with coarse ticks: the marks of the two states are made equal.
     """
-    target = desk.source / "d1/f1"
+    target = snapshots.source / "d1/f1"
     target.write_bytes(b"old!")
-    desk.take()
+    snapshots.take()
     inode = target.stat().st_ino
     frozen = scanning.mark_of(target.stat())
     target.write_bytes(b"new!")
@@ -252,29 +248,33 @@ def racy(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
             return frozen if fields[0] == inode else pack(*fields)
 
     monkeypatch.setattr(scanning, "MARK", Frozen)
-    second, _ = desk.take()
+    second, _ = snapshots.take()
     wanted = hashlib.sha256(b"new!").hexdigest()
     return [each.path for each in read_manifest(second) if each.path == b"d1/f1" and each.sha256 != wanted]
 
 
-def test_a_file_that_changed_just_before_is_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert racy(desk, monkeypatch) == []
+def test_a_file_that_changed_just_before_is_read_again(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert racy(snapshots, monkeypatch) == []
 
 
-def test_trusting_the_times_of_such_a_file_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusting_the_times_of_such_a_file_is_found(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Planted: marks of recent files are kept in the cache."""
     monkeypatch.setattr(
         "holdfast.trees.capture_directories.without_recent", lambda identity, _listing, _now: identity
     )
-    assert racy(desk, monkeypatch) == [b"d1/f1"]
+    assert racy(snapshots, monkeypatch) == [b"d1/f1"]
 
 
-def racy_directory(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def racy_directory(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The same for an extended attribute of a directory."""
-    target = desk.source / "d1"
-    desk.settle()
+    target = snapshots.source / "d1"
+    snapshots.settle()
     set_xattr(target, "user.colour", b"red")
-    first, _ = desk.take()
+    first, _ = snapshots.take()
     if not any(each.xattrs for each in read_manifest(first)):
         pytest.skip("no extended attributes here")
     own_mark, frozen = scanning.own_mark, target.stat()
@@ -284,23 +284,25 @@ def racy_directory(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         return own_mark(frozen if own.st_ino == frozen.st_ino else own, *lengths)
 
     monkeypatch.setattr(scanning, "own_mark", standing_still)
-    second, _ = desk.take()
+    second, _ = snapshots.take()
     wanted = ((b"user.colour", b"blue"),)
     return [each.path for each in read_manifest(second) if each.path == b"d1" and each.xattrs != wanted]
 
 
 def test_a_directory_that_changed_just_before_is_read_again(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert racy_directory(desk, monkeypatch) == []
+    assert racy_directory(snapshots, monkeypatch) == []
 
 
-def test_trusting_the_time_of_such_a_directory_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusting_the_time_of_such_a_directory_is_found(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Planted: the time of a directory that changed just before is kept in the cache."""
     monkeypatch.setattr(
         "holdfast.trees.capture_directories.without_recent", lambda identity, _listing, _now: identity
     )
-    assert racy_directory(desk, monkeypatch) == [b"d1"]
+    assert racy_directory(snapshots, monkeypatch) == [b"d1"]
 
 
 # --- A source that changes meanwhile ----------------------------------------------------------------
@@ -338,19 +340,19 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.sampled(21)
 def test_whatever_changes_after_it_was_captured_is_noticed(
-    desk: Desk, name: str, listening: bool, known: bool, monkeypatch: pytest.MonkeyPatch
+    snapshots: Snapshots, name: str, listening: bool, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if listening:
         monkeypatch.setattr("holdfast.trees.capture_directories._WORTH_WATCHING", 0)
-        monkeypatch.setattr("holdfast.trees.capture.second_look", lambda *_: None)
+        monkeypatch.setattr("holdfast.trees.capture.scan_again", lambda *_: None)
     if known:
-        desk.take()
+        snapshots.take()
     with pytest.raises(ConsistencyUnavailable, match=r"changed while it was captured: (d0|e0|\.)"):
-        desk.take(progress=changes_at(2, lambda: CHANGES[name](desk.source)))
+        snapshots.take(progress=changes_at(2, lambda: CHANGES[name](snapshots.source)))
 
 
 def test_what_changes_just_before_we_listen_makes_all_be_looked_at_again(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody tells us of it; only the time of the directory does."""
     monkeypatch.setattr("holdfast.trees.capture_directories._WORTH_WATCHING", 0)
@@ -359,52 +361,52 @@ def test_what_changes_just_before_we_listen_makes_all_be_looked_at_again(
 
     def change_and_add(watch: SourceWatch, directory: int, path: str) -> bool:
         if path == "d1":
-            (desk.source / "d1/f0").unlink()
+            (snapshots.source / "d1/f0").unlink()
         return add(watch, directory, path)
 
-    def noted(_source: object, taken: Iterable[CapturedDirectory], _tally: object) -> None:
-        again.extend(each.path for each in taken)
+    def noted(_source: object, captured: Iterable[CapturedDirectory], _stats: object) -> None:
+        again.extend(each.path for each in captured)
 
     monkeypatch.setattr(SourceWatch, "add", change_and_add)
-    monkeypatch.setattr("holdfast.trees.capture.second_look", noted)
-    desk.take()
+    monkeypatch.setattr("holdfast.trees.capture.scan_again", noted)
+    snapshots.take()
 
     assert again == ["", "d0", "d1", "d2"]
 
 
-def test_best_effort_goes_on_when_files_vanish_and_directories_change(desk: Desk) -> None:
+def test_best_effort_goes_on_when_files_vanish_and_directories_change(snapshots: Snapshots) -> None:
     def wreck() -> None:
-        remove_tree(desk.source / "d1")
-        (desk.source / "d2/f1").unlink()
-        (desk.source / "d2/f2").write_bytes(b"something else altogether")
+        remove_tree(snapshots.source / "d1")
+        (snapshots.source / "d2/f1").unlink()
+        (snapshots.source / "d2/f2").write_bytes(b"something else altogether")
 
-    tree, captured = desk.take(quiesced=False, progress=changes_at(1, wreck))
+    tree, captured = snapshots.take(quiesced=False, progress=changes_at(1, wreck))
 
     assert list(verify(tree, captured.payload_hash)) == []
     names = {each.path for each in read_manifest(tree)}
     assert b"d2/f0" in names
     assert b"d1/f0" not in names
-    materialise(tree, desk.place / "restored")
+    materialise(tree, snapshots.place / "restored")
 
 
-def test_a_directory_that_becomes_a_link_is_not_followed(desk: Desk, tmp_path: Path) -> None:
+def test_a_directory_that_becomes_a_link_is_not_followed(snapshots: Snapshots, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"secret")
 
     def swap() -> None:
-        remove_tree(desk.source / "d1")
-        (desk.source / "d1").symlink_to(outside)
+        remove_tree(snapshots.source / "d1")
+        (snapshots.source / "d1").symlink_to(outside)
 
-    tree, _ = desk.take(quiesced=False, progress=changes_at(1, swap))
+    tree, _ = snapshots.take(quiesced=False, progress=changes_at(1, swap))
 
     assert not any(b"secret" in each.path for each in read_manifest(tree))
 
 
-def test_the_source_itself_may_not_vanish(desk: Desk) -> None:
-    remove_tree(desk.source)
+def test_the_source_itself_may_not_vanish(snapshots: Snapshots) -> None:
+    remove_tree(snapshots.source)
     with pytest.raises(NotFound):
-        desk.take()
+        snapshots.take()
 
 
 # --- What cannot be read or written -----------------------------------------------------------------
@@ -447,23 +449,25 @@ def _capture_and_restore(place: Path, out: Path) -> str:
 
 def test_a_file_that_may_not_be_read_is_named(scratch: Path) -> None:
     scratch.chmod(0o755)
-    desk = Desk(scratch)
-    desk.fill({"a/fine": b"", "a/secret": b""})
-    (desk.source / "a/secret").chmod(0o600)
+    snapshots = Snapshots(scratch)
+    snapshots.fill({"a/fine": b"", "a/secret": b""})
+    (snapshots.source / "a/secret").chmod(0o600)
 
-    assert as_nobody(scratch).startswith(f"{NotReadable.code} cannot read {desk.source}/a/secret: ")
+    assert as_nobody(scratch).startswith(f"{NotReadable.code} cannot read {snapshots.source}/a/secret: ")
 
 
 def test_without_rights_the_owner_is_recorded_and_its_loss_reported(scratch: Path) -> None:
     scratch.chmod(0o755)
-    desk = Desk(scratch)
-    desk.fill({"a/b": b"mine", "c": b"mine"})
-    _, captured = desk.take(engine=Engine.COPY, cache=None)
+    snapshots = Snapshots(scratch)
+    snapshots.fill({"a/b": b"mine", "c": b"mine"})
+    _, captured = snapshots.take(engine=Engine.COPY, cache=None)
 
     assert as_nobody(scratch) == f"{captured.payload_hash} 4"  # two files, two directories
 
 
-def test_a_full_disk_is_a_failure_and_no_tree_is_ready(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_failure_and_no_tree_is_ready(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = calls.write
 
     def full(descriptor: int, content: Any) -> int:
@@ -473,8 +477,8 @@ def test_a_full_disk_is_a_failure_and_no_tree_is_ready(desk: Desk, monkeypatch: 
 
     monkeypatch.setattr(calls, "write", full)
     with pytest.raises(IoFailure, match="No space left"):
-        desk.take()
-    assert not (desk.place / "tree-1" / READY).exists()
+        snapshots.take()
+    assert not (snapshots.place / "tree-1" / READY).exists()
 
 
 # --- Odd trees --------------------------------------------------------------------------------------
@@ -497,12 +501,12 @@ def test_a_mount_point_is_not_entered(tmp_path: Path, loop_mount: Callable[[str]
     tree = tmp_path / "tree"
     captured = capture(mounted.path.parent, tree, engine=Engine.COPY, quiesced=False)
 
-    assert captured.not_preserved == ("ext4: another file system is mounted there",)
+    assert captured.not_preserved == ("ext4: another filesystem is mounted there",)
     assert {each.path: each.kind for each in read_manifest(tree)}[b"ext4"] == "m"
     assert list(verify(tree, captured.payload_hash)) == []
     restored = materialise(tree, tmp_path / "restored")
     assert (tmp_path / "restored" / "ext4").is_dir()
-    assert restored.not_preserved == ("ext4: what is mounted there was not captured",)
+    assert restored.not_preserved == ("ext4: the filesystem mounted there was not captured",)
 
 
 def test_a_tree_deeper_than_any_path_is_captured_restored_and_removed(tmp_path: Path) -> None:
@@ -530,15 +534,15 @@ def test_a_tree_deeper_than_any_path_is_captured_restored_and_removed(tmp_path: 
         assert not (tmp_path / each).exists()
 
 
-def test_a_new_name_for_an_inode_elsewhere_is_seen(desk: Desk) -> None:
+def test_a_new_name_for_an_inode_elsewhere_is_seen(snapshots: Snapshots) -> None:
     """A directory whose files have other names is never taken as a whole: they may have moved."""
-    os.link(desk.source / "d0/f0", desk.source / "d2/twin")
-    desk.settle()
-    first, _ = desk.take()
-    (desk.source / "d0").rename(desk.source / "z0")
-    desk.settle()
-    second, cached = desk.take()
-    _, plain = desk.take(engine=Engine.COPY, base=None, cache=None)
+    os.link(snapshots.source / "d0/f0", snapshots.source / "d2/twin")
+    snapshots.settle()
+    first, _ = snapshots.take()
+    (snapshots.source / "d0").rename(snapshots.source / "z0")
+    snapshots.settle()
+    second, cached = snapshots.take()
+    _, plain = snapshots.take(engine=Engine.COPY, base=None, cache=None)
 
     assert cached.payload_hash == plain.payload_hash
     links = {each.path: each.first_link for each in read_manifest(second) if each.first_link}
@@ -548,9 +552,9 @@ def test_a_new_name_for_an_inode_elsewhere_is_seen(desk: Desk) -> None:
     }
 
 
-def test_progress_counts_up(desk: Desk) -> None:
+def test_progress_counts_up(snapshots: Snapshots) -> None:
     told: list[tuple[int, int]] = []
-    _, captured = desk.take(progress=lambda files, size: told.append((files, size)))
+    _, captured = snapshots.take(progress=lambda files, size: told.append((files, size)))
 
     assert told == sorted(told)
     assert told[-1] == (captured.files, captured.bytes)
@@ -578,74 +582,78 @@ def test_a_restored_directory_is_captured_without_reading_it(tmp_path: Path) -> 
     assert seen(restored) == seen(source)
 
 
-def test_a_linked_payload_is_found(desk: Desk) -> None:
+def test_a_linked_payload_is_found(snapshots: Snapshots) -> None:
     """Planted: a snapshot that hard-links the source changes with it, and `verify` says so."""
-    tree, captured = desk.take()
+    tree, captured = snapshots.take()
     (tree / PAYLOAD / "d0/f0").unlink()
-    os.link(desk.source / "d0/f0", tree / PAYLOAD / "d0/f0")
-    (desk.source / "d0/f0").write_bytes(b"9 9")
+    os.link(snapshots.source / "d0/f0", tree / PAYLOAD / "d0/f0")
+    (snapshots.source / "d0/f0").write_bytes(b"9 9")
 
     problem = next(verify(tree, captured.payload_hash))
     assert (problem.path, problem.what) == ("d0/f0", "content")
 
 
-# --- What changes between the look and the reading -----------------------------------------------------
+# --- What changes between the scan and the reading -----------------------------------------------------
 
 
-def change_after_the_look(
+def change_after_the_scan(
     monkeypatch: pytest.MonkeyPatch, name: str, number: int, change: Callable[[], object]
 ) -> None:
-    """Let something happen after the directory with this file was looked at for the `number`th time."""
-    look, seen = scanning.look, list[str]()
+    """Let something happen after the directory with this file was scanned for the `number`th time."""
+    scan, seen = scanning.scan_directory, list[str]()
 
-    def looked(descriptor: int) -> scanning.Listing:
-        found = look(descriptor)
+    def scanned(descriptor: int) -> scanning.Listing:
+        found = scan(descriptor)
         if name in found.names:
             seen.append(name)
             if len(seen) == number:
                 change()
         return found
 
-    monkeypatch.setattr(intakes, "look", looked)
+    monkeypatch.setattr(directories, "scan_directory", scanned)
 
 
 @pytest.mark.parametrize("content", [b"longer than before", b"old"], ids=["other", "again"])
 def test_a_file_with_two_names_that_changes_between_them_is_two(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, content: bytes
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     """The first name was copied before; the second one must not be a link to that, if it says otherwise."""
-    desk.fill({"x/twice": b"old"})
-    (desk.source / "y").mkdir()
-    os.link(desk.source / "x/twice", desk.source / "y/twice")
-    change_after_the_look(monkeypatch, "twice", 2, lambda: (desk.source / "x/twice").write_bytes(content))
-    tree, captured = desk.take(quiesced=False)
+    snapshots.fill({"x/twice": b"old"})
+    (snapshots.source / "y").mkdir()
+    os.link(snapshots.source / "x/twice", snapshots.source / "y/twice")
+    change_after_the_scan(
+        monkeypatch, "twice", 2, lambda: (snapshots.source / "x/twice").write_bytes(content)
+    )
+    tree, captured = snapshots.take(quiesced=False)
 
     assert list(verify(tree, captured.payload_hash)) == []
     assert [(tree / PAYLOAD / each / "twice").read_bytes() for each in "xy"] == [b"old", content]
 
 
 def test_a_second_name_that_goes_before_it_is_read_leaves_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk.fill({"x/twice": b"old"})
-    (desk.source / "y").mkdir()
-    os.link(desk.source / "x/twice", desk.source / "y/twice")
-    change_after_the_look(monkeypatch, "twice", 2, (desk.source / "y/twice").unlink)
-    tree, captured = desk.take(quiesced=False)
+    snapshots.fill({"x/twice": b"old"})
+    (snapshots.source / "y").mkdir()
+    os.link(snapshots.source / "x/twice", snapshots.source / "y/twice")
+    change_after_the_scan(monkeypatch, "twice", 2, (snapshots.source / "y/twice").unlink)
+    tree, captured = snapshots.take(quiesced=False)
 
     assert list(verify(tree, captured.payload_hash)) == []
     assert not (tree / PAYLOAD / "y/twice").exists()
 
 
-def test_what_changed_after_the_look_is_not_known_by_its_time(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+def test_what_changed_after_the_scan_is_not_known_by_its_time(
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It changed so shortly before it was read that another change may leave the same time."""
-    desk.fill({"x/late": b"one"})
-    desk.settle()
-    change_after_the_look(monkeypatch, "late", 1, lambda: (desk.source / "x/late").write_bytes(b"two"))
-    desk.take(quiesced=False)
-    known = StatCache.read(desk.cache, desk.source.stat().st_dev).known((desk.source / "x").stat().st_ino)
+    snapshots.fill({"x/late": b"one"})
+    snapshots.settle()
+    change_after_the_scan(monkeypatch, "late", 1, lambda: (snapshots.source / "x/late").write_bytes(b"two"))
+    snapshots.take(quiesced=False)
+    known = StatCache.read(snapshots.cache, snapshots.source.stat().st_dev).known(
+        (snapshots.source / "x").stat().st_ino
+    )
 
     assert known is not None
     assert scanning.marks_by_name(known.identity) == {b"late": scanning.NO_MARK}

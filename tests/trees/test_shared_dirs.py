@@ -15,21 +15,19 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Corrupt
-from holdfast.trees import (
-    MANIFEST,
-    PAYLOAD,
-    Captured,
-    Engine,
+from holdfast.trees.capture import Captured, capture
+from holdfast.trees.engines import Engine
+from holdfast.trees.manifest import HOMES, MANIFEST, PAYLOAD, READY, REMNANTS
+from holdfast.trees.restore import materialise
+from holdfast.trees.shared_dirs import (
     SharedDirectory,
-    capture,
-    materialise,
+    Stored,
+    located,
     read_shared_directories,
     share_tree,
-    verify,
-    verify_manifest,
+    write_homes,
 )
-from holdfast.trees.manifest import HOMES, READY, REMNANTS
-from holdfast.trees.shared_dirs import Stored, located, write_homes
+from holdfast.trees.verify import verify, verify_manifest
 from tests.trees.groves import Seen, seen
 
 A_TICK = 0.05
@@ -111,15 +109,15 @@ def test_the_directories_that_a_tree_makes_have_their_modes_and_times(trees: Tre
         assert (there.st_mode, there.st_mtime_ns) == (here.st_mode, here.st_mtime_ns), directory
 
 
-def test_a_home_is_a_tree_that_really_has_the_directory(trees: Trees) -> None:
+def test_a_location_is_a_tree_that_really_stores_the_directory(trees: Trees) -> None:
     trees.take()
     trees.write("d/one", "changed")
     trees.take()
     trees.take()
     fourth, _ = trees.take()
 
-    homes = read_shared_directories(fourth)
-    assert {path: home.tree for path, home in homes.items()} == {
+    shared = read_shared_directories(fourth)
+    assert {path: location.tree for path, location in shared.items()} == {
         b"": "tree-1",
         b"a": "tree-1",
         b"a/b": "tree-1",
@@ -142,13 +140,16 @@ def test_what_is_below_a_renamed_directory_is_shared_under_its_old_path(trees: T
     assert trees.restored(3) == seen(trees.source)
 
 
-def test_a_tree_that_shares_all_names_the_same_homes(trees: Trees) -> None:
+def test_a_tree_that_shares_all_has_the_same_locations(trees: Trees) -> None:
     trees.take()
     trees.write("d/one", "changed")
     second, captured = trees.take()
     share_tree(second, trees.tree(3))
 
-    assert {home.tree for home in read_shared_directories(trees.tree(3)).values()} == {"tree-1", "tree-2"}
+    assert {location.tree for location in read_shared_directories(trees.tree(3)).values()} == {
+        "tree-1",
+        "tree-2",
+    }
     assert list(verify(trees.tree(3), captured.payload_hash)) == []
     assert trees.restored(3) == trees.restored(2)
 
@@ -177,10 +178,10 @@ def test_histories_of_random_edits_are_all_restored_as_they_were(trees: Trees) -
         assert trees.restored(number) == state, number
         assert list(verify(trees.tree(number))) == [], number
     every = [read_shared_directories(trees.tree(number)) for number in range(1, 26)]
-    for homes in every:
-        for path, home in homes.items():
-            there = int(home.tree.removeprefix("tree-"))
-            assert home.path not in every[there - 1], (path, home)
+    for shared in every:
+        for path, location in shared.items():
+            there = int(location.tree.removeprefix("tree-"))
+            assert location.path not in every[there - 1], (path, location)
 
 
 def edit(trees: Trees, chance: random.Random) -> None:
@@ -262,7 +263,7 @@ def test_a_list_leads_to_no_other_place(trees: Trees, name: str) -> None:
 # --- Where the other trees are ----------------------------------------------------------------------
 
 
-def test_what_is_left_of_a_tree_is_found_among_the_remnants(trees: Trees) -> None:
+def test_what_is_left_of_a_tree_is_found_among_the_retained_directories(trees: Trees) -> None:
     first, _ = trees.take()
     second, captured = trees.take()
     (trees.top / REMNANTS).mkdir()
@@ -275,7 +276,7 @@ def test_what_is_left_of_a_tree_is_found_among_the_remnants(trees: Trees) -> Non
     assert own(third) == set()
 
 
-def test_a_home_that_is_gone_is_told(trees: Trees) -> None:
+def test_a_tree_that_is_gone_is_reported(trees: Trees) -> None:
     first, _ = trees.take()
     second, captured = trees.take()
     shutil.rmtree(first)
@@ -289,13 +290,13 @@ def test_a_home_that_is_gone_is_told(trees: Trees) -> None:
     assert list(verify(third, again.payload_hash)) == []  # captured anew
 
 
-def test_more_homes_than_are_kept_open_are_all_reached(trees: Trees) -> None:
+def test_more_trees_than_are_kept_open_are_all_reached(trees: Trees) -> None:
     for number in range(40):
         trees.write(f"n{number:02}/file", str(number))
         trees.take()
     last = trees.tree(trees.count)
 
-    assert len({home.tree for home in read_shared_directories(last).values()}) > 30
+    assert len({location.tree for location in read_shared_directories(last).values()}) > 30
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     with Stored(last) as stored:
         for number in [*range(39), *range(39)]:
@@ -351,7 +352,7 @@ def test_a_directory_that_only_leads_to_others_is_never_shared(trees: Trees) -> 
 
 
 def test_the_recipe_of_the_protocol_finds_every_file_without_us(trees: Trees) -> None:
-    page = (Path(__file__).parents[3] / "docs/protocols/snapshot-trees.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/protocols/snapshot-trees.md").read_text(encoding="utf-8")
     recipe = page[page.index("    import os\n") :].split("\n\nA directory that is not among them")[0]
     program: dict[str, Any] = {}
     exec(textwrap.dedent(recipe), program)

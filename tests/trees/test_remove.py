@@ -12,7 +12,11 @@ import pytest
 
 from holdfast.errors import ExchangeUnavailable, IoFailure, Refused
 from holdfast.fs import calls
-from holdfast.trees import Engine, capture, exchange, remove_tree, tree_bytes
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import Engine
+from holdfast.trees.restore import exchange
+from holdfast.trees.retained_dirs import tree_bytes
+from holdfast.trees.walker import remove_tree
 from proof.crash import Ending, Outcome, error_points, kill_points
 from proof.effort import SHARE
 from tests.support.loop_mounts import LoopMount

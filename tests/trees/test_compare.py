@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.trees import MANIFEST, PAYLOAD, READY, Engine, capture, changes, compare, verify
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import Engine
+from holdfast.trees.manifest import MANIFEST, PAYLOAD, READY
+from holdfast.trees.verify import changes, compare, verify
 from tests.trees.groves import grow, set_xattr
 
 

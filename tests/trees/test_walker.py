@@ -1,4 +1,4 @@
-"""The way down is the right one from wherever one comes."""
+"""A walker reaches the right directory from any other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import NotFound
-from holdfast.trees.scan import TreeWalker
+from holdfast.trees.walker import TreeWalker
 
 NAMES = ["a", "b", "ab"]
 PATHS = ["", *NAMES, *(f"{one}/{two}" for one in NAMES for two in NAMES)]
@@ -25,42 +25,42 @@ def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@given(ways=st.lists(st.sampled_from(PATHS)))
+@given(paths=st.lists(st.sampled_from(PATHS)))
 @settings(max_examples=60, deadline=None)
-def test_each_step_leads_where_it_should(top: Path, ways: list[str]) -> None:
-    with TreeWalker(top) as descent:
-        for path in ways:
-            found = descent.enter(path)
+def test_each_step_leads_where_it_should(top: Path, paths: list[str]) -> None:
+    with TreeWalker(top) as walker:
+        for path in paths:
+            found = walker.enter(path)
             assert os.fstat(found).st_ino == (top / path).stat().st_ino
 
 
-@given(ways=st.lists(st.sampled_from([*PATHS, "x", "a/x", "a/b/x", "ab/ab/ab/ab", "abc"]), max_size=12))
+@given(paths=st.lists(st.sampled_from([*PATHS, "x", "a/x", "a/b/x", "ab/ab/ab/ab", "abc"]), max_size=12))
 @settings(max_examples=60, deadline=None)
-def test_a_step_that_fails_does_not_mislead_the_next(top: Path, ways: list[str]) -> None:
-    with TreeWalker(top) as descent:
-        for path in ways:
+def test_a_step_that_fails_does_not_mislead_the_next(top: Path, paths: list[str]) -> None:
+    with TreeWalker(top) as walker:
+        for path in paths:
             if path in PATHS:
-                assert os.fstat(descent.enter(path)).st_ino == (top / path).stat().st_ino
+                assert os.fstat(walker.enter(path)).st_ino == (top / path).stat().st_ino
             else:
                 with pytest.raises(FileNotFoundError):
-                    descent.enter(path)
+                    walker.enter(path)
 
 
 def test_the_root_is_found_after_a_step_that_failed(top: Path) -> None:
-    with TreeWalker(top) as descent:
+    with TreeWalker(top) as walker:
         with pytest.raises(FileNotFoundError):
-            descent.enter("a/x")
-        assert os.fstat(descent.enter("")).st_ino == top.stat().st_ino
+            walker.enter("a/x")
+        assert os.fstat(walker.enter("")).st_ino == top.stat().st_ino
 
 
 def test_links_are_not_followed_and_nothing_stays_open(tmp_path: Path) -> None:
     (tmp_path / "real" / "below").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
     before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    with TreeWalker(tmp_path) as descent:
+    with TreeWalker(tmp_path) as walker:
         for path in ("link", "link/below"):
             with pytest.raises(OSError, match="link"):
-                descent.enter(path)
+                walker.enter(path)
     assert not before or len(os.listdir("/proc/self/fd")) == before
 
 

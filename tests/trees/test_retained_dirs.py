@@ -1,4 +1,4 @@
-"""A remnant keeps what is needed of it, exactly as it was, and nothing else; and what that frees is known."""
+"""A retained tree keeps what is needed of it, unchanged, and nothing else; the reclaimable size is known."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ import pytest
 
 from holdfast.errors import Corrupt, IoFailure, Refused
 from holdfast.fs import calls
-from holdfast.trees import Engine, SharedDirectory, capture, share_tree, verify
-from holdfast.trees.remove import remove_tree, tree_bytes
+from holdfast.trees.capture import capture
+from holdfast.trees.engines import Engine
 from holdfast.trees.retained_dirs import (
     RetainedDirectories,
     freed_in_turn,
     is_trimmed,
     needed,
     needed_in_the_making,
+    tree_bytes,
     trim,
 )
-from holdfast.trees.shared_dirs import write_homes
+from holdfast.trees.shared_dirs import SharedDirectory, share_tree, write_homes
+from holdfast.trees.verify import verify
+from holdfast.trees.walker import remove_tree
 from proof.crash import Outcome, kill_points
 from proof.effort import SHARE
 from proof.interpose import Attempt, interposed
@@ -56,11 +59,11 @@ def time_of(directory: str) -> int:
     return OLD + DIRECTORIES.index(directory)
 
 
-def require_trimmed(remnant: Path, need: set[bytes]) -> None:
+def require_trimmed(retained: Path, need: set[bytes]) -> None:
     """Of what is needed all files and the time; of all else nothing."""
-    assert [each.name for each in remnant.iterdir()] == ["payload"]
+    assert [each.name for each in retained.iterdir()] == ["payload"]
     for each in DIRECTORIES:
-        directory, inside = remnant / "payload" / each, each.encode()
+        directory, inside = retained / "payload" / each, each.encode()
         if inside in need:
             assert (directory / "file").read_text() == f"in {each}"
             assert (directory / "link").is_symlink()
@@ -70,52 +73,52 @@ def require_trimmed(remnant: Path, need: set[bytes]) -> None:
             assert not (directory / "link").is_symlink()
         else:
             assert not directory.exists()
-    assert is_trimmed(remnant, need)
+    assert is_trimmed(retained, need)
 
 
-def trimmed(remnant: Path, need: set[bytes], bin_: Path) -> None:
+def trimmed(retained: Path, need: set[bytes], bin_: Path) -> None:
     bin_.mkdir()
-    trim(remnant, need, RetainedDirectories(bin_))
+    trim(retained, need, RetainedDirectories(bin_))
     remove_tree(bin_)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_what_is_needed_stays_as_it_is_and_nothing_else_does(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
-    remnant, need = make(tmp_path / "remnant"), {each.encode() for each in DIRECTORIES}
+    retained, need = make(tmp_path / "retained"), {each.encode() for each in DIRECTORIES}
     while need:
-        assert is_trimmed(remnant, need) is (
-            len(need) == len(DIRECTORIES) and not (remnant / "homes").exists()
+        assert is_trimmed(retained, need) is (
+            len(need) == len(DIRECTORIES) and not (retained / "homes").exists()
         )
-        trimmed(remnant, need, tmp_path / "bin")
-        require_trimmed(remnant, need)
-        before = seen(remnant)
-        trimmed(remnant, need, tmp_path / "bin")
-        assert seen(remnant) == before  # twice is as good as once
+        trimmed(retained, need, tmp_path / "bin")
+        require_trimmed(retained, need)
+        before = seen(retained)
+        trimmed(retained, need, tmp_path / "bin")
+        assert seen(retained) == before  # twice is as good as once
         need = set(chance.sample(sorted(need), chance.randrange(len(need))))
-    trimmed(remnant, need, tmp_path / "bin")
-    assert not remnant.exists()
+    trimmed(retained, need, tmp_path / "bin")
+    assert not retained.exists()
     assert Path("/etc").is_dir()
 
 
 class Trimming:
-    """A remnant of which two directories are needed that have others in them."""
+    """A retained of which two directories are needed that have others in them."""
 
     need = frozenset({b"a", b"a/b/d", b""})
 
     def prepare(self, directory: Path) -> None:
-        make(directory / "remnant")
+        make(directory / "retained")
         (directory / "bin").mkdir()
         (directory / "bin2").mkdir()
 
     def operate(self, directory: Path) -> None:
-        trim(directory / "remnant", self.need, RetainedDirectories(directory / "bin"))
+        trim(directory / "retained", self.need, RetainedDirectories(directory / "bin"))
 
     def check(self, directory: Path, outcome: Outcome) -> None:
         for each in self.need:
-            assert (directory / "remnant/payload" / each.decode() / "file").exists()
-        trim(directory / "remnant", self.need, RetainedDirectories(directory / "bin2"))
-        require_trimmed(directory / "remnant", set(self.need))
+            assert (directory / "retained/payload" / each.decode() / "file").exists()
+        trim(directory / "retained", self.need, RetainedDirectories(directory / "bin2"))
+        require_trimmed(directory / "retained", set(self.need))
 
 
 def test_a_trim_that_is_killed_anywhere_is_finished_by_the_next_with_the_times_as_they_were() -> None:
@@ -123,7 +126,7 @@ def test_a_trim_that_is_killed_anywhere_is_finished_by_the_next_with_the_times_a
 
 
 def test_a_trim_that_has_no_room_for_a_note_does_without(tmp_path: Path) -> None:
-    remnant = make(tmp_path / "remnant")
+    retained = make(tmp_path / "retained")
     (tmp_path / "bin").mkdir()
 
     def full(attempt: Attempt) -> object:
@@ -132,49 +135,49 @@ def test_a_trim_that_has_no_room_for_a_note_does_without(tmp_path: Path) -> None
         return attempt.perform()
 
     with interposed(full):
-        trim(remnant, {b"a"}, RetainedDirectories(tmp_path / "bin"))
-    require_trimmed(remnant, {b"a"})
+        trim(retained, {b"a"}, RetainedDirectories(tmp_path / "bin"))
+    require_trimmed(retained, {b"a"})
 
 
-def test_what_is_mounted_in_a_remnant_is_not_touched(
+def test_what_is_mounted_in_a_retained_tree_is_not_touched(
     tmp_path: Path, loop_mount: Callable[[str], LoopMount]
 ) -> None:
-    remnant = make(tmp_path / "remnant")
+    retained = make(tmp_path / "retained")
     (tmp_path / "bin").mkdir()
-    mounted, inside = loop_mount("ext4").path, remnant / "payload/f/g"
+    mounted, inside = loop_mount("ext4").path, retained / "payload/f/g"
     subprocess.run(["mount", "--bind", mounted, inside], check=True)
     try:
         for need in ({b"a"}, set[bytes]()):
             with pytest.raises(Refused):
-                trim(remnant, need, RetainedDirectories(tmp_path / "bin"))
-        assert (remnant / "payload/f/file").exists()
+                trim(retained, need, RetainedDirectories(tmp_path / "bin"))
+        assert (retained / "payload/f/file").exists()
     finally:
         subprocess.run(["umount", inside], check=True)
 
 
 @pytest.mark.parametrize("where", ["payload", "payload/a", "payload/a/b"])
 def test_a_link_in_the_place_of_a_directory_is_never_followed(tmp_path: Path, where: str) -> None:
-    remnant, elsewhere = make(tmp_path / "remnant"), make(tmp_path / "elsewhere")
+    retained, elsewhere = make(tmp_path / "retained"), make(tmp_path / "elsewhere")
     before = seen(elsewhere)
-    remove_tree(remnant / where)
-    (remnant / where).symlink_to(elsewhere / where)
+    remove_tree(retained / where)
+    (retained / where).symlink_to(elsewhere / where)
     with contextlib.suppress(IoFailure):
-        trimmed(remnant, {b"a/b/c"}, tmp_path / "bin")
+        trimmed(retained, {b"a/b/c"}, tmp_path / "bin")
     assert seen(elsewhere) == before
 
 
 def test_a_needed_directory_that_is_lost_is_not_made_up(tmp_path: Path) -> None:
-    remnant = make(tmp_path / "remnant")
-    remove_tree(remnant / "payload/a")
-    trimmed(remnant, {b"a/b", b"f"}, tmp_path / "bin")
-    assert sorted(path.name for path in (remnant / "payload").rglob("*")) == ["f", "file", "link"]
-    assert is_trimmed(remnant, {b"a/b", b"f"})
+    retained = make(tmp_path / "retained")
+    remove_tree(retained / "payload/a")
+    trimmed(retained, {b"a/b", b"f"}, tmp_path / "bin")
+    assert sorted(path.name for path in (retained / "payload").rglob("*")) == ["f", "file", "link"]
+    assert is_trimmed(retained, {b"a/b", b"f"})
 
 
 # --- What is needed ---------------------------------------------------------------------------------
 
 
-def homes(tree: Path, **there: set[bytes]) -> Path:
+def with_shared(tree: Path, **there: set[bytes]) -> Path:
     tree.mkdir(parents=True, exist_ok=True)
     write_homes(
         tree, [(path, SharedDirectory(name, path)) for name, paths in there.items() for path in sorted(paths)]
@@ -183,9 +186,9 @@ def homes(tree: Path, **there: set[bytes]) -> Path:
 
 
 def test_a_list_that_cannot_be_read_is_told_and_not_taken_for_none(tmp_path: Path) -> None:
-    good = homes(tmp_path / "good", one={b"a", b"b"}, two={b""})
+    good = with_shared(tmp_path / "good", one={b"a", b"b"}, two={b""})
     assert needed([good, tmp_path / "without"]) == {"one": {b"a", b"b"}, "two": {b""}}
-    bad = homes(tmp_path / "bad", one={b"c"})
+    bad = with_shared(tmp_path / "bad", one={b"c"})
     (bad / "homes").chmod(0o600)
     whole = (bad / "homes").read_bytes()
     for content in (b"", whole[:-1], whole[:20], whole.replace(b"c", b"d")):
@@ -195,7 +198,7 @@ def test_a_list_that_cannot_be_read_is_told_and_not_taken_for_none(tmp_path: Pat
 
 
 def test_a_list_that_is_being_written_is_no_damage_but_one_of_a_complete_tree_is(tmp_path: Path) -> None:
-    tree = homes(tmp_path / "tree", one={b"c"})
+    tree = with_shared(tmp_path / "tree", one={b"c"})
     assert needed_in_the_making([tree]) == {"one": {b"c"}}
     whole = (tree / "homes").read_bytes()
     (tree / "homes").chmod(0o600)
@@ -214,7 +217,7 @@ def test_a_list_that_is_being_written_is_no_damage_but_one_of_a_complete_tree_is
 
 
 def test_a_list_that_may_not_be_read_is_told(tmp_path: Path) -> None:
-    tree = homes(tmp_path / "tree", one={b"c"})
+    tree = with_shared(tmp_path / "tree", one={b"c"})
 
     def refused(attempt: Attempt) -> object:
         if attempt.name == "open" and str(attempt.arguments[0]).endswith("homes"):
@@ -245,8 +248,8 @@ def used(*tops: Path) -> int:
 def test_what_becomes_free_is_known_for_each_number_of_trees_that_go(tmp_path: Path, seed: int) -> None:
     """In random orders, with random needs and files that several trees have; measured after each one."""
     chance = random.Random(seed)
-    snapshots, remnants = tmp_path / "snapshots", tmp_path / "remnants"
-    remnants.mkdir()
+    snapshots, retained_trees = tmp_path / "snapshots", tmp_path / "remnants"
+    retained_trees.mkdir()
     names = [f"tree{number}" for number in range(6)]
     for number, name in enumerate(names):
         tree = make(snapshots / name)
@@ -261,22 +264,22 @@ def test_what_becomes_free_is_known_for_each_number_of_trees_that_go(tmp_path: P
         others = {
             other: {each.encode() for each in chance.sample(DIRECTORIES, 2)} for other in names[:number]
         }
-        homes(tree, **others)
-    (snapshots / names[0]).rename(remnants / names[0])
+        with_shared(tree, **others)
+    (snapshots / names[0]).rename(retained_trees / names[0])
     going = chance.sample(names[1:], 4)
     stay = [snapshots / name for name in names[1:] if name not in going]
-    before = used(snapshots, remnants) - used_alone(snapshots, remnants)
-    foretold = freed_in_turn([snapshots / name for name in going], needed(stay), [remnants / names[0]])
+    before = used(snapshots, retained_trees) - used_alone(snapshots, retained_trees)
+    foretold = freed_in_turn([snapshots / name for name in going], needed(stay), [retained_trees / names[0]])
     assert foretold == sorted(foretold)
     for count in range(len(going) + 1):
         if count:
-            (snapshots / going[count - 1]).rename(remnants / going[count - 1])
+            (snapshots / going[count - 1]).rename(retained_trees / going[count - 1])
         need = needed(sorted(snapshots.iterdir()))
-        for remnant in sorted(remnants.iterdir()):
-            trimmed(remnant, need.get(remnant.name, set()), tmp_path / "bin")
-        after = used(snapshots, remnants) - used_alone(snapshots, remnants)
+        for retained in sorted(retained_trees.iterdir()):
+            trimmed(retained, need.get(retained.name, set()), tmp_path / "bin")
+        after = used(snapshots, retained_trees) - used_alone(snapshots, retained_trees)
         assert before - after == foretold[count], count
-    assert tree_bytes([*snapshots.iterdir(), *remnants.iterdir(), tmp_path / "none"]) == after
+    assert tree_bytes([*snapshots.iterdir(), *retained_trees.iterdir(), tmp_path / "none"]) == after
 
 
 def used_alone(*directories: Path) -> int:
@@ -292,7 +295,9 @@ def test_one_that_goes_and_cannot_say_what_it_needs_is_no_obstacle(tmp_path: Pat
     assert calls.stat(tree / "homes").st_size > 0
 
 
-def test_a_remnant_that_is_a_volume_of_its_own_is_trimmed_too(loop_mount: Callable[[str], LoopMount]) -> None:
+def test_a_retained_tree_that_is_a_subvolume_is_trimmed_too(
+    loop_mount: Callable[[str], LoopMount],
+) -> None:
     place = loop_mount("btrfs").path
     source, bin_ = place / "source", place / "bin"
     subprocess.run(["btrfs", "subvolume", "create", str(source)], check=True, capture_output=True)

@@ -1,0 +1,350 @@
+"""Directory trees by descriptor: walk, remove and sync them, never following a symbolic link."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+from itertools import count
+
+from holdfast.errors import IoFailure, NotFound, NotReadable, Refused
+from holdfast.fs import calls
+from holdfast.fs.directory import Closing, Directory, close_quietly, io_failure
+
+TYPE_CHECKING = False  # true for type checkers; importing `typing` costs time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ESTALE)
+NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOENT)
+DIRECTORY: int = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | NOFOLLOW
+_BLOCK = 512
+_CLOSED = -1
+_ALL_OPEN = 64  # levels of which every descriptor stays open
+_DEEP = 4096
+_REMOVED_LEVELS = 256
+
+
+# --- Paths and failures -----------------------------------------------------------------------------
+
+
+def joined(path: str, name: str) -> str:
+    """The path of `name` in the directory `path` of a tree; "" is the root."""
+    return f"{path}/{name}" if path else name
+
+
+def split(path: str) -> tuple[str, str]:
+    """The directory of a path and the name in it."""
+    directory, _, name = path.rpartition("/")
+    return directory, name
+
+
+def shown(path: str) -> str:
+    """A path for messages and JSON: bytes that are not UTF-8 are written as `\\xNN`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def unreadable(path: str, error: OSError) -> IoFailure:
+    """The failure for a path that must be read and cannot be."""
+    if isinstance(error, PermissionError):
+        return NotReadable("read", shown(path), error)
+    return io_failure("read", shown(path), error)
+
+
+def unwritable(path: str, error: OSError) -> IoFailure:
+    """The failure for a path that must be written and cannot be."""
+    return io_failure("write", shown(path), error)
+
+
+def open_directory(path: str) -> int:
+    """Open a directory that the caller named; links in the path are the caller's choice."""
+    try:
+        return _open_root(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotFound(f"there is no directory {path}", path=path) from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _open_root(path: str) -> int:
+    return calls.open(path, DIRECTORY & ~getattr(os, "O_NOFOLLOW", 0))
+
+
+def read_whole(path: str) -> bytes:
+    """All of a file that fits into memory. Raises `OSError`."""
+    descriptor = calls.open(path, os.O_RDONLY | NOFOLLOW | getattr(os, "O_NONBLOCK", 0))
+    try:
+        parts = []
+        while chunk := calls.read(descriptor, max(1 << 16, calls.fstat(descriptor).st_size + 1)):
+            parts.append(chunk)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    finally:
+        close_quietly(descriptor)
+
+
+def allocated(status: os.stat_result) -> int:
+    """How many bytes a file occupies on disk."""
+    return status.st_size if sys.platform == "win32" else status.st_blocks * _BLOCK
+
+
+# --- Walking ----------------------------------------------------------------------------------------
+
+
+class Walker(Closing):
+    """Opens directories below a root; the ancestors of the current one stay open.
+
+    Each step refuses a symbolic link, even if the tree changes meanwhile. Of a very deep path only some
+    descriptors are kept, so neither their number nor the length of a path limits the depth.
+    """
+
+    _open_root = staticmethod(_open_root)
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.fspath(root)
+        self._names: list[str] = []
+        self._path: str | None = ""
+        self._open = [self._open_root(self.root)]
+
+    def enter(self, path: str) -> int:
+        """The descriptor of a directory ("" is the root), valid until the next call. Raises `OSError`."""
+        if path == self._path:
+            return self._open[-1]
+        common, rest = self._shared_with(path)
+        self._leave(common)
+        self._path = None  # until it is reached
+        level = common
+        while self._open[level] == _CLOSED:
+            level -= 1
+        for depth, name in enumerate([*self._names[level:], *rest], level):
+            self._step(depth, name)
+        self._path = path
+        return self._open[-1]
+
+    def _shared_with(self, path: str) -> tuple[int, list[str]]:
+        """How many levels of the current path lead to `path` too, and the names that follow.
+
+        Most paths lie below the current directory or beside it; those two cases avoid splitting the path.
+        """
+        here = self._path or ""
+        if here and path.startswith(here) and path[len(here)] == "/":
+            return len(self._names), path[len(here) + 1 :].split("/")
+        parent = here.rpartition("/")[0]
+        if here and path.startswith(parent) and (not parent or path[len(parent) : len(parent) + 1] == "/"):
+            rest = path[len(parent) + 1 :] if parent else path
+            return len(self._names) - 1, rest.split("/") if rest else []
+        names = path.split("/") if path else []
+        common = 0
+        for mine, theirs in zip(self._names, names, strict=False):
+            if mine != theirs:
+                break
+            common += 1
+        return common, names[common:]
+
+    def _step(self, depth: int, name: str) -> None:
+        found = calls.open(name, DIRECTORY, dir_fd=self._open[depth])
+        if depth + 1 < len(self._open):
+            self._open[depth + 1] = found
+        else:
+            self._open.append(found)
+            self._names.append(name)
+        if depth >= _ALL_OPEN and depth % (_ALL_OPEN if depth < _DEEP else _DEEP):
+            close_quietly(self._open[depth])
+            self._open[depth] = _CLOSED
+
+    def _leave(self, level: int) -> None:
+        for each in self._open[level + 1 :]:
+            if each != _CLOSED:
+                close_quietly(each)
+        del self._open[level + 1 :], self._names[level:]
+
+    def top(self) -> int:
+        """The descriptor of the root, valid until the walker is closed."""
+        return self._open[0]
+
+    def where(self, path: str, name: str = "") -> str:
+        """The full path of an entry, for messages."""
+        return "/".join(filter(None, (self.root, path, name)))
+
+    def close(self) -> None:
+        self._leave(0)
+        self._path = None
+        if self._open[0] != _CLOSED:
+            close_quietly(self._open[0])
+            self._open[0] = _CLOSED
+
+
+class TreeWalker(Walker):
+    """A walker that raises `NotFound` or `IoFailure` if its root cannot be opened."""
+
+    _open_root = staticmethod(open_directory)
+
+
+# --- Removing ---------------------------------------------------------------------------------------
+
+
+def remove_tree(path: Path) -> bool:
+    """Remove `path` with everything in it; False if nothing was there.
+
+    Refuses a tree in which something is mounted. Makes read-only directories writable first, as far as that
+    is allowed. A removal that was interrupted is finished by the next one.
+    """
+    where = os.fspath(path)
+    try:
+        if not stat.S_ISDIR(calls.stat(where, follow_symlinks=False).st_mode):
+            calls.unlink(where)
+            return True
+        top = _open_writable(where, None)
+        try:
+            refuse_mounts(top, where, "removed")
+            numbers = count(1)
+            while _empty(top, numbers):
+                pass  # directories that were moved up are left
+        finally:
+            close_quietly(top)
+        calls.rmdir(where)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise io_failure("remove", shown(where), error) from error
+    return True
+
+
+def refuse_mounts(top: int, where: str, action: str) -> None:
+    """Raise `Refused` if something is mounted below an open directory."""
+    from holdfast.fs.mounts import mounts_beneath
+
+    if mounted := mounts_beneath(top):
+        raise Refused(
+            f"{shown(where)} is not {action}: something is mounted at {shown(min(mounted))} in it", path=where
+        )
+
+
+def _empty(top: int, numbers: Iterator[int]) -> bool:
+    """Remove what is below an open directory, down to a limit; whether deeper directories are left.
+
+    Those are moved up to the top, so neither descriptors nor the stack grow with the depth.
+    """
+    moved = False
+    stack: list[tuple[int, list[str], str]] = [(top, _unlink_files(top), "")]
+    try:
+        while True:
+            here, below, name = stack[-1]
+            if below:
+                child = below.pop()
+                if len(stack) > _REMOVED_LEVELS:
+                    _move_up(here, child, top, numbers)
+                    moved = True
+                    continue
+                try:
+                    inner = _open_writable(child, here)
+                except FileNotFoundError:
+                    continue
+                stack.append((inner, [], child))
+                stack[-1][1].extend(_unlink_files(inner))
+                continue
+            if len(stack) == 1:
+                return moved
+            stack.pop()
+            close_quietly(here)
+            with contextlib.suppress(FileNotFoundError):
+                calls.rmdir(name, dir_fd=stack[-1][0])
+    finally:
+        for descriptor, _, _ in stack[1:]:
+            close_quietly(descriptor)
+
+
+def _move_up(here: int, name: str, top: int, numbers: Iterator[int]) -> None:
+    """Move a directory to the top, under a name that is free there."""
+    with contextlib.suppress(FileNotFoundError):
+        make_movable(here, name)
+        for number in numbers:
+            try:
+                calls.rename(name, f".removed-{number}", src_dir_fd=here, dst_dir_fd=top)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise
+
+
+def _unlink_files(here: int) -> list[str]:
+    """Remove everything except directories; return the names of the directories."""
+    below: list[str] = []
+    unlink = calls.unlink
+    with calls.scandir(here) as entries:
+        names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in names:
+        if is_directory:
+            below.append(name)
+        else:
+            try:
+                unlink(name, dir_fd=here)
+            except FileNotFoundError:
+                continue
+    return below
+
+
+def _open_writable(name: str, here: int | None) -> int:
+    try:
+        descriptor = calls.open(name, DIRECTORY, dir_fd=here)
+    except PermissionError:
+        status = calls.stat(name, dir_fd=here, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            calls.chmod(name, stat.S_IMODE(status.st_mode) | stat.S_IRWXU, dir_fd=here)
+        descriptor = calls.open(name, DIRECTORY, dir_fd=here)
+    try:
+        make_writable(descriptor)
+    except BaseException:
+        close_quietly(descriptor)
+        raise
+    return descriptor
+
+
+def make_writable(directory: int) -> None:
+    """Give the owner of an open directory all permissions, if this process may."""
+    mode = calls.fstat(directory).st_mode
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        with contextlib.suppress(PermissionError):  # not ours; removing may be allowed all the same
+            calls.chmod(directory, stat.S_IMODE(mode) | stat.S_IRWXU)
+
+
+def make_movable(here: int, name: str) -> None:
+    """Make a directory writable: moving it to another parent writes to its `..`."""
+    status = calls.stat(name, dir_fd=here, follow_symlinks=False)
+    if stat.S_ISDIR(status.st_mode) and not status.st_mode & stat.S_IWUSR:
+        calls.chmod(name, stat.S_IMODE(status.st_mode) | stat.S_IRWXU, dir_fd=here)
+
+
+# --- Syncing ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def synced(directory: Path) -> Iterator[None]:
+    """Everything that this block writes to the filesystem of `directory` is on disk after it; one syncfs.
+
+    The descriptor is opened before the block: the system reports a disk error to every descriptor that was
+    open at the time, but to later ones only if nobody has seen it.
+    """
+    with Directory.open(directory) as opened:
+        yield
+        sync_filesystem(opened, directory)
+
+
+def sync_tree(tree: Path) -> None:
+    """Bring to disk everything written to the filesystem of a tree."""
+    with synced(tree):
+        pass
+
+
+def sync_filesystem(directory: Directory, where: Path) -> None:
+    """Sync the filesystem of an open directory."""
+    if directory.fd is None:
+        return
+    try:
+        calls.sync_filesystem(directory.fd)
+    except OSError as error:
+        raise io_failure("sync", where, error) from error
