@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.clock import SKEW, ClockReading, ManualClock
 from holdfast.errors import LockConflict, LockExpired
-from holdfast.leases.rules import SHOW_EVERY, LeaseGranted, LeaseKeys, LeaseWaiting
+from holdfast.leases.rules import WAITER_HEARTBEAT, LeaseGranted, LeaseKeys, LeaseWaiting
 from holdfast.leases.service import LeaseService
 from holdfast.locks.identity import boot_clock_id
 from holdfast.store.audit import AuditTrail
@@ -121,15 +121,15 @@ def test_who_waits_keeps_its_place_when_the_wall_clock_is_set(machines: Machines
     desk, clock = machines.here, machines.clock
     held = desk.acquire("main", desk.request(ttl=TTL)).lease
     first, second = desk.request(ttl=TTL), desk.request(ttl=TTL)
-    assert isinstance(desk.line_up("main", first), LeaseWaiting)
+    assert isinstance(desk.join_queue("main", first), LeaseWaiting)
     clock.step_wall(step)
-    clock.advance(SHOW_EVERY / 2)
-    assert isinstance(desk.line_up("main", second), LeaseWaiting)
+    clock.advance(WAITER_HEARTBEAT / 2)
+    assert isinstance(desk.join_queue("main", second), LeaseWaiting)
     desk.release("main", held.lock_id)
-    answer = desk.line_up("main", second)
+    answer = desk.join_queue("main", second)
     assert isinstance(answer, LeaseWaiting)
-    assert answer.place == 2
-    assert isinstance(desk.line_up("main", first), LeaseGranted)
+    assert answer.position == 2
+    assert isinstance(desk.join_queue("main", first), LeaseGranted)
 
 
 # --- Real processes whose wall clock is set ------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_who_waits_is_woken_when_the_lease_is_released_and_the_line_moves_in_ord
     def work(line: Line) -> None:
         own = LeaseService(open_address(tmp_path, store_url), TRAIL)
         request = own.request(ttl=LONG)
-        own.line_up("main", request)
+        own.join_queue("main", request)
         line.say("waiting")
         held = acquire(own, "main", request, wait=PATIENCE)
         line.say(held.token)

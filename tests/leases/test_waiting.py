@@ -57,7 +57,7 @@ def test_agents_of_one_process_that_say_their_names_can_be_in_a_circle() -> None
     second = other.acquire("y", other.request(ttl=LONG)).lease
     with ThreadPoolExecutor(1) as pool:
         older = one.request(ttl=LONG)
-        one.line_up("y", older)
+        one.join_queue("y", older)
         younger = pool.submit(wait)
         assert service.acquire(one, "y", older, wait=PATIENCE).worktree == "y"
         assert younger.result(PATIENCE) == "gave up"

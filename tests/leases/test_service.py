@@ -111,7 +111,7 @@ def test_only_the_holder_renews_and_only_in_time(office: Office) -> None:
     lease = desk.acquire("main", desk.request(ttl=TTL)).lease
     office.clock.advance(TTL - 1)
     renewed = desk.renew("main", lease.lock_id)
-    assert renewed.expires_at() == pytest.approx(office.clock.wall() + TTL)
+    assert renewed.expiry() == pytest.approx(office.clock.wall() + TTL)
     assert renewed.last_renewed_at > lease.last_renewed_at
     with pytest.raises(LockNotHeld):
         other.renew("main", "another-id")
@@ -169,7 +169,7 @@ def test_who_waits_is_served_by_priority_and_then_in_the_order_of_asking(office:
     for name, priority in (("a", 0), ("b", 0), ("urgent", 5), ("c", 0)):
         each = office.desk(name)
         waiting[name] = (each, each.request(ttl=TTL, priority=priority))
-        assert isinstance(each.line_up("main", waiting[name][1]), rules.LeaseWaiting)
+        assert isinstance(each.join_queue("main", waiting[name][1]), rules.LeaseWaiting)
     desk.release("main", held.lock_id)
     passer_by = office.desk("passer-by")
     with pytest.raises(LockConflict, match="comes first"):
@@ -177,7 +177,7 @@ def test_who_waits_is_served_by_priority_and_then_in_the_order_of_asking(office:
     served = []
     while waiting:
         for name, (each, request) in list(waiting.items()):
-            answer = each.line_up("main", request)
+            answer = each.join_queue("main", request)
             if isinstance(answer, rules.LeaseGranted):
                 served.append(name)
                 del waiting[name]
@@ -188,16 +188,16 @@ def test_who_waits_is_served_by_priority_and_then_in_the_order_of_asking(office:
 def test_a_waiter_that_no_longer_shows_itself_is_passed(office: Office) -> None:
     desk, silent, patient = office.desk("first"), office.desk("silent"), office.desk("patient")
     held = desk.acquire("main", desk.request(ttl=TTL)).lease
-    silent.line_up("main", silent.request(ttl=TTL))
+    silent.join_queue("main", silent.request(ttl=TTL))
     office.clock.advance(1)
     request = patient.request(ttl=TTL)
     for _ in range(8):
-        answer = patient.line_up("main", request)
+        answer = patient.join_queue("main", request)
         assert isinstance(answer, rules.LeaseWaiting)
-        office.clock.advance(rules.SHOW_EVERY)
+        office.clock.advance(rules.WAITER_HEARTBEAT)
         desk.renew("main", held.lock_id)
     desk.release("main", held.lock_id)
-    assert isinstance(patient.line_up("main", request), rules.LeaseGranted)
+    assert isinstance(patient.join_queue("main", request), rules.LeaseGranted)
 
 
 def test_a_waiter_whose_process_is_dead_is_passed_at_once(office: Office) -> None:
@@ -206,9 +206,9 @@ def test_a_waiter_whose_process_is_dead_is_passed_at_once(office: Office) -> Non
     gone = LeaseService(office.store, office.trail, holder=dead, clock=office.clock)
     desk, patient = office.desk("first"), office.desk("patient")
     held = desk.acquire("main", desk.request(ttl=TTL)).lease
-    gone.line_up("main", gone.request(ttl=TTL))
+    gone.join_queue("main", gone.request(ttl=TTL))
     desk.release("main", held.lock_id)
-    assert isinstance(patient.line_up("main", patient.request(ttl=TTL)), rules.LeaseGranted)
+    assert isinstance(patient.join_queue("main", patient.request(ttl=TTL)), rules.LeaseGranted)
 
 
 def test_who_leaves_the_line_is_not_waited_for(office: Office) -> None:
@@ -225,15 +225,15 @@ def test_a_clock_that_was_set_back_does_not_let_anybody_pass_the_line(office: Of
     desk, first, second = office.desk("holder"), office.desk("first"), office.desk("second")
     held = desk.acquire("main", desk.request(ttl=TTL)).lease
     early = first.request(ttl=TTL)
-    first.line_up("main", early)
+    first.join_queue("main", early)
     office.clock.step_wall(-10)
     late = second.request(ttl=TTL)
-    answer = second.line_up("main", late)
+    answer = second.join_queue("main", late)
     assert isinstance(answer, rules.LeaseWaiting)
-    assert answer.place == 2
+    assert answer.position == 2
     desk.release("main", held.lock_id)
-    assert isinstance(second.line_up("main", late), rules.LeaseWaiting)
-    assert isinstance(first.line_up("main", early), rules.LeaseGranted)
+    assert isinstance(second.join_queue("main", late), rules.LeaseWaiting)
+    assert isinstance(first.join_queue("main", early), rules.LeaseGranted)
 
 
 def test_a_precondition_can_refuse_a_grant_and_nothing_is_changed(office: Office) -> None:
