@@ -21,7 +21,7 @@ from holdfast.leases.deadlock import (
     check_deadlock,
     find_cycle,
     is_in,
-    process_id,
+    process_ids,
     proof_of,
 )
 
@@ -219,9 +219,9 @@ def test_who_can_prove_to_hold_something_holds_it_whoever_took_it() -> None:
 
 
 def test_a_process_is_the_same_whatever_its_user_is_called() -> None:
-    assert process_id("host:me:7:123", "boot", "ns") == process_id("host:0:7:123", "boot", "ns")
-    assert process_id("host:me:7:123", "boot", "ns") != process_id("host:me:8:123", "boot", "ns")
-    assert process_id("host:me:7:123", "boot", "ns") != process_id("host:me:7:123", "boot", "other")
+    assert process_ids(["host:me:7:123"], "boot", "ns") == process_ids(["host:0:7:123"], "boot", "ns")
+    assert process_ids(["host:me:7:123"], "boot", "ns") != process_ids(["host:me:8:123"], "boot", "ns")
+    assert process_ids(["host:me:7:123"], "boot", "ns") != process_ids(["host:me:7:123"], "boot", "other")
 
 
 # --- Any number of them -----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.errors import Deadlock, Failure
@@ -43,7 +43,7 @@ class Resource(NamedTuple):
 
 
 class Participant(NamedTuple):
-    """A holder or waiter: the name it gave itself, if any, and its processes (see `process_id`).
+    """A holder or waiter: the name it gave itself, if any, and its processes (see `process_ids`).
 
     `above` are their ancestors. `proofs` prove what it holds, whoever acquired it: see `proof_of`.
     """
@@ -81,11 +81,8 @@ class WaitEdge(NamedTuple):
 
     def is_of(self, hold: Hold) -> bool:
         """Whether the waiter certainly is the holder."""
-        if (
-            hold.by_process
-            and self.waiter.actor
-            and not hold.holder.processes.isdisjoint(self.waiter.processes)
-        ):
+        same_process = not hold.holder.processes.isdisjoint(self.waiter.processes)
+        if hold.by_process and self.waiter.actor and same_process:
             return False  # one of the agents of this process, perhaps another one
         return self.may_be_of(hold)
 
@@ -177,11 +174,13 @@ def is_in(cycle: Cycle, graph: WaitGraph) -> bool:
     )
 
 
-def process_id(holder_id: str, boot_id: str, pid_namespace: str) -> str:
-    """A process, told from all others, also from one with the same pid in another container.
+def process_ids(holder_ids: Iterable[str], boot_id: str, pid_namespace: str) -> frozenset[str]:
+    """Processes, told from all others, also from those with the same pid in another container."""
+    return frozenset(_process_id(each, boot_id, pid_namespace) for each in holder_ids if each)
 
-    Its user is left out: seen from outside, it may have another name.
-    """
+
+def _process_id(holder_id: str, boot_id: str, pid_namespace: str) -> str:
+    """Leaves out the user: seen from outside, it may have another name."""
     host, *rest = holder_id.split(":")
     known = ":".join((host, *rest[1:])) if len(rest) == 3 else holder_id
     return f"{known} {boot_id} {pid_namespace}"
@@ -226,11 +225,7 @@ def _deadlock(cycle: Cycle) -> Deadlock:
             }
         )
     resource = cycle[0].wait.resource
+    parts = (f"{each['who']} waits for {each['waits_for']}, held by {each['held_by']}" for each in links)
     return Deadlock(
-        f"waiting for {resource} would never end: "
-        + "; ".join(
-            f"{each['who']} waits for {each['waits_for']}, held by {each['held_by']}" for each in links
-        ),
-        what=str(resource),
-        cycle=links,
+        f"waiting for {resource} would never end: {'; '.join(parts)}", what=str(resource), cycle=links
     )

@@ -143,19 +143,13 @@ class _QueueChecks:
 
 
 class ObservedWait(Protocol):
-    """A wait that others can be shown, and that can be checked."""
+    """A wait that others see from `post` to `take_down`; `check` raises `Deadlock` if it has to give up."""
 
-    def post(self) -> None:
-        """Let others see the wait from now on."""
-        ...
+    def post(self) -> None: ...
 
-    def take_down(self) -> None:
-        """Hide the wait again; calling it twice is fine."""
-        ...
+    def take_down(self) -> None: ...
 
-    def check(self) -> None:
-        """Raise `Deadlock` if the wait would never end and is the one to give up."""
-        ...
+    def check(self) -> None: ...
 
 
 class DeadlockWatch:
@@ -221,13 +215,13 @@ class DeadlockWatch:
     def _check_unless_many_hang(self) -> None:
         """When checks hang because a server is away, more and more of them would not help."""
         if len(_running) < MOST_CHECKS:
-            check = _RunningCheck(self._forks)
-            _running.add(check)
+            over = threading.Event()
+            _running[over] = self._forks
             try:
                 self._check()
             finally:
-                _running.discard(check)
-                check.over.set()
+                _running.pop(over, None)
+                over.set()
 
     def _check(self) -> None:
         wait = self._wait or self._prepare()
@@ -253,22 +247,17 @@ class DeadlockWatch:
         self._cancel()
 
 
-class _RunningCheck:
-    def __init__(self, forks: bool) -> None:
-        self.forks = forks
-        self.over = threading.Event()
-
-
-_running: set[_RunningCheck] = set()
+_running: dict[threading.Event, bool] = {}
+"""For each running check: the event of its end, and whether a fork waits for it."""
 
 
 def _let_checks_end() -> None:
     """Before a fork: a child forked in the middle of a check, without an exec, might wait for ever for
     something that the check has locked. A check that hangs is not waited for."""
     end = time.monotonic() + POLL
-    for check in list(_running):
-        if check.forks:
-            check.over.wait(max(0.0, end - time.monotonic()))
+    for over, forks in list(_running.items()):
+        if forks:
+            over.wait(max(0.0, end - time.monotonic()))
 
 
 @cache

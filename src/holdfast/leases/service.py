@@ -6,46 +6,18 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now
 from holdfast.errors import Failure, LockConflict, SettingInvalid
 from holdfast.fs.names import checked_actor, checked_text
 from holdfast.fs.reserve import Reserve
-from holdfast.leases import expiry, rules
-from holdfast.leases.deadlock import (
-    Hold,
-    Participant,
-    ReadGraph,
-    Resource,
-    WaitEdge,
-    WaitGraph,
-    check_deadlock,
-    is_dead,
-    process_id,
-)
+from holdfast.leases import deadlock, expiry, rules
+from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitEdge, WaitGraph
 from holdfast.leases.heartbeat import Held, Subject
-from holdfast.leases.rules import (
-    LEASES,
-    QUEUES,
-    WAITER_HEARTBEAT,
-    Lease,
-    LeaseGranted,
-    LeaseKeys,
-    LeaseRequest,
-    LeaseRuling,
-    LeaseWaiter,
-    LeaseWaiting,
-    Result,
-)
-from holdfast.locks.identity import (
-    Holder,
-    Liveness,
-    boot_clock_id,
-    current_holder,
-    liveness_behind,
-    processes_above,
-)
+from holdfast.leases.rules import Lease, LeaseGranted, LeaseKeys, LeaseRequest, LeaseWaiter, LeaseWaiting
+from holdfast.locks import identity
+from holdfast.locks.identity import Holder, Liveness, current_holder, liveness_behind, processes_above
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Decision, Key, Store, Stream, View
 
@@ -56,7 +28,8 @@ SHORTEST_TTL, LONGEST_TTL = 0.1, 24 * 3600.0
 DEFAULT_TTL = 30.0
 HIGHEST_PRIORITY = 1_000_000
 
-Rule = Callable[[View, Now, LeaseKeys], LeaseRuling[Result]]
+Result = TypeVar("Result")
+Rule = Callable[[View, Now, LeaseKeys], rules.LeaseRuling[Result]]
 
 
 class LeaseState(NamedTuple):
@@ -139,7 +112,7 @@ class LeaseService:
 
     def reading(self) -> ClockReading:
         """The boot clock, read before a transaction that judges a lease."""
-        return ClockReading(boot_clock_id(), self._clock.boot(), self._skew)
+        return ClockReading(identity.boot_clock_id(), self._clock.boot(), self._skew)
 
     def validator(self, worktree: str, lock_id: str, token: int) -> Callable[[View, float], Lease]:
         """`rules.validate` for one holder, by the clocks as of now.
@@ -201,12 +174,12 @@ class LeaseService:
         now = self.reading().at(self.store.now())
         holds = [
             _hold(document.record)
-            for _, document in self.store.scan(LEASES)
+            for _, document in self.store.scan(rules.LEASES)
             if not document.record.may_be_taken(now)
         ]
         waits = [
             _wait_edge(worktree, waiter)
-            for worktree, document in self.store.scan(QUEUES)
+            for worktree, document in self.store.scan(rules.QUEUES)
             for waiter in document.record.waiters
             if waiter.unseen_for(now) < rules.WAITER_TTL and not _is_dead(waiter)
         ]
@@ -214,7 +187,7 @@ class LeaseService:
 
     def check_deadlock(self, ticket: str) -> None:
         """Raise `Deadlock` if the wait with this ticket is part of a deadlock and has to give up."""
-        check_deadlock(ticket, self.wait_graph, self._other_graphs())
+        deadlock.check_deadlock(ticket, self.wait_graph, self._other_graphs())
 
     # --- Transactions ------------------------------------------------------------------------------
 
@@ -297,7 +270,7 @@ def host_of(lease: Lease) -> str | None:
 
 
 def _is_dead(waiter: LeaseWaiter) -> bool:
-    return is_dead(waiter.identity.holder(waiter.holder_id))
+    return deadlock.is_dead(waiter.identity.holder(waiter.holder_id))
 
 
 def _hold(lease: Lease) -> Hold:
@@ -313,16 +286,14 @@ def _wait_edge(worktree: str, waiter: LeaseWaiter) -> WaitEdge:
 def _participant(
     record: Lease | LeaseWaiter, processes: Iterable[str], above: Iterable[str] = ()
 ) -> Participant:
-    def ids(holder_ids: Iterable[str]) -> frozenset[str]:
-        boot_id, namespace = record.identity.boot_id, record.identity.pid_namespace
-        return frozenset(process_id(each, boot_id, namespace) for each in holder_ids if each)
-
+    machine = record.identity.boot_id, record.identity.pid_namespace
     process = record.on_behalf_of or record.holder_id
-    label = f"{record.actor}, {process}" if record.actor else process
-    return Participant(label, processes=ids(processes), above=ids(above), actor=record.actor)
-
-
-# --- Held leases -----------------------------------------------------------------------------------------
+    return Participant(
+        f"{record.actor}, {process}" if record.actor else process,
+        processes=deadlock.process_ids(processes, *machine),
+        above=deadlock.process_ids(above, *machine),
+        actor=record.actor,
+    )
 
 
 class HeldLease(Held[Lease]):
@@ -412,7 +383,7 @@ def _or_not_yet(answer: HeldLease | LeaseWaiting) -> HeldLease | NotYet:
         return answer
     lease = answer.lease
     if lease is None:  # free, but others come first: they are about to take it, or have died
-        return NotYet(0.05 if answer.position > 1 else WAITER_HEARTBEAT, [])
+        return NotYet(0.05 if answer.position > 1 else rules.WAITER_HEARTBEAT, [])
     shown = f"{lease.holder_id}" + (f" ({lease.purpose})" if lease.purpose else "")
     holder = {"holder_id": lease.holder_id, "lock_id": lease.lock_id, "shown": shown}
-    return NotYet(min(WAITER_HEARTBEAT, answer.time_left), [holder])
+    return NotYet(min(rules.WAITER_HEARTBEAT, answer.time_left), [holder])

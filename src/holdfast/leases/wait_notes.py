@@ -28,7 +28,7 @@ from holdfast.clock import parse_instant
 from holdfast.errors import Failure, JsonInvalid
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import exists, make_directories
-from holdfast.leases.deadlock import Participant, Resource, WaitEdge, is_dead, process_id
+from holdfast.leases.deadlock import Participant, Resource, WaitEdge, is_dead, process_ids
 from holdfast.locks import flock
 from holdfast.locks.file_lock import FileLocker, LockGuard
 from holdfast.locks.identity import Holder, current_vantage
@@ -61,15 +61,11 @@ class WaitNote(NamedTuple):
     proof: str = ""
 
     def as_wait(self) -> WaitEdge:
-        def ids(*holder_ids: str) -> frozenset[str]:
-            boot_id, namespace = self.holder.boot_id, self.holder.pid_namespace
-            return frozenset(process_id(each, boot_id, namespace) for each in holder_ids if each)
-
-        holder_id = self.holder.holder_id
+        holder_id, machine = self.holder.holder_id, (self.holder.boot_id, self.holder.pid_namespace)
         waiter = Participant(
             f"{self.actor}, {holder_id}" if self.actor else holder_id,
-            processes=ids(holder_id, self.agent),
-            above=ids(*self.above),
+            processes=process_ids((holder_id, self.agent), *machine),
+            above=process_ids(self.above, *machine),
             actor=self.actor,
             proofs=frozenset((self.proof,)) if self.proof else frozenset(),
         )

@@ -20,33 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant, parse_instant
 from holdfast.errors import Failure, OutcomeUnknown, UsageFailure
 from holdfast.fs.names import checked_actor, checked_text, unique_id
-from holdfast.leases.deadlock import (
-    Hold,
-    Participant,
-    ReadGraph,
-    Resource,
-    WaitEdge,
-    WaitGraph,
-    check_deadlock,
-    is_dead,
-    process_id,
-)
+from holdfast.leases import deadlock
+from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitEdge, WaitGraph
 from holdfast.leases.heartbeat import Held, Subject, begun
-from holdfast.ledger import rules
+from holdfast.ledger import log, rules
 from holdfast.ledger.claim_files import ClaimFiles
-from holdfast.ledger.log import (
-    EVENTS,
-    Ledger,
-    Recorded,
-    add_event_id,
-    checked,
-    commit_id_of,
-    is_under,
-    node_id,
-    order,
-    read_meta,
-    stamped,
-)
+from holdfast.ledger.log import EVENTS, Ledger, Recorded, checked, is_under, node_id, order
 from holdfast.ledger.projection import KINDS, Claim, ClaimProjection, ClaimState, ClaimWaiter
 from holdfast.ledger.rules import ClaimGranted, ClaimRequest, ClaimRuling, ClaimWaiting, Cleared
 from holdfast.locks.identity import Holder, current_holder, described, processes_above
@@ -279,7 +258,7 @@ class Claims:
 
     def lock_timeout(self) -> float:
         """The default ttl of claims."""
-        return rules.lock_timeout(read_meta(self.ledger.store))
+        return rules.lock_timeout(log.read_meta(self.ledger.store))
 
     def wait_graph(self) -> WaitGraph:
         """The claims that are held, and who waits for one."""
@@ -293,7 +272,7 @@ class Claims:
 
     def check_deadlock(self, ticket: str) -> None:
         """Raise `Deadlock` if the wait with this ticket is part of a deadlock and has to give up."""
-        check_deadlock(ticket, self.wait_graph, self._other_graphs)
+        deadlock.check_deadlock(ticket, self.wait_graph, self._other_graphs)
 
     def _all(self) -> list[Claim]:
         return self._projection.query(lambda state: list(state.claims.values()))
@@ -382,12 +361,14 @@ class Claims:
             ruling = self._projection.query(lambda state: rule(state, now), until=end)  # 3.
             if ruling.event is None:
                 return Decision([], ruling.result)
-            return Decision([Append(EVENTS, stamped({**ruling.event, "id": event_id}, now))], ruling.result)
+            return Decision(
+                [Append(EVENTS, log.stamped({**ruling.event, "id": event_id}, now))], ruling.result
+            )
 
         try:
-            return store.transact([EVENTS], decide, commit_id=commit_id_of(event_id)).result  # 4.
+            return store.transact([EVENTS], decide, commit_id=log.commit_id_of(event_id)).result  # 4.
         except OutcomeUnknown as unknown:
-            add_event_id(unknown, event_id)
+            log.add_event_id(unknown, event_id)
             raise
 
     def _current(self, node: str, owner: str, claim_id: str) -> Claim:
@@ -440,30 +421,31 @@ def _sorted(claims: Iterable[Claim]) -> list[Claim]:
 
 
 def _is_dead(waiter: ClaimWaiter) -> bool:
-    return is_dead(Holder.from_record(waiter.holder))
+    return deadlock.is_dead(Holder.from_record(waiter.holder))
 
 
 def _hold(claim: Claim) -> Hold:
-    """A claim belongs to its owner; its process identifies the owner among those known by processes only."""
-    holder = claim.holder
-    processes = _processes(holder, holder.get("holder_id", ""))
-    participant = Participant(claim.owner, claim.owner, processes, actor=holder.get(rules.ACTOR, ""))
-    return Hold(Resource("claim", claim.node_id), participant, claim.claim_id or f"event-{claim.sequence}")
+    holder = _participant(claim)
+    return Hold(Resource("claim", claim.node_id), holder, claim.claim_id or f"event-{claim.sequence}")
 
 
 def _wait_edge(waiter: ClaimWaiter) -> WaitEdge:
-    holder = waiter.holder
-    participant = Participant(
-        waiter.owner,
-        waiter.owner,
-        _processes(holder, holder.get("holder_id", ""), holder.get(rules.AGENT, "")),
-        _processes(holder, *holder.get(rules.ABOVE, "").split(rules.SEPARATOR)),
+    since = format_instant(parse_instant(waiter.since)) if waiter.since else ""
+    return WaitEdge(Resource("claim", waiter.node_id), _participant(waiter), since, waiter.ticket)
+
+
+def _participant(record: Claim | ClaimWaiter) -> Participant:
+    """The owner; its processes identify it among those that are known by processes only."""
+    holder = record.holder
+    machine = holder.get("boot_id", ""), holder.get("pid_namespace", "")
+    processes, above = [holder.get("holder_id", "")], ""
+    if isinstance(record, ClaimWaiter):
+        processes.append(holder.get(rules.AGENT, ""))
+        above = holder.get(rules.ABOVE, "")
+    return Participant(
+        record.owner,
+        record.owner,
+        deadlock.process_ids(processes, *machine),
+        deadlock.process_ids(above.split(rules.SEPARATOR), *machine),
         holder.get(rules.ACTOR, ""),
     )
-    since = format_instant(parse_instant(waiter.since)) if waiter.since else ""
-    return WaitEdge(Resource("claim", waiter.node_id), participant, since, waiter.ticket)
-
-
-def _processes(holder: Mapping[str, str], *holder_ids: str) -> frozenset[str]:
-    boot_id, namespace = holder.get("boot_id", ""), holder.get("pid_namespace", "")
-    return frozenset(process_id(each, boot_id, namespace) for each in holder_ids if each)

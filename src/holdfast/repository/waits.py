@@ -19,16 +19,8 @@ from holdfast.clock import SKEW, format_instant
 from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.fs.directory import exists, make_directories
-from holdfast.leases.deadlock import (
-    Hold,
-    Participant,
-    ReadGraph,
-    Resource,
-    WaitGraph,
-    check_deadlock,
-    process_id,
-    proof_of,
-)
+from holdfast.leases import deadlock
+from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitGraph
 from holdfast.leases.queue import DeadlockWatch
 from holdfast.leases.wait_notes import Posted, WaitNote, WaitNotes, new_ticket
 from holdfast.locks.flock_wait import LockWait
@@ -188,7 +180,7 @@ class LockWaits:
         self, context: WaitContext, *, agent: Holder | None = None, actor: str = "", lock_id: str = ""
     ) -> None:
         self._context = context
-        self._proof = proof_of(lock_id)
+        self._proof = deadlock.proof_of(lock_id)
         self._agent = "" if agent is None else agent.holder_id
         self._actor = actor
 
@@ -248,7 +240,7 @@ class NotedWait:
 
     def check(self) -> None:
         notes, others = self._context
-        check_deadlock(self.note.ticket, lambda: lock_graph(notes), others)
+        deadlock.check_deadlock(self.note.ticket, lambda: lock_graph(notes), others)
 
 
 def _file_lock_holds(notes: Iterable[WaitNote]) -> Iterator[Hold]:
@@ -279,7 +271,8 @@ def _repo_lock_holds(notes: Iterable[WaitNote]) -> Iterator[Hold]:
 
 
 def _hold(lock: Resource, holders: Collection[Holder], hold_id: str, *, shared: bool = False) -> Hold:
-    processes = frozenset(process_id(each.holder_id, each.boot_id, each.pid_namespace) for each in holders)
+    ids = (deadlock.process_ids([each.holder_id], each.boot_id, each.pid_namespace) for each in holders)
+    processes = frozenset[str]().union(*ids)
     holder = Participant(", ".join(each.holder_id for each in holders), processes=processes)
     return Hold(lock, holder, hold_id, for_descendants=True, shared=shared, by_process=True)
 
