@@ -6,6 +6,7 @@ import os
 import random
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from holdfast.fs import calls
 from holdfast.leases import wait_notes
 from holdfast.leases.deadlock import Resource
-from holdfast.leases.wait_notes import WaitNote, WaitNotes, new_ticket
+from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks.identity import current_holder
 from tests.locks.workers import Line, Workers
 
@@ -24,7 +25,7 @@ THING = Resource("file lock", "/some/build.lock", "fe:00:7")
 
 def note(since: str = "2026-01-02T03:04:05.000000Z") -> WaitNote:
     return WaitNote(
-        new_ticket(),
+        str(uuid.uuid4()),
         THING,
         since,
         current_holder(),

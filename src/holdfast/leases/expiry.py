@@ -33,8 +33,12 @@ class TimedRight(msgspec.Struct, frozen=True, kw_only=True):
         return parse_instant(self.deadline().at)
 
     def time_left(self, now: Now | float, *, for_others: bool) -> float:
-        """Seconds until the right ends for its holder, or until others may take it; negative afterwards."""
-        return as_now(now).until(*self.deadline(), margin=for_others)
+        """Seconds until it ends for its holder, or until others may take it; negative afterwards.
+
+        A bare number is the store's time alone, which a step of the wall clock moves.
+        """
+        now = now if isinstance(now, Now) else Now(now)
+        return now.until(*self.deadline(), margin=for_others)
 
     def is_expired(self, now: Now | float) -> bool:
         """Whether its holder must not use it any more."""
@@ -43,11 +47,6 @@ class TimedRight(msgspec.Struct, frozen=True, kw_only=True):
     def may_be_taken(self, now: Now | float) -> bool:
         """Whether others may take it: never before it has expired for its holder."""
         return self.time_left(now, for_others=True) <= 0
-
-
-def as_now(now: Now | float) -> Now:
-    """The time by both clocks; a bare number is the store's time alone, which a step of the clock moves."""
-    return now if isinstance(now, Now) else Now(now)
 
 
 def checked_ttl(ttl: float, shortest: float, longest: float, *, setting: str = "ttl") -> float:

@@ -181,7 +181,7 @@ class Held(Generic[Record]):
         return max(0.0, min(left, pause, LONGEST_SLEEP))
 
     def _begin_renewal(self) -> None:
-        self._due = self._clock.boot() + self._retry_pause()
+        self._retry_soon()
         self._renewal = threading.Thread(target=self._try_to_renew, name="holdfast-renewal", daemon=True)
         try:
             self._renewal.start()
@@ -200,10 +200,10 @@ class Held(Generic[Record]):
 
     def _failed(self, problem: BaseException) -> None:
         self.problem = problem
-        self._due = self._clock.boot() + self._retry_pause()
+        self._retry_soon()
 
-    def _retry_pause(self) -> float:
-        return _shortened(min(1.0, self.ttl / (4 * BEATS)))
+    def _retry_soon(self) -> None:
+        self._due = self._clock.boot() + _shortened(min(1.0, self.ttl / (4 * BEATS)))
 
     def _start_term(self, began: float) -> None:
         self._deadline = began + self.ttl
@@ -225,10 +225,8 @@ class Held(Generic[Record]):
 
     def _too_late(self) -> LockExpired:
         name, renewed, facts = self._subject
-        message = f"{name} was not {renewed} in time"
-        if self.problem is None:
-            return LockExpired(message, **facts)
-        failure = LockExpired(f"{message}; the last attempt failed: {self.problem}", **facts)
+        problem = "" if self.problem is None else f"; the last attempt failed: {self.problem}"
+        failure = LockExpired(f"{name} was not {renewed} in time{problem}", **facts)
         failure.__cause__ = self.problem
         return failure
 

@@ -40,9 +40,6 @@ THREAD_NAME = "holdfast-deadlock"
 Got = TypeVar("Got")
 
 
-# --- Waiting in a queue ----------------------------------------------------------------------------------
-
-
 class NotYet(NamedTuple):
     """Somebody else has it, or comes first: ask again after `pause`, or when something has changed.
 
@@ -137,9 +134,6 @@ class _QueueChecks:
             self._check_deadlock()
         except BaseException as found:  # raised in the waiter's own thread
             self._found = found
-
-
-# --- Watching a wait that blocks elsewhere -----------------------------------------------------------------
 
 
 class ObservedWait(Protocol):
@@ -269,9 +263,6 @@ def _register_fork_hooks() -> None:
     """
     if sys.platform != "win32":
         os.register_at_fork(before=_let_checks_end, after_in_child=_running.clear)
-
-
-# --- For coroutines --------------------------------------------------------------------------------------
 
 
 async def in_a_thread(

@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.clock import BootMark, Now, format_duration, format_instant, parse_instant
 from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotHeld
-from holdfast.leases.expiry import Deadline, TimedRight, as_now
+from holdfast.leases.expiry import Deadline, TimedRight
 from holdfast.locks.identity import Holder
 from holdfast.store.model import Change, Create, Delete, Family, Key, Replace, Stream, StructCodec, View
 
@@ -139,9 +139,6 @@ class LeaseKeys(NamedTuple):
         return [self.lease, self.counter, self.line]
 
 
-# --- Requests and answers ------------------------------------------------------------------------------
-
-
 class LeaseRequest(NamedTuple):
     """A request for a lease; `lock_id` is the id that the lease will have, and the ticket in the queue."""
 
@@ -175,22 +172,15 @@ class LeaseWaiting(NamedTuple):
     time_left: float = 0.0
 
 
-class AuditEvent(NamedTuple):
-    """A record for the audit trail."""
-
-    name: str
-    facts: dict[str, object]
-
-
 Result = TypeVar("Result", covariant=True)
 
 
 class LeaseRuling(NamedTuple, Generic[Result]):
-    """The decision of a rule: the changes to make, the answer, and the event to record."""
+    """The decision of a rule: the changes to make, the answer, and the audit event: its name and facts."""
 
     changes: list[Change]
     result: Result
-    event: AuditEvent | None = None
+    event: tuple[str, dict[str, object]] | None = None
 
 
 # --- Rules ---------------------------------------------------------------------------------------------
@@ -263,7 +253,7 @@ def renew(
 def release(view: View, now: Now, keys: LeaseKeys, lock_id: str) -> LeaseRuling[Lease]:
     """End the lease. An expired one may be released too, as long as nobody has taken it."""
     lease = _own(view, keys, lock_id)
-    return LeaseRuling([Delete(keys.lease)], lease, AuditEvent("lock_released", _facts(lease)))
+    return LeaseRuling([Delete(keys.lease)], lease, ("lock_released", _facts(lease)))
 
 
 def leave(view: View, now: Now, keys: LeaseKeys, ticket: str) -> LeaseRuling[None]:
@@ -287,18 +277,13 @@ def validate(view: View, now: Now | float, keys: LeaseKeys, lock_id: str, token:
             token=token,
             current_token=counter.fencing_token if counter else None,
         )
-    if lease.is_expired(as_now(now)):
+    if lease.is_expired(now):
         raise LockExpired(
             f"nothing was published: the lease on {keys.worktree} has expired",
             worktree=keys.worktree,
             lock_id=lock_id,
         )
     return lease
-
-
-def next_token(counter: TokenCounter | None) -> int:
-    """The token of the next grant: greater than every one before it."""
-    return 1 if counter is None else counter.fencing_token + 1
 
 
 def _grant(
@@ -317,7 +302,7 @@ def _grant(
         created_at=format_instant(now.now),
         last_renewed_at=format_instant(now.now),
         lease_expires_at=format_instant(now.now + request.ttl),
-        fencing_token=next_token(counter),
+        fencing_token=counter.fencing_token + 1 if counter else 1,
         ttl=request.ttl,
         purpose=request.purpose,
         identity=Identity.of(request.holder),
@@ -332,16 +317,11 @@ def _grant(
         Create(keys.counter, count) if counter is None else Replace(keys.counter, count),
         *_queue_changes(view, keys, others),
     ]
-    if expired is None:
-        event = AuditEvent("lock_acquired", _facts(lease))
-    else:
-        stolen: dict[str, object] = {
-            "old": _facts(expired),
-            "new": _facts(lease),
-            "expired_at": expired.lease_expires_at,
-        }
-        event = AuditEvent("lock_stolen", stolen)
-    return LeaseRuling(changes, LeaseGranted(lease, expired), event)
+    facts = _facts(lease)
+    if expired is not None:
+        facts = {"old": _facts(expired), "new": facts, "expired_at": expired.lease_expires_at}
+    name = "lock_acquired" if expired is None else "lock_stolen"
+    return LeaseRuling(changes, LeaseGranted(lease, expired), (name, facts))
 
 
 def _own(view: View, keys: LeaseKeys, lock_id: str) -> Lease:

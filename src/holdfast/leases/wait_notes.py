@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,10 +92,6 @@ class WaitNote(NamedTuple):
         thing = Resource(*(texts.pop(name) for name in Resource._fields))
         shared = record.get("shared") is True
         return cls(thing=thing, holder=holder, above=tuple(map(str, above)), shared=shared, **texts)
-
-
-def new_ticket() -> str:
-    return str(uuid.uuid4())
 
 
 class Posted:

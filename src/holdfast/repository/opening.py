@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,12 +49,12 @@ class OpenLedger:
     def claims(self) -> Claims:
         """The claims of the ledger."""
         from holdfast.ledger.service import Claims
-        from holdfast.repository.waits import LeaseGraph, LockGraph
+        from holdfast.repository.waits import LeaseGraph, locks_waited_for
 
         # Leases are kept in the configured store, wherever the ledger is.
         configured = None if self._address is None else read_config(self._directory).store
         leases = LeaseGraph(self._directory, self.ledger.store, configured)
-        others = (leases, LockGraph(self._directory))
+        others = (leases, partial(locks_waited_for, self._directory))
         return Claims(self.ledger, files=self.files, actor=self._actor, other_graphs=others)
 
     @cached_property

@@ -7,7 +7,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -67,9 +67,9 @@ class _OtherGraphs:
         self._lock = threading.Lock()  # any number of threads may wait
 
     def __call__(self) -> Sequence[ReadGraph]:
-        from holdfast.repository.waits import LockGraph
+        from holdfast.repository.waits import locks_waited_for
 
-        return self.claims(), LockGraph(self._root)
+        return self.claims(), partial(locks_waited_for, self._root)
 
     def claims(self) -> ClaimGraph:
         from holdfast.repository.waits import ClaimGraph

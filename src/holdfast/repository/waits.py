@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +24,7 @@ from holdfast.fs.directory import exists, make_directories
 from holdfast.leases import deadlock
 from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitGraph
 from holdfast.leases.queue import DeadlockWatch
-from holdfast.leases.wait_notes import Posted, WaitNote, WaitNotes, new_ticket
+from holdfast.leases.wait_notes import Posted, WaitNote, WaitNotes
 from holdfast.locks.flock_wait import LockWait
 from holdfast.locks.identity import Holder, current_holder, holder_with_pid, processes_above
 from holdfast.locks.kernel_locks import held_flocks, inode_of
@@ -129,14 +131,10 @@ def waits_of_data(data_dir: Path) -> Path:
     return data_dir / WAITS
 
 
-class LockGraph:
+def locks_waited_for(root: Path) -> WaitGraph:
     """The file locks and repository locks that somebody in a repository waits for."""
-
-    def __init__(self, root: Path) -> None:
-        self._directory = waits_of_repository(root)
-
-    def __call__(self) -> WaitGraph:
-        return lock_graph(WaitNotes([self._directory])) if exists(self._directory) else WaitGraph()
+    directory = waits_of_repository(root)
+    return lock_graph(WaitNotes([directory])) if exists(directory) else WaitGraph()
 
 
 def lock_graph(notes: WaitNotes) -> WaitGraph:
@@ -186,11 +184,7 @@ class LockWaits:
 
     def observe_file_lock(self, path: str, wait: LockWait, *, shared: bool, fair: bool) -> DeadlockWatch:
         """Watch a wait for a file lock: for `FileLocker(observer=...)`."""
-        since = time.time()
-
-        def prepare() -> NotedWait:
-            return self.for_file_lock(path, since, shared=shared, fair=fair)
-
+        prepare = partial(self.for_file_lock, path, time.time(), shared=shared, fair=fair)
         return DeadlockWatch(prepare, wait.timeout, wait.cancel)
 
     def for_file_lock(self, path: str, since: float, *, shared: bool, fair: bool) -> NotedWait:
@@ -209,7 +203,7 @@ class LockWaits:
         self, resource: Resource, since: float, *, shared: bool = False, purpose: str = ""
     ) -> NotedWait:
         note = WaitNote(
-            new_ticket(),
+            str(uuid.uuid4()),
             resource,
             format_instant(since),
             current_holder(),
