@@ -7,13 +7,12 @@ writer leaves what the ledger says, and the next one repairs what a killed proce
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from holdfast.clock import parse_instant
-from holdfast.errors import Failure, NotFound, SettingInvalid
+from holdfast.errors import Failure, NotFound
 from holdfast.fs import durable, strictjson
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.ledger.log import is_node_id
@@ -25,14 +24,6 @@ ENDING = ".lock"
 GUARD = ".guard"
 MOST_BYTES = 64 << 10
 _TIMEOUT = 30.0
-
-
-def has_claim_files(meta: Mapping[str, Any] | None) -> bool:
-    """Whether the configuration of a ledger asks for claim files."""
-    value = (meta or {}).get("claim_files", False)
-    if not isinstance(value, bool):
-        raise SettingInvalid("claim_files in meta.json", str(value), "true or false")
-    return value
 
 
 class ClaimFiles:

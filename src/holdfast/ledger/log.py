@@ -23,6 +23,7 @@ from holdfast.errors import (
     NotFound,
     OutcomeUnknown,
     SequenceMismatch,
+    SettingInvalid,
     TooLarge,
     UsageFailure,
 )
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 MOST_BYTES = 1 << 20
 """The largest event, as it is stored."""
 LONGEST_TYPE = LONGEST_ID = LONGEST_NODE_ID = 128
-
-# --- Events ----------------------------------------------------------------------------------------------
 
 Event: TypeAlias = dict[str, Any]
 
@@ -398,8 +397,6 @@ def _check_json(state: object) -> None:
         raise UsageFailure("the state of a named fold must survive a round trip through JSON")
 
 
-# --- Nodes -----------------------------------------------------------------------------------------------
-
 _NODE = re.compile(r"[1-9][0-9]{0,8}(?:\.[1-9][0-9]{0,8})*", re.ASCII)
 
 
@@ -440,3 +437,11 @@ DEFAULT_LOCK_TIMEOUT = 300.0
 def read_meta(store: Store) -> dict[str, Any] | None:
     document = store.read(META)
     return None if document is None else document.record
+
+
+def has_claim_files(meta: Mapping[str, Any] | None) -> bool:
+    """Whether the configuration of a ledger asks for claim files."""
+    value = (meta or {}).get("claim_files", False)
+    if not isinstance(value, bool):
+        raise SettingInvalid("claim_files in meta.json", str(value), "true or false")
+    return value

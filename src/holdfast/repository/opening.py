@@ -12,7 +12,7 @@ from holdfast.errors import AlreadyExists, NotFound, NotInitialised
 from holdfast.fs import calls
 from holdfast.fs.directory import exists, make_directories
 from holdfast.issues.tracker import Tracker
-from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, read_meta
+from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_files, read_meta
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
 from holdfast.locks.retry import RetryConfig
 from holdfast.store.files import FileStore
@@ -38,8 +38,10 @@ class OpenLedger:
     """
 
     def __init__(self, root: Path, store: Store, address: str | None, actor: str = "") -> None:
+        self._on_files = isinstance(store, FileStore)
+        self._has_claim_files = self._on_files and has_claim_files(read_meta(store))
         self.root = store.path if isinstance(store, FileStore) else root
-        # Checkpoints of a ledger on a server are kept here too: they are a cache.
+        # A ledger on a server has its checkpoints here too: they are a cache.
         self.ledger = Ledger(store, checkpoint_root=root)
         self._directory = root
         self._address = address
@@ -62,20 +64,14 @@ class OpenLedger:
         """The lock file of the ledger."""
         from holdfast.locks.ledger_lock import LedgerLock
 
-        on_files = isinstance(self.ledger.store, FileStore)
-        return LedgerLock(self.root / DIRECTORY, AGENT) if on_files else None
+        return LedgerLock(self.root / DIRECTORY, AGENT) if self._on_files else None
 
     @cached_property
     def files(self) -> ClaimFiles | None:
         """The claim files of the ledger."""
-        from holdfast.ledger.claim_files import ClaimFiles, has_claim_files
+        from holdfast.ledger.claim_files import ClaimFiles
 
-        store = self.ledger.store
-        return (
-            ClaimFiles(self.root)
-            if isinstance(store, FileStore) and has_claim_files(read_meta(store))
-            else None
-        )
+        return ClaimFiles(self.root) if self._has_claim_files else None
 
     def close(self) -> None:
         """Close the files that are kept open for speed. Nothing is lost without it."""
@@ -87,7 +83,7 @@ class OpenLedger:
         """Examine the ledger; changes nothing."""
         from holdfast.ledger.verify import verify
 
-        return verify(self.ledger, None if self.lock is None else self.root, self.files)
+        return verify(self.ledger, self.root if self._on_files else None, self.files)
 
 
 def init_ledger(
