@@ -73,8 +73,8 @@ def hold(kind: str, root: Path, ttl: float, *, timeout: float = PATIENCE) -> Hel
     """Something of this kind that nobody had, on files."""
     store = FileStore(root, timeout=timeout)
     if kind == "lease":
-        desk = LeaseService(store, AuditTrail())
-        return acquire(desk, "main", desk.request(ttl=ttl))
+        service = LeaseService(store, AuditTrail())
+        return acquire(service, "main", service.request(ttl=ttl))
     if kind == "claim":
         return Claims(Ledger(store)).claim("1", "me", ttl=max(1.0, ttl))
     tracker = Tracker(store, actor="agent:me")
@@ -139,8 +139,8 @@ def test_it_lives_beyond_its_time_and_ends_with_its_block(kind: str, scratch: Pa
 
 def test_a_coroutine_holds_it_in_the_same_way(scratch: Path) -> None:
     async def work() -> HeldLease:
-        desk = LeaseService(FileStore(scratch), AuditTrail())
-        async with acquire(desk, "main", desk.request(ttl=TTL)) as held:
+        service = LeaseService(FileStore(scratch), AuditTrail())
+        async with acquire(service, "main", service.request(ttl=TTL)) as held:
             first = held.lease
             while held.lease == first:
                 await asyncio.sleep(0.01)
@@ -378,9 +378,9 @@ def test_who_is_told_to_release_in_the_middle_of_renewing_can() -> None:
 
 
 def test_renewing_at_once_from_many_threads_and_releasing_leaves_nothing_held() -> None:
-    desk = LeaseService(MemoryStore(), AuditTrail())
+    service = LeaseService(MemoryStore(), AuditTrail())
     for _ in range(30):
-        held = acquire(desk, "main", desk.request(ttl=TTL)).beat()
+        held = acquire(service, "main", service.request(ttl=TTL)).beat()
         refused: list[Failure] = []
 
         def renew(held: HeldLease = held, refused: list[Failure] = refused) -> None:
@@ -396,5 +396,5 @@ def test_renewing_at_once_from_many_threads_and_releasing_leaves_nothing_held() 
         held.release()
         for thread in threads:
             thread.join()
-        assert desk.state("main") is None
+        assert service.state("main") is None
         assert not held.lost.is_set()

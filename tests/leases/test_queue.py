@@ -36,7 +36,7 @@ class Bell:
     def __exit__(self, *problem: object) -> None: ...
 
 
-def no_circle() -> None: ...
+def no_cycle() -> None: ...
 
 
 class Counter:
@@ -66,20 +66,20 @@ def soon(call: Callable[[], object]) -> None:
 def test_who_waits_is_served_when_something_changes() -> None:
     counter, bell = Counter(), Bell()
     soon(lambda: counter.release(bell))
-    assert wait_in_queue(wish(), counter, bell, no_circle) == "got it"
+    assert wait_in_queue(wish(), counter, bell, no_cycle) == "got it"
     assert counter.asked == 2
 
 
 def test_who_waits_too_long_is_told_who_has_it() -> None:
     with pytest.raises(LockTimeout, match="somebody"):
-        wait_in_queue(wish(0.05), Counter(), Bell(), no_circle)
+        wait_in_queue(wish(0.05), Counter(), Bell(), no_cycle)
 
 
 def test_who_is_told_to_stop_stops_soon() -> None:
     cancelled = threading.Event()
     soon(cancelled.set)
     with pytest.raises(LockTimeout):
-        wait_in_queue(wish(None, cancelled), Counter(), Bell(), no_circle)
+        wait_in_queue(wish(None, cancelled), Counter(), Bell(), no_cycle)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Claims at the desk, on both stores, with a clock that stands still."""
+"""Claims at the service, on both stores, with a clock that stands still."""
 
 from __future__ import annotations
 

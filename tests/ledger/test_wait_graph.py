@@ -1,4 +1,4 @@
-"""Who holds and who waits for claims, as those see it who look for circles of waits."""
+"""Who holds and who waits for claims, as those see it who look for cycles of waits."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Town:
     def claims(self, actor: str = "") -> Claims:
         return Claims(Ledger(self.store), actor=actor)
 
-    def circle_with(self, actor: str) -> bool:
-        """Whether there is a circle, once somebody of this process waits for the claim in this name."""
+    def cycle_with(self, actor: str) -> bool:
+        """Whether there is a cycle, once somebody of this process waits for the claim in this name."""
         claims = self.claims(actor)
         request = claims.request("1", "somebody", ttl=LONG)
         claims.join_queue(request)
@@ -51,9 +51,9 @@ class Town:
 
 def test_agents_of_one_process_are_told_apart_by_the_name_in_which_they_act() -> None:
     town = Town()
-    assert town.circle_with("agent:a")
-    assert not town.circle_with("agent:b")
-    assert town.circle_with("")  # who does not say is known by its process
+    assert town.cycle_with("agent:a")
+    assert not town.cycle_with("agent:b")
+    assert town.cycle_with("")  # who does not say is known by its process
 
 
 def test_a_claim_says_in_whose_name_and_for_which_process_it_was_taken() -> None:
