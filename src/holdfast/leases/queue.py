@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 from holdfast.clock import Clock, format_duration
 from holdfast.errors import Deadlock, Failure, LockTimeout
 from holdfast.locks import flock as _descriptors  # noqa: F401 - registers its fork hooks before ours
-from holdfast.store.model import Watch
+
+if TYPE_CHECKING:
+    from holdfast.store.model import Watch
 
 POLL = 0.1
 """How often a wait looks up while it may be cancelled or a check runs; how long a fork waits for checks."""
