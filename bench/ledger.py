@@ -24,7 +24,6 @@ from bench.crew import Crew
 from bench.measure import enough_times, interleave, ratio, seconds_each
 from bench.report import Column, Report, Table, Value, at_least, at_most, number
 from holdfast.fs import calls
-from holdfast.ledger.checkpoints import FileCheckpoints
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.projection import ClaimProjection
 from holdfast.ledger.service import Claims
@@ -194,7 +193,7 @@ class Ours(Contender):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.store = FileStore(directory, timeout=PATIENCE)
-        self.ledger = Ledger(self.store, shelf=FileCheckpoints(directory))
+        self.ledger = Ledger(self.store, checkpoint_root=directory)
 
     def fill(self, count: int) -> None:
         (self.directory / "ledger").mkdir()
@@ -207,7 +206,7 @@ class Ours(Contender):
         self.ledger.append_many([EVENT] * count)
 
     def replay(self) -> int:
-        return ClaimProjection(Ledger(self.store)).look(lambda book: book.sequence)
+        return ClaimProjection(Ledger(self.store)).query(lambda state: state.sequence)
 
 
 class Sqlite(Contender):
@@ -410,7 +409,7 @@ def _batch(each: Contender) -> float:
 def _claim_and_release(directory: Path) -> float:
     started = perf_counter()
     with FileStore(directory, timeout=PATIENCE) as store:
-        Claims(Ledger(store, shelf=FileCheckpoints(directory))).claim("7.7", "bench").release()
+        Claims(Ledger(store, checkpoint_root=directory)).claim("7.7", "bench").release()
     return perf_counter() - started
 
 

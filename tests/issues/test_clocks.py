@@ -58,7 +58,7 @@ def test_setting_the_wall_clock_neither_ends_nor_prolongs_a_claim_on_the_same_ma
     with pytest.raises(IssueClaimed):
         tracker.update(issue_id, Update(state=State.DONE))
     clock.advance(1)
-    with pytest.raises(LockExpired, match="ran out 0ms ago"):
+    with pytest.raises(LockExpired, match="expired 0ms ago"):
         tracker.update(issue_id, Update(state=State.DONE), claim=claim)
     assert [each.id for each in tracker.snapshot().ready()] == [issue_id]
     assert attempt(tracker, issue_id).token == claim.token + 1

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.clock import SKEW, ClockReading, ManualClock
 from holdfast.errors import LockConflict, LockExpired
-from holdfast.leases.rules import SHOW_EVERY, LeaseGranted, LeaseKeys, LeaseWaiting
+from holdfast.leases.rules import WAITER_HEARTBEAT, LeaseGranted, LeaseKeys, LeaseWaiting
 from holdfast.leases.service import LeaseService
 from holdfast.locks.identity import boot_clock_id
 from holdfast.store.audit import AuditTrail
@@ -26,7 +26,7 @@ on_linux = pytest.mark.skipif(not boot_clock_id(), reason="this system does not 
 
 
 class Elsewhere(LeaseService):
-    """The desk of another machine, or of this one after a restart: its boot clock is another one."""
+    """The service of another machine, or of this one after a restart: its boot clock is another one."""
 
     def reading(self) -> ClockReading:
         return super().reading()._replace(clock_id="another boot", boot=self._clock.boot() + 5000)
@@ -41,8 +41,8 @@ class Machines:
         self.here = LeaseService(self.store, AuditTrail(), clock=self.clock)
         self.there = Elsewhere(self.store, AuditTrail(), clock=self.clock)
 
-    def commit(self, desk: LeaseService, lock_id: str, token: int) -> None:
-        validate = desk.validator("main", lock_id, token)
+    def commit(self, service: LeaseService, lock_id: str, token: int) -> None:
+        validate = service.validator("main", lock_id, token)
 
         def decide(view: View, now: float) -> Decision[None]:
             validate(view, now)
@@ -61,39 +61,39 @@ def machines() -> Machines:
 def test_setting_the_wall_clock_neither_ends_nor_prolongs_a_lease_on_the_same_machine(
     machines: Machines, step: float
 ) -> None:
-    desk, clock = machines.here, machines.clock
-    lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+    service, clock = machines.here, machines.clock
+    lease = service.acquire("main", service.request(ttl=TTL)).lease
     clock.step_wall(step)
     clock.advance(TTL - 1)
-    machines.commit(desk, lease.lock_id, lease.fencing_token)
+    machines.commit(service, lease.lock_id, lease.fencing_token)
     with pytest.raises(LockConflict, match="for another 1s"):
-        desk.acquire("main", desk.request())
+        service.acquire("main", service.request())
     clock.advance(1)
     with pytest.raises(LockExpired):
-        machines.commit(desk, lease.lock_id, lease.fencing_token)
-    assert desk.acquire("main", desk.request()).stolen_from == lease
+        machines.commit(service, lease.lock_id, lease.fencing_token)
+    assert service.acquire("main", service.request()).stolen_from == lease
 
 
 @on_linux
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
 def test_a_lease_is_renewed_as_if_the_wall_clock_had_not_been_set(machines: Machines, step: float) -> None:
-    desk, clock = machines.here, machines.clock
-    lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+    service, clock = machines.here, machines.clock
+    lease = service.acquire("main", service.request(ttl=TTL)).lease
     for _ in range(3):
         clock.advance(TTL - 1)
         clock.step_wall(step)
-        desk.renew("main", lease.lock_id)
+        service.renew("main", lease.lock_id)
     clock.advance(TTL - 1)
     with pytest.raises(LockConflict):
-        desk.steal("main", desk.request())
+        service.steal("main", service.request())
 
 
 def test_from_elsewhere_a_lease_is_judged_by_the_store_with_a_margin(machines: Machines) -> None:
-    desk, thief, clock = machines.here, machines.there, machines.clock
-    lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+    service, thief, clock = machines.here, machines.there, machines.clock
+    lease = service.acquire("main", service.request(ttl=TTL)).lease
     clock.advance(TTL)
     with pytest.raises(LockExpired):  # its holder stops at once
-        desk.renew("main", lease.lock_id)
+        service.renew("main", lease.lock_id)
     with pytest.raises(LockConflict):  # others wait as long as their clocks may be wrong
         thief.acquire("main", thief.request())
     state = thief.state("main")
@@ -105,31 +105,31 @@ def test_from_elsewhere_a_lease_is_judged_by_the_store_with_a_margin(machines: M
 
 
 def test_a_holder_that_moves_to_another_machine_is_judged_strictly(machines: Machines) -> None:
-    desk, moved = machines.here, machines.there
-    lease = desk.acquire("main", desk.request(ttl=TTL)).lease
+    service, moved = machines.here, machines.there
+    lease = service.acquire("main", service.request(ttl=TTL)).lease
     moved.renew("main", lease.lock_id)
     machines.clock.advance(TTL)
     with pytest.raises(LockExpired):
         moved.renew("main", lease.lock_id)
     with pytest.raises(LockExpired):
-        desk.renew("main", lease.lock_id)
+        service.renew("main", lease.lock_id)
 
 
 @on_linux
 @pytest.mark.parametrize("step", [HOUR, -HOUR])
 def test_who_waits_keeps_its_place_when_the_wall_clock_is_set(machines: Machines, step: float) -> None:
-    desk, clock = machines.here, machines.clock
-    held = desk.acquire("main", desk.request(ttl=TTL)).lease
-    first, second = desk.request(ttl=TTL), desk.request(ttl=TTL)
-    assert isinstance(desk.line_up("main", first), LeaseWaiting)
+    service, clock = machines.here, machines.clock
+    held = service.acquire("main", service.request(ttl=TTL)).lease
+    first, second = service.request(ttl=TTL), service.request(ttl=TTL)
+    assert isinstance(service.join_queue("main", first), LeaseWaiting)
     clock.step_wall(step)
-    clock.advance(SHOW_EVERY / 2)
-    assert isinstance(desk.line_up("main", second), LeaseWaiting)
-    desk.release("main", held.lock_id)
-    answer = desk.line_up("main", second)
+    clock.advance(WAITER_HEARTBEAT / 2)
+    assert isinstance(service.join_queue("main", second), LeaseWaiting)
+    service.release("main", held.lock_id)
+    answer = service.join_queue("main", second)
     assert isinstance(answer, LeaseWaiting)
-    assert answer.place == 2
-    assert isinstance(desk.line_up("main", first), LeaseGranted)
+    assert answer.position == 2
+    assert isinstance(service.join_queue("main", first), LeaseGranted)
 
 
 # --- Real processes whose wall clock is set ------------------------------------------------------------

@@ -15,45 +15,45 @@ from holdfast.store.files import FileStore
 from tests.locks.workers import wait_until
 
 
-def renewed_at(desk: LeaseService) -> str:
-    state = desk.state("main")
+def renewed_at(service: LeaseService) -> str:
+    state = service.state("main")
     assert state is not None
     return state.lease.last_renewed_at
 
 
-def was_renewed_after(desk: LeaseService, instant: str) -> bool:
-    return renewed_at(desk) > instant
+def was_renewed_after(service: LeaseService, instant: str) -> bool:
+    return renewed_at(service) > instant
 
 
 def test_a_heart_that_sleeps_is_woken_when_the_lease_becomes_shorter(scratch: Path) -> None:
-    desk = LeaseService(FileStore(scratch), AuditTrail())
-    with acquire(desk, "main", desk.request(ttl=3600.0)) as held:
+    service = LeaseService(FileStore(scratch), AuditTrail())
+    with acquire(service, "main", service.request(ttl=3600.0)) as held:
         held.renew(3.0)  # the heart would sleep for 20 minutes
-        seen = renewed_at(desk)
+        seen = renewed_at(service)
         for _ in range(3):  # at once, and then as often as the new time demands
-            wait_until(partial(was_renewed_after, desk, seen))
-            seen = renewed_at(desk)
+            wait_until(partial(was_renewed_after, service, seen))
+            seen = renewed_at(service)
         held.check()
 
 
 def test_who_waits_in_line_and_is_told_to_stop_stops_at_once_and_leaves_the_line(scratch: Path) -> None:
-    desk = LeaseService(FileStore(scratch), AuditTrail())
+    service = LeaseService(FileStore(scratch), AuditTrail())
     cancelled = threading.Event()
     ended: list[BaseException] = []
 
     def wait() -> None:
         with pytest.raises(LockTimeout) as raised:
-            acquire(desk, "main", desk.request(ttl=3600.0), wait=None, cancelled=cancelled)
+            acquire(service, "main", service.request(ttl=3600.0), wait=None, cancelled=cancelled)
         ended.append(raised.value)
 
-    other = LeaseService(FileStore(scratch), AuditTrail(), holder=desk.holder._replace(pid=1))
+    other = LeaseService(FileStore(scratch), AuditTrail(), holder=service.holder._replace(pid=1))
     with acquire(other, "main", other.request(ttl=3600.0)):
         waiting = threading.Thread(target=wait)
         waiting.start()
-        wait_until(lambda: (state := desk.state("main")) and len(state.waiters) == 1)
+        wait_until(lambda: (state := service.state("main")) and len(state.waiters) == 1)
         cancelled.set()
         waiting.join()
-        state = desk.state("main")
+        state = service.state("main")
         assert state is not None
         assert state.waiters == ()
     assert len(ended) == 1

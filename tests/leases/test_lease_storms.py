@@ -40,18 +40,18 @@ class Answer(NamedTuple):
     token: int = 0
 
 
-def desk_at(directory: Path) -> LeaseService:
+def service_at(directory: Path) -> LeaseService:
     return LeaseService(FileStore(directory, timeout=60.0), TRAIL)
 
 
-def act(desk: LeaseService, action: str, lock_id: str) -> Answer:
+def act(service: LeaseService, action: str, lock_id: str) -> Answer:
     try:
         if action == "renew":
-            return Answer("renewed", desk.renew("main", lock_id, LONG).lock_id)
+            return Answer("renewed", service.renew("main", lock_id, LONG).lock_id)
         if action == "release":
-            return Answer("released", desk.release("main", lock_id).lock_id)
-        give = desk.acquire if action == "acquire" else desk.steal
-        lease = give("main", desk.request(ttl=LONG)).lease
+            return Answer("released", service.release("main", lock_id).lock_id)
+        give = service.acquire if action == "acquire" else service.steal
+        lease = give("main", service.request(ttl=LONG)).lease
     except Failure as failure:
         return Answer(failure.code)
     return Answer("granted", lease.lock_id, lease.fencing_token)
@@ -62,11 +62,11 @@ class Stage:
 
     def __init__(self, directory: Path, workers: Workers) -> None:
         def work(line: Line) -> None:
-            desk = desk_at(directory)
+            service = service_at(directory)
             while True:
-                line.say(act(desk, *line.wait()))
+                line.say(act(service, *line.wait()))
 
-        self.desk = desk_at(directory)
+        self.service = service_at(directory)
         self.workers: list[Worker] = workers.start_many(PROCESSES, work)
 
     def everybody(self, *orders: tuple[str, str]) -> list[Answer]:
@@ -76,20 +76,20 @@ class Stage:
         return [Answer(*worker.hear()) for worker in self.workers]
 
     def current(self) -> Lease | None:
-        state = self.desk.state("main")
+        state = self.service.state("main")
         return None if state is None else state.lease
 
     def clear(self) -> None:
         lease = self.current()
         if lease is not None:
-            self.desk.release("main", lease.lock_id)
+            self.service.release("main", lease.lock_id)
 
     def expired_lease(self) -> Lease:
         """Put an expired lease there, as one whose holder has died long ago."""
         self.clear()
-        lease = self.desk.acquire("main", self.desk.request(ttl=LONG)).lease
+        lease = self.service.acquire("main", self.service.request(ttl=LONG)).lease
 
-        reading = self.desk.reading()
+        reading = self.service.reading()
 
         def expire(view: View, now: float) -> Decision[Lease]:
             found = view.get(KEYS.lease)
@@ -104,11 +104,11 @@ class Stage:
             return Decision([Replace(KEYS.lease, old)], old)
 
         assert lease.fencing_token
-        return self.desk.store.transact(KEYS.all(), expire).result
+        return self.service.store.transact(KEYS.all(), expire).result
 
     def stolen(self) -> int:
         """How many steals the trail has; reading it checks the chain."""
-        entries = verify(self.desk.store.entries(TRAIL.stream))
+        entries = verify(self.service.store.entries(TRAIL.stream))
         return sum(entry.event == "lock_stolen" for entry in entries)
 
 

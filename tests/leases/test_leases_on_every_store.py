@@ -28,12 +28,12 @@ TRAIL = AuditTrail()
 
 
 @pytest.fixture
-def desk(tmp_path: Path, store_url: str) -> LeaseService:
+def service(tmp_path: Path, store_url: str) -> LeaseService:
     return LeaseService(open_address(tmp_path, store_url), TRAIL)
 
 
 def test_of_those_who_acquire_at_once_one_wins_with_the_next_token(
-    tmp_path: Path, store_url: str, desk: LeaseService
+    tmp_path: Path, store_url: str, service: LeaseService
 ) -> None:
     def work(line: Line) -> None:
         own = LeaseService(open_address(tmp_path, store_url), TRAIL)
@@ -55,20 +55,20 @@ def test_of_those_who_acquire_at_once_one_wins_with_the_next_token(
             assert Counter(what for what, _, _ in answers) == {"granted": 1, "E_LOCK_CONFLICT": PROCESSES - 1}
             _, lock_id, token = max(answers, key=lambda each: each[2])
             tokens.append(token)
-            desk.release("main", lock_id)
+            service.release("main", lock_id)
 
     assert tokens == list(range(1, ROUNDS + 1))
-    events = [entry.event for entry in verify(desk.store.entries(TRAIL.stream))]
+    events = [entry.event for entry in verify(service.store.entries(TRAIL.stream))]
     assert events == ["lock_acquired", "lock_released"] * ROUNDS
 
 
 def test_who_waits_is_woken_when_the_lease_is_released_and_the_line_moves_in_order(
-    tmp_path: Path, store_url: str, desk: LeaseService
+    tmp_path: Path, store_url: str, service: LeaseService
 ) -> None:
     def work(line: Line) -> None:
         own = LeaseService(open_address(tmp_path, store_url), TRAIL)
         request = own.request(ttl=LONG)
-        own.line_up("main", request)
+        own.join_queue("main", request)
         line.say("waiting")
         held = acquire(own, "main", request, wait=PATIENCE)
         line.say(held.token)
@@ -76,25 +76,25 @@ def test_who_waits_is_woken_when_the_lease_is_released_and_the_line_moves_in_ord
         held.release()
         line.say("released")
 
-    first = desk.acquire("main", desk.request(ttl=LONG)).lease
+    first = service.acquire("main", service.request(ttl=LONG)).lease
     with Workers() as workers:
         crew = []
         for _ in range(PROCESSES):  # one after the other, so that their order is known
             crew.append(workers.start(work))
             assert crew[-1].hear() == "waiting"
-        desk.release("main", first.lock_id)
+        service.release("main", first.lock_id)
         for number, worker in enumerate(crew):
             assert worker.hear() == first.fencing_token + 1 + number
             assert not any(later.line.has_news() for later in crew[number + 1 :])
             assert worker.ask("release") == "released"
 
 
-def test_what_was_held_before_cannot_commit_any_more(desk: LeaseService) -> None:
+def test_what_was_held_before_cannot_commit_any_more(service: LeaseService) -> None:
     leases = []
     for _ in range(3):
-        leases.append(desk.acquire("main", desk.request(ttl=LONG)).lease)
-        desk.release("main", leases[-1].lock_id)
-    leases.append(desk.acquire("main", desk.request(ttl=LONG)).lease)
+        leases.append(service.acquire("main", service.request(ttl=LONG)).lease)
+        service.release("main", leases[-1].lock_id)
+    leases.append(service.acquire("main", service.request(ttl=LONG)).lease)
 
     def commit(number: int) -> None:
         lease = leases[number]
@@ -105,14 +105,14 @@ def test_what_was_held_before_cannot_commit_any_more(desk: LeaseService) -> None
                 raise FencingMismatch("not the current one")
             return Decision([Append(LEDGER, Event(lease.fencing_token))], None)
 
-        desk.store.transact([KEYS.lease, LEDGER], decide)
+        service.store.transact([KEYS.lease, LEDGER], decide)
 
     for stale in range(3):
         with pytest.raises(FencingMismatch):
             commit(stale)
     commit(3)
 
-    assert [each.record.number for each in desk.store.entries(LEDGER)] == [4]
+    assert [each.record.number for each in service.store.entries(LEDGER)] == [4]
     assert all(
         later > earlier for earlier, later in itertools.pairwise(each.fencing_token for each in leases)
     )

@@ -1,4 +1,4 @@
-"""Those who wait in one process for what it holds are served in turn: that is no circle."""
+"""Those who wait in one process for what it holds are served in turn: that is no cycle."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ LONG = 3600.0
 
 @pytest.mark.parametrize("detached", [False, True])
 def test_threads_of_one_process_and_agents_of_one_program_wait_in_turn(detached: bool) -> None:
-    desk = LeaseService(MemoryStore(), AuditTrail())
-    behalf_of = desk.holder if detached else None
+    leases = LeaseService(MemoryStore(), AuditTrail())
+    behalf_of = leases.holder if detached else None
     served: list[int] = []
 
     def work(number: int) -> None:
-        request = desk.request(ttl=LONG, behalf_of=behalf_of)
-        lease = service.acquire(desk, "main", request, wait=PATIENCE)
+        request = leases.request(ttl=LONG, behalf_of=behalf_of)
+        lease = service.acquire(leases, "main", request, wait=PATIENCE)
         served.append(number)
-        desk.release("main", lease.lock_id)
+        leases.release("main", lease.lock_id)
 
-    first = desk.acquire("main", desk.request(ttl=LONG, behalf_of=behalf_of)).lease
+    first = leases.acquire("main", leases.request(ttl=LONG, behalf_of=behalf_of)).lease
     with ThreadPoolExecutor(3) as pool:
         waits = [pool.submit(work, number) for number in range(3)]
-        while not (state := desk.state("main")) or len(state.waiters) < 3:
+        while not (state := leases.state("main")) or len(state.waiters) < 3:
             assert not any(each.done() and each.exception() for each in waits)
             time.sleep(0.01)
-        desk.release("main", first.lock_id)
+        leases.release("main", first.lock_id)
         for each in waits:
             each.result(PATIENCE)
 
     assert sorted(served) == [0, 1, 2]
 
 
-def test_agents_of_one_process_that_say_their_names_can_be_in_a_circle() -> None:
+def test_agents_of_one_process_that_say_their_names_can_be_in_a_cycle() -> None:
     store = MemoryStore()
     one, other = (LeaseService(store, AuditTrail(), actor=f"agent:{name}") for name in "ab")
 
@@ -57,16 +57,16 @@ def test_agents_of_one_process_that_say_their_names_can_be_in_a_circle() -> None
     second = other.acquire("y", other.request(ttl=LONG)).lease
     with ThreadPoolExecutor(1) as pool:
         older = one.request(ttl=LONG)
-        one.line_up("y", older)
+        one.join_queue("y", older)
         younger = pool.submit(wait)
         assert service.acquire(one, "y", older, wait=PATIENCE).worktree == "y"
         assert younger.result(PATIENCE) == "gave up"
 
 
 def test_who_waits_too_long_is_told_who_has_it() -> None:
-    desk = LeaseService(MemoryStore(), AuditTrail())
-    lease = desk.acquire("main", desk.request(ttl=LONG, purpose="important work")).lease
+    leases = LeaseService(MemoryStore(), AuditTrail())
+    lease = leases.acquire("main", leases.request(ttl=LONG, purpose="important work")).lease
     with pytest.raises(LockTimeout, match="important work"):
-        service.acquire(desk, "main", desk.request(ttl=LONG), wait=0.05)
-    wait_until(lambda: (state := desk.state("main")) is not None and not state.waiters)
+        service.acquire(leases, "main", leases.request(ttl=LONG), wait=0.05)
+    wait_until(lambda: (state := leases.state("main")) is not None and not state.waiters)
     assert lease.purpose == "important work"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import ManualClock
-from holdfast.ledger.checkpoints import FileCheckpoints
 from holdfast.ledger.log import Ledger
 from holdfast.store.files import FileStore
 from holdfast.store.memory import MemoryStore
@@ -45,4 +44,4 @@ def store(request: pytest.FixtureRequest, scratch: Path, clock: ManualClock) -> 
 
 @pytest.fixture
 def ledger(store: Store, scratch: Path) -> Ledger:
-    return Ledger(store, shelf=FileCheckpoints(scratch))
+    return Ledger(store, checkpoint_root=scratch)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant
-from holdfast.ledger.checkpoints import FileCheckpoints
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.projection import ACQUIRED
@@ -26,7 +25,7 @@ def open_ledger(root: Path, *, clock: Clock = SYSTEM_CLOCK, timeout: float = PAT
     """A ledger on files, with its checkpoints, that waits as long as the test lasts."""
     store = FileStore(root, timeout=timeout, clock=clock)
     _opened.append(store)
-    return Ledger(store, shelf=FileCheckpoints(root))
+    return Ledger(store, checkpoint_root=root)
 
 
 def close_all() -> None:

@@ -1,4 +1,4 @@
-"""Claims at the desk, on both stores, with a clock that stands still."""
+"""Claims at the service, on both stores, with a clock that stands still."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def test_a_free_node_is_not_given_past_those_who_wait(claims: Claims, clock: Man
         for name, priority in (("b", 0), ("c", 5), ("d", 0), ("e", 5))
     }
     for request in requests.values():
-        claims.line_up(request)
+        claims.join_queue(request)
     assert [each.owner for each in claims.waiting("1")] == ["c", "e", "b", "d"]
     claims.release("1", "a")
     with pytest.raises(NodeLocked, match="c waits for it and comes first"):
@@ -329,7 +329,7 @@ def test_a_free_node_is_not_given_past_those_who_wait(claims: Claims, clock: Man
     served: list[str] = []
     while requests:
         for name in sorted(requests, reverse=True):
-            if (claim := claims.line_up(requests[name])) and getattr(claim, "owner", None) == name:
+            if (claim := claims.join_queue(requests[name])) and getattr(claim, "owner", None) == name:
                 served.append(name)
                 claims.release("1", name)
                 del requests[name]
@@ -340,7 +340,7 @@ def test_a_free_node_is_not_given_past_those_who_wait(claims: Claims, clock: Man
 @pytest.mark.req("LG-19")
 def test_a_higher_priority_goes_first_at_once(claims: Claims) -> None:
     claims.claim("1", "a")
-    claims.line_up(claims.request("1", "b", priority=1))
+    claims.join_queue(claims.request("1", "b", priority=1))
     claims.release("1", "a")
     assert claims.claim("1", "c", priority=2).owner == "c"
 
@@ -348,14 +348,14 @@ def test_a_higher_priority_goes_first_at_once(claims: Claims) -> None:
 @pytest.mark.req("LG-19")
 def test_who_does_not_show_itself_any_more_loses_its_place(claims: Claims, clock: ManualClock) -> None:
     claims.claim("1", "a", ttl=100)
-    claims.line_up(claims.request("1", "b"))
+    claims.join_queue(claims.request("1", "b"))
     patient = claims.request("1", "c")
     for _ in range(4):
-        claims.line_up(patient)
+        claims.join_queue(patient)
         clock.advance(5)  # `c` shows itself, `b` has been stopped
     assert [each.owner for each in claims.waiting()] == ["c"]
     claims.release("1", "a")
-    assert getattr(claims.line_up(patient), "owner", None) == "c"
+    assert getattr(claims.join_queue(patient), "owner", None) == "c"
 
 
 def test_asking_again_after_an_unseen_outcome_does_not_claim_twice(claims: Claims) -> None:

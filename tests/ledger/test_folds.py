@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import UsageFailure
 from holdfast.ledger import checkpoints
-from holdfast.ledger.checkpoints import PLACE, FileCheckpoints
+from holdfast.ledger.checkpoints import PLACE
 from holdfast.ledger.log import CHECKPOINT_EVERY, EVENTS, Ledger, Recorded
 from holdfast.ledger.projection import NAME, ClaimProjection, ClaimState
 from holdfast.store.memory import MemoryStore
@@ -193,11 +193,11 @@ def test_whatever_becomes_of_the_checkpoints_nothing_changes_but_time(
         bare = Ledger(store)
         for events, fate in rounds:
             _append_as_they_are(store, events)
-            ledger = Ledger(store, shelf=FileCheckpoints(root))
+            ledger = Ledger(store, checkpoint_root=root)
             whole = ClaimState()
             for each in bare.events():
                 whole.apply(each)
-            assert ClaimProjection(ledger).look(lambda book: book) == whole
+            assert ClaimProjection(ledger).query(lambda book: book) == whole
             assert ledger.fold(tally, NONE, name="tally") == bare.fold(tally, NONE)
             _meddle(root / PLACE, fate)
 
@@ -223,8 +223,7 @@ def _meddle(place: Path, fate: str) -> None:
                 "0" * 32 if fate == "of another ledger" else record["sequence"] + 1000
             )
             del record["format"]
-            shelf = FileCheckpoints(place.parent.parent)
-            checkpoints.save(shelf, checkpoints.Checkpoint(**record))
+            checkpoints.save(place.parent.parent, checkpoints.Checkpoint(**record))
         elif fate == "foreign":
             path.write_bytes(b'{"checkpoint":[1],"digest":5}')
 

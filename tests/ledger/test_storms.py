@@ -222,7 +222,7 @@ class Careless(Claims):
 
     def _commit(self, rule: Rule[Any]) -> Any:
         now = self.ledger.store.now()
-        ruling = self._keeper.look(lambda book: rule(book, now))
+        ruling = self._projection.query(lambda book: rule(book, now))
         if ruling.event is not None:
             self.ledger.append(ruling.event)
         return ruling.result

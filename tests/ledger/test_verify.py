@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import format_instant
-from holdfast.ledger.checkpoints import PLACE, FileCheckpoints
+from holdfast.ledger.checkpoints import PLACE
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.verify import LedgerReport, verify
@@ -128,10 +128,10 @@ def test_claims_that_overlap_and_endings_of_no_claim_are_found(scratch: Path) ->
 
 def test_a_checkpoint_that_lies_is_found(scratch: Path) -> None:
     fill(scratch, 100)
-    ledger = Ledger(MemoryStore(), shelf=FileCheckpoints(scratch))
+    ledger = Ledger(MemoryStore(), checkpoint_root=scratch)
     ledger.append_many([acquired("1", "a", expires_in=60)] * 100)
     last = ledger.read(100)
-    ledger.keep("claims", "1", last, {"claims": [], "waiters": []})
+    ledger.save_checkpoint("claims", "1", last, {"claims": [], "waiters": []})
     assert [each.kind for each in verify(ledger).findings if each.kind == "checkpoint"] == ["checkpoint"]
     assert look_over(scratch).sound, "one that does not fit is not even looked at"
     assert (scratch / PLACE).exists()

@@ -319,7 +319,7 @@ def test_notes_that_count_though_nobody_holds_them_would_be_found(shop: Shop) ->
     def believed(path: str, *, sweep: bool) -> WaitNote | None:
         return wait_notes._parsed(Path(path).read_bytes())
 
-    with mock.patch.object(wait_notes, "_look_at", believed):
+    with mock.patch.object(wait_notes, "_read", believed):
         assert after_a_waiter_was_killed(shop, ("file lock", "mine"), PATIENCE) == "E_DEADLOCK"
 
 
@@ -354,7 +354,7 @@ def test_a_wait_that_ends_by_its_time_leaves_nothing_behind(shop: Shop) -> None:
         with pytest.raises(LockTimeout):
             agent.take(("file lock", "x.lock"), 0.2)
         assert not list(waits_of_repository(shop.root).iterdir())
-        wait_until(lambda: not any(each.name == "holdfast-lookout" for each in threading.enumerate()))
+        wait_until(lambda: not any(each.name == "holdfast-deadlock" for each in threading.enumerate()))
 
 
 # --- Who is who -------------------------------------------------------------------------------------------

@@ -83,11 +83,11 @@ def test_a_coroutine_that_is_cancelled_while_it_waits_leaves_the_line_and_holds_
 def test_after_a_failed_renewal_the_library_refuses_to_write(repository: Repository) -> None:
     held = repository.lease(ttl=600)
     expire(repository)
-    with pytest.raises(Exception, match="ran out"):
+    with pytest.raises(Exception, match="expired"):
         held.renew()
     assert held.lost.is_set()
     for attempt in (held.check, held.renew, lambda: repository.snapshot(MAIN, held)):
-        with pytest.raises(Exception, match="ran out"):
+        with pytest.raises(Exception, match="expired"):
             attempt()
     assert repository.control.config(MAIN).head_snapshot_id is None
 

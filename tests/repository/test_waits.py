@@ -24,7 +24,7 @@ import pytest
 
 from holdfast.errors import Failure, LockTimeout
 from holdfast.leases import deadlock
-from holdfast.leases.deadlock import Circle, WaitEdge
+from holdfast.leases.deadlock import Cycle, WaitEdge
 from holdfast.repository.holdings import HoldingWaiter
 from holdfast.repository.init import initialise
 from holdfast.repository.opening import OpenLedger, init_ledger, open_ledger
@@ -160,7 +160,7 @@ def test_where_there_is_no_circle_nobody_gives_up(shop: Shop) -> None:
             assert found == {"served": len(kinds)}, (number, kinds)
 
 
-def whoever_looks(circle: Circle) -> WaitEdge:
+def whoever_looks(circle: Cycle) -> WaitEdge:
     """A planted fault: everybody who finds a circle thinks that it is the one to give up."""
     return circle[0].wait
 

@@ -1,4 +1,4 @@
-"""Claiming issues: each operation of `claims` as one transaction, and a claim that keeps itself alive."""
+"""Issue claims: each operation is one transaction. And a claim that renews itself."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from holdfast.leases.heartbeat import Held, Subject, begun
 from holdfast.locks.identity import Holder, current_holder, described
 from holdfast.store.model import Decision, Replace, View
 
-LOOK_AGAIN = 2.0
-"""How often one who waits for work looks whether somebody's claim has run out: no event tells that."""
+POLL = 2.0
+"""How often a waiter for work checks whether a claim has expired: no event reports that."""
 
 
 class Claimed(NamedTuple):
-    """An issue that is now the caller's, and the proof of it. `broken` is what could not be read when it
-    was looked for: work that nobody is given until somebody repairs it."""
+    """An issue and the caller's new claim on it. `broken` are the issues that could not be read: nobody can
+    claim them until somebody repairs them."""
 
     issue: Issue
     claim: IssueClaim
@@ -44,7 +44,7 @@ class Claimed(NamedTuple):
 
 
 class Claiming:
-    """Who works on what."""
+    """The claims of one issue tracker."""
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
@@ -57,17 +57,19 @@ class Claiming:
         purpose: str = "",
         behalf_of: Holder | None = None,
     ) -> rules.IssueClaimRequest:
-        """A request in the actor's name, or in somebody else's.
+        """A request for the actor, or for another assignee.
 
-        `behalf_of` is whose claim it will be, if not this process's: it outlives the processes then.
+        `behalf_of` is the future holder, if that is not this process: then the claim outlives its processes.
         """
-        who = checked_actor(assignee or self._transactions.actor, "assignee")
+        assignee = checked_actor(assignee or self._transactions.actor, "assignee")
         checked_text(purpose, what="purpose")
         holder = described(behalf_of or current_holder(), detached=behalf_of is not None)
-        return rules.IssueClaimRequest(who, rules.checked_ttl(ttl), uuid.uuid4().hex[:16], purpose, holder)
+        return rules.IssueClaimRequest(
+            assignee, rules.checked_ttl(ttl), uuid.uuid4().hex[:16], purpose, holder
+        )
 
     def claim(self, issue_id: str, request: rules.IssueClaimRequest) -> Claimed:
-        """Take the issue, or raise `IssueClaimed` or `Blocked`. Of any number of claimers one gets it."""
+        """Claim the issue, or raise `IssueClaimed` or `Blocked`. Of any number of claimers, one succeeds."""
         return self._transactions.retrying(lambda: self._claim(issue_id, request))
 
     def claim_next(
@@ -77,13 +79,12 @@ class Claiming:
         wanted: Callable[[Issue], bool] = lambda issue: True,
         wait: float | None = 0.0,
     ) -> Claimed | None:
-        """Take the most urgent issue that can be had, what was left alone longest first; None if none is.
+        """Claim the most urgent issue that is ready, the longest untouched first; None if none is.
 
-        One that somebody else takes first is passed over. `wait` is how many seconds to wait until one is
-        ready (None: without limit), as long as there is one at all that is not finished. Whether one that
-        cannot be read is finished is not known: nobody waits for it.
+        Issues that others claim first are skipped. `wait` is how many seconds to wait for one to become ready
+        (None: no limit), as long as any is unfinished. Unreadable issues are not waited for.
         """
-        return self._look_for_work(request, wanted, wait)[0]
+        return self._claim_next(request, wanted, wait)[0]
 
     def take_next(
         self,
@@ -92,13 +93,13 @@ class Claiming:
         wanted: Callable[[Issue], bool] = lambda issue: True,
         wait: float | None = 0.0,
     ) -> Claimed:
-        """The same, but `NotFound` if there is none; that says too what could not be read."""
-        found, seen = self._look_for_work(request, wanted, wait)
+        """Like `claim_next`, but raise `NotFound` if none is ready; it also names the unreadable issues."""
+        found, seen = self._claim_next(request, wanted, wait)
         if found is None:
             raise _nothing_ready(seen.broken)
         return found
 
-    def _look_for_work(
+    def _claim_next(
         self, request: rules.IssueClaimRequest, wanted: Callable[[Issue], bool], wait: float | None
     ) -> tuple[Claimed | None, IssueSet]:
         store = self._transactions.store
@@ -109,13 +110,13 @@ class Claiming:
         deadline = math.inf if wait is None else time.monotonic() + wait
         with store.watch(EVENTS) as watch:
             while True:
-                seen = self._transactions.snapshot()  # after the watch was made: nothing is missed
+                seen = self._transactions.snapshot()  # newer than the watch: nothing is missed
                 found = self._claim_first(seen, request, wanted)
                 left = deadline - time.monotonic()
                 unfinished = any(wanted(issue) and issue.state not in rules.FINISHED for issue in seen)
                 if found is not None or left <= 0 or not unfinished:
                     return found, seen
-                watch.wait(min(left, LOOK_AGAIN))
+                watch.wait(min(left, POLL))
 
     def _claim_first(
         self, seen: IssueSet, request: rules.IssueClaimRequest, wanted: Callable[[Issue], bool]
@@ -126,32 +127,31 @@ class Claiming:
                     try:
                         return self.claim(issue.id, request)._replace(broken=tuple(seen.broken))
                     except Corrupt as failure:
-                        if "intent" in failure.facts:  # nothing can be claimed until somebody has decided
+                        if "intent" in failure.facts:  # nothing can be claimed until that is repaired
                             raise
                         seen.add_broken(Broken(issue.id, failure))
         return None
 
-    def renew(self, shown: ClaimId, ttl: float | None = None) -> IssueClaim:
-        """Keep a claim alive. `FencingMismatch` or `LockExpired`: stop, somebody else may be at it."""
-        key = CLAIMS.key(shown.issue_id)
+    def renew(self, claim_id: ClaimId, ttl: float | None = None) -> IssueClaim:
+        """Renew a claim. After `FencingMismatch` or `LockExpired`, stop: others may work on it."""
+        key = CLAIMS.key(claim_id.issue_id)
         ttl = None if ttl is None else rules.checked_ttl(ttl)
-
         reading = self._transactions.reading()
 
         def decide(view: View, now: float) -> Decision[IssueClaim]:
-            record = rules.renewed(shown.issue_id, view.get(key), reading.at(now), shown, ttl)
+            record = rules.renewed(claim_id.issue_id, view.get(key), reading.at(now), claim_id, ttl)
             assert record.claim is not None
             return Decision([Replace(key, record)], record.claim)
 
         return self._transactions.store.transact([key], decide).result
 
-    def release(self, issue_id: str, shown: ClaimId | None = None, *, reason: str = "") -> Issue:
-        """Put the issue back, so that others can have it. It takes the claim, unless that has run out."""
+    def release(self, issue_id: str, claim_id: ClaimId | None = None, *, reason: str = "") -> Issue:
+        """Release the issue for others. Needs the claim's id, unless the claim has expired."""
         checked_text(reason, what="reason")
-        return self._transactions.retrying(lambda: self._release(issue_id, shown, reason, force=True))
+        return self._transactions.retrying(lambda: self._release(issue_id, claim_id, reason, force=True))
 
     def reclaim(self, issue_id: str) -> bool:
-        """Put back what was abandoned; False if it is not (any more)."""
+        """Release an abandoned issue; False if it is not abandoned."""
         with contextlib.suppress(LockNotHeld, IssueClaimed):
             self._transactions.retrying(
                 lambda: self._release(issue_id, None, "the claim ran out", force=False)
@@ -165,7 +165,7 @@ class Claiming:
         return document.record if document else None
 
     def time_left(self, claim: IssueClaim) -> float:
-        """How long a claim still counts for its holder."""
+        """Seconds until a claim expires for its holder."""
         return claim.time_left(self._transactions.moment(), for_others=False)
 
     def _claim(self, issue_id: str, request: rules.IssueClaimRequest) -> Claimed:
@@ -185,14 +185,14 @@ class Claiming:
 
         return self._transactions.change(body, issues=seen.named(), seen=seen, also=[CLAIMS.key(issue_id)])
 
-    def _release(self, issue_id: str, shown: ClaimId | None, reason: str, *, force: bool) -> Issue:
+    def _release(self, issue_id: str, claim_id: ClaimId | None, reason: str, *, force: bool) -> Issue:
         seen = self._transactions.with_dependencies(self._transactions.need(issue_id))
 
         def body(draft: Draft) -> Issue:
             issue, record = draft.issue(issue_id), draft.claim(issue_id)
             if not force and not rules.is_abandoned(issue, record, draft.moment):
                 raise LockNotHeld(f"{issue_id} is not abandoned", issue_id=issue_id)
-            rules.check_release(issue, record, draft.moment, shown)
+            rules.check_release(issue, record, draft.moment, claim_id)
             draft.record("issue_released", issue_id, assignee=issue.assignee, reason=reason)
             draft.set_claim(issue_id, rules.ended(record))
             state = State.BACKLOG if issue.state is State.IN_PROGRESS else issue.state
@@ -208,14 +208,14 @@ def _nothing_ready(broken: Sequence[Broken]) -> NotFound:
         return NotFound("no issue is ready to be worked on", hint=hint)
     paths = ", ".join(each.path for each in broken)
     return NotFound(
-        f"no issue is ready to be worked on, without those that cannot be read ({paths})",
-        hint=f"{hint} 'holdfast issue validate' shows what is to be repaired.",
+        f"no readable issue is ready to be worked on; unreadable: {paths}",
+        hint=f"{hint} 'holdfast issue validate' shows what to repair.",
         broken=[each.as_record() for each in broken],
     )
 
 
 class HeldIssueClaim(Held[IssueClaim]):
-    """A claim that is renewed in the background while its block runs; once lost, it proves nothing any more.
+    """An issue claim that is renewed in the background while its block runs.
 
     The claim stays when the block ends: the issue is finished or released by its own operations.
     """
@@ -234,9 +234,9 @@ class HeldIssueClaim(Held[IssueClaim]):
         """The claim as it was last renewed."""
         return self.record
 
-    def _renewed(self, ttl: float | None) -> tuple[IssueClaim, float]:
+    def _renew(self, ttl: float | None) -> tuple[IssueClaim, float]:
         claim = self._claiming.renew(self.id, ttl)
         return claim, claim.ttl
 
-    def _given_back(self) -> None:
+    def _release(self) -> None:
         self._claiming.release(self.id.issue_id, self.id)

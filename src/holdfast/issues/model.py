@@ -13,10 +13,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.clock import BootMark, Now
+from holdfast.clock import BootMark
 from holdfast.errors import Corrupt, JsonInvalid, SettingInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text
+from holdfast.leases.expiry import Deadline, TimedRight
 from holdfast.store.model import MOST_BYTES, Family, Key, Stream, StructCodec
 
 SCHEMA_VERSION = 2
@@ -345,7 +346,7 @@ def without_repeats(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(values))
 
 
-class IssueClaim(msgspec.Struct, frozen=True, kw_only=True):
+class IssueClaim(TimedRight, frozen=True, kw_only=True):
     """A timed reservation of an issue. It expires at `expires_at` by the store's clock; within one boot of
     one machine at `boot_expires_at`, which setting a clock cannot move.
 
@@ -360,22 +361,13 @@ class IssueClaim(msgspec.Struct, frozen=True, kw_only=True):
     renewed_at: str
     expires_at: str
     purpose: str = ""
-    holder: dict[str, str] = {}
+    holder: dict[str, str] = msgspec.field(default_factory=dict)
     """The claiming process, if known; see `locks.identity.described`."""
 
     boot_expires_at: BootMark | None = None
 
-    def time_left(self, moment: Now, *, for_others: bool) -> float:
-        """How long the claim still counts: for its holder, or (with a margin) until others may take it."""
-        return moment.until(self.expires_at, self.boot_expires_at, margin=for_others)
-
-    def is_expired(self, moment: Now) -> bool:
-        """Whether its holder must not use it any more."""
-        return self.time_left(moment, for_others=False) <= 0
-
-    def may_be_taken(self, moment: Now) -> bool:
-        """Whether others may take its place: never before it has expired for its holder."""
-        return self.time_left(moment, for_others=True) <= 0
+    def deadline(self) -> Deadline:
+        return Deadline(self.expires_at, self.boot_expires_at)
 
 
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -26,10 +25,10 @@ from holdfast.errors import (
     IssueClaimed,
     LockExpired,
     LockNotHeld,
-    SettingInvalid,
     TransitionRefused,
 )
 from holdfast.issues.model import ClaimId, ClaimRecord, GateStatus, Issue, IssueClaim, State
+from holdfast.leases import expiry
 
 Lookup = Callable[[str], Issue | None]
 """Finds an issue by id, as stored or as drafted."""
@@ -271,12 +270,14 @@ def _cycles(graph: Edges) -> Iterator[list[str]]:
         seen |= set(path)
 
 
+# --- Claims -----------------------------------------------------------------------------------------
+
 DEFAULT_TTL = 3600.0
 SHORTEST_TTL, LONGEST_TTL = 0.1, 30 * 24 * 3600.0
 
 
 class IssueClaimRequest(NamedTuple):
-    """Who wants to work on an issue, how long at least, and what for. `secret` makes its id unique."""
+    """A request to work on an issue; `secret` makes the claim's id unique."""
 
     assignee: str
     ttl: float
@@ -286,13 +287,13 @@ class IssueClaimRequest(NamedTuple):
 
 
 def grant(
-    issue: Issue, record: ClaimRecord | None, moment: Now, request: IssueClaimRequest, lookup: Lookup
+    issue: Issue, record: ClaimRecord | None, now: Now, request: IssueClaimRequest, lookup: Lookup
 ) -> ClaimRecord:
-    """The claim that is given, or `IssueClaimed`, `Blocked` or `TransitionRefused`."""
+    """The granted claim; else `IssueClaimed`, `Blocked` or `TransitionRefused`."""
     current = record.claim if record else None
     if issue.state is State.IN_PROGRESS:
-        if current is None or not current.may_be_taken(moment):
-            raise held_by(issue, current, moment)
+        if current is None or not current.may_be_taken(now):
+            raise held_by(issue, current, now)
     elif issue.state not in WAITING:
         raise TransitionRefused(
             f"{issue.id} is {issue.state.value}: there is nothing to claim",
@@ -300,7 +301,7 @@ def grant(
             state=issue.state.value,
         )
     elif issue.assignee not in (None, request.assignee):
-        raise held_by(issue, None, moment)
+        raise held_by(issue, None, now)
     check_not_blocked(issue, lookup)
     token = (record.token if record else 0) + 1
     claim = IssueClaim(
@@ -308,32 +309,32 @@ def grant(
         assignee=request.assignee,
         token=token,
         ttl=request.ttl,
-        claimed_at=format_instant(moment.now),
-        renewed_at=format_instant(moment.now),
-        expires_at=format_instant(moment.now + request.ttl),
-        boot_expires_at=moment.mark(request.ttl),
+        claimed_at=format_instant(now.now),
+        renewed_at=format_instant(now.now),
+        expires_at=format_instant(now.now + request.ttl),
+        boot_expires_at=now.mark(request.ttl),
         purpose=request.purpose,
         holder=dict(request.holder),
     )
     return ClaimRecord(issue_id=issue.id, token=token, claim=claim)
 
 
-def in_force(issue_id: str, record: ClaimRecord | None, moment: Now, shown: ClaimId) -> IssueClaim:
-    """The claim that was shown, if it is the one in force; else nothing may be written."""
+def in_force(issue_id: str, record: ClaimRecord | None, now: Now, claim_id: ClaimId) -> IssueClaim:
+    """The claim with this id, if it is in force; else nothing may be written."""
     current = record.claim if record else None
-    if current is None or current.claim_id != shown.text:
+    if current is None or current.claim_id != claim_id.text:
         raise FencingMismatch(
-            f"the claim {shown.text} is not the one of {issue_id} any more; nothing was written",
+            f"nothing was written: the claim {claim_id.text} is no longer the current one of {issue_id}",
             issue_id=issue_id,
-            token=shown.token,
+            token=claim_id.token,
             current_token=record.token if record else None,
             held_by=current.assignee if current else None,
-            hint="Your claim was released or taken over. Look at it, and claim it again if it is free.",
+            hint="Your claim was released or taken over. Show the issue, and claim it again if it is free.",
         )
-    if current.is_expired(moment):
-        ago = format_duration(abs(current.time_left(moment, for_others=False)))
+    if current.is_expired(now):
+        ago = format_duration(abs(current.time_left(now, for_others=False)))
         raise LockExpired(
-            f"the claim on {issue_id} ran out {ago} ago; nothing was written",
+            f"nothing was written: the claim on {issue_id} expired {ago} ago",
             issue_id=issue_id,
             token=current.token,
             hint="Claim the issue again: nobody else has yet.",
@@ -342,33 +343,33 @@ def in_force(issue_id: str, record: ClaimRecord | None, moment: Now, shown: Clai
 
 
 def authorised(
-    issue: Issue, record: ClaimRecord | None, moment: Now, shown: ClaimId | None, *, moving: bool
+    issue: Issue, record: ClaimRecord | None, now: Now, claim_id: ClaimId | None, *, moving: bool
 ) -> ClaimRecord | None:
-    """Refuse a write by somebody who may not; the record as it shall be: a shown claim is renewed too.
+    """Refuse an unauthorised write; returns the record to store: using a claim also renews it.
 
     Without a claim anybody may add to an issue, but not move one that somebody has claimed (`moving`).
     """
-    if shown is not None and shown.issue_id == issue.id:
-        return renewed(issue.id, record, moment, shown)
+    if claim_id is not None and claim_id.issue_id == issue.id:
+        return renewed(issue.id, record, now, claim_id)
     current = record.claim if record else None
-    if moving and current is not None and not current.may_be_taken(moment):
-        raise held_by(issue, current, moment)
+    if moving and current is not None and not current.may_be_taken(now):
+        raise held_by(issue, current, now)
     return record
 
 
 def renewed(
-    issue_id: str, record: ClaimRecord | None, moment: Now, shown: ClaimId, ttl: float | None = None
+    issue_id: str, record: ClaimRecord | None, now: Now, claim_id: ClaimId, ttl: float | None = None
 ) -> ClaimRecord:
     """The record with the claim running for another ttl from now."""
-    current = in_force(issue_id, record, moment, shown)
+    current = in_force(issue_id, record, now, claim_id)
     assert record is not None
     ttl = current.ttl if ttl is None else ttl
     claim = msgspec.structs.replace(
         current,
         ttl=ttl,
-        renewed_at=format_instant(moment.now),
-        expires_at=format_instant(moment.now + ttl),
-        boot_expires_at=moment.mark(ttl),
+        renewed_at=format_instant(now.now),
+        expires_at=format_instant(now.now + ttl),
+        boot_expires_at=now.mark(ttl),
     )
     return msgspec.structs.replace(record, claim=claim)
 
@@ -378,35 +379,34 @@ def ended(record: ClaimRecord | None) -> ClaimRecord | None:
     return record and msgspec.structs.replace(record, claim=None)
 
 
-def check_release(issue: Issue, record: ClaimRecord | None, moment: Now, shown: ClaimId | None) -> None:
-    """Refuse to release what somebody else works on. What has run out anybody may put back."""
+def check_release(issue: Issue, record: ClaimRecord | None, now: Now, claim_id: ClaimId | None) -> None:
+    """Refuse to release somebody else's claim. Anybody may release an expired one."""
     if issue.state is not State.IN_PROGRESS and issue.assignee is None:
-        raise LockNotHeld(f"{issue.id} is not claimed by anybody", issue_id=issue.id)
+        raise LockNotHeld(f"{issue.id} is not claimed", issue_id=issue.id)
     current = record.claim if record else None
-    if current is not None and not current.may_be_taken(moment):
-        if shown is None:
-            raise held_by(issue, current, moment)
-        if shown.text != current.claim_id:
-            in_force(issue.id, record, moment, shown)
+    if current is not None and not current.may_be_taken(now):
+        if claim_id is None:
+            raise held_by(issue, current, now)
+        if claim_id.text != current.claim_id:
+            in_force(issue.id, record, now, claim_id)
 
 
-def is_abandoned(issue: Issue, record: ClaimRecord | None, moment: Now) -> bool:
-    """Whether somebody began to work on the issue, and has let the claim run out."""
+def is_abandoned(issue: Issue, record: ClaimRecord | None, now: Now) -> bool:
+    """Whether the issue is in progress under an expired claim."""
     current = record.claim if record else None
-    return issue.state is State.IN_PROGRESS and current is not None and current.may_be_taken(moment)
+    return issue.state is State.IN_PROGRESS and current is not None and current.may_be_taken(now)
 
 
-def held_by(issue: Issue, claim: IssueClaim | None, moment: Now) -> IssueClaimed:
-    """Why somebody else cannot have the issue now."""
+def held_by(issue: Issue, claim: IssueClaim | None, now: Now) -> IssueClaimed:
+    """Why nobody else can claim the issue now."""
     if claim is None:
-        who = issue.assignee or "somebody"
         return IssueClaimed(
-            f"{issue.id} is assigned to {who} ({issue.state.value})",
+            f"{issue.id} is assigned to {issue.assignee or 'somebody'} ({issue.state.value})",
             issue_id=issue.id,
             assignee=issue.assignee,
-            hint="Take another one, or release this one first: 'holdfast issue release ID'.",
+            hint="Claim another issue, or release this one first: 'holdfast issue release ID'.",
         )
-    left = claim.time_left(moment, for_others=True)
+    left = claim.time_left(now, for_others=True)
     purpose = f", for: {claim.purpose}" if claim.purpose else ""
     return IssueClaimed(
         f"{issue.id} is claimed by {claim.assignee} since {claim.claimed_at}{purpose}; "
@@ -420,7 +420,4 @@ def held_by(issue: Issue, claim: IssueClaim | None, moment: Now) -> IssueClaimed
 
 
 def checked_ttl(ttl: float) -> float:
-    """A ttl that makes sense."""
-    if not (math.isfinite(ttl) and SHORTEST_TTL <= ttl <= LONGEST_TTL):
-        raise SettingInvalid("ttl", str(ttl), f"from {SHORTEST_TTL:g} s to {LONGEST_TTL:g} s")
-    return ttl
+    return expiry.checked_ttl(ttl, SHORTEST_TTL, LONGEST_TTL)

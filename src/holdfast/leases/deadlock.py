@@ -1,38 +1,37 @@
-"""Waits that can never end, because everyone in a circle holds what the next one waits for.
+"""Deadlock detection: cycles of waits, in which everyone holds what the next one waits for.
 
-Each kind of thing that can be held and waited for draws a `Picture`: who holds what, who waits for
-what. A circle may lead through several kinds, so their pictures are laid side by side. Nothing in a
-circle can move until somebody gives up, so one does: the youngest wait, which has lost the least.
+Each kind of lock, lease or claim that can be waited for has its own `WaitGraph`; a cycle may lead through
+several, so they are merged. The steps are those of docs/protocols/waits.md:
 
-1. *Who is the same?* Who calls itself by a name (the owner of a claim) is the one with that name. Who
-   does not is known by its processes: its own, and the agent's that it acts for. What a process holds
-   for those that it runs (a lease) is held by whoever descends from it as well. Agents that live in one
-   process and say in whose name they act (the actor of a lease) are not taken for each other.
-2. *Who gives up?* Everyone in a circle judges by the same facts, so exactly one finds that it is the
-   one. Until it has left the line, the others find the same.
-3. *Is it one at all?* A picture is not drawn in a moment; what it shows side by side may never have
-   been there at once. So two are drawn. Tickets and the ids of what is held are never used again: what
-   is in both pictures was there all the time between them, and all of it together.
-4. Who waits for what it holds itself is in no circle: it may release it yet, in another thread or by
-   another command.
-5. *What if several hold it?* Who waits for what others share waits for each of them: a circle through any of
-   them never ends. Those who share something do not wait for each other.
+2. From its own wait, the waiter follows the graph: from the holder to what that holder waits for, and so on.
+   A wait for something with several holders is a wait for each of them; those who share it do not wait for
+   each other. A wait for something that the waiter itself holds is no deadlock: it may still release it, in
+   another thread or by another command.
+3. The youngest wait gives up: it has lost the least. Everyone in a cycle judges by the same records, so
+   exactly one finds that it is the one.
+4. One reading is not a consistent snapshot, so the graph is read twice. Tickets and ids of holds are never
+   reused: what is in both readings existed throughout, all of it at once.
+
+Identity: a participant that names itself (the owner of a claim) is known by that name, others by their
+processes: their own, and the agent's that they act for. Descendants of a process share what it holds for them
+(a lease). Agents of one process that name their actors are not taken for each other.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.errors import Deadlock, Failure
+from holdfast.locks.identity import Holder, Liveness, liveness
 
 
-class Thing(NamedTuple):
-    """What can be held: `kind` and `name`, as in `the lease on main`.
+class Resource(NamedTuple):
+    """Something that can be held: `kind` and `name`, as in `the lease on main`.
 
-    `place` tells those apart that have one name: where it is, in words that are for nobody's eyes.
+    `place` tells resources of one name apart; it is not shown to people.
     """
 
     kind: str
@@ -43,14 +42,13 @@ class Thing(NamedTuple):
         return f"the {self.kind} on {self.name}"
 
 
-class Party(NamedTuple):
-    """Who holds or waits: by the name that it gave itself, if it did, and by its processes.
+class Participant(NamedTuple):
+    """A holder or waiter: the name it gave itself, if any, and its processes (see `process_ids`).
 
-    `above` are those that it descends from; see `process_id`. `actor` is in whose name they act. `proofs` are
-    of what it can prove to hold, whoever took it: see `proof_of`.
+    `above` are their ancestors. `proofs` prove what it holds, whoever acquired it: see `proof_of`.
     """
 
-    shown: str
+    label: str
     owner: str = ""
     processes: frozenset[str] = frozenset()
     above: frozenset[str] = frozenset()
@@ -59,13 +57,13 @@ class Party(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """Somebody holds something. `hold_id` tells this hold from all others, before and after it.
+    """A resource that is held. `hold_id` tells this hold from all others, before and after it.
 
-    `by_process` says that only the process is known: which of the agents that live in it, nobody can tell.
+    `by_process` says that only the process is known, not which of the agents that share it.
     """
 
-    thing: Thing
-    party: Party
+    resource: Resource
+    holder: Participant
     hold_id: str
     for_descendants: bool = False
     shared: bool = False
@@ -73,23 +71,24 @@ class Hold(NamedTuple):
 
 
 class WaitEdge(NamedTuple):
-    """Somebody waits for something. `ticket` tells this wait from all others; `since` sorts by age."""
+    """A wait for a resource. `ticket` tells this wait from all others; `since` sorts by age."""
 
-    thing: Thing
-    party: Party
+    resource: Resource
+    waiter: Participant
     since: str
     ticket: str
     shared: bool = False
 
     def is_of(self, hold: Hold) -> bool:
-        """Whether the one who waits is certainly the one who holds that."""
-        if hold.by_process and self.party.actor and not hold.party.processes.isdisjoint(self.party.processes):
-            return False  # one of the agents of this process: perhaps another one
+        """Whether the waiter certainly is the holder."""
+        same_process = not hold.holder.processes.isdisjoint(self.waiter.processes)
+        if hold.by_process and self.waiter.actor and same_process:
+            return False  # one of the agents of this process, perhaps another one
         return self.may_be_of(hold)
 
     def may_be_of(self, hold: Hold) -> bool:
-        """Whether the one who waits is the one who holds that, as far as one can tell."""
-        mine, theirs = self.party, hold.party
+        """Whether the waiter is the holder, as far as one can tell."""
+        mine, theirs = self.waiter, hold.holder
         if mine.proofs and proof_of(hold.hold_id) in mine.proofs:
             return True
         if mine.owner and theirs.owner:
@@ -99,8 +98,8 @@ class WaitEdge(NamedTuple):
         ours = mine.processes | mine.above if hold.for_descendants else mine.processes
         return not ours.isdisjoint(theirs.processes)
 
-    def is_kept_by(self, hold: Hold) -> bool:
-        """Whether this wait cannot end before somebody else lets go of that."""
+    def is_blocked_by(self, hold: Hold) -> bool:
+        """Whether this wait cannot end before another participant ends that hold."""
         return not (self.shared and hold.shared) and not self.may_be_of(hold)
 
     def age(self) -> tuple[str, str]:
@@ -108,126 +107,125 @@ class WaitEdge(NamedTuple):
 
 
 class WaitGraph(NamedTuple):
-    """What is held, and who waits."""
+    """The holds and the waits at one time."""
 
     holds: tuple[Hold, ...] = ()
     waits: tuple[WaitEdge, ...] = ()
 
 
 class Link(NamedTuple):
-    """A wait, and what it waits for."""
+    """A wait, and a hold that blocks it."""
 
     wait: WaitEdge
     hold: Hold
 
 
-Look = Callable[[], WaitGraph]
-"""Draws the picture of one kind, as of now. Takes no lock."""
+Cycle = tuple[Link, ...]
 
-Circle = tuple[Link, ...]
+ReadGraph = Callable[[], WaitGraph]
+"""Reads the graph of one kind, as of now. Takes no lock."""
 
 
-def circle_of(ticket: str, picture: WaitGraph) -> Circle:
-    """A circle that the wait with this ticket is part of, itself first; else nothing.
+def check_deadlock(ticket: str, own: ReadGraph, others: Sequence[ReadGraph] = ()) -> None:
+    """Raise `Deadlock` if the wait with this ticket is part of a cycle and has to give up."""
+    cycle = find_cycle(ticket, _merged(own, others))  # 2.
+    if cycle and youngest(cycle).ticket == ticket and is_in(cycle, _merged(own, others)):  # 3. and 4.
+        raise _deadlock(cycle)
 
-    Who waits in several places waits in each of them: a circle through any of them blocks that one.
+
+def find_cycle(ticket: str, graph: WaitGraph) -> Cycle:
+    """A cycle that the wait with this ticket is part of, itself first; empty if there is none.
+
+    A participant may have several waits: a cycle through any of them blocks that one.
     """
-    holds: dict[Thing, list[Hold]] = {}
-    for hold in picture.holds:
-        holds.setdefault(hold.thing, []).append(hold)
-    waits = sorted(picture.waits, key=WaitEdge.age)
-    trails: deque[Circle] = deque(
+    holds: dict[Resource, list[Hold]] = {}
+    for hold in graph.holds:
+        holds.setdefault(hold.resource, []).append(hold)
+    waits = sorted(graph.waits, key=WaitEdge.age)
+    paths: deque[Cycle] = deque(
         (link,) for wait in waits if wait.ticket == ticket for link in _links(wait, holds)
     )
     visited = {ticket}
-    while trails:  # the shortest ones first: a circle that is found has no smaller one in it
-        trail = trails.popleft()
+    while paths:  # shortest first: a cycle that is found contains no smaller one
+        path = paths.popleft()
         for wait in waits:
-            if not wait.is_of(trail[-1].hold):
+            if not wait.is_of(path[-1].hold):
                 continue
             if wait.ticket == ticket:
-                return trail
+                return path
             if wait.ticket not in visited:
                 visited.add(wait.ticket)
-                trails.extend((*trail, link) for link in _links(wait, holds))
+                paths.extend((*path, link) for link in _links(wait, holds))
     return ()
 
 
-def youngest(circle: Circle) -> WaitEdge:
+def youngest(cycle: Cycle) -> WaitEdge:
     """The wait that gives up."""
-    return max((link.wait for link in circle), key=WaitEdge.age)
+    return max((link.wait for link in cycle), key=WaitEdge.age)
 
 
-def is_still_there(circle: Circle, picture: WaitGraph) -> bool:
-    """Whether all of the circle, every wait and every hold, is in a later picture too."""
-    waits = {(wait.ticket, wait.thing) for wait in picture.waits}
-    holds = {(hold.hold_id, hold.thing) for hold in picture.holds}
+def is_in(cycle: Cycle, graph: WaitGraph) -> bool:
+    """Whether every wait and every hold of the cycle is in a later graph too."""
+    waits = {(wait.ticket, wait.resource) for wait in graph.waits}
+    holds = {(hold.hold_id, hold.resource) for hold in graph.holds}
     return all(
-        (wait.ticket, wait.thing) in waits and (hold.hold_id, hold.thing) in holds for wait, hold in circle
+        (wait.ticket, wait.resource) in waits and (hold.hold_id, hold.resource) in holds
+        for wait, hold in cycle
     )
 
 
-def refuse_circle(ticket: str, own: Look, elsewhere: Sequence[Look] = ()) -> None:
-    """Raise `Deadlock` if the wait with this ticket is part of a circle and has to give up."""
-    circle = circle_of(ticket, _together(own, elsewhere))
-    if not circle or youngest(circle).ticket != ticket:
-        return
-    if is_still_there(circle, _together(own, elsewhere)):
-        raise _deadlock(circle)
+def process_ids(holder_ids: Iterable[str], boot_id: str, pid_namespace: str) -> frozenset[str]:
+    """Processes, told from all others, also from those with the same pid in another container."""
+    return frozenset(_process_id(each, boot_id, pid_namespace) for each in holder_ids if each)
 
 
-def process_id(holder_id: str, boot_id: str, pid_namespace: str) -> str:
-    """A process, told from all others, also from one with the same number in another container.
-
-    Its user is left out: who sees it from outside may call that by another name.
-    """
+def _process_id(holder_id: str, boot_id: str, pid_namespace: str) -> str:
+    """Leaves out the user: seen from outside, it may have another name."""
     host, *rest = holder_id.split(":")
     known = ":".join((host, *rest[1:])) if len(rest) == 3 else holder_id
     return f"{known} {boot_id} {pid_namespace}"
 
 
 def proof_of(hold_id: str) -> str:
-    """Shows that somebody knows the id of what it holds, without telling it to others."""
+    """Proves that somebody knows the id of what it holds, without revealing the id."""
     return hashlib.blake2s(hold_id.encode(), person=b"holds", digest_size=16).hexdigest() if hold_id else ""
 
 
-def _links(wait: WaitEdge, holds: Mapping[Thing, Sequence[Hold]]) -> list[Link]:
-    return [Link(wait, hold) for hold in holds.get(wait.thing, ()) if wait.is_kept_by(hold)]
+def is_dead(holder: Holder | None) -> bool:
+    """Whether a waiter is certainly dead: then it does not wait (5.)."""
+    return holder is not None and liveness(holder) is Liveness.DEAD
 
 
-def _together(own: Look, elsewhere: Sequence[Look]) -> WaitGraph:
-    """All pictures as one. What cannot be looked at elsewhere does not end a wait that is none of its."""
-    pictures = [own()]
-    for look in elsewhere:
+def _links(wait: WaitEdge, holds: Mapping[Resource, Sequence[Hold]]) -> list[Link]:
+    return [Link(wait, hold) for hold in holds.get(wait.resource, ()) if wait.is_blocked_by(hold)]
+
+
+def _merged(own: ReadGraph, others: Sequence[ReadGraph]) -> WaitGraph:
+    graphs = [own()]
+    for read in others:
         try:
-            pictures.append(look())
-        except Failure:  # away, or not ours to read: circles through it are not found meanwhile
+            graphs.append(read())
+        except Failure:  # unreachable, or unreadable for us: cycles through it are not found meanwhile
             continue
-    holds = tuple(hold for each in pictures for hold in each.holds)
-    return WaitGraph(holds, tuple(wait for each in pictures for wait in each.waits))
+    holds = tuple(hold for each in graphs for hold in each.holds)
+    return WaitGraph(holds, tuple(wait for each in graphs for wait in each.waits))
 
 
-def _deadlock(circle: Circle) -> Deadlock:
-    wait = circle[0].wait
-    following = (*circle[1:], circle[0])
-    told = [_told(here, after.wait) for here, after in zip(circle, following, strict=True)]
+def _deadlock(cycle: Cycle) -> Deadlock:
+    links = []
+    for (wait, hold), (following, _) in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+        holder, waiter = hold.holder.label, following.waiter.label
+        links.append(
+            {
+                "who": wait.waiter.label,
+                "waits_for": str(wait.resource),
+                "held_by": holder if holder == waiter else f"{holder} ({waiter})",
+                "kind": wait.resource.kind,
+                "name": wait.resource.name,
+            }
+        )
+    resource = cycle[0].wait.resource
+    parts = (f"{each['who']} waits for {each['waits_for']}, held by {each['held_by']}" for each in links)
     return Deadlock(
-        f"waiting for {wait.thing} would never end: "
-        + "; ".join(
-            f"{each['who']} waits for {each['waits_for']}, held by {each['held_by']}" for each in told
-        ),
-        what=str(wait.thing),
-        cycle=told,
+        f"waiting for {resource} would never end: {'; '.join(parts)}", what=str(resource), cycle=links
     )
-
-
-def _told(link: Link, following: WaitEdge) -> dict[str, str]:
-    """A link in words. Who holds by one name and waits by another is called by both."""
-    holder, waiter = link.hold.party.shown, following.party.shown
-    return {
-        "who": link.wait.party.shown,
-        "waits_for": str(link.wait.thing),
-        "held_by": holder if holder == waiter else f"{holder} ({waiter})",
-        "kind": link.wait.thing.kind,
-        "name": link.wait.thing.name,
-    }

@@ -1,177 +1,43 @@
-"""Waiting in line, the same for everything that has one: woken by changes, ended by time, by whoever
-cancels it, or because it would never end.
+"""Waiting in a queue and watching for deadlocks: shared by everything that can be waited for.
 
-Who comes next is decided by the rules of each kind, inside its transactions: higher priorities first,
-then in the order of asking. Here is only how the time until then passes.
+The rules of each kind decide, in their transactions, who is next. This module only passes the time until
+then: a wait is woken by changes, and ends when it is served, at its time limit, by cancellation, or in a
+deadlock. Reading the wait graph may take long, perhaps because a server is away. So it has its own thread,
+and keeps no waiter from being served or from giving up in time.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
 
 from holdfast.clock import Clock, format_duration
 from holdfast.errors import Deadlock, Failure, LockTimeout
-from holdfast.locks import flock as _descriptors  # noqa: F401 - its hooks are registered by now
-from holdfast.store.model import Watch
+from holdfast.locks import flock as _descriptors  # noqa: F401 - registers its fork hooks before ours
 
-LOOK_UP = 0.1
-"""How often one who may be cancelled looks whether it is to give up."""
+if TYPE_CHECKING:
+    from holdfast.store.model import Watch
 
-FIRST_LOOK, LAST_LOOK = 0.02, 5.0
-"""How long after it began a wait is first looked at for a circle, and how far these looks are apart in the
-end. Each is twice as far from the last one: a wait that is soon over costs none, and of two that came
-at the same time, the one that gives up finds out soon, also if the other was not to be seen yet."""
+POLL = 0.1
+"""How often a wait looks up while it may be cancelled or a check runs; how long a fork waits for checks."""
 
-MOST_LOOKS = 8
-"""How many threads of a process look at once."""
+FIRST_CHECK, LAST_CHECK = 0.02, 5.0
+"""When a wait is first checked for a deadlock, and the longest time between checks.
 
+Each interval is twice the last one: a short wait costs nothing, and of two waits that began together the one
+that has to give up finds out soon, even if it could not see the other one at first.
+"""
 
-class Watched(Protocol):
-    """A wait as others see it, and what they do to it."""
+MOST_CHECKS = 8
+"""How many threads of a process check at once."""
 
-    def post(self) -> None:
-        """Let others see it from now on."""
-        ...
-
-    def take_down(self) -> None:
-        """Let nobody see it any more; twice is fine."""
-        ...
-
-    def look(self) -> None:
-        """Raise `Deadlock` if the wait would never end and is the one to give up."""
-        ...
-
-
-class DeadlockWatch:
-    """Lets a wait be seen and looks for what would keep it from ever ending, in the rhythm of all who wait.
-
-    A wait of less than `FIRST_LOOK` leaves no trace. What is `found` in the end is why it is in vain; `tell`
-    is called then. Failures of a look end nothing: what cannot be seen is not found.
-    """
-
-    def __init__(
-        self,
-        prepare: Callable[[], Watched],
-        timeout: float | None,
-        tell: Callable[[], None] = lambda: None,
-        *,
-        forks: bool = True,
-    ) -> None:
-        """`prepare` is called with the first look; `timeout` is how long the wait lasts at most.
-
-        `forks` is whether this process may fork without executing another program: see `_let_looks_end`.
-        """
-        self.found: BaseException | None = None
-        self._prepare = prepare
-        self._tell = tell
-        self._forks = forks
-        self._ends_at = None if timeout is None else time.monotonic() + timeout
-        self._watched: Watched | None = None
-        self._posting = threading.Lock()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-lookout", daemon=True)
-        if timeout is None or timeout > FIRST_LOOK:
-            self._begin()
-
-    def end(self) -> None:
-        """The wait is over, whatever it has come to: nobody sees it from now on."""
-        self._over.set()
-        self._take_down()
-
-    def _begin(self) -> None:
-        try:
-            self._thread.start()
-        except RuntimeError:  # no thread can be had: nobody looks, and the wait ends as it may
-            self._over.set()
-
-    def _run(self) -> None:
-        if sys.platform != "win32":
-            import signal
-
-            # Signals are for the one who waits: here one would be taken by a bystander.
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        apart = FIRST_LOOK
-        while not self._over.wait(apart) and not self._is_late():
-            apart = min(2 * apart, LAST_LOOK)
-            try:
-                self._look_if_few_do()
-            except Deadlock as found:
-                self._say(found)
-                return
-            except (Failure, OSError):  # such as a current directory that is gone
-                continue
-            except BaseException as mistake:  # for the one who waits, in its own thread
-                self._say(mistake)
-                return
-        self._take_down()
-
-    def _look_if_few_do(self) -> None:
-        """Where looks hang, because a server is away, there is no use in hanging more and more of them."""
-        if len(_under_way) < MOST_LOOKS:
-            look = _Look(self._forks)
-            _under_way.add(look)
-            try:
-                self._look()
-            finally:
-                _under_way.discard(look)
-                look.over.set()
-
-    def _look(self) -> None:
-        watched = self._watched or self._prepare()
-        with self._posting:
-            if self._over.is_set():
-                return
-            if self._watched is None:
-                watched.post()
-                self._watched = watched
-        watched.look()
-
-    def _is_late(self) -> bool:
-        """Whether the time of the wait is up: its own thread ends it, unless Ctrl-C came at a bad moment."""
-        return self._ends_at is not None and time.monotonic() > self._ends_at
-
-    def _take_down(self) -> None:
-        with self._posting:
-            if self._watched is not None:
-                self._watched.take_down()
-
-    def _say(self, found: BaseException) -> None:
-        self.found = found
-        self._tell()
-
-
-class _Look:
-    """A look that is under way."""
-
-    def __init__(self, forks: bool) -> None:
-        self.forks = forks
-        self.over = threading.Event()
-
-
-_under_way: set[_Look] = set()
-
-
-def _let_looks_end() -> None:
-    """Before a fork: a child that is forked in the middle of a look, and does not execute another program,
-    may wait for ever for something that the look has locked. One that hangs is not waited for."""
-    end = time.monotonic() + LOOK_UP
-    for look in list(_under_way):
-        if look.forks:
-            look.over.wait(max(0.0, end - time.monotonic()))
-
-
-if sys.platform != "win32":
-    # Hooks are run from the last to the first: those of `descriptors` come after this one. They keep looks
-    # from opening files, and so from coming to an end.
-    os.register_at_fork(before=_let_looks_end, after_in_child=_under_way.clear)
-
+THREAD_NAME = "holdfast-deadlock"
 
 Got = TypeVar("Got")
 
@@ -179,7 +45,7 @@ Got = TypeVar("Got")
 class NotYet(NamedTuple):
     """Somebody else has it, or comes first: ask again after `pause`, or when something has changed.
 
-    `holders` says who has it, in the form of `LockTimeout`.
+    `holders` are those who have it, in the form of `LockTimeout`.
     """
 
     pause: float
@@ -187,7 +53,7 @@ class NotYet(NamedTuple):
 
 
 class QueueWait(NamedTuple):
-    """What is waited for and how long (None: without limit); who sets `cancelled` ends it at once."""
+    """What is waited for and how long (None: no limit); setting `cancelled` ends the wait at once."""
 
     what: str
     wait: float | None
@@ -195,92 +61,221 @@ class QueueWait(NamedTuple):
     clock: Clock
 
 
-def wait_in_line(
-    wish: QueueWait, ask: Callable[[], Got | NotYet], watch: Watch, refuse_circle: Callable[[], None]
+def wait_in_queue(
+    wait: QueueWait, ask: Callable[[], Got | NotYet], watch: Watch, check_deadlock: Callable[[], None]
 ) -> Got:
-    """What `ask` gives in the end. `LockTimeout` if there was not enough time or it was cancelled;
-    `refuse_circle` raises `Deadlock` if waiting is in vain. The watch is older than the first asking."""
-    deadline = None if wish.wait is None else wish.clock.monotonic() + wish.wait
-    with _Lookout(refuse_circle, wish.cancelled) as lookout:
+    """Ask until the answer is not `NotYet`. The watch must be older than the first asking.
+
+    Raises `LockTimeout` when the time is up or the wait is cancelled, and what `check_deadlock` raises.
+    """
+    deadline = None if wait.wait is None else wait.clock.monotonic() + wait.wait
+    with _QueueChecks(check_deadlock, wait.cancelled) as checks:
         while True:
             answer = ask()
             if not isinstance(answer, NotYet):
                 return answer
-            left = math.inf if deadline is None else deadline - wish.clock.monotonic()
-            if left <= 0 or (wish.cancelled is not None and wish.cancelled.is_set()):
-                waited = wish.wait or 0.0
-                raise LockTimeout(wish.what, waited, format_duration(waited), holders=answer.holders)
-            lookout.wait(watch, max(0.002, min(answer.pause, left)))
+            left = math.inf if deadline is None else deadline - wait.clock.monotonic()
+            if left <= 0 or (wait.cancelled is not None and wait.cancelled.is_set()):
+                waited = wait.wait or 0.0
+                raise LockTimeout(wait.what, waited, format_duration(waited), holders=answer.holders)
+            checks.wait(watch, max(0.002, min(answer.pause, left)))
 
 
-class _Lookout:
-    """Waits for changes, and looks for circles from time to time.
+class _QueueChecks:
+    """Waits for changes, and checks for deadlocks from time to time."""
 
-    A look may take long: it reads what others keep elsewhere, perhaps on a server that is away. So it has a
-    thread of its own, and does not keep the waiter from being served, or from giving up in time.
-    """
-
-    def __init__(self, refuse_circle: Callable[[], None], cancelled: threading.Event | None) -> None:
-        self._refuse_circle = refuse_circle
+    def __init__(self, check_deadlock: Callable[[], None], cancelled: threading.Event | None) -> None:
+        self._check_deadlock = check_deadlock
         self._cancelled = cancelled
-        self._apart = FIRST_LOOK
-        self._next = time.monotonic() + FIRST_LOOK
-        self._looking: threading.Thread | None = None
+        self._interval = FIRST_CHECK
+        self._next = time.monotonic() + FIRST_CHECK
+        self._thread: threading.Thread | None = None
         self._found: BaseException | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        """Leave no thread behind, unless it hangs: who forks next would fork it in the middle of a look."""
-        if self._looking is not None and self._looking.ident is not None:
-            self._looking.join(LOOK_UP)
+        """Leave no thread behind, unless it hangs: the next fork would happen in the middle of its check."""
+        if self._thread is not None and self._thread.ident is not None:
+            self._thread.join(POLL)
 
     def wait(self, watch: Watch, pause: float) -> None:
-        """Wait until something has changed, so long at most; raises what a look has found."""
+        """Wait for a change for at most `pause` seconds; raise what a check has found."""
         end = time.monotonic() + pause
         while not (self._cancelled is not None and self._cancelled.is_set()):
-            self._look_around()
+            self._check()
             now = time.monotonic()
             if now >= end:
                 return
-            often = self._looking is not None or self._cancelled is not None
-            until = min(end, self._next, now + LOOK_UP) if often else min(end, self._next)
+            often = self._thread is not None or self._cancelled is not None
+            until = min(end, self._next, now + POLL) if often else min(end, self._next)
             if watch.wait(max(0.0, until - now)):
                 return
 
-    def _look_around(self) -> None:
-        """Begin a look if one is due, and see what came of it, as soon as that is known."""
-        if self._looking is None and time.monotonic() >= self._next:
-            self._looking = threading.Thread(target=self._look, name="holdfast-lookout", daemon=True)
+    def _check(self) -> None:
+        """Start a check if one is due, and collect its outcome as soon as it is known."""
+        if self._thread is None and time.monotonic() >= self._next:
+            self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
             try:
-                self._looking.start()
-                self._looking.join(LOOK_UP)  # which is mostly enough
-            except RuntimeError:  # no thread can be had
-                self._look()
-        if self._looking is not None and not self._looking.is_alive():
-            self._looking = None
-            self._apart = min(2 * self._apart, LAST_LOOK)
-            self._next = time.monotonic() + self._apart
+                self._thread.start()
+                self._thread.join(POLL)  # mostly long enough
+            except RuntimeError:  # no thread can be started
+                self._run()
+        if self._thread is not None and not self._thread.is_alive():
+            self._thread = None
+            self._interval = min(2 * self._interval, LAST_CHECK)
+            self._next = time.monotonic() + self._interval
             if self._found is not None:
                 raise self._found
-        elif self._looking is not None:
-            self._next = time.monotonic() + LOOK_UP
+        elif self._thread is not None:
+            self._next = time.monotonic() + POLL
 
-    def _look(self) -> None:
+    def _run(self) -> None:
         try:
-            self._refuse_circle()
-        except BaseException as found:  # for the one who waits, in its own thread
+            self._check_deadlock()
+        except BaseException as found:  # raised in the waiter's own thread
             self._found = found
+
+
+class ObservedWait(Protocol):
+    """A wait that others see from `post` to `take_down`; `check` raises `Deadlock` if it has to give up."""
+
+    def post(self) -> None: ...
+
+    def take_down(self) -> None: ...
+
+    def check(self) -> None: ...
+
+
+class DeadlockWatch:
+    """Posts a wait that blocks elsewhere (in the kernel), and checks it for a deadlock from time to time.
+
+    A wait shorter than `FIRST_CHECK` leaves no trace. `found` is what ends the wait, if a check found
+    something; `cancel` is called then. A check that fails ends nothing: what cannot be seen is not found.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[], ObservedWait],
+        timeout: float | None,
+        cancel: Callable[[], None] = lambda: None,
+        *,
+        forks: bool = True,
+    ) -> None:
+        """`prepare` is called for the first check; the wait lasts at most `timeout`.
+
+        `forks` says whether this process may fork without an exec: see `_let_checks_end`.
+        """
+        self.found: BaseException | None = None
+        self._prepare = prepare
+        self._cancel = cancel
+        self._forks = forks
+        self._ends_at = None if timeout is None else time.monotonic() + timeout
+        self._wait: ObservedWait | None = None
+        self._posting = threading.Lock()
+        self._over = threading.Event()
+        if timeout is None or timeout > FIRST_CHECK:
+            _register_fork_hooks()
+            try:
+                threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
+            except RuntimeError:  # no thread can be started: nobody checks, and the wait ends as it may
+                self._over.set()
+
+    def end(self) -> None:
+        """The wait is over, whatever its outcome: hide it."""
+        self._over.set()
+        self._take_down()
+
+    def _run(self) -> None:
+        if sys.platform != "win32":
+            import signal
+
+            # Signals are for the waiter: this thread must not take one.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        interval = FIRST_CHECK
+        while not self._over.wait(interval) and not self._is_late():
+            interval = min(2 * interval, LAST_CHECK)
+            try:
+                self._check_unless_many_hang()
+            except Deadlock as found:
+                self._end_with(found)
+                return
+            except (Failure, OSError):  # such as a current directory that is gone
+                continue
+            except BaseException as mistake:  # raised in the waiter's own thread
+                self._end_with(mistake)
+                return
+        self._take_down()
+
+    def _check_unless_many_hang(self) -> None:
+        """When checks hang because a server is away, more and more of them would not help."""
+        if len(_running) < MOST_CHECKS:
+            over = threading.Event()
+            _running[over] = self._forks
+            try:
+                self._check()
+            finally:
+                _running.pop(over, None)
+                over.set()
+
+    def _check(self) -> None:
+        wait = self._wait or self._prepare()
+        with self._posting:
+            if self._over.is_set():
+                return
+            if self._wait is None:
+                wait.post()
+                self._wait = wait
+        wait.check()
+
+    def _is_late(self) -> bool:
+        """Whether the time is up. The waiter's thread ends the wait then, unless Ctrl-C interrupts that."""
+        return self._ends_at is not None and time.monotonic() > self._ends_at
+
+    def _take_down(self) -> None:
+        with self._posting:
+            if self._wait is not None:
+                self._wait.take_down()
+
+    def _end_with(self, found: BaseException) -> None:
+        self.found = found
+        self._cancel()
+
+
+_running: dict[threading.Event, bool] = {}
+"""For each running check: the event of its end, and whether a fork waits for it."""
+
+
+def _let_checks_end() -> None:
+    """Before a fork: a child forked in the middle of a check, without an exec, might wait for ever for
+    something that the check has locked. A check that hangs is not waited for."""
+    end = time.monotonic() + POLL
+    for over, forks in list(_running.items()):
+        if forks:
+            over.wait(max(0.0, end - time.monotonic()))
+
+
+@cache
+def _register_fork_hooks() -> None:
+    """Once, with the first watch: a command that never waits forks without them.
+
+    Hooks run from the last to the first: those of `flock`, which keep checks from opening files and so from
+    ending, run after these.
+    """
+    if sys.platform != "win32":
+        os.register_at_fork(before=_let_checks_end, after_in_child=_running.clear)
 
 
 async def in_a_thread(
     wait_for_it: Callable[[threading.Event], Got], give_back: Callable[[Got], object]
 ) -> Got:
-    """What `wait_for_it` returns, which runs in a thread and ends soon after the event it is given is set.
+    """Run `wait_for_it` in a thread; it must end soon after the event that it is given is set.
 
-    If the coroutine is cancelled the event is set, and what comes too late is given back.
+    If the coroutine is cancelled, the event is set, and a result that comes too late is given back.
     """
+    import asyncio  # slow to load, and commands do not need it
+
     cancelled = threading.Event()
 
     def wait() -> Got:

@@ -1,14 +1,13 @@
-"""The lease protocol, as pure functions from what is stored and the time to what shall change.
+"""Lease rules as pure functions, from stored documents and the time to changes.
 
-Nothing here does I/O, asks a clock or rolls dice: what production runs is what the tests explore,
-state by state. The time comes as a `Moment`, which knows two clocks. It decides only when a steal is
-*allowed*. What makes a holder that has been stolen from harmless is `validate`, which every commit of
-protected work runs inside its own transaction.
+Nothing here does I/O, reads a clock or draws random numbers: production runs what the tests explore, state
+by state. The time is a `Now`, which knows two clocks. It decides only when a steal is *allowed*. A stale
+holder is harmless because of `validate`, which every commit of protected work runs in its own transaction.
 
-1. A lease is created only where there is none, and replaced only when it has expired (a steal).
+1. A lease is created only if there is none, and replaced only when it has expired (a steal).
 2. Every grant takes the counter's next token. The counter is never lowered and never deleted.
-3. Renewing and releasing take the exact `lock_id`. An expired lease cannot be renewed.
-4. Who waits in line is served by priority, then by the time it came; nobody passes the line.
+3. Renewing and releasing need the exact `lock_id`. An expired lease cannot be renewed.
+4. Waiters are served by priority, then in the order of asking; nobody bypasses the queue.
 """
 
 from __future__ import annotations
@@ -19,12 +18,19 @@ import msgspec
 
 from holdfast.clock import BootMark, Now, format_duration, format_instant, parse_instant
 from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotHeld
+from holdfast.leases.expiry import Deadline, TimedRight
 from holdfast.locks.identity import Holder
 from holdfast.store.model import Change, Create, Delete, Family, Key, Replace, Stream, StructCodec, View
 
+WAITER_TTL = 30.0
+"""A waiter without a heartbeat for this long has left the queue."""
+WAITER_HEARTBEAT = 5.0
+
+# --- Records -----------------------------------------------------------------------------------------
+
 
 class Identity(msgspec.Struct, frozen=True):
-    """What else is known of a holder, so that others can tell whether it is alive."""
+    """The machine of a process, so that others can tell whether the process is alive."""
 
     boot_id: str = ""
     machine_id: str = ""
@@ -35,13 +41,12 @@ class Identity(msgspec.Struct, frozen=True):
         return cls(holder.boot_id, holder.machine_id, holder.pid_namespace)
 
     def holder(self, holder_id: str) -> Holder | None:
-        """The holder with this id and identity, as far as it makes sense."""
+        """The holder with this id and identity; None if the id is malformed."""
         return Holder.from_record({"holder_id": holder_id, **msgspec.structs.asdict(self)})
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A timed right to write. It counts until `lease_expires_at`, by the store's clock; within one boot of
-    one machine until `boot_expires_at`, which nobody can move by setting a clock."""
+class Lease(TimedRight, frozen=True, kw_only=True):
+    """A timed right to write to a worktree."""
 
     lock_id: str
     worktree_id: str
@@ -54,47 +59,35 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str = ""
     identity: Identity = Identity()
     detached: bool = False
-    """Taken for others than the process that asked: the end of the holder's process says nothing."""
+    """Taken for others than the process that asked: that the holder's process ended says nothing."""
     on_behalf_of: str = ""
-    """The agent that its holder, a server, holds it for; it and its children act under it too."""
+    """The agent that its holder, a server, holds it for; the agent and its children act under it too."""
     boot_expires_at: BootMark | None = None
     actor: str = ""
-    """In whose name it was taken: tells agents apart that live in one process. Empty if it was not said."""
+    """The actor it was taken for: tells agents of one process apart. Empty if none was named."""
+
+    def deadline(self) -> Deadline:
+        return Deadline(self.lease_expires_at, self.boot_expires_at)
 
     def holders(self) -> list[Holder]:
-        """Who acts under it: its holder, and the one that this holds it for; as far as they make sense."""
+        """The processes that act under it: its holder, and the agent that it is held for."""
         named = (self.holder_id, self.on_behalf_of)
         return [holder for each in named if each and (holder := self.identity.holder(each))]
 
     def who(self) -> str:
-        """Its holder as others are shown it: by the name that it gave, if it did, and by its process."""
+        """Its holder for people: the actor, if one was named, and the process."""
         return f"{self.actor}, {self.holder_id}" if self.actor else self.holder_id
-
-    def expires_at(self) -> float:
-        return parse_instant(self.lease_expires_at)
-
-    def time_left(self, moment: Now, *, for_others: bool) -> float:
-        """How long the lease still counts: for its holder, or (with a margin) until others may take it."""
-        return moment.until(self.lease_expires_at, self.boot_expires_at, margin=for_others)
-
-    def is_expired(self, moment: Now) -> bool:
-        """Whether its holder must not use it any more."""
-        return self.time_left(moment, for_others=False) <= 0
-
-    def may_be_taken(self, moment: Now) -> bool:
-        """Whether others may take its place: never before it has expired for its holder."""
-        return self.time_left(moment, for_others=True) <= 0
 
 
 class TokenCounter(msgspec.Struct, frozen=True):
-    """The highest token ever given for a worktree. It outlives every lease, and the worktree too."""
+    """The highest token ever granted for a worktree. It outlives every lease, and the worktree too."""
 
     worktree_id: str
     fencing_token: int
 
 
 class LeaseWaiter(msgspec.Struct, frozen=True, kw_only=True):
-    """One who waits. It shows itself from time to time; who has not done so for long is left out."""
+    """A waiter in the queue. It sends heartbeats; without one for `WAITER_TTL` it is skipped."""
 
     ticket: str
     holder_id: str
@@ -104,35 +97,34 @@ class LeaseWaiter(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str = ""
     identity: Identity = Identity()
     on_behalf_of: str = ""
-    """Who the lease will belong to, if that is not the process that waits."""
+    """The future holder of the lease, if that is not the process that waits."""
     boot_seen_at: BootMark | None = None
     above: tuple[str, ...] = ()
-    """The processes that the one that waits descends from: what they hold, it holds too."""
+    """The ancestors of the process that waits: it also holds what they hold."""
     actor: str = ""
-    """In whose name it waits."""
 
-    def unseen_for(self, moment: Now) -> float:
-        return -moment.until(self.seen_at, self.boot_seen_at, margin=False)
+    def unseen_for(self, now: Now) -> float:
+        """Seconds since its last heartbeat."""
+        return -now.until(self.seen_at, self.boot_seen_at, margin=False)
+
+    def order(self) -> tuple[int, str, str]:
+        return -self.priority, self.since, self.ticket
 
 
 class LeaseQueue(msgspec.Struct, frozen=True):
-    """Those who wait, in the order in which they will be served."""
+    """The waiters, in the order in which they will be served."""
 
     worktree_id: str
     waiters: tuple[LeaseWaiter, ...] = ()
 
 
-_LEASE: StructCodec[Lease] = StructCodec(Lease)
-_COUNTER: StructCodec[TokenCounter] = StructCodec(TokenCounter)
-_LINE: StructCodec[LeaseQueue] = StructCodec(LeaseQueue)
-
-
-LEASES: Family[Lease] = Family("jvs/leases", _LEASE)
-LINES: Family[LeaseQueue] = Family("jvs/queues", _LINE)
+_COUNTERS: Family[TokenCounter] = Family("jvs/tokens", StructCodec(TokenCounter))
+LEASES: Family[Lease] = Family("jvs/leases", StructCodec(Lease))
+QUEUES: Family[LeaseQueue] = Family("jvs/queues", StructCodec(LeaseQueue))
 
 
 class LeaseKeys(NamedTuple):
-    """The documents of one worktree's lease. They share a guard, so they are always changed together."""
+    """The documents of one worktree's lease. They share a document lock, so one transaction changes them."""
 
     worktree: str
     lease: Key[Lease]
@@ -141,26 +133,14 @@ class LeaseKeys(NamedTuple):
 
     @classmethod
     def of(cls, worktree: str) -> LeaseKeys:
-        return cls(
-            worktree,
-            Key(f"jvs/leases/{worktree}", _LEASE),
-            Key(f"jvs/tokens/{worktree}", _COUNTER),
-            Key(f"jvs/queues/{worktree}", _LINE),
-        )
+        return cls(worktree, LEASES.key(worktree), _COUNTERS.key(worktree), QUEUES.key(worktree))
 
     def all(self) -> list[Key[Any] | Stream[Any]]:
         return [self.lease, self.counter, self.line]
 
 
-WAITER_TTL = 30.0
-"""A waiter that has not shown itself for this long has left the line."""
-
-SHOW_EVERY = 5.0
-"""How often a waiter shows itself."""
-
-
 class LeaseRequest(NamedTuple):
-    """Who wants a lease, how long, and what for. `lock_id` is the id that the lease will have."""
+    """A request for a lease; `lock_id` is the id that the lease will have, and the ticket in the queue."""
 
     lock_id: str
     holder: Holder
@@ -169,102 +149,93 @@ class LeaseRequest(NamedTuple):
     priority: int = 0
     detached: bool = False
     waiter: Holder | None = None
-    """Who stands in line for it, if that is not the holder itself."""
+    """The process that waits for it, if that is not the holder itself."""
     client: Holder | None = None
-    """The agent that the holder, a server, asks for it for."""
+    """The agent that the holder, a server, requests it for."""
     actor: str = ""
-    """In whose name."""
     above: tuple[str, ...] = ()
-    """The processes that the one that waits descends from."""
+    """The ancestors of the process that waits."""
 
 
 class LeaseGranted(NamedTuple):
-    """A lease was given; `stolen_from` is the expired one whose place it takes."""
+    """A lease was granted; `stolen_from` is the expired one that it replaces."""
 
     lease: Lease
     stolen_from: Lease | None
 
 
 class LeaseWaiting(NamedTuple):
-    """Not yet: `place` in the line, from 1; `lease` is the one that is held, if one is, and for how long."""
+    """Not yet: the `position` in the queue, from 1, and the current lease, if there is one."""
 
-    place: int
+    position: int
     lease: Lease | None
     time_left: float = 0.0
 
 
-class AuditEvent(NamedTuple):
-    """What the audit trail shall say about it."""
-
-    name: str
-    facts: dict[str, object]
+Result = TypeVar("Result", covariant=True)
 
 
-Told = TypeVar("Told", covariant=True)
-
-
-class LeaseRuling(NamedTuple, Generic[Told]):
-    """What the protocol decides: the changes to make, what to tell the caller, what to record."""
+class LeaseRuling(NamedTuple, Generic[Result]):
+    """The decision of a rule: the changes to make, the answer, and the audit event: its name and facts."""
 
     changes: list[Change]
-    result: Told
-    event: AuditEvent | None = None
+    result: Result
+    event: tuple[str, dict[str, object]] | None = None
+
+
+# --- Rules ---------------------------------------------------------------------------------------------
 
 
 def acquire(
     view: View,
-    moment: Now,
+    now: Now,
     keys: LeaseKeys,
     request: LeaseRequest,
     *,
     wait: bool,
     gone: frozenset[str] = frozenset(),
 ) -> LeaseRuling[LeaseGranted | LeaseWaiting]:
-    """Give the lease if nobody has it and nobody is ahead in line; else wait in line, or refuse.
+    """Grant the lease if it is free and nobody is ahead in the queue; else join the queue, or refuse.
 
     `gone` are the tickets of waiters that are known to be dead.
     """
     lease = view.get(keys.lease)
-    line = _waiters(view, moment, keys, gone)
-    ahead = [
-        each
-        for each in line
-        if each.ticket != request.lock_id and _order(each) < _order_of(request, line, moment)
-    ]
-    if (lease is None or lease.may_be_taken(moment)) and not ahead:
-        return _grant(view, moment, keys, request, lease, line)
+    free = lease is None or lease.may_be_taken(now)
+    queue = _waiters(view, now, keys, gone)
+    own = _own_entry(request, queue, now)
+    others = [each for each in queue if each.ticket != request.lock_id]
+    ahead = [each for each in others if each.order() < own.order()]
+    if free and not ahead:
+        return _grant(view, now, keys, request, lease, others)
     if not wait:
-        raise _conflict(moment, keys, lease, ahead)
-    line = sorted(
-        (_shown(request, line, moment), *(each for each in line if each.ticket != request.lock_id)),
-        key=_order,
-    )
-    place = next(number for number, each in enumerate(line, 1) if each.ticket == request.lock_id)
-    changes = _line_changes(view, keys, line)
-    if lease is None or lease.may_be_taken(moment):
-        return LeaseRuling(changes, LeaseWaiting(place, None))
-    return LeaseRuling(changes, LeaseWaiting(place, lease, lease.time_left(moment, for_others=True)))
+        raise _conflict(now, keys, lease, ahead)
+    changes = _queue_changes(view, keys, sorted((own, *others), key=LeaseWaiter.order))
+    if lease is None or free:
+        return LeaseRuling(changes, LeaseWaiting(len(ahead) + 1, None))
+    left = lease.time_left(now, for_others=True)
+    return LeaseRuling(changes, LeaseWaiting(len(ahead) + 1, lease, left))
 
 
-def steal(view: View, moment: Now, keys: LeaseKeys, request: LeaseRequest) -> LeaseRuling[LeaseGranted]:
-    """Take the place of a lease that has expired; one that has not is left alone."""
+def steal(view: View, now: Now, keys: LeaseKeys, request: LeaseRequest) -> LeaseRuling[LeaseGranted]:
+    """Replace an expired lease; refuse if it has not expired."""
     lease = view.get(keys.lease)
     if lease is None:
         raise LockNotHeld(f"{keys.worktree} is not locked: there is nothing to steal", worktree=keys.worktree)
-    if not lease.may_be_taken(moment):
-        raise _conflict(moment, keys, lease, [])
-    return _grant(view, moment, keys, request, lease, _waiters(view, moment, keys, frozenset()))
+    if not lease.may_be_taken(now):
+        raise _conflict(now, keys, lease, [])
+    others = [each for each in _waiters(view, now, keys) if each.ticket != request.lock_id]
+    return _grant(view, now, keys, request, lease, others)
 
 
 def renew(
-    view: View, moment: Now, keys: LeaseKeys, lock_id: str, ttl: float | None = None
+    view: View, now: Now, keys: LeaseKeys, lock_id: str, ttl: float | None = None
 ) -> LeaseRuling[Lease]:
-    """Let the lease run for another `ttl` from now (its own, unless said otherwise)."""
+    """Let the lease run for another `ttl` from now (None: the same as before)."""
     lease = _own(view, keys, lock_id)
-    left = lease.time_left(moment, for_others=False)
+    left = lease.time_left(now, for_others=False)
     if left <= 0:
         raise LockExpired(
-            f"the lease on {keys.worktree} ran out {format_duration(-left)} ago",
+            f"the lease on {keys.worktree} expired {format_duration(-left)} ago",
             worktree=keys.worktree,
             lock_id=lock_id,
         )
@@ -272,111 +243,102 @@ def renew(
     renewed = msgspec.structs.replace(
         lease,
         ttl=ttl,
-        last_renewed_at=format_instant(moment.now),
-        lease_expires_at=format_instant(moment.now + ttl),
-        boot_expires_at=moment.mark(ttl),
+        last_renewed_at=format_instant(now.now),
+        lease_expires_at=format_instant(now.now + ttl),
+        boot_expires_at=now.mark(ttl),
     )
     return LeaseRuling([Replace(keys.lease, renewed)], renewed)
 
 
-def release(view: View, moment: Now, keys: LeaseKeys, lock_id: str) -> LeaseRuling[Lease]:
-    """Give the lease back. An expired one may be given back too, as long as nobody has taken it."""
+def release(view: View, now: Now, keys: LeaseKeys, lock_id: str) -> LeaseRuling[Lease]:
+    """End the lease. An expired one may be released too, as long as nobody has taken it."""
     lease = _own(view, keys, lock_id)
-    return LeaseRuling([Delete(keys.lease)], lease, AuditEvent("lock_released", _facts(lease)))
+    return LeaseRuling([Delete(keys.lease)], lease, ("lock_released", _facts(lease)))
 
 
-def leave(view: View, moment: Now, keys: LeaseKeys, ticket: str) -> LeaseRuling[None]:
-    """Leave the line."""
-    line = [each for each in _waiters(view, moment, keys, frozenset()) if each.ticket != ticket]
-    return LeaseRuling(_line_changes(view, keys, line), None)
+def leave(view: View, now: Now, keys: LeaseKeys, ticket: str) -> LeaseRuling[None]:
+    """Leave the queue."""
+    others = [each for each in _waiters(view, now, keys) if each.ticket != ticket]
+    return LeaseRuling(_queue_changes(view, keys, others), None)
 
 
-def validate(view: View, moment: Now | float, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
-    """The lease, if this holder may commit now. Run inside the transaction that commits its work.
+def validate(view: View, now: Now | float, keys: LeaseKeys, lock_id: str, token: int) -> Lease:
+    """The lease, if this holder may commit now. Run it in the transaction that commits the holder's work.
 
-    A bare number is the store's time alone, which a step of the wall clock moves: see `Desk.validator`.
+    A step of the wall clock moves a bare number: see `LeaseService.validator`.
     """
-    moment = Now(moment) if isinstance(moment, float | int) else moment
     lease = view.get(keys.lease)
     if lease is None or lease.lock_id != lock_id or lease.fencing_token != token:
         counter = view.get(keys.counter)
         raise FencingMismatch(
-            f"the token {token} is not the current one of {keys.worktree}; nothing was published",
+            f"nothing was published: the token {token} is not the current one of {keys.worktree}",
             worktree=keys.worktree,
             lock_id=lock_id,
             token=token,
             current_token=counter.fencing_token if counter else None,
         )
-    if lease.is_expired(moment):
+    if lease.is_expired(now):
         raise LockExpired(
-            f"the lease on {keys.worktree} has run out; nothing was published",
+            f"nothing was published: the lease on {keys.worktree} has expired",
             worktree=keys.worktree,
             lock_id=lock_id,
         )
     return lease
 
 
-def next_token(counter: TokenCounter | None) -> int:
-    """The token of the next grant: greater than every one before it."""
-    return 1 if counter is None else counter.fencing_token + 1
-
-
 def _grant(
     view: View,
-    moment: Now,
+    now: Now,
     keys: LeaseKeys,
     request: LeaseRequest,
     expired: Lease | None,
-    line: list[LeaseWaiter],
+    others: list[LeaseWaiter],
 ) -> LeaseRuling[LeaseGranted]:
     counter = view.get(keys.counter)
     lease = Lease(
         lock_id=request.lock_id,
         worktree_id=keys.worktree,
         holder_id=request.holder.holder_id,
-        created_at=format_instant(moment.now),
-        last_renewed_at=format_instant(moment.now),
-        lease_expires_at=format_instant(moment.now + request.ttl),
-        fencing_token=next_token(counter),
+        created_at=format_instant(now.now),
+        last_renewed_at=format_instant(now.now),
+        lease_expires_at=format_instant(now.now + request.ttl),
+        fencing_token=counter.fencing_token + 1 if counter else 1,
         ttl=request.ttl,
         purpose=request.purpose,
         identity=Identity.of(request.holder),
         detached=request.detached,
         on_behalf_of=request.client.holder_id if request.client else "",
-        boot_expires_at=moment.mark(request.ttl),
+        boot_expires_at=now.mark(request.ttl),
         actor=request.actor,
     )
     count = TokenCounter(keys.worktree, lease.fencing_token)
     changes: list[Change] = [
         Create(keys.lease, lease) if expired is None else Replace(keys.lease, lease),
         Create(keys.counter, count) if counter is None else Replace(keys.counter, count),
-        *_line_changes(view, keys, [each for each in line if each.ticket != request.lock_id]),
+        *_queue_changes(view, keys, others),
     ]
-    if expired is None:
-        return LeaseRuling(changes, LeaseGranted(lease, None), AuditEvent("lock_acquired", _facts(lease)))
-    facts: dict[str, object] = {
-        "old": _facts(expired),
-        "new": _facts(lease),
-        "expired_at": expired.lease_expires_at,
-    }
-    return LeaseRuling(changes, LeaseGranted(lease, expired), AuditEvent("lock_stolen", facts))
+    facts = _facts(lease)
+    if expired is not None:
+        facts = {"old": _facts(expired), "new": facts, "expired_at": expired.lease_expires_at}
+    name = "lock_acquired" if expired is None else "lock_stolen"
+    return LeaseRuling(changes, LeaseGranted(lease, expired), (name, facts))
 
 
 def _own(view: View, keys: LeaseKeys, lock_id: str) -> Lease:
     lease = view.get(keys.lease)
     if lease is None or lease.lock_id != lock_id:
-        held = "nobody" if lease is None else lease.holder_id
+        holder_id = lease.holder_id if lease else None
         raise LockNotHeld(
-            f"{keys.worktree} is not locked with the id {lock_id}; it is held by {held}",
+            f"{keys.worktree} is not locked with the id {lock_id}; it is held by {holder_id or 'nobody'}",
             worktree=keys.worktree,
             lock_id=lock_id,
-            holder_id=lease.holder_id if lease else None,
+            holder_id=holder_id,
         )
     return lease
 
 
-def _conflict(moment: Now, keys: LeaseKeys, lease: Lease | None, ahead: list[LeaseWaiter]) -> LockConflict:
-    if lease is None or lease.may_be_taken(moment):
+def _conflict(now: Now, keys: LeaseKeys, lease: Lease | None, ahead: list[LeaseWaiter]) -> LockConflict:
+    if lease is None or lease.may_be_taken(now):
         first = ahead[0]
         return LockConflict(
             f"{keys.worktree} is free, but {first.holder_id} waits for it and comes first",
@@ -384,7 +346,7 @@ def _conflict(moment: Now, keys: LeaseKeys, lease: Lease | None, ahead: list[Lea
             holder_id=first.holder_id,
             waiting=len(ahead),
         )
-    left = lease.time_left(moment, for_others=True)
+    left = lease.time_left(now, for_others=True)
     purpose = f", for: {lease.purpose}" if lease.purpose else ""
     return LockConflict(
         f"{keys.worktree} is locked by {lease.who()} since {lease.created_at}{purpose}; "
@@ -401,64 +363,51 @@ def _conflict(moment: Now, keys: LeaseKeys, lease: Lease | None, ahead: list[Lea
 
 
 def _facts(lease: Lease) -> dict[str, object]:
-    return {
-        "worktree_id": lease.worktree_id,
-        "lock_id": lease.lock_id,
-        "holder_id": lease.holder_id,
-        "fencing_token": lease.fencing_token,
-        "purpose": lease.purpose,
-    }
+    names = ("worktree_id", "lock_id", "holder_id", "fencing_token", "purpose")
+    return {name: getattr(lease, name) for name in names}
 
 
-# --- The line ---------------------------------------------------------------------------------------
+# --- The queue -----------------------------------------------------------------------------------------
 
 
-def _waiters(view: View, moment: Now, keys: LeaseKeys, gone: frozenset[str]) -> list[LeaseWaiter]:
-    """Those who still wait, in order."""
-    line = view.get(keys.line)
-    waiters = line.waiters if line else ()
-    alive = (each for each in waiters if each.ticket not in gone and each.unseen_for(moment) < WAITER_TTL)
-    return sorted(alive, key=_order)
+def _waiters(view: View, now: Now, keys: LeaseKeys, gone: frozenset[str] = frozenset()) -> list[LeaseWaiter]:
+    """The waiters that still wait, in order."""
+    queue = view.get(keys.line)
+    waiters = queue.waiters if queue else ()
+    alive = (each for each in waiters if each.ticket not in gone and each.unseen_for(now) < WAITER_TTL)
+    return sorted(alive, key=LeaseWaiter.order)
 
 
-def _order(waiter: LeaseWaiter) -> tuple[int, str, str]:
-    return -waiter.priority, waiter.since, waiter.ticket
-
-
-def _order_of(request: LeaseRequest, line: list[LeaseWaiter], moment: Now) -> tuple[int, str, str]:
-    return _order(_shown(request, line, moment))
-
-
-def _shown(request: LeaseRequest, line: list[LeaseWaiter], moment: Now) -> LeaseWaiter:
-    """The requester's own entry, seen now: the one that it has in the line, or a new one at the end."""
-    own = next((each for each in line if each.ticket == request.lock_id), None)
+def _own_entry(request: LeaseRequest, queue: list[LeaseWaiter], now: Now) -> LeaseWaiter:
+    """The requester's entry with a recent heartbeat: the one in the queue, or a new one at its end."""
+    own = next((each for each in queue if each.ticket == request.lock_id), None)
     if own is not None:
-        if own.unseen_for(moment) < SHOW_EVERY:
+        if own.unseen_for(now) < WAITER_HEARTBEAT:
             return own
-        return msgspec.structs.replace(own, seen_at=format_instant(moment.now), boot_seen_at=moment.mark())
+        return msgspec.structs.replace(own, seen_at=format_instant(now.now), boot_seen_at=now.mark())
     waiter = request.waiter or request.holder
-    behind = max((parse_instant(each.since) for each in line), default=0.0) + 1e-6
+    behind = max((parse_instant(each.since) for each in queue), default=0.0) + 1e-6
     return LeaseWaiter(
         ticket=request.lock_id,
         holder_id=waiter.holder_id,
         priority=request.priority,
-        since=format_instant(max(moment.now, behind)),  # a clock that was set back does not pass the line
-        seen_at=format_instant(moment.now),
+        since=format_instant(max(now.now, behind)),  # a clock that was set back does not bypass the queue
+        seen_at=format_instant(now.now),
         purpose=request.purpose,
         identity=Identity.of(waiter),
         on_behalf_of=request.holder.holder_id if request.waiter else "",
-        boot_seen_at=moment.mark(),
+        boot_seen_at=now.mark(),
         above=request.above,
         actor=request.actor,
     )
 
 
-def _line_changes(view: View, keys: LeaseKeys, line: list[LeaseWaiter]) -> list[Change]:
-    """What makes the stored line this one; nothing if it is."""
+def _queue_changes(view: View, keys: LeaseKeys, waiters: list[LeaseWaiter]) -> list[Change]:
+    """The change that stores these waiters; none if they are stored already."""
     stored = view.get(keys.line)
-    wanted = LeaseQueue(keys.worktree, tuple(line))
-    if stored == wanted or (stored is None and not line):
+    queue = LeaseQueue(keys.worktree, tuple(waiters))
+    if stored == queue or (stored is None and not waiters):
         return []
     if stored is None:
-        return [Create(keys.line, wanted)]
-    return [Replace(keys.line, wanted) if line else Delete(keys.line)]
+        return [Create(keys.line, queue)]
+    return [Replace(keys.line, queue) if waiters else Delete(keys.line)]

@@ -1,57 +1,39 @@
-"""Where leases are asked for: each operation of the protocol as one transaction, with its audit entry."""
+"""Lease operations; each is one transaction, with its audit entry. And leases that renew themselves."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now
 from holdfast.errors import Failure, LockConflict, SettingInvalid
 from holdfast.fs.names import checked_actor, checked_text
 from holdfast.fs.reserve import Reserve
-from holdfast.leases import rules
-from holdfast.leases.deadlock import Hold, Look, Party, Thing, WaitEdge, WaitGraph, process_id, refuse_circle
+from holdfast.leases import deadlock, expiry, rules
+from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitEdge, WaitGraph
 from holdfast.leases.heartbeat import Held, Subject
-from holdfast.leases.queue import NotYet, QueueWait, wait_in_line
-from holdfast.leases.rules import (
-    LEASES,
-    LINES,
-    SHOW_EVERY,
-    Identity,
-    Lease,
-    LeaseGranted,
-    LeaseKeys,
-    LeaseRequest,
-    LeaseRuling,
-    LeaseWaiter,
-    LeaseWaiting,
-    Told,
-)
-from holdfast.locks.identity import (
-    Holder,
-    Liveness,
-    boot_clock_id,
-    current_holder,
-    liveness,
-    liveness_behind,
-    processes_above,
-)
+from holdfast.leases.rules import Lease, LeaseGranted, LeaseKeys, LeaseRequest, LeaseWaiter, LeaseWaiting
+from holdfast.locks import identity
+from holdfast.locks.identity import Holder, Liveness, current_holder, liveness_behind, processes_above
 from holdfast.store.audit import AuditTrail
 from holdfast.store.model import Decision, Key, Store, Stream, View
+
+if TYPE_CHECKING:
+    from holdfast.leases.queue import NotYet
 
 SHORTEST_TTL, LONGEST_TTL = 0.1, 24 * 3600.0
 DEFAULT_TTL = 30.0
 HIGHEST_PRIORITY = 1_000_000
 
-Rule = Callable[[View, Now, LeaseKeys], LeaseRuling[Told]]
+Result = TypeVar("Result")
+Rule = Callable[[View, Now, LeaseKeys], rules.LeaseRuling[Result]]
 
 
 class LeaseState(NamedTuple):
-    """A lease that is there, as others see it now: `expired` means that anybody may take its place."""
+    """A lease as others see it now: `expired` means that anybody may take it."""
 
     lease: Lease
     expired: bool
@@ -61,13 +43,13 @@ class LeaseState(NamedTuple):
 
 
 class LeaseService:
-    """Gives, renews and takes back the leases of one store.
+    """Grants, renews and releases the leases of one store.
 
     `also_named` and `precondition` let the layer above take part in every grant: documents that the
-    transaction reads too, and a pure function that may refuse (a worktree that is not there). `skew` is
-    how far the clocks of those who share the store may be apart: 0 if the store has a clock of its own.
-    `elsewhere` is what else can be held and waited for, so that a circle of waits may lead through it. With
-    a `reserve` a lease can be renewed and released on a full disk too.
+    transaction reads too, and a pure function that may refuse (the worktree does not exist). `skew` is how
+    far the clocks of those who share the store may be apart: 0 if the store has its own clock. `other_graphs`
+    are the wait graphs that a deadlock may lead through, asked for when somebody waits. With a `reserve`,
+    leases can be renewed and released on a full disk.
     """
 
     def __init__(
@@ -81,7 +63,7 @@ class LeaseService:
         actor: str = "",
         clock: Clock = SYSTEM_CLOCK,
         skew: float = SKEW,
-        elsewhere: Sequence[Look] = (),
+        other_graphs: Callable[[], Sequence[ReadGraph]] = tuple,
         reserve: Reserve | None = None,
     ) -> None:
         self.store = store
@@ -91,14 +73,14 @@ class LeaseService:
         self._precondition = precondition
         self._holder = holder
         self.actor = actor
-        """In whose name leases are asked for, beyond the process: one may be the home of several agents."""
+        """Tells agents apart that share a process."""
         self._clock = clock
         self._skew = skew
-        self._elsewhere = elsewhere
+        self._other_graphs = other_graphs
 
     @property
     def holder(self) -> Holder:
-        """In whose name leases are asked for: this process, unless said otherwise."""
+        """The holder of new leases: this process, unless another was given."""
         return self._holder or current_holder()
 
     def request(
@@ -110,11 +92,11 @@ class LeaseService:
         behalf_of: Holder | None = None,
         client: Holder | None = None,
     ) -> LeaseRequest:
-        """A request in this holder's name, under a new id.
+        """A request of this holder, with a new id.
 
-        `behalf_of` is who the lease is for, if that is not this process: the agent whose every command is
-        a process of its own. Such a lease outlives its processes; only its time ends it. `client` is the
-        agent that this process, a server, holds it for, and gives it back when that is gone.
+        `behalf_of` is the future holder if that is not this process: an agent each of whose commands is a
+        process. Such a lease outlives its processes; it ends by release or expiry. `client` is the agent
+        that this process, a server, holds it for; the server releases it when that agent is gone.
         """
         lock_id, ttl = str(uuid.uuid4()), checked_ttl(ttl)
         checked_text(purpose, what="purpose")
@@ -129,88 +111,93 @@ class LeaseService:
         )
 
     def reading(self) -> ClockReading:
-        """What the boot clock shows: taken before a transaction that judges a lease."""
-        return ClockReading(boot_clock_id(), self._clock.boot(), self._skew)
+        """The boot clock, read before a transaction that judges a lease."""
+        return ClockReading(identity.boot_clock_id(), self._clock.boot(), self._skew)
 
     def validator(self, worktree: str, lock_id: str, token: int) -> Callable[[View, float], Lease]:
-        """`protocol.validate` for one holder, by the clocks as of now: for the decide function of the
-        transaction that commits its work, which must name the lease's documents."""
+        """`rules.validate` for one holder, by the clocks as of now.
+
+        For the decide function of the transaction that commits the holder's work; it must name the lease's
+        documents.
+        """
         reading, keys = self.reading(), LeaseKeys.of(worktree)
         return lambda view, now: rules.validate(view, reading.at(now), keys, lock_id, token)
 
+    # --- Operations --------------------------------------------------------------------------------
+
     def acquire(self, worktree: str, request: LeaseRequest) -> LeaseGranted:
-        """Give the lease now, or raise `LockConflict`. An expired one is taken over: that is a steal."""
+        """Grant the lease now, or raise `LockConflict`. An expired one is taken over: that is a steal."""
         result = self._grant(worktree, request, wait=False)
         assert isinstance(result, LeaseGranted)
         return result
 
-    def line_up(self, worktree: str, request: LeaseRequest) -> LeaseGranted | LeaseWaiting:
-        """Give the lease, or a place in the line; ask again to move up, at least every few seconds."""
+    def join_queue(self, worktree: str, request: LeaseRequest) -> LeaseGranted | LeaseWaiting:
+        """Grant the lease, or give a position in the queue; call again to move up, every few seconds."""
         return self._grant(worktree, request, wait=True)
 
     def leave(self, worktree: str, ticket: str) -> None:
-        """Leave the line."""
-        self._rule(worktree, lambda view, moment, keys: rules.leave(view, moment, keys, ticket))
+        """Leave the queue."""
+        self._transact(worktree, lambda view, now, keys: rules.leave(view, now, keys, ticket))
 
     def steal(self, worktree: str, request: LeaseRequest) -> LeaseGranted:
-        """Take over a lease that has expired; `LockConflict` if it has not."""
-        return self._rule(
-            worktree, lambda view, moment, keys: rules.steal(view, moment, keys, request), granting=True
+        """Take over an expired lease; `LockConflict` if it has not expired."""
+        return self._transact(
+            worktree, lambda view, now, keys: rules.steal(view, now, keys, request), granting=True
         )
 
     def renew(self, worktree: str, lock_id: str, ttl: float | None = None) -> Lease:
-        """Let the lease run on. `LockNotHeld` or `LockExpired`: stop writing."""
+        """Extend the lease from now. After `LockNotHeld` or `LockExpired`, stop writing."""
         ttl = None if ttl is None else checked_ttl(ttl)
-        return self._relieved(
-            worktree, lambda view, moment, keys: rules.renew(view, moment, keys, lock_id, ttl)
-        )
+        return self._relieved(worktree, lambda view, now, keys: rules.renew(view, now, keys, lock_id, ttl))
 
     def release(self, worktree: str, lock_id: str) -> Lease:
-        """Give the lease back; `LockNotHeld` if it is not this one any more, and then nothing is touched."""
-        return self._relieved(worktree, lambda view, moment, keys: rules.release(view, moment, keys, lock_id))
+        """End the lease; `LockNotHeld` if this is not the current one, and then nothing is touched."""
+        return self._relieved(worktree, lambda view, now, keys: rules.release(view, now, keys, lock_id))
 
     def state(self, worktree: str) -> LeaseState | None:
-        """Who holds the lease and who waits; None if it is free. Takes no lock."""
+        """The lease and its waiters; None if it is free. Takes no lock."""
         keys = LeaseKeys.of(worktree)
-        document, line = self.store.read(keys.lease), self.store.read(keys.line)
+        document, queue = self.store.read(keys.lease), self.store.read(keys.line)
         if document is None:
             return None
-        lease, moment = document.record, self.reading().at(self.store.now())
+        lease, now = document.record, self.reading().at(self.store.now())
         return LeaseState(
             lease=lease,
-            expired=lease.may_be_taken(moment),
-            time_left=lease.time_left(moment, for_others=True),
-            liveness=liveness_of(lease),
-            waiters=line.record.waiters if line else (),
+            expired=lease.may_be_taken(now),
+            time_left=lease.time_left(now, for_others=True),
+            liveness=liveness_behind(lease.identity.holder(lease.holder_id), detached=lease.detached),
+            waiters=queue.record.waiters if queue else (),
         )
 
-    def look(self) -> WaitGraph:
-        """Who holds which lease, and who waits for one. Takes no lock."""
-        moment = self.reading().at(self.store.now())
+    def wait_graph(self) -> WaitGraph:
+        """The leases that are held, and who waits for one. Takes no lock."""
+        now = self.reading().at(self.store.now())
         holds = [
             _hold(document.record)
-            for _, document in self.store.scan(LEASES)
-            if not document.record.may_be_taken(moment)
+            for _, document in self.store.scan(rules.LEASES)
+            if not document.record.may_be_taken(now)
         ]
         waits = [
-            _wait(worktree, waiter)
-            for worktree, document in self.store.scan(LINES)
+            _wait_edge(worktree, waiter)
+            for worktree, document in self.store.scan(rules.QUEUES)
             for waiter in document.record.waiters
-            if waiter.unseen_for(moment) < rules.WAITER_TTL and not _is_dead(waiter)
+            if waiter.unseen_for(now) < rules.WAITER_TTL and not _is_dead(waiter)
         ]
         return WaitGraph(tuple(holds), tuple(waits))
 
-    def refuse_circle(self, ticket: str) -> None:
-        """Raise `Deadlock` if the wait with this ticket is part of a circle and has to give up."""
-        refuse_circle(ticket, self.look, self._elsewhere)
+    def check_deadlock(self, ticket: str) -> None:
+        """Raise `Deadlock` if the wait with this ticket is part of a deadlock and has to give up."""
+        deadlock.check_deadlock(ticket, self.wait_graph, self._other_graphs())
+
+    # --- Transactions ------------------------------------------------------------------------------
 
     def _grant(self, worktree: str, request: LeaseRequest, *, wait: bool) -> LeaseGranted | LeaseWaiting:
-        """Ask at once; only if others are in the way, see whether they are dead, and ask without them."""
+        """Ask at once; only if somebody is in the way, find out which waiters are dead, and ask again."""
 
         def ask(gone: frozenset[str]) -> LeaseGranted | LeaseWaiting:
-            return self._rule(
+            return self._transact(
                 worktree,
-                lambda view, moment, keys: rules.acquire(view, moment, keys, request, wait=wait, gone=gone),
+                lambda view, now, keys: rules.acquire(view, now, keys, request, wait=wait, gone=gone),
                 granting=True,
             )
 
@@ -224,21 +211,20 @@ class LeaseService:
         gone = frozenset() if isinstance(answer, LeaseGranted) else self._dead_waiters(worktree)
         return ask(gone) if gone else answer
 
-    def _relieved(self, worktree: str, rule: Rule[Told]) -> Told:
-        """Apply a rule for which there must be room: a failure over a full disk has changed nothing."""
+    def _relieved(self, worktree: str, rule: Rule[Result]) -> Result:
+        """Apply a rule that must have room: a failure over a full disk has changed nothing."""
         if self._reserve is None:
-            return self._rule(worktree, rule)
-        return self._reserve.relieve(lambda: self._rule(worktree, rule))
+            return self._transact(worktree, rule)
+        return self._reserve.relieve(lambda: self._transact(worktree, rule))
 
-    def _rule(self, worktree: str, rule: Rule[Told], *, granting: bool = False) -> Told:
+    def _transact(self, worktree: str, rule: Rule[Result], *, granting: bool = False) -> Result:
         keys = LeaseKeys.of(worktree)
         named: list[Key[Any] | Stream[Any]] = [*keys.all(), self._trail.stream]
         if granting:
             named += self._also_named(worktree)
-
         reading = self.reading()
 
-        def decide(view: View, now: float) -> Decision[Told]:
+        def decide(view: View, now: float) -> Decision[Result]:
             if granting:
                 self._precondition(view, worktree)
             ruling = rule(view, reading.at(now), keys)
@@ -254,7 +240,7 @@ class LeaseService:
             raise self._with_liveness(conflict, worktree) from None
 
     def _with_liveness(self, conflict: LockConflict, worktree: str) -> LockConflict:
-        """Say too whether the holder is alive, which a pure function cannot find out."""
+        """Add whether the holder is alive, which a pure function cannot find out."""
         state = self.state(worktree)
         if state is None or state.lease.lock_id != conflict.facts.get("lock_id"):
             return conflict
@@ -265,45 +251,16 @@ class LeaseService:
         )
 
     def _dead_waiters(self, worktree: str) -> frozenset[str]:
-        line = self.store.read(LeaseKeys.of(worktree).line)
-        if line is None:
-            return frozenset()
-        return frozenset(each.ticket for each in line.record.waiters if _is_dead(each))
+        queue = self.store.read(LeaseKeys.of(worktree).line)
+        return (
+            frozenset(each.ticket for each in queue.record.waiters if _is_dead(each))
+            if queue
+            else frozenset()
+        )
 
 
-def _is_dead(waiter: LeaseWaiter) -> bool:
-    holder = waiter.identity.holder(waiter.holder_id)
-    return holder is not None and liveness(holder) is Liveness.DEAD
-
-
-def _hold(lease: Lease) -> Hold:
-    named = (lease.holder_id, lease.on_behalf_of)
-    party = Party(
-        _shown(lease.on_behalf_of or lease.holder_id, lease.actor),
-        processes=_processes(named, lease.identity),
-        actor=lease.actor,
-    )
-    return Hold(Thing("lease", lease.worktree_id), party, lease.lock_id, for_descendants=True)
-
-
-def _wait(worktree: str, waiter: LeaseWaiter) -> WaitEdge:
-    party = Party(
-        _shown(waiter.on_behalf_of or waiter.holder_id, waiter.actor),
-        processes=_processes((waiter.holder_id, waiter.on_behalf_of), waiter.identity),
-        above=_processes(waiter.above, waiter.identity),
-        actor=waiter.actor,
-    )
-    return WaitEdge(Thing("lease", worktree), party, waiter.since, waiter.ticket)
-
-
-def _shown(process: str, actor: str) -> str:
-    return f"{actor}, {process}" if actor else process
-
-
-def _processes(holder_ids: Iterable[str], identity: Identity) -> frozenset[str]:
-    return frozenset(
-        process_id(each, identity.boot_id, identity.pid_namespace) for each in holder_ids if each
-    )
+def checked_ttl(ttl: float) -> float:
+    return expiry.checked_ttl(ttl, SHORTEST_TTL, LONGEST_TTL)
 
 
 def host_of(lease: Lease) -> str | None:
@@ -312,28 +269,43 @@ def host_of(lease: Lease) -> str | None:
     return holder.host if holder else None
 
 
-def liveness_of(lease: Lease) -> Liveness:
-    """Whether the holder of a lease still exists."""
-    return liveness_behind(lease.identity.holder(lease.holder_id), detached=lease.detached)
+def _is_dead(waiter: LeaseWaiter) -> bool:
+    return deadlock.is_dead(waiter.identity.holder(waiter.holder_id))
 
 
-def checked_ttl(ttl: float) -> float:
-    """A ttl that makes sense."""
-    if not (math.isfinite(ttl) and SHORTEST_TTL <= ttl <= LONGEST_TTL):
-        raise SettingInvalid("ttl", str(ttl), f"from {SHORTEST_TTL:g} s to {LONGEST_TTL:g} s")
-    return ttl
+def _hold(lease: Lease) -> Hold:
+    holder = _participant(lease, (lease.holder_id, lease.on_behalf_of))
+    return Hold(Resource("lease", lease.worktree_id), holder, lease.lock_id, for_descendants=True)
+
+
+def _wait_edge(worktree: str, waiter: LeaseWaiter) -> WaitEdge:
+    process = _participant(waiter, (waiter.holder_id, waiter.on_behalf_of), waiter.above)
+    return WaitEdge(Resource("lease", worktree), process, waiter.since, waiter.ticket)
+
+
+def _participant(
+    record: Lease | LeaseWaiter, processes: Iterable[str], above: Iterable[str] = ()
+) -> Participant:
+    machine = record.identity.boot_id, record.identity.pid_namespace
+    process = record.on_behalf_of or record.holder_id
+    return Participant(
+        f"{record.actor}, {process}" if record.actor else process,
+        processes=deadlock.process_ids(processes, *machine),
+        above=deadlock.process_ids(above, *machine),
+        actor=record.actor,
+    )
 
 
 class HeldLease(Held[Lease]):
-    """A lease on a worktree. Used as a context manager, also an asynchronous one, it ends with its block."""
+    """A lease on a worktree. As a context manager (`async with` too) it is released with its block."""
 
     def __init__(
-        self, desk: LeaseService, lease: Lease, *, clock: Clock = SYSTEM_CLOCK, began: float | None = None
+        self, service: LeaseService, lease: Lease, *, clock: Clock = SYSTEM_CLOCK, began: float | None = None
     ) -> None:
-        """`began` is what the boot clock showed before the lease was asked for."""
+        """`began` is the boot clock before the lease was requested."""
         subject = Subject(f"the lease on {lease.worktree_id}", "renewed", {"worktree": lease.worktree_id})
         super().__init__(subject, lease, lease.ttl, clock=clock, began=began)
-        self._desk = desk
+        self._service = service
 
     @property
     def lease(self) -> Lease:
@@ -352,16 +324,16 @@ class HeldLease(Held[Lease]):
     def token(self) -> int:
         return self.lease.fencing_token
 
-    def _renewed(self, ttl: float | None) -> tuple[Lease, float]:
-        lease = self._desk.renew(self.worktree, self.lock_id, ttl)
+    def _renew(self, ttl: float | None) -> tuple[Lease, float]:
+        lease = self._service.renew(self.worktree, self.lock_id, ttl)
         return lease, lease.ttl
 
-    def _given_back(self) -> None:
-        self._desk.release(self.worktree, self.lock_id)
+    def _release(self) -> None:
+        self._service.release(self.worktree, self.lock_id)
 
 
 def acquire(
-    desk: LeaseService,
+    service: LeaseService,
     worktree: str,
     request: LeaseRequest,
     *,
@@ -369,38 +341,49 @@ def acquire(
     cancelled: threading.Event | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> HeldLease:
-    """Get a lease: at once, or by waiting in line at most `wait` seconds (None: without limit).
+    """Acquire a lease: at once, or by waiting in the queue for at most `wait` seconds (None: no limit).
 
-    `LockConflict` names the holder if there is no time to wait, `LockTimeout` if it was not enough or
-    `cancelled` was set, `Deadlock` if the holder waits in turn for something that the requester holds.
+    Raises `LockConflict`, which names the holder, if there is no time to wait; `LockTimeout` when the time is
+    up or `cancelled` is set; `Deadlock` if the holder in turn waits for something that the requester holds.
     """
+
+    def ask() -> HeldLease | LeaseWaiting:
+        began = clock.boot()
+        answer = service.join_queue(worktree, request)
+        if isinstance(answer, LeaseWaiting):
+            return answer
+        return HeldLease(service, answer.lease, clock=clock, began=began)
+
     if wait == 0.0:
         began = clock.boot()
-        return HeldLease(desk, desk.acquire(worktree, request).lease, clock=clock, began=began)
+        return HeldLease(service, service.acquire(worktree, request).lease, clock=clock, began=began)
     request = request._replace(above=processes_above())
-
-    def ask() -> HeldLease | NotYet:
-        began = clock.boot()
-        answer = desk.line_up(worktree, request)
-        if isinstance(answer, LeaseGranted):
-            return HeldLease(desk, answer.lease, clock=clock, began=began)
-        return _not_yet(answer)
-
-    wish = QueueWait(f"the worktree {worktree}", wait, cancelled, clock)
     try:
-        with desk.store.watch(LeaseKeys.of(worktree).lease) as watch:
-            return wait_in_line(wish, ask, watch, lambda: desk.refuse_circle(request.lock_id))
+        answer = ask()  # mostly it is free, and then nothing that waiting needs is loaded or opened
+        if isinstance(answer, HeldLease):
+            return answer
+        from holdfast.leases.queue import QueueWait, wait_in_queue
+
+        queue_wait = QueueWait(f"the worktree {worktree}", wait, cancelled, clock)
+        with service.store.watch(LeaseKeys.of(worktree).lease) as watch:
+            return wait_in_queue(
+                queue_wait, lambda: _or_not_yet(ask()), watch, lambda: service.check_deadlock(request.lock_id)
+            )
     except BaseException:
         with contextlib.suppress(Failure):
-            desk.leave(worktree, request.lock_id)
+            service.leave(worktree, request.lock_id)
         raise
 
 
-def _not_yet(answer: LeaseWaiting) -> NotYet:
-    """Until the lease may expire, or the waiter must show itself."""
+def _or_not_yet(answer: HeldLease | LeaseWaiting) -> HeldLease | NotYet:
+    """The pause lasts until the lease may expire, or the next heartbeat is due."""
+    from holdfast.leases.queue import NotYet
+
+    if isinstance(answer, HeldLease):
+        return answer
     lease = answer.lease
     if lease is None:  # free, but others come first: they are about to take it, or have died
-        return NotYet(0.05 if answer.place > 1 else SHOW_EVERY, [])
+        return NotYet(0.05 if answer.position > 1 else rules.WAITER_HEARTBEAT, [])
     shown = f"{lease.holder_id}" + (f" ({lease.purpose})" if lease.purpose else "")
     holder = {"holder_id": lease.holder_id, "lock_id": lease.lock_id, "shown": shown}
-    return NotYet(min(SHOW_EVERY, answer.time_left), [holder])
+    return NotYet(min(rules.WAITER_HEARTBEAT, answer.time_left), [holder])

@@ -1,10 +1,11 @@
-"""The same ledger for coroutines. Each call runs in a thread; the event loop is never blocked."""
+"""The ledger and its claims for coroutines. Each call runs in a thread; the event loop is never blocked."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
 from holdfast.ledger.log import Ledger, Recorded, Reducer, State
@@ -12,7 +13,7 @@ from holdfast.ledger.projection import Claim
 from holdfast.ledger.service import Claims, HeldClaim
 
 _AT_ONCE = 256
-"""How many events are read by one call in a thread."""
+"""How many events one call in a thread reads."""
 
 Result = TypeVar("Result")
 
@@ -40,7 +41,7 @@ class AsyncLedger:
 
     async def events(self, *, after: int = 0, until: int | None = None) -> AsyncIterator[Recorded]:
         source = self.ledger.events(after=after, until=until)
-        while chunk := await asyncio.to_thread(_next_of, source, _AT_ONCE):
+        while chunk := await asyncio.to_thread(lambda: list(islice(source, _AT_ONCE))):
             for each in chunk:
                 yield each
 
@@ -50,9 +51,8 @@ class AsyncLedger:
         cancelled = threading.Event()
         source = self.ledger.watch(after=after, timeout=timeout, cancelled=cancelled)
         try:
-            while chunk := await _finished(lambda: _next_of(source, 1), cancelled):
-                for each in chunk:
-                    yield each
+            while (each := await _finished(lambda: next(source, None), cancelled)) is not None:
+                yield each
         finally:
             cancelled.set()
             source.close()
@@ -65,7 +65,7 @@ class AsyncClaims:
         self.claims = claims
 
     async def claim(self, node: str, owner: str, **options: Any) -> HeldClaim:
-        """Get a claim. If the waiting task is cancelled, it leaves neither claim nor place in the line."""
+        """Claim a node. A cancelled task leaves neither a claim nor a waiter in the queue."""
         cancelled = threading.Event()
         return await _finished(
             lambda: self.claims.claim(node, owner, cancelled=cancelled, **options),
@@ -86,17 +86,13 @@ class AsyncClaims:
         return await asyncio.to_thread(lambda: self.claims.active(**options))
 
 
-def _next_of(source: Iterator[Recorded], most: int) -> list[Recorded]:
-    return [each for _, each in zip(range(most), source, strict=False)]
-
-
 async def _finished(
     call: Callable[[], Result],
     cancelled: threading.Event,
     *,
     undo: Callable[[Result], object] = lambda result: None,
 ) -> Result:
-    """What a call in a thread gives. If we are cancelled, it is told, waited for, and undone."""
+    """The result of a call in a thread. If the task is cancelled, the call is ended, awaited and undone."""
     running = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(running)

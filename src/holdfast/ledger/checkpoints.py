@@ -1,17 +1,16 @@
-"""Checkpoints: how far a fold has come, so that the next one need not begin at the beginning.
+"""Checkpoints: the saved states of folds, so that the next fold need not start at the first event.
 
-A checkpoint is a cache. It names the event that it stands behind by a digest, and carries a digest of
-itself: one that is torn, of another form, or of another ledger is as good as none. So it is written
-without a sync, may be deleted at any time, and never decides anything but how long a replay takes.
+A checkpoint is a cache. It names the event that it follows by a digest, and carries a digest of itself: if it
+is torn, of another form, or of another ledger, it is ignored. So it is written without a sync, may be deleted
+at any time, and decides nothing but how long a replay takes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import Failure
 from holdfast.fs import durable, strictjson
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 PLACE = ".holdfast/checkpoints"
-"""Where the files of checkpoints are, below the root."""
+"""The directory of the checkpoint files, below the root."""
 
 
 class Checkpoint(NamedTuple):
-    """The state of the fold `name` behind the event `sequence`, whose digest is `event`."""
+    """The state of the fold `name` after the event `sequence`, whose digest is `event`."""
 
     name: str
     version: str
@@ -36,82 +35,40 @@ class Checkpoint(NamedTuple):
     state: Any
 
 
-class CheckpointStore(Protocol):
-    """Where checkpoints are kept. What is put there may be gone, or another one, when it is asked for."""
-
-    def load(self, name: str) -> bytes | None: ...
-
-    def save(self, name: str, content: bytes) -> None: ...
-
-
-class NoCheckpoints:
-    """Keeps nothing: every fold begins at the beginning."""
-
-    def load(self, name: str) -> bytes | None:
+def load(root: Path, name: str, version: str) -> Checkpoint | None:
+    """The checkpoint of a fold, if there is one that is whole and of this version."""
+    try:
+        with Directory.open(root / PLACE) as directory:
+            content = durable.read_in(directory, _file(name))
+        value = strictjson.decode(content.removesuffix(b"\n"))
+        record = value["checkpoint"]
+        if value["digest"] != _digest(strictjson.encode(record)) or record.get("format") != FORMAT:
+            return None
+        names = (str(record["name"]), str(record["version"]))
+        found = Checkpoint(*names, int(record["sequence"]), str(record["event"]), record["state"])
+    except (Failure, KeyError, TypeError, ValueError, AttributeError):
         return None
-
-    def save(self, name: str, content: bytes) -> None:
-        pass
+    return found if names == (name, version) and found.sequence > 0 else None
 
 
-class FileCheckpoints:
-    """One file for each checkpoint. What cannot be read or written is left alone: it is a cache."""
+def save(root: Path, checkpoint: Checkpoint) -> None:
+    """Save a checkpoint; nothing happens if it cannot be written, or its state cannot be encoded."""
+    with contextlib.suppress(Failure, OSError):
+        file = _file(checkpoint.name)
+        content = strictjson.encode({"format": FORMAT, **checkpoint._asdict()})
+        whole = b'{"digest":"' + _digest(content).encode() + b'","checkpoint":' + content + b"}\n"
+        make_directories(root / PLACE)
+        with Directory.open(root / PLACE) as directory:
+            draft = durable.write_draft(directory, file, whole, durable=False)
+            durable.publish(directory, draft, file)
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.path = Path(root) / PLACE
 
-    def load(self, name: str) -> bytes | None:
-        with contextlib.suppress(Failure), Directory.open(self.path) as directory:
-            return durable.read_in(directory, _file(name))
-        return None
-
-    def save(self, name: str, content: bytes) -> None:
-        with contextlib.suppress(Failure, OSError):
-            make_directories(self.path)
-            with Directory.open(self.path) as directory:
-                draft = durable.write_draft(directory, _file(name), content, durable=False)
-                durable.publish(directory, draft, _file(name))
+def digest_of(event: Event) -> str:
+    return _digest(strictjson.encode(event))
 
 
 def _file(name: str) -> str:
     return f"{safe_name(name, what='name of a fold')}.json"
-
-
-def load(shelf: CheckpointStore, name: str, version: str) -> Checkpoint | None:
-    """The checkpoint of a fold, if there is one that is whole and of this version."""
-    content = shelf.load(name)
-    if content is None:
-        return None
-    try:
-        value = strictjson.decode(content.removesuffix(b"\n"))
-        record = value["checkpoint"]
-        if value["digest"] != _digest(strictjson.encode(record)):
-            return None
-        found = Checkpoint(
-            str(record["name"]),
-            str(record["version"]),
-            int(record["sequence"]),
-            str(record["event"]),
-            record["state"],
-        )
-    except (Failure, KeyError, TypeError, ValueError):
-        return None
-    right = record.get("format") == FORMAT and (found.name, found.version) == (name, version)
-    return found if right and found.sequence > 0 else None
-
-
-def save(shelf: CheckpointStore, checkpoint: Checkpoint) -> None:
-    """Keep a checkpoint for next time; a state that JSON cannot carry is not kept."""
-    record = {"format": FORMAT, **checkpoint._asdict()}
-    with contextlib.suppress(Failure):
-        content = strictjson.encode(record)
-        digest = _digest(content)
-        shelf.save(checkpoint.name, b'{"digest":"' + digest.encode() + b'","checkpoint":' + content + b"}\n")
-
-
-def digest_of(event: Event) -> str:
-    """A short name for an event: another event, another name."""
-    return _digest(strictjson.encode(event))
 
 
 def _digest(content: bytes) -> str:

@@ -1,23 +1,22 @@
-"""Claims as files too: `locks/<node>.lock`, for programs that look there. The ledger decides, always.
+"""Claim files: claims also as `locks/<node>.lock`, for programs that look there. The ledger decides, always.
 
-A file is only ever written or removed under a guard, after looking at the ledger again: so whoever comes
-last leaves what the ledger says, and a process that was killed in between is made good by the next one.
-A file without a `claim_id` was made by another program; as long as it has not run out it is respected.
+A file is written or removed only under the lock `locks/.guard`, after reading the ledger again: the last
+writer leaves what the ledger says, and the next one repairs what a killed process left. A file without a
+`claim_id` belongs to another program; it is respected until it expires.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from holdfast.clock import format_instant, parse_instant
+from holdfast.clock import parse_instant
 from holdfast.errors import Failure, NotFound
 from holdfast.fs import durable, strictjson
 from holdfast.fs.directory import Directory, make_directories
-from holdfast.leases.deadlock import Hold, Party, Thing, WaitEdge, process_id
 from holdfast.ledger.log import is_node_id
-from holdfast.ledger.projection import Claim, ClaimWaiter
+from holdfast.ledger.projection import Claim
 from holdfast.locks.file_lock import FileLocker
 
 DIRECTORY = "locks"
@@ -34,24 +33,27 @@ class ClaimFiles:
         self.path = root / DIRECTORY
         self._locker = FileLocker(_TIMEOUT)
 
-    def bring_in_step(
+    def update(
         self, node: str, now: float, current: Callable[[], Claim | None], reap: Callable[[Claim], None]
     ) -> None:
-        """Make the file of a node say what the ledger says. `current` looks at the ledger.
+        """Make the file of a node say what the ledger says. `current` reads the ledger.
 
-        Another program's file that has not run out is left alone, unless the ledger has a claim. One
-        that has run out is reaped: first in the ledger, by `reap`, then the file.
+        Another program's file is left alone until it expires, unless the ledger has a claim. An expired one
+        is reaped: first in the ledger, by `reap`, then the file.
         """
         make_directories(self.path)
         with self._locker.lock_exclusive(str(self.path / GUARD)), Directory.open(self.path) as directory:
-            claim, found = current(), self._read(directory, node)
+            claim, content = current(), self._content(directory, node)
             if claim is not None:
-                content = _content(claim)
-                if self._bytes(directory, node) != content:
-                    draft = durable.write_draft(directory, node + ENDING, content, durable=False)
+                if content != (expected := _encode(claim)):
+                    draft = durable.write_draft(directory, node + ENDING, expected, durable=False)
                     durable.publish(directory, draft, node + ENDING)
-            elif found is not None:
-                self._clear(directory, found, now, reap)
+            elif found := _decode(content, node):
+                if not found.claim_id:
+                    if not found.is_expired(now):
+                        return
+                    reap(found)
+                durable.remove_in(directory, node + ENDING, durable=False)
 
     def nodes(self) -> list[str]:
         """The nodes that have a file."""
@@ -64,38 +66,29 @@ class ClaimFiles:
         return sorted(name for name in found if is_node_id(name))
 
     def read(self, node: str) -> Claim | None:
-        """What the file of a node says; None if there is none, or nothing that makes sense."""
+        """The claim in the file of a node; None if there is no file, or it is malformed."""
         try:
             with Directory.open(self.path) as directory:
-                return self._read(directory, node)
+                return _decode(self._content(directory, node), node)
         except NotFound:
             return None
 
     def foreign(self, node: str, now: float) -> Claim | None:
-        """The claim that another program's file makes, if it has not run out."""
+        """The claim in another program's file, if it has not expired."""
         found = self.read(node)
         return found if found is not None and not found.claim_id and not found.is_expired(now) else None
 
-    def _clear(self, directory: Directory, found: Claim, now: float, reap: Callable[[Claim], None]) -> None:
-        if not found.claim_id:
-            if not found.is_expired(now):
-                return
-            reap(found)
-        durable.remove_in(directory, found.node_id + ENDING, durable=False)
-
-    def _read(self, directory: Directory, node: str) -> Claim | None:
-        content = self._bytes(directory, node)
-        return None if content is None else _claim(content, node)
-
-    def _bytes(self, directory: Directory, node: str) -> bytes | None:
+    def _content(self, directory: Directory, node: str) -> bytes | None:
         try:
             return durable.read_in(directory, node + ENDING, limit=MOST_BYTES)
         except NotFound:
             return None
 
 
-def _claim(content: bytes, node: str) -> Claim | None:
-    """The claim that a file makes, if it has the form of one and is about this node."""
+def _decode(content: bytes | None, node: str) -> Claim | None:
+    """The claim in a file, if it is well-formed and about this node."""
+    if content is None:
+        return None
     try:
         record = strictjson.decode(content.removesuffix(b"\n"), limit=MOST_BYTES)
         texts = {name: record[name] for name in ("node_id", "owner", "acquired_at", "expires_at")}
@@ -107,13 +100,13 @@ def _claim(content: bytes, node: str) -> Claim | None:
         return None
 
 
-def _content(claim: Claim) -> bytes:
+def _encode(claim: Claim) -> bytes:
     record = {
         "node_id": claim.node_id,
         "owner": claim.owner,
         "acquired_at": in_nanoseconds(claim.acquired_at),
         "expires_at": in_nanoseconds(claim.expires_at),
-        # Says that the ledger has this claim; one of another program that has none gets a name of ours.
+        # Says that the ledger has this claim; another program's claim without an id gets one of ours.
         "claim_id": claim.claim_id or f"event-{claim.sequence}",
     }
     return strictjson.encode(record) + b"\n"
@@ -127,34 +120,3 @@ def in_nanoseconds(instant: str) -> str:
     seconds = parse_instant(instant)
     shown = datetime.fromtimestamp(seconds, UTC)
     return f"{shown:%Y-%m-%dT%H:%M:%S}.{shown.microsecond * 1000:09d}Z"
-
-
-ACTOR, AGENT, ABOVE, BETWEEN = "actor", "agent", "above", "|"
-"""How a `holder` says in whose name it acts; and, of one who waits, for which process and below which."""
-
-
-def hold(claim: Claim) -> Hold:
-    """A claim is its owner's; its process tells who that is where others go by processes only."""
-    told = claim.holder
-    processes = _processes(told, told.get("holder_id", ""))
-    party = Party(claim.owner, claim.owner, processes, actor=told.get(ACTOR, ""))
-    return Hold(Thing("claim", claim.node_id), party, claim.claim_id or f"event-{claim.sequence}")
-
-
-def wait(waiter: ClaimWaiter) -> WaitEdge:
-    """One who waits for a claim."""
-    told = waiter.holder
-    party = Party(
-        waiter.owner,
-        waiter.owner,
-        _processes(told, told.get("holder_id", ""), told.get(AGENT, "")),
-        _processes(told, *told.get(ABOVE, "").split(BETWEEN)),
-        told.get(ACTOR, ""),
-    )
-    since = format_instant(parse_instant(waiter.since)) if waiter.since else ""
-    return WaitEdge(Thing("claim", waiter.node_id), party, since, waiter.ticket)
-
-
-def _processes(told: Mapping[str, str], *holder_ids: str) -> frozenset[str]:
-    boot_id, namespace = told.get("boot_id", ""), told.get("pid_namespace", "")
-    return frozenset(process_id(each, boot_id, namespace) for each in holder_ids if each)

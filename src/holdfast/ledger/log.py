@@ -1,8 +1,7 @@
 """The ledger: an append-only log of events on any store; on files, the files of its specification.
 
-Appending is one transaction that names the stream of events. It neither lists the directory nor reads
-what came before, so it costs the same at event 100 000 as at event 1. Reading takes no lock: events
-never change once they are written.
+Appending is one transaction that names the stream of events. It neither lists the directory nor reads earlier
+events, so event 100 000 costs the same as event 1. Reading takes no lock, because events never change.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from holdfast.clock import format_duration, format_instant, parse_duration, parse_instant
+from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import (
     Corrupt,
     JsonInvalid,
@@ -29,34 +29,30 @@ from holdfast.errors import (
 )
 from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name, unique_id
-from holdfast.ledger import checkpoints
-from holdfast.ledger.checkpoints import Checkpoint, CheckpointStore, NoCheckpoints
 from holdfast.locks.retry import RetryConfig, retry_with_backoff
-from holdfast.store.model import Append, Create, Decision, Key, Store, Stream, StructCodec, View
+from holdfast.store.model import Append, Decision, Key, Store, Stream, StructCodec, View
 
-Event: TypeAlias = dict[str, Any]
+if TYPE_CHECKING:
+    from holdfast.ledger.checkpoints import Checkpoint
 
 MOST_BYTES = 1 << 20
 """The largest event, as it is stored."""
-LONGEST_TYPE = 128
-LONGEST_ID = 128
+LONGEST_TYPE = LONGEST_ID = LONGEST_NODE_ID = 128
 
-_WHAT = "an event"
-_PLAIN = frozenset((str, int, bool, type(None)))
-_TEXT = frozenset((str,))
+Event: TypeAlias = dict[str, Any]
 
 
 class Recorded(NamedTuple):
-    """An event and its sequence: its place in the ledger, from 1 and without gaps."""
+    """An event and its sequence: its number in the ledger, from 1 and without gaps."""
 
     sequence: int
     event: Event
 
 
 class Checked(Event):
-    """An event that has been looked at closely: all of it can be stored.
+    """An event that was checked: all of it can be stored.
 
-    `content` is how it is stored, until it is out of our hands and may be changed.
+    `content` is its stored form, until the event is handed out and may be changed.
     """
 
     __slots__ = ("content",)
@@ -66,15 +62,22 @@ class Checked(Event):
         self.content = content
 
 
+_WHAT = "an event"
+_SCALARS = frozenset((str, int, bool, type(None)))
+_STRINGS = frozenset((str,))
+_DECODER = msgspec.json.Decoder(Event)
+_ENCODER = msgspec.json.Encoder()
+
+
 class EventCodec:
-    """Events as compact strict JSON, one line each, for people who look at the files."""
+    """Events as compact strict JSON, one line each, for people who read the files."""
 
     def encode(self, record: Event) -> bytes:
-        """The line; more than `MOST_BYTES` are refused."""
+        """The line; `TooLarge` above `MOST_BYTES`."""
         if type(record) is Checked and record.content is not None:
             return record.content
         try:
-            content = _plainly(record) or _closely(record)
+            content = _encode_flat(record) or _encode_any(record)
         except JsonInvalid as error:
             raise UsageFailure(f"{_WHAT} cannot be stored: {error.facts['problem']}") from None
         if len(content) > MOST_BYTES:
@@ -82,31 +85,43 @@ class EventCodec:
         return content
 
     def decode(self, content: bytes, source: str) -> Event:
-        """The event. Other programs append too: any JSON object will do, but it must be strict JSON.
+        """The event: any JSON object, because other programs append too, but strict JSON.
 
-        What we have written ourselves is recognised by coding it again, which proves it strict and
-        costs a third of looking closely.
+        Our own events are recognised by encoding them again, which proves them strict and costs a third of
+        the full check.
         """
         try:
             event: Event = _DECODER.decode(content)
             if _ENCODER.encode(event) + b"\n" == content and content.count(b"{") + content.count(b"[") < 50:
                 return event
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            pass  # the slow way says what is wrong
-        return _strictly(content, source)
+            pass  # the full check says what is wrong
+        try:
+            value = strictjson.decode(content, source=source)
+            if isinstance(value, dict):
+                return value
+            problem = "it is not a JSON object"
+        except (JsonInvalid, TooLarge) as error:
+            problem = str(error)
+        raise Corrupt(
+            f"the event at {source} cannot be read: {problem}",
+            hint="'holdfast ledger verify' lists all such files and says what to do about them.",
+            source=source,
+            problem=problem,
+        )
 
 
-def _plainly(record: Event) -> bytes | None:
-    """The line of an event in which nothing can be wrong but a lone surrogate; None for any other."""
-    if _PLAIN.issuperset(map(type, record.values())) and _TEXT.issuperset(map(type, record)):
+def _encode_flat(record: Event) -> bytes | None:
+    """The line of an event in which only a lone surrogate can be wrong; None for any other event."""
+    if _SCALARS.issuperset(map(type, record.values())) and _STRINGS.issuperset(map(type, record)):
         try:
             return _ENCODER.encode(record) + b"\n"
         except (msgspec.MsgspecError, ValueError, OverflowError):
-            pass  # the slow way says what is wrong, if anything
+            pass  # the full check says what is wrong, if anything
     return None
 
 
-def _closely(record: Event) -> bytes:
+def _encode_any(record: Event) -> bytes:
     known = isinstance(record, Checked)
     try:
         return strictjson.encode(record, what=_WHAT, limit=MOST_BYTES - 1, string_keys=known) + b"\n"
@@ -114,27 +129,6 @@ def _closely(record: Event) -> bytes:
         raise TooLarge(_WHAT, int(str(error.facts["size"])) + 1, MOST_BYTES) from None
 
 
-def _strictly(content: bytes, source: str) -> Event:
-    try:
-        value = strictjson.decode(content, source=source)
-    except (JsonInvalid, TooLarge) as error:
-        raise _unreadable(source, str(error)) from None
-    if not isinstance(value, dict):
-        raise _unreadable(source, "it is not a JSON object")
-    return value
-
-
-def _unreadable(source: str, problem: str) -> Corrupt:
-    return Corrupt(
-        f"the event at {source} cannot be understood: {problem}",
-        hint="'holdfast ledger verify' lists all such files and says what to do about them.",
-        source=source,
-        problem=problem,
-    )
-
-
-_DECODER = msgspec.json.Decoder(Event)
-_ENCODER = msgspec.json.Encoder()
 CODEC = EventCodec()
 
 EVENTS: Stream[Event] = Stream("ledger/events", CODEC)
@@ -153,24 +147,19 @@ def checked(event: Mapping[str, Any]) -> Checked:
     if not isinstance(kind, str) or not 0 < len(kind) <= LONGEST_TYPE:
         raise UsageFailure(f"an event needs a `type`: a text of 1 to {LONGEST_TYPE} characters", type=kind)
     if identity is None:
-        copy["id"] = new_id()
+        copy["id"] = unique_id()
     elif not isinstance(identity, str) or not 0 < len(identity) <= LONGEST_ID:
         raise UsageFailure(f"the `id` of an event must be a text of 1 to {LONGEST_ID} characters")
     if timestamp is not None:
-        check_timestamp(timestamp)
+        try:
+            parse_instant(str(timestamp))
+        except (ValueError, OverflowError):
+            raise UsageFailure(
+                f"the `timestamp` {timestamp!a} is not an ISO 8601 instant with a time zone",
+                hint="Leave it out to get the time of the commit, or write it like 2024-01-15T10:30:00Z.",
+            ) from None
     content = CODEC.encode(stamped(copy, 0.0))  # refuse before anything is locked or written
     return Checked(copy, None if timestamp is None else content)
-
-
-def check_timestamp(timestamp: object) -> float:
-    """The instant that a timestamp names; `UsageFailure` if it names none."""
-    try:
-        return parse_instant(str(timestamp))
-    except (ValueError, OverflowError):
-        raise UsageFailure(
-            f"the `timestamp` {timestamp!a} is not an ISO 8601 instant with a time zone",
-            hint="Leave it out to get the time of the commit, or write it like 2024-01-15T10:30:00Z.",
-        ) from None
 
 
 def stamped(event: Event, now: float) -> Event:
@@ -182,53 +171,70 @@ def stamped(event: Event, now: float) -> Event:
     return Checked(whole) if isinstance(event, Checked) else whole
 
 
-def new_id() -> str:
-    """An id that no other event has."""
-    return unique_id()
+def commit_id_of(event_id: str) -> str | None:
+    """The event's id as the id of its commit, if it can be one."""
+    return event_id if is_safe_name(event_id) and not event_id.startswith(".") else None
 
+
+def add_event_id(unknown: OutcomeUnknown, event_id: str) -> None:
+    """Say by which id to search for an event whose outcome is unknown."""
+    unknown.facts = {**unknown.facts, "event_id": event_id}
+    unknown.hint = f"Search for the event's id before you try again: 'holdfast ledger show {event_id}'."
+
+
+def event_to_json(recorded: Recorded) -> dict[str, Any]:
+    return {"sequence": recorded.sequence, "event": recorded.event}
+
+
+def events_to_json(events: Iterable[Recorded]) -> dict[str, Any]:
+    return {"events": [event_to_json(each) for each in events]}
+
+
+# --- The log ---------------------------------------------------------------------------------------------
 
 State = TypeVar("State")
 Reducer = Callable[[State, Recorded], State]
 
 CHECKPOINT_EVERY = 64
-"""How many events a fold may have to catch up with before it leaves a new checkpoint."""
-LOOK_AGAIN = 1.0
-"""How often a watch that may be cancelled looks whether it is."""
+"""A fold that has caught up with this many events saves a new checkpoint."""
+POLL = 1.0
+"""How often a watch that may be cancelled checks whether it is."""
 
 
 class Ledger:
-    """One ledger. Safe to use from several threads."""
+    """One ledger. Safe to use from several threads.
 
-    def __init__(self, store: Store, *, shelf: CheckpointStore | None = None) -> None:
+    Folds keep their checkpoints below the directory `checkpoint_root`; without one, they keep none.
+    """
+
+    def __init__(self, store: Store, *, checkpoint_root: Path | None = None) -> None:
         self.store = store
-        self.shelf = shelf or NoCheckpoints()
+        self._checkpoint_root = checkpoint_root
         self._known = 0
 
-    # --- Writing -----------------------------------------------------------------------------------
-
     def append(self, event: Mapping[str, Any]) -> Recorded:
-        """Add an event at the end; durable when this returns. Commit point: it gets its number.
+        """Append an event; durable when this returns. Commit point: it gets its number.
 
-        It gets an `id` and a `timestamp` unless it has them. `OutcomeUnknown` carries the event's id as
-        a fact: `find` tells whether it was made.
+        It gets an `id` and a `timestamp` unless it has them. `OutcomeUnknown` carries the event's id as a
+        fact: `find` tells whether it was appended.
         """
         return self._append([checked(event)], None)[0]
 
     def append_if_sequence(self, event: Mapping[str, Any], expected: int) -> Recorded:
-        """Add an event only if the ledger is still at `expected`; else `SequenceMismatch`, and nothing."""
+        """Append an event only if the ledger is still at `expected`; else `SequenceMismatch`, and nothing."""
         return self._append([checked(event)], expected)[0]
 
     def append_many(self, events: Iterable[Mapping[str, Any]]) -> list[Recorded]:
-        """Add several events in one commit: all or none, one lock, one sync of the directory."""
+        """Append several events in one commit: all or none, one lock, one sync of the directory."""
         prepared = [checked(event) for event in events]
         return self._append(prepared, None) if prepared else []
 
     def append_decided(
         self, decide: Callable[[int], Mapping[str, Any]], *, retry: RetryConfig | None = None
     ) -> Recorded:
-        """Add the event that `decide(sequence)` gives, if nothing has come since; else ask it again.
+        """Append the event that `decide(sequence)` returns, if nothing was appended since; else decide again.
 
-        Bounded and with growing pauses; `TooManyRetries` when the attempts are used up.
+        Bounded, with growing pauses; `TooManyRetries` when the attempts are used up.
         """
 
         def attempt() -> Recorded:
@@ -249,37 +255,36 @@ class Ledger:
         try:
             commit = self.store.transact([EVENTS], decide, commit_id=commit_id_of(event_id))
         except OutcomeUnknown as unknown:
-            tell_id(unknown, event_id)
+            add_event_id(unknown, event_id)
             raise
         self._known = max(self._known, commit.positions[-1])
         for event in events:
-            event.content = None  # whoever gets it may change it
+            event.content = None  # the caller may change it
         return [Recorded(*each) for each in zip(commit.positions, commit.result, strict=True)]
 
     # --- Reading -----------------------------------------------------------------------------------
 
     @property
     def sequence(self) -> int:
-        """The sequence of the last event, 0 if there is none. A few looks, however many there are."""
+        """The sequence of the last event, 0 if there is none. Gallops: a few reads, however many events."""
         known, leap = self._known, 1
-        if known and not self.has_after(known - 1):
-            known = 0  # events were taken away
-        while self.has_after(known + leap - 1):
+        if known and not self._has_after(known - 1):
+            known = 0  # events were removed
+        while self._has_after(known + leap - 1):
             known += leap
             leap *= 2
-        while leap > 1:  # there is something at `known`, nothing at `known + leap`
+        while leap > 1:  # there is an event at `known`, none at `known + leap`
             leap //= 2
-            if self.has_after(known + leap - 1):
+            if self._has_after(known + leap - 1):
                 known += leap
         self._known = known
         return known
 
-    def has_after(self, sequence: int) -> bool:
-        """Whether there is an event behind this one."""
+    def _has_after(self, sequence: int) -> bool:
         return next(iter(self.store.entries(EVENTS, after=sequence)), None) is not None
 
     def events(self, *, after: int = 0, until: int | None = None) -> Iterator[Recorded]:
-        """The events behind `after`, up to and with `until` or up to the end as of now."""
+        """The events after the sequence `after`, up to and including `until`, or up to the end as of now."""
         if after < 0:
             raise UsageFailure(f"{after} is not a sequence", after=after)
         for position, event in self.store.entries(EVENTS, after=after):
@@ -293,16 +298,15 @@ class Ledger:
         if found is None:
             end = self.sequence
             raise NotFound(
-                f"the ledger has no event {sequence}; "
-                + (f"its last one is {end}" if end else "it has none"),
-                hint="See what is there: 'holdfast ledger log'.",
+                f"the ledger has no event {sequence}; {f'its last one is {end}' if end else 'it is empty'}",
+                hint="List its events: 'holdfast ledger log'.",
                 sequence=sequence,
                 last=end,
             )
         return found
 
     def find(self, event_id: str, *, after: int = 0) -> Recorded | None:
-        """The event with this id, looked for behind `after`: was my append made?"""
+        """The event with this id after the sequence `after`: was my append made?"""
         return next((each for each in self.events(after=after) if each.event.get("id") == event_id), None)
 
     def watch(
@@ -312,9 +316,9 @@ class Ledger:
         timeout: float | None = None,
         cancelled: threading.Event | None = None,
     ) -> Generator[Recorded, None, None]:
-        """The events behind `after` (default: the end as of now), and then each new one as it comes.
+        """The events after `after` (default: the end as of now), and then each new one as it arrives.
 
-        Ends when nothing has come for `timeout` seconds, or soon after `cancelled` is set.
+        Ends when nothing has arrived for `timeout` seconds, or soon after `cancelled` is set.
         """
         position = self.sequence if after is None else after
         with self.store.watch(EVENTS) as watch:
@@ -326,7 +330,9 @@ class Ledger:
                 left = None if timeout is None else quiet_since + timeout - time.monotonic()
                 if left is not None and left <= 0:
                     return
-                watch.wait(_pause(left, cancelled))
+                if cancelled is not None:
+                    left = POLL if left is None else min(left, POLL)
+                watch.wait(left)
 
     # --- Folding -----------------------------------------------------------------------------------
 
@@ -341,54 +347,45 @@ class Ledger:
     ) -> State:
         """`reducer(state, recorded)` over all events, from the first to the last or to `until`.
 
-        With a `name` the state is kept as a checkpoint, and the next fold of that name costs the new
-        events only. Such a state must be what JSON can carry, and its reducer must not change it in
-        place; who changes the reducer gives another `version`.
+        With a `name` the state is saved as a checkpoint, and the next fold of that name costs the new events
+        only. Such a state must be representable in JSON, and its reducer must not change it in place; a
+        changed reducer needs another `version`.
         """
         if name is not None:
             _check_json(initial)
-        kept = None if name is None else self.checkpoint(name, version, until=until)
-        state: State = initial if kept is None else kept.state
-        begin = kept.sequence if kept else 0
+        found = None if name is None else self.checkpoint(name, version, until=until)
+        state: State = initial if found is None else found.state
+        begin = found.sequence if found else 0
         last: Recorded | None = None
         for each in self.events(after=begin, until=until):
             state = reducer(state, each)
             last = each
         if name is not None and last is not None and last.sequence - begin >= CHECKPOINT_EVERY:
             _check_json(state)
-            self.keep(name, version, last, state)
+            self.save_checkpoint(name, version, last, state)
         return state
 
     def checkpoint(self, name: str, version: str, *, until: int | None = None) -> Checkpoint | None:
-        """The checkpoint of a fold, if it fits this ledger and is not behind `until`."""
-        found = checkpoints.load(self.shelf, name, version)
+        """The checkpoint of a fold, if it matches this ledger and is not after `until`."""
+        if self._checkpoint_root is None:
+            return None
+        from holdfast.ledger import checkpoints
+
+        found = checkpoints.load(self._checkpoint_root, name, version)
         if found is None or (until is not None and found.sequence > until):
             return None
-        there = next(self.events(after=found.sequence - 1, until=found.sequence), None)
-        fits = there is not None and checkpoints.digest_of(there.event) == found.event
-        return found if fits else None
+        stored = next(self.events(after=found.sequence - 1, until=found.sequence), None)
+        matches = stored is not None and checkpoints.digest_of(stored.event) == found.event
+        return found if matches else None
 
-    def keep(self, name: str, version: str, last: Recorded, state: object) -> None:
-        """Leave a checkpoint behind the event `last`."""
-        event = checkpoints.digest_of(last.event)
-        checkpoints.save(self.shelf, Checkpoint(name, version, last.sequence, event, state))
+    def save_checkpoint(self, name: str, version: str, last: Recorded, state: object) -> None:
+        """Save the state of a fold after the event `last`."""
+        if self._checkpoint_root is not None:
+            from holdfast.ledger import checkpoints
 
-
-def tell_id(unknown: OutcomeUnknown, event_id: str) -> None:
-    """Say by which id the event can be looked for whose outcome is unknown."""
-    unknown.facts = {**unknown.facts, "event_id": event_id}
-    unknown.hint = f"Look for the event's own id before you try again: 'holdfast ledger show {event_id}'."
-
-
-def commit_id_of(event_id: str) -> str | None:
-    """The event's id as the id of its commit, if it can be one."""
-    return event_id if is_safe_name(event_id) and not event_id.startswith(".") else None
-
-
-def _pause(left: float | None, cancelled: threading.Event | None) -> float | None:
-    if cancelled is None:
-        return left
-    return LOOK_AGAIN if left is None else min(left, LOOK_AGAIN)
+            event = checkpoints.digest_of(last.event)
+            checkpoint = checkpoints.Checkpoint(name, version, last.sequence, event, state)
+            checkpoints.save(self._checkpoint_root, checkpoint)
 
 
 def _check_json(state: object) -> None:
@@ -397,15 +394,14 @@ def _check_json(state: object) -> None:
     except (JsonInvalid, TooLarge):
         same = False
     if not same:
-        raise UsageFailure("the state of a fold that has a name must be the same after a way through JSON")
+        raise UsageFailure("the state of a named fold must survive a round trip through JSON")
 
 
-LONGEST_NODE_ID = 128
 _NODE = re.compile(r"[1-9][0-9]{0,8}(?:\.[1-9][0-9]{0,8})*", re.ASCII)
 
 
 def node_id(text: str) -> str:
-    """The text, if it is the id of a node; else `NameInvalid` says why not."""
+    """The text, if it is the id of a node; else `NameInvalid`."""
     if is_node_id(text):
         return text
     shown = ascii(text)
@@ -418,7 +414,6 @@ def node_id(text: str) -> str:
 
 
 def is_node_id(text: object) -> bool:
-    """Whether `node_id` would return it."""
     return isinstance(text, str) and len(text) <= LONGEST_NODE_ID and _NODE.fullmatch(text) is not None
 
 
@@ -428,74 +423,25 @@ def is_under(node: str, above: str) -> bool:
 
 
 def order(node: str) -> tuple[int, ...]:
-    """What sorts nodes as people count: `1.2` before `1.10`."""
+    """A sort key: `1.2` before `1.10`."""
     return tuple(int(part) for part in node.split("."))
 
 
-DEFAULT_LOCK_TIMEOUT = 300.0
-SHORTEST, LONGEST_META = 1.0, 3600.0
-"""How long a claim may last."""
+# --- Configuration ---------------------------------------------------------------------------------------
 
 META: Key[dict[str, Any]] = Key("ledger/meta", StructCodec(dict[str, Any]))
-
-
-def create_meta(
-    store: Store, *, lock_timeout: float = DEFAULT_LOCK_TIMEOUT, claim_files: bool = False
-) -> None:
-    """Write the configuration of a new ledger; `AlreadyExists` if there is one."""
-    record: dict[str, Any] = {"lock_timeout": format_duration(checked_ttl(lock_timeout, "lock_timeout"))}
-    if claim_files:
-        record["claim_files"] = True
-
-    def decide(view: View, now: float) -> Decision[None]:
-        return Decision([Create(META, record)], None)
-
-    store.transact([META], decide)
+DEFAULT_LOCK_TIMEOUT = 300.0
+"""How long claims last if the configuration does not say."""
 
 
 def read_meta(store: Store) -> dict[str, Any] | None:
-    """The configuration, None if there is none."""
     document = store.read(META)
     return None if document is None else document.record
 
 
-def lock_timeout(meta: dict[str, Any] | None) -> float:
-    """How long a claim lasts if nobody says otherwise: `lock_timeout`, from 1 s to 1 h, else 5 minutes."""
-    value = (meta or {}).get("lock_timeout")
-    if value is None:
-        return DEFAULT_LOCK_TIMEOUT
-    setting, expected = "lock_timeout in meta.json", 'a duration from 1s to 1h, such as "5m"'
-    if not isinstance(value, str):
-        raise SettingInvalid(setting, str(value), expected)
-    try:
-        seconds = parse_duration(value, setting=setting)
-    except SettingInvalid:
-        raise SettingInvalid(setting, value, expected) from None
-    if not SHORTEST <= seconds <= LONGEST_META:
-        raise SettingInvalid(setting, value, expected)
-    return seconds
-
-
-def has_claim_files(meta: dict[str, Any] | None) -> bool:
-    """Whether claims are kept as files in `locks/` too."""
+def has_claim_files(meta: Mapping[str, Any] | None) -> bool:
+    """Whether the configuration of a ledger asks for claim files."""
     value = (meta or {}).get("claim_files", False)
     if not isinstance(value, bool):
         raise SettingInvalid("claim_files in meta.json", str(value), "true or false")
     return value
-
-
-def checked_ttl(ttl: float, setting: str = "ttl") -> float:
-    """A duration that a claim may last."""
-    if not SHORTEST <= ttl <= LONGEST_META:
-        raise SettingInvalid(setting, f"{ttl:g}s", "a duration from 1s to 1h")
-    return float(ttl)
-
-
-def event_to_json(recorded: Recorded) -> dict[str, Any]:
-    """An event for programs."""
-    return {"sequence": recorded.sequence, "event": recorded.event}
-
-
-def events_to_json(events: Iterable[Recorded]) -> dict[str, Any]:
-    """Some events of a ledger."""
-    return {"events": [event_to_json(each) for each in events]}

@@ -1,15 +1,15 @@
-"""Claims and those who wait for them, as a fold over the events of a ledger.
+"""Ledger claims and their waiters, as a projection of the ledger's events.
 
-| event | says |
+| event | effect |
 |---|---|
-| `lock_acquired` | `owner` holds the node until `expires_at`; again with the same `claim_id`: extended |
-| `lock_released` | `owner` has given it back |
-| `lock_reaped` | the claim of `owner` had run out and was cleared away |
-| `lock_requested` | `owner` waits for the node, in the order of the ledger within a `priority` |
-| `lock_withdrawn` | it does not wait any more |
+| `lock_acquired` | `owner` holds the node until `expires_at`; with the same `claim_id`: renewed |
+| `lock_released` | `owner` released the claim |
+| `lock_reaped` | the claim of `owner` had expired and was removed |
+| `lock_requested` | `owner` joins the queue, in the order of the ledger within a `priority` |
+| `lock_withdrawn` | it leaves the queue |
 
-The first three are those of the specification; other programs write them too, without our further
-fields. A lock event that does not have its form is no lock event; `verify` reports it.
+The first three are the specification's; other programs write them too, without our further fields. A
+malformed lock event has no effect; `verify` reports it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ import msgspec
 
 from holdfast.clock import parse_instant
 from holdfast.errors import NotFound
+from holdfast.leases.expiry import Deadline, TimedRight
 from holdfast.ledger.log import CHECKPOINT_EVERY, Event, Ledger, Recorded, is_node_id
 
 ACQUIRED, RELEASED, REAPED = "lock_acquired", "lock_released", "lock_reaped"
 REQUESTED, WITHDRAWN = "lock_requested", "lock_withdrawn"
 KINDS = frozenset((ACQUIRED, RELEASED, REAPED, REQUESTED, WITHDRAWN))
 
+NAME, VERSION = "claims", "1"
+"""The checkpoint of this fold."""
+_AT_ONCE = 512
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A node that is reserved for an owner. It counts until `expires_at`, by the store's clock.
 
-    `sequence` is the event that made it what it is, `claim_id` its own id (empty: another program's).
-    `holder` is the process that took it, in words, if that is known; see `locks.identity.described`.
+class Claim(TimedRight, frozen=True, kw_only=True):
+    """A node that is reserved for an owner until `expires_at`, by the store's clock.
+
+    `sequence` is its last event, `claim_id` its id (empty: made by another program). `holder` is the process
+    it was taken for, if that is known; see `locks.identity.described`.
     """
 
     node_id: str
@@ -43,21 +48,17 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str
     sequence: int
     claim_id: str = ""
-    holder: dict[str, str] = {}
-    """The process that it was taken for, if whoever took it has said so."""
+    holder: dict[str, str] = msgspec.field(default_factory=dict)
     purpose: str = ""
 
-    def expiry(self) -> float:
-        return parse_instant(self.expires_at)
-
-    def is_expired(self, now: float) -> bool:
-        return now >= self.expiry()
+    def deadline(self) -> Deadline:
+        return Deadline(self.expires_at)
 
 
 class ClaimWaiter(msgspec.Struct, frozen=True, kw_only=True):
-    """One who waits for a node. It counts until `until` unless it shows itself again.
+    """A waiter in the queue of a node. It counts until `until` unless it sends another heartbeat.
 
-    `sequence` is the event with which it began to wait: that is its place in the line.
+    `sequence` is the event with which it began to wait: its position among waiters of the same priority.
     """
 
     node_id: str
@@ -77,15 +78,15 @@ class ClaimWaiter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimState:
-    """All claims and waiters behind the event `sequence`. It is changed by `apply` and nothing else."""
+    """All claims and queues after the event `sequence`. Only `apply` changes it."""
 
     def __init__(self) -> None:
         self.sequence = 0
         self.claims: dict[str, Claim] = {}
-        self.lines: dict[str, tuple[ClaimWaiter, ...]] = {}
+        self.queues: dict[str, tuple[ClaimWaiter, ...]] = {}
 
     def apply(self, recorded: Recorded) -> None:
-        """Take in the next event."""
+        """Apply the next event."""
         event = recorded.event
         self.sequence = recorded.sequence
         kind = event.get("type")
@@ -96,52 +97,51 @@ class ClaimState:
         elif kind == REQUESTED:
             self._requested(recorded)
         elif kind == WITHDRAWN:
-            self._set_line(event["node_id"], without=event["ticket"], at=event["timestamp"])
+            self._prune_queue(event["node_id"], without=event["ticket"], at=event["timestamp"])
         else:
-            self._ended(recorded)
+            claim = self.claims.get(event["node_id"])
+            if claim is not None and ends(event, claim):
+                del self.claims[claim.node_id]
 
-    def line(self, node: str) -> tuple[ClaimWaiter, ...]:
-        """Those who wait for a node, in the order in which they will be served."""
-        return self.lines.get(node, ())
+    def queue(self, node: str) -> tuple[ClaimWaiter, ...]:
+        """The waiters for a node, in the order in which they will be served."""
+        return self.queues.get(node, ())
 
     def as_record(self) -> dict[str, Any]:
-        """The book for a checkpoint."""
+        """The state for a checkpoint."""
         return {
             "claims": [msgspec.to_builtins(each) for each in self.claims.values()],
-            "waiters": [msgspec.to_builtins(each) for line in self.lines.values() for each in line],
+            "waiters": [msgspec.to_builtins(each) for queue in self.queues.values() for each in queue],
         }
 
     @classmethod
     def from_record(cls, record: Any, sequence: int) -> ClaimState | None:
-        """The book of a checkpoint; None if that does not have its form."""
+        """The state of a checkpoint; None if it is malformed."""
         try:
-            kept = msgspec.convert(record, _Kept)
+            saved = msgspec.convert(record, _Saved)
         except msgspec.ValidationError:
             return None
-        book = cls()
-        book.sequence = sequence
-        book.claims = {each.node_id: each for each in kept.claims}
-        for each in kept.waiters:
-            book.lines[each.node_id] = (*book.line(each.node_id), each)
-        return book
+        state = cls()
+        state.sequence = sequence
+        state.claims = {each.node_id: each for each in saved.claims}
+        for each in saved.waiters:
+            state.queues[each.node_id] = (*state.queue(each.node_id), each)
+        return state
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ClaimState) and (self.sequence, self.claims, self.lines) == (
-            *(other.sequence, other.claims, other.lines),
-        )
+        return isinstance(other, ClaimState) and vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]
-
-    # --- One event each ----------------------------------------------------------------------------
 
     def _acquired(self, recorded: Recorded) -> None:
         event = recorded.event
         node, claim_id = event["node_id"], event.get("claim_id", "")
         before = self.claims.get(node)
-        if before is not None and claim_id != "" and before.claim_id == claim_id:  # extended
+        if before is not None and claim_id != "" and before.claim_id == claim_id:  # renewed
             began, holder, purpose = before.acquired_at, before.holder, before.purpose
         else:
-            began, holder, purpose = event["timestamp"], _holder(event), _purpose(event)
+            began, holder = event["timestamp"], _holder(event)
+            purpose = event["purpose"] if isinstance(event.get("purpose"), str) else ""
         self.claims[node] = Claim(
             node_id=node,
             owner=event["owner"],
@@ -152,20 +152,13 @@ class ClaimState:
             holder=holder,
             purpose=purpose,
         )
-        self._set_line(node, without=claim_id, at=event["timestamp"])
-
-    def _ended(self, recorded: Recorded) -> None:
-        """Released or reaped: by its owner or in its name. What names another is not about this claim."""
-        event = recorded.event
-        claim = self.claims.get(event["node_id"])
-        if claim is not None and ends(event, claim):
-            del self.claims[claim.node_id]
+        self._prune_queue(node, without=claim_id, at=event["timestamp"])
 
     def _requested(self, recorded: Recorded) -> None:
         event = recorded.event
         node, ticket = event["node_id"], event["ticket"]
-        self._set_line(node, at=event["timestamp"], keep=ticket)
-        earlier = next((each for each in self.line(node) if each.ticket == ticket), None)
+        self._prune_queue(node, at=event["timestamp"], keep=ticket)
+        earlier = next((each for each in self.queue(node) if each.ticket == ticket), None)
         waiter = ClaimWaiter(
             node_id=node,
             owner=event["owner"],
@@ -176,44 +169,40 @@ class ClaimState:
             holder=_holder(event),
             since=earlier.since if earlier else event["timestamp"],
         )
-        others = (each for each in self.line(node) if each.ticket != ticket)
-        self.lines[node] = tuple(sorted((*others, waiter), key=ClaimWaiter.order))
+        others = (each for each in self.queue(node) if each.ticket != ticket)
+        self.queues[node] = tuple(sorted((*others, waiter), key=ClaimWaiter.order))
 
-    def _set_line(self, node: str, *, at: str, without: str = "", keep: str = "") -> None:
-        """Leave out one waiter, and those who had not shown themselves for too long by then."""
-        line = self.lines.get(node)
-        if line is None:
+    def _prune_queue(self, node: str, *, at: str, without: str = "", keep: str = "") -> None:
+        """Remove one waiter, and those whose heartbeat was overdue by then."""
+        queue = self.queues.pop(node, None)
+        if queue is None:
             return
         now = parse_instant(at)
         left = tuple(
-            each for each in line if each.ticket != without and (each.counts(now) or each.ticket == keep)
+            each for each in queue if each.ticket != without and (each.counts(now) or each.ticket == keep)
         )
         if left:
-            self.lines[node] = left
-        else:
-            del self.lines[node]
+            self.queues[node] = left
 
 
-class _Kept(msgspec.Struct):
+class _Saved(msgspec.Struct):
     claims: list[Claim]
     waiters: list[ClaimWaiter]
 
 
 def ends(event: Event, claim: Claim) -> bool:
-    """Whether a release or a reaping is about this very claim."""
+    """Whether a release or a reaping is about this very claim: one of another owner or id is not."""
     claim_id = event.get("claim_id", "")
     return bool(event["owner"] == claim.owner and (not claim_id or claim_id == claim.claim_id))
 
 
 def form_problem(event: Event) -> str | None:
-    """What a lock event lacks to be one, None if nothing."""
+    """Why a lock event is malformed; None if it is not."""
     kind = event["type"]
     if not is_node_id(event.get("node_id")):
         return "its node_id is not the id of a node"
-    texts = ["ticket"] if kind == WITHDRAWN else ["owner"]
-    if kind == REQUESTED:
-        texts.append("ticket")
-    for name in texts:
+    texts = {WITHDRAWN: ["ticket"], REQUESTED: ["owner", "ticket"]}
+    for name in texts.get(kind, ["owner"]):
         if not (isinstance(event.get(name), str) and event[name]):
             return f"it has no {name}"
     if not isinstance(event.get("claim_id", ""), str):
@@ -222,24 +211,17 @@ def form_problem(event: Event) -> str | None:
     for name in instants.get(kind, ["timestamp"]):
         if not _is_instant(event.get(name)):
             return f"its {name} is not an instant"
-    return _request_problem(event) if kind == REQUESTED else None
-
-
-def _request_problem(event: Event) -> str | None:
-    if type(event.get("priority")) is not int:
+    if kind == REQUESTED and type(event.get("priority")) is not int:
         return "its priority is not a whole number"
-    return None if _is_holder(event.get("holder", {})) else "its holder is not described by texts"
+    if kind == REQUESTED and not _is_holder(event.get("holder", {})):
+        return "its holder is not described by texts"
+    return None
 
 
 def _holder(event: Event) -> dict[str, str]:
-    """Who the event is about, in the words of `Holder.as_record`; nothing if it does not say, or not so."""
+    """The process that the event is about, as `Holder.as_record` has it; empty if it is malformed."""
     holder = event.get("holder")
     return holder if _is_holder(holder) else {}
-
-
-def _purpose(event: Event) -> str:
-    purpose = event.get("purpose")
-    return purpose if isinstance(purpose, str) else ""
 
 
 def _is_holder(value: object) -> TypeGuard[dict[str, str]]:
@@ -254,85 +236,80 @@ def _is_instant(value: object) -> bool:
     return True
 
 
-NAME, VERSION = "claims", "1"
-_AT_ONCE = 512
-
 Answer = TypeVar("Answer")
 
 
 class ClaimProjection:
-    """Reads each event once. Several threads may ask; a question sees a book that does not change.
+    """The claims of a ledger; reads each event once. Safe to use from several threads.
 
-    Events are never read while the book is locked: a store may hold locks of its own while it decides,
-    and then ask us.
+    Events are never read while the state is locked: a store may hold its own locks while it decides, and
+    query the projection then.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._lock = threading.Lock()
-        self._book: ClaimState | None = None
-        self._kept = 0
+        self._state: ClaimState | None = None
+        self._saved = 0
 
-    def look(self, ask: Callable[[ClaimState], Answer], *, until: int | None = None) -> Answer:
-        """What `ask` finds in the book as it is at the end, or behind the very event `until`."""
-        last = self._catch_up(self._opened(until), until)
+    def query(self, ask: Callable[[ClaimState], Answer], *, until: int | None = None) -> Answer:
+        """The answer of `ask` to the state at the end, or right after the event `until`.
+
+        The state does not change while `ask` runs.
+        """
+        last = self._catch_up(self._open(until), until)
         with self._lock:
-            book = self._book
-            if book is not None and (until is None or book.sequence == until):
-                self._keep(book, last, until)
-                return ask(book)
-        return ask(self._rebuilt(until))
+            state = self._state
+            if state is not None and (until is None or state.sequence == until):
+                self._save(state, last, until)
+                return ask(state)
+        state = self.at_sequence(until or 0)  # ours is further: events were removed, or came past the lock
+        with self._lock:
+            self._state, self._saved = state, state.sequence
+        return ask(state)
 
     def at_sequence(self, sequence: int) -> ClaimState:
-        """The book as it was behind an event; `NotFound` if there is no such event yet."""
-        book, _ = self._restored(sequence)
-        for each in self._ledger.events(after=book.sequence, until=sequence):
-            book.apply(each)
-        if book.sequence != sequence:
+        """The state after an event; `NotFound` if there is no such event yet."""
+        state = self._restored(sequence)
+        for each in self._ledger.events(after=state.sequence, until=sequence):
+            state.apply(each)
+        if state.sequence != sequence:
             raise NotFound(
-                f"the ledger has no event {sequence}; its last one is {book.sequence}", sequence=sequence
+                f"the ledger has no event {sequence}; its last one is {state.sequence}", sequence=sequence
             )
-        return book
+        return state
 
-    def _opened(self, until: int | None) -> int:
-        """How far the book has come; the first time it is taken from its checkpoint."""
+    def _open(self, until: int | None) -> int:
+        """The sequence of the state, which is first restored from its checkpoint."""
         with self._lock:
-            if self._book is not None:
-                return self._book.sequence
-        book, kept = self._restored(until)
+            if self._state is not None:
+                return self._state.sequence
+        state = self._restored(until)
         with self._lock:
-            if self._book is None:
-                self._book, self._kept = book, kept
-            return self._book.sequence
+            if self._state is None:
+                self._state, self._saved = state, state.sequence
+            return self._state.sequence
+
+    def _restored(self, until: int | None) -> ClaimState:
+        found = self._ledger.checkpoint(NAME, VERSION, until=until)
+        state = ClaimState.from_record(found.state, found.sequence) if found else None
+        return state or ClaimState()
 
     def _catch_up(self, after: int, until: int | None) -> Recorded | None:
-        """Take in what is new; the last event of it."""
+        """Apply the new events; returns the last of them."""
         last: Recorded | None = None
         source = self._ledger.events(after=after, until=until)
         while chunk := list(islice(source, _AT_ONCE)):
             with self._lock:
                 for each in chunk:
-                    if self._book is not None and each.sequence > self._book.sequence:
-                        self._book.apply(each)
+                    if self._state is not None and each.sequence > self._state.sequence:
+                        self._state.apply(each)
             last = chunk[-1]
         return last
 
-    def _keep(self, book: ClaimState, last: Recorded | None, until: int | None) -> None:
-        """Leave a checkpoint now and then; not in the middle of a transaction."""
-        due = book.sequence - self._kept >= CHECKPOINT_EVERY
-        if due and until is None and last is not None and last.sequence == book.sequence:
-            self._ledger.keep(NAME, VERSION, last, book.as_record())
-            self._kept = book.sequence
-
-    def _rebuilt(self, until: int | None) -> ClaimState:
-        """The book behind `until` where ours is further: events were taken away, or came past the lock."""
-        book = self.at_sequence(until or 0)
-        with self._lock:
-            self._book, self._kept = book, book.sequence
-        return book
-
-    def _restored(self, until: int | None) -> tuple[ClaimState, int]:
-        found = self._ledger.checkpoint(NAME, VERSION, until=until)
-        book = ClaimState.from_record(found.state, found.sequence) if found else None
-        book = book or ClaimState()
-        return book, book.sequence
+    def _save(self, state: ClaimState, last: Recorded | None, until: int | None) -> None:
+        """Save a checkpoint now and then, but not in the middle of a transaction."""
+        due = state.sequence - self._saved >= CHECKPOINT_EVERY
+        if due and until is None and last is not None and last.sequence == state.sequence:
+            self._ledger.save_checkpoint(NAME, VERSION, last, state.as_record())
+            self._saved = state.sequence

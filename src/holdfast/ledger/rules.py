@@ -1,25 +1,25 @@
-"""The rules of claims, as pure functions from the book and the time to the event that shall be added.
+"""Claim rules as pure functions, from the state and the time to at most one event.
 
-Nothing here does I/O, asks a clock or rolls dice: what production runs is what the tests explore.
-Every rule adds at most one event, and the event is added only behind the very sequence that the book
-stands at. So a rule has seen everything that came before its event.
+Nothing here does I/O, reads a clock or draws random numbers: production runs what the tests explore. A rule's
+event is appended only right after the sequence of the state, so the rule has seen everything before its
+event.
 
-1. A claim is given only where there is none. One that has run out is reaped first, by an event of its own.
-2. Only its owner extends or releases a claim; with its `claim_id`, only this very claim.
-3. A claim that has run out cannot be extended; it may be released as long as nobody has reaped it.
-4. Who waits is served by priority, then in the order of the ledger; nobody passes the line.
+1. A claim is granted only if the node has none. An expired one is reaped first, by its own event.
+2. Only its owner renews or releases a claim; with its `claim_id`, only this very claim.
+3. An expired claim cannot be renewed; it may be released as long as nobody has reaped it.
+4. Waiters are served by priority, then in the order of the ledger; nobody bypasses the queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from holdfast.clock import format_duration, format_instant
-from holdfast.errors import LockExpired, LockNotHeld, NodeLocked
-from holdfast.ledger.claim_files import ABOVE, AGENT, BETWEEN
-from holdfast.ledger.log import Event
+from holdfast.clock import format_duration, format_instant, parse_duration
+from holdfast.errors import LockExpired, LockNotHeld, NodeLocked, SettingInvalid
+from holdfast.leases import expiry
+from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, Event
 from holdfast.ledger.projection import (
     ACQUIRED,
     REAPED,
@@ -31,10 +31,16 @@ from holdfast.ledger.projection import (
     ClaimWaiter,
 )
 
+SHORTEST_TTL, LONGEST_TTL = 1.0, 3600.0
+ACTOR, AGENT, ABOVE, SEPARATOR = "actor", "agent", "above", "|"
+"""Fields of a `holder`: its actor; and, of a waiter, the process it waits for, and its ancestors."""
+
 
 class ClaimRequest(NamedTuple):
-    """Who wants which node, and for how long. `claim_id` is the id that the claim will have, and the
-    ticket in the line; `patience` is how long a waiter counts without showing itself."""
+    """A request for a node; `claim_id` is the id that the claim will have, and the ticket in the queue.
+
+    `patience` is how long a waiter counts without a heartbeat.
+    """
 
     node_id: str
     owner: str
@@ -44,121 +50,148 @@ class ClaimRequest(NamedTuple):
     patience: float = 15.0
     holder: Mapping[str, str] = MappingProxyType({})
     agent: Mapping[str, str] = MappingProxyType({})
-    """The process that the claim is for, if that is not the one that asks for it."""
+    """The process that the claim is for, if that is not the one that requests it."""
     purpose: str = ""
     above: tuple[str, ...] = ()
-    """The processes that the one that waits descends from."""
+    """The ancestors of the process that waits."""
 
 
 class ClaimGranted(NamedTuple):
-    """The node is the requester's, by the claim with this id."""
+    """The requester has the node, by the claim with this id."""
 
     claim_id: str
 
 
 class Cleared(NamedTuple):
-    """The claim in the way had run out and is reaped: ask again."""
+    """The claim in the way had expired and was reaped: ask again."""
 
     claim: Claim
 
 
 class ClaimWaiting(NamedTuple):
-    """Not yet: `place` in the line, from 1; `claim` is the one that is held, if one is; `ahead` is who
-    comes next before the requester."""
+    """Not yet: the `position` in the queue, from 1; the current claim, if any; and the first waiter ahead."""
 
-    place: int
+    position: int
     claim: Claim | None
     ahead: ClaimWaiter | None
 
 
-Told = TypeVar("Told", covariant=True)
+Result = TypeVar("Result", covariant=True)
 
 
-class ClaimRuling(NamedTuple, Generic[Told]):
-    """What a rule decides: the event to add, if any, and what to tell the caller."""
+class ClaimRuling(NamedTuple, Generic[Result]):
+    """The decision of a rule: the event to append, if any, and the answer."""
 
     event: Event | None
-    result: Told
+    result: Result
+
+
+# --- Settings --------------------------------------------------------------------------------------------
+
+
+def checked_ttl(ttl: float, setting: str = "ttl") -> float:
+    return expiry.checked_ttl(ttl, SHORTEST_TTL, LONGEST_TTL, setting=setting)
+
+
+def lock_timeout(meta: Mapping[str, Any] | None) -> float:
+    """The default ttl of a ledger's claims: `lock_timeout`, from 1 s to 1 h, else 5 minutes."""
+    value = (meta or {}).get("lock_timeout")
+    if value is None:
+        return DEFAULT_LOCK_TIMEOUT
+    setting, expected = "lock_timeout in meta.json", 'a duration from 1s to 1h, such as "5m"'
+    try:
+        seconds = parse_duration(value, setting=setting) if isinstance(value, str) else 0.0
+    except SettingInvalid:
+        seconds = 0.0
+    if not SHORTEST_TTL <= seconds <= LONGEST_TTL:
+        raise SettingInvalid(setting, str(value), expected)
+    return seconds
+
+
+# --- Rules -----------------------------------------------------------------------------------------------
 
 
 def claim(
-    book: ClaimState,
+    state: ClaimState,
     now: float,
     request: ClaimRequest,
     *,
     wait: bool,
     gone: frozenset[str] = frozenset(),
 ) -> ClaimRuling[ClaimGranted | Cleared | ClaimWaiting]:
-    """Give the claim if nobody has it and nobody is ahead in line; else wait in line, or refuse.
+    """Grant the claim if the node is free and nobody is ahead in the queue; else join the queue, or refuse.
 
     `gone` are the tickets of waiters that are known to be dead.
     """
-    held = book.claims.get(request.node_id)
+    held = state.claims.get(request.node_id)
     if held is not None and held.claim_id == request.claim_id:
-        return ClaimRuling(None, ClaimGranted(held.claim_id))  # made by an attempt whose outcome was not seen
+        return ClaimRuling(None, ClaimGranted(held.claim_id))  # by an attempt whose outcome was unknown
     if held is not None and held.is_expired(now):
         return ClaimRuling(reaped(held, now), Cleared(held))
-    ahead = _ahead(book, now, request, gone)
+    ahead = _ahead(state, now, request, gone)
     if held is None and not ahead:
         event = _acquired(request.node_id, request.owner, request.claim_id, now, request.ttl)
-        return ClaimRuling(event | _described(request), ClaimGranted(request.claim_id))
+        if holder := request.agent or request.holder:
+            event["holder"] = dict(holder)
+        if request.purpose:
+            event["purpose"] = request.purpose
+        return ClaimRuling(event, ClaimGranted(request.claim_id))
     if not wait:
         raise locked(request.node_id, now, held, ahead)
-    own = _own_place(book, request)
+    own = _own_entry(state, request)
     waiting = ClaimWaiting(len(ahead) + 1, held, ahead[0] if ahead else None)
     if own is not None and own.counts(now + request.patience / 2):
         return ClaimRuling(None, waiting)
     return ClaimRuling(_requested(request, now), waiting)
 
 
-def first_in_line(book: ClaimState, now: float, request: ClaimRequest) -> list[ClaimWaiter]:
-    """Those before the requester who could take the node now; nobody while somebody holds it."""
-    held = book.claims.get(request.node_id)
-    return [] if held is not None else _ahead(book, now, request, frozenset())
+def waiters_ahead(state: ClaimState, now: float, request: ClaimRequest) -> list[ClaimWaiter]:
+    """The waiters ahead of the requester that could take the node now; none while somebody holds it."""
+    return [] if request.node_id in state.claims else _ahead(state, now, request, frozenset())
 
 
-def withdraw(book: ClaimState, now: float, request: ClaimRequest) -> ClaimRuling[None]:
-    """Leave the line."""
-    if _own_place(book, request) is None:
+def withdraw(state: ClaimState, now: float, request: ClaimRequest) -> ClaimRuling[None]:
+    """Leave the queue."""
+    if _own_entry(state, request) is None:
         return ClaimRuling(None, None)
-    event = {"type": WITHDRAWN, "timestamp": format_instant(now), "node_id": request.node_id}
-    return ClaimRuling({**event, "owner": request.owner, "ticket": request.claim_id}, None)
+    event = _event(WITHDRAWN, now, request.node_id, request.owner)
+    return ClaimRuling({**event, "ticket": request.claim_id}, None)
 
 
 def extend(
-    book: ClaimState, now: float, node: str, owner: str, ttl: float, claim_id: str = ""
+    state: ClaimState, now: float, node: str, owner: str, ttl: float, claim_id: str = ""
 ) -> ClaimRuling[ClaimGranted]:
     """Let a claim run for another `ttl` from now."""
-    held = valid(book, now, node, owner, claim_id)
+    held = valid(state, now, node, owner, claim_id)
     event = {**_acquired(node, owner, held.claim_id, now, ttl), "extended": True}
     return ClaimRuling(event, ClaimGranted(held.claim_id))
 
 
-def release(book: ClaimState, now: float, node: str, owner: str, claim_id: str = "") -> ClaimRuling[Claim]:
-    """Give a claim back. One that has run out may be given back too, as long as nobody has reaped it."""
-    held = own(book, node, owner, claim_id)
-    return ClaimRuling(_about(RELEASED, held, now), held)
+def release(state: ClaimState, now: float, node: str, owner: str, claim_id: str = "") -> ClaimRuling[Claim]:
+    """End a claim. An expired one may be released too, as long as nobody has reaped it."""
+    held = own(state, node, owner, claim_id)
+    return ClaimRuling(_event(RELEASED, now, node, owner, held.claim_id), held)
 
 
-def reap(book: ClaimState, now: float, seen: Claim) -> ClaimRuling[Claim | None]:
-    """Clear away the claim that was seen, if it is still there as it was and has run out."""
-    held = book.claims.get(seen.node_id)
-    if held != seen or not seen.is_expired(now):
+def reap(state: ClaimState, now: float, seen: Claim) -> ClaimRuling[Claim | None]:
+    """Remove the claim that was seen, if it is unchanged and has expired."""
+    if state.claims.get(seen.node_id) != seen or not seen.is_expired(now):
         return ClaimRuling(None, None)
     return ClaimRuling(reaped(seen, now), seen)
 
 
 def reaped(seen: Claim, now: float) -> Event:
-    """The event that clears a claim away."""
-    return _about(REAPED, seen, now)
+    """The event that removes an expired claim."""
+    return _event(REAPED, now, seen.node_id, seen.owner, seen.claim_id)
 
 
-def valid(book: ClaimState, now: float, node: str, owner: str, claim_id: str = "") -> Claim:
-    """The claim, if this owner may act on it now; `LockNotHeld` or `LockExpired` if it may not."""
-    held = own(book, node, owner, claim_id)
+def valid(state: ClaimState, now: float, node: str, owner: str, claim_id: str = "") -> Claim:
+    """The claim, if this owner may act on it now; else `LockNotHeld` or `LockExpired`."""
+    held = own(state, node, owner, claim_id)
     if held.is_expired(now):
+        ago = format_duration(-held.time_left(now, for_others=False))
         raise LockExpired(
-            f"the claim of {owner} on {node} ran out {format_duration(now - held.expiry())} ago",
+            f"the claim of {owner} on {node} expired {ago} ago",
             node_id=node,
             owner=owner,
             expires_at=held.expires_at,
@@ -166,14 +199,14 @@ def valid(book: ClaimState, now: float, node: str, owner: str, claim_id: str = "
     return held
 
 
-def own(book: ClaimState, node: str, owner: str, claim_id: str = "") -> Claim:
+def own(state: ClaimState, node: str, owner: str, claim_id: str = "") -> Claim:
     """The claim on a node, if it is this owner's."""
-    held = book.claims.get(node)
+    held = state.claims.get(node)
     if held is None or held.owner != owner or (claim_id and held.claim_id != claim_id):
         holder = "nobody has" if held is None else f"{held.owner} has"
         raise LockNotHeld(
             f"{owner} has no such claim on {node}: {holder} claimed it",
-            hint="See who has claimed what: 'holdfast claim list'; how it came: 'holdfast claim history'.",
+            hint="List the claims: 'holdfast claim list'. Their history: 'holdfast claim history'.",
             node_id=node,
             owner=owner,
             held_by=held.owner if held else None,
@@ -182,22 +215,23 @@ def own(book: ClaimState, node: str, owner: str, claim_id: str = "") -> Claim:
 
 
 def locked(node: str, now: float, held: Claim | None, ahead: list[ClaimWaiter]) -> NodeLocked:
-    """Why a node cannot be had at once."""
+    """Why a node cannot be claimed at once."""
+    hint = f"Work on another node, or wait for this one: 'holdfast claim take {node} --owner YOU --wait 5m'."
     if held is None:
         first = ahead[0]
         return NodeLocked(
             f"node already locked: {node} is free, but {first.owner} waits for it and comes first",
-            hint=_how_to_wait(node),
+            hint=hint,
             node_id=node,
             owner=first.owner,
             waiting=len(ahead),
         )
-    left = held.expiry() - now
+    left = held.time_left(now, for_others=False)
     purpose = f", for: {held.purpose}; the claim runs" if held.purpose else ","
     return NodeLocked(
         f"node already locked: {node} is claimed by {held.owner} since {held.acquired_at}{purpose} "
         f"for another {format_duration(left)}",
-        hint=_how_to_wait(node),
+        hint=hint,
         node_id=node,
         owner=held.owner,
         purpose=held.purpose,
@@ -209,62 +243,44 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[ClaimWaiter]) 
     )
 
 
-def _how_to_wait(node: str) -> str:
-    return f"Work on another node, or wait for this one: 'holdfast claim take {node} --owner YOU --wait 5m'."
+def _own_entry(state: ClaimState, request: ClaimRequest) -> ClaimWaiter | None:
+    return next((each for each in state.queue(request.node_id) if each.ticket == request.claim_id), None)
 
 
-def _own_place(book: ClaimState, request: ClaimRequest) -> ClaimWaiter | None:
-    return next((each for each in book.line(request.node_id) if each.ticket == request.claim_id), None)
-
-
-def _ahead(book: ClaimState, now: float, request: ClaimRequest, gone: frozenset[str]) -> list[ClaimWaiter]:
-    """Those who come before the requester. Who has no place yet comes behind all of its priority."""
-    place = _own_place(book, request)
-    order = place.order() if place else (-request.priority, book.sequence + 1)
+def _ahead(state: ClaimState, now: float, request: ClaimRequest, gone: frozenset[str]) -> list[ClaimWaiter]:
+    """The waiters ahead of the requester. A new request comes after all of its priority."""
+    own_entry = _own_entry(state, request)
+    order = own_entry.order() if own_entry else (-request.priority, state.sequence + 1)
     return [
         each
-        for each in book.line(request.node_id)
+        for each in state.queue(request.node_id)
         if each.order() < order and each.ticket not in gone and each.counts(now)
     ]
 
 
-def _acquired(node: str, owner: str, claim_id: str, now: float, ttl: float) -> Event:
-    event = {
-        "type": ACQUIRED,
-        "timestamp": format_instant(now),
-        "node_id": node,
-        "owner": owner,
-        "expires_at": format_instant(now + ttl),
-    }
+# --- Events ----------------------------------------------------------------------------------------------
+
+
+def _event(kind: str, now: float, node: str, owner: str, claim_id: str = "") -> Event:
+    event = {"type": kind, "timestamp": format_instant(now), "node_id": node, "owner": owner}
     return {**event, "claim_id": claim_id} if claim_id else event
 
 
-def _described(request: ClaimRequest) -> Event:
-    """What others are shown of a claim: whose process it is, and what for."""
-    holder = request.agent or request.holder
-    told: Event = {"holder": dict(holder)} if holder else {}
-    return {**told, "purpose": request.purpose} if request.purpose else told
-
-
-def _about(kind: str, held: Claim, now: float) -> Event:
-    event = {"type": kind, "timestamp": format_instant(now), "node_id": held.node_id, "owner": held.owner}
-    return {**event, "claim_id": held.claim_id} if held.claim_id else event
-
-
-def _waiting(request: ClaimRequest) -> dict[str, str]:
-    """Who waits: its process, and those that it acts for and descends from; see `circles`."""
-    told = {**request.holder, ABOVE: BETWEEN.join(request.above)} if request.above else dict(request.holder)
-    return {**told, AGENT: request.agent.get("holder_id", "")} if request.agent else told
+def _acquired(node: str, owner: str, claim_id: str, now: float, ttl: float) -> Event:
+    event = {**_event(ACQUIRED, now, node, owner), "expires_at": format_instant(now + ttl)}
+    return {**event, "claim_id": claim_id} if claim_id else event
 
 
 def _requested(request: ClaimRequest, now: float) -> Event:
+    holder = dict(request.holder)
+    if request.above:
+        holder[ABOVE] = SEPARATOR.join(request.above)
+    if request.agent:
+        holder[AGENT] = request.agent.get("holder_id", "")
     return {
-        "type": REQUESTED,
-        "timestamp": format_instant(now),
-        "node_id": request.node_id,
-        "owner": request.owner,
+        **_event(REQUESTED, now, request.node_id, request.owner),
         "ticket": request.claim_id,
         "priority": request.priority,
         "until": format_instant(now + request.patience),
-        "holder": _waiting(request),
+        "holder": holder,
     }

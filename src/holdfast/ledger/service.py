@@ -1,12 +1,11 @@
-"""Where claims are asked for: each rule of the protocol as one transaction on the stream of events.
+"""Claim operations; each is one rule in one transaction on the stream of events.
 
-1. What is new in the ledger is read, without any lock; a rule that adds nothing, or refuses, ends here.
-2. The transaction takes the lock. The few events that came until then are read inside of it. That keeps
-   the decision pure all the same: events never change, so what stands before the end that the
-   transaction has seen is a function of that end.
-3. The rule decides again, with the book at that very end and the store's time.
-4. Its event is added behind that end, or not at all. Commit point: the event's publication.
-5. Claim files, if there are any, are brought into step.
+1. Read new events without a lock, and apply the rule. If it refuses or adds nothing, that is the answer.
+2. The transaction takes the lock and reads the few events that arrived until then. The decision stays pure:
+   events never change, so the claims are a function of the end of the ledger that the transaction sees.
+3. Apply the rule again, to those claims and the store's time.
+4. Append its event right after that end, or nothing. Commit point: the event's publication.
+5. Bring the claim files up to date, if there are any.
 """
 
 from __future__ import annotations
@@ -16,325 +15,45 @@ import itertools
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.clock import SYSTEM_CLOCK, Clock, parse_instant
+from holdfast.clock import SYSTEM_CLOCK, Clock, format_instant, parse_instant
 from holdfast.errors import Failure, OutcomeUnknown, UsageFailure
-from holdfast.fs.names import checked_actor, checked_text
-from holdfast.leases.deadlock import Look, WaitGraph, refuse_circle
+from holdfast.fs.names import checked_actor, checked_text, unique_id
+from holdfast.leases import deadlock
+from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitEdge, WaitGraph
 from holdfast.leases.heartbeat import Held, Subject, begun
-from holdfast.leases.queue import NotYet, QueueWait, wait_in_line
-from holdfast.ledger import claim_files, log, rules
+from holdfast.ledger import log, rules
 from holdfast.ledger.claim_files import ClaimFiles
-from holdfast.ledger.log import (
-    EVENTS,
-    Ledger,
-    Recorded,
-    checked,
-    commit_id_of,
-    is_under,
-    new_id,
-    node_id,
-    order,
-    stamped,
-    tell_id,
-)
+from holdfast.ledger.log import EVENTS, Ledger, Recorded, checked, is_under, node_id, order
 from holdfast.ledger.projection import KINDS, Claim, ClaimProjection, ClaimState, ClaimWaiter
 from holdfast.ledger.rules import ClaimGranted, ClaimRequest, ClaimRuling, ClaimWaiting, Cleared
-from holdfast.locks.identity import Holder, Liveness, current_holder, described, liveness, processes_above
+from holdfast.locks.identity import Holder, current_holder, described, processes_above
 from holdfast.store.model import Append, Decision, View
 
+if TYPE_CHECKING:
+    from holdfast.leases.queue import NotYet
+
 PATIENCE = 15.0
-"""How long a waiter counts without showing itself; it shows itself in half of that."""
+"""How long a waiter counts without a heartbeat; it sends one after half of that."""
+HIGHEST_PRIORITY = 1_000_000
 LONGEST_OWNER = 256
+_POLL_FILE = 1.0
+"""How often a waiter for another program's claim file reads it."""
 _FILES = uuid.UUID("0d6f3c0a-3f5f-4e0e-9b52-3c9a1f6f7a11")
 
-Told = TypeVar("Told")
-Rule = Callable[[ClaimState, float], ClaimRuling[Told]]
-
-
-class ClaimService:
-    """Gives, extends and takes back the claims of one ledger. Safe to use from several threads."""
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        files: ClaimFiles | None = None,
-        patience: float = PATIENCE,
-        actor: str = "",
-        elsewhere: Sequence[Look] = (),
-    ) -> None:
-        """`actor` is who asks, beyond the process and the owners that it names: the same as for leases.
-
-        `elsewhere` is what else can be held and waited for: a circle of waits may lead through it.
-        """
-        self.ledger = ledger
-        self._actor = actor
-        self._elsewhere = elsewhere
-        self._files = files
-        self._patience = patience
-        self._keeper = ClaimProjection(ledger)
-
-    # --- Asking ------------------------------------------------------------------------------------
-
-    def request(
-        self,
-        node: str,
-        owner: str,
-        *,
-        ttl: float | None = None,
-        priority: int = 0,
-        purpose: str = "",
-        behalf_of: Holder | None = None,
-    ) -> ClaimRequest:
-        """A request under a new id; without a `ttl` it is for the `lock_timeout` of the ledger.
-
-        `behalf_of` is the process that the claim is for, if that is not this one: it outlives this one then.
-        """
-        return ClaimRequest(
-            node_id(node),
-            checked_owner(owner),
-            new_id(),
-            self._ttl(ttl),
-            priority,
-            self._patience,
-            holder=described(current_holder()) | self._named(),
-            agent={} if behalf_of is None else described(behalf_of, detached=True) | self._named(),
-            purpose=checked_text(purpose, what="purpose"),
-        )
-
-    def take(self, request: ClaimRequest) -> Claim:
-        """Give the claim now, or raise `NodeLocked`. One that has run out is reaped first."""
-        answer = self._answer(request, wait=False)
-        assert isinstance(answer, Claim)  # who does not wait is given it or refused
-        return answer
-
-    def line_up(self, request: ClaimRequest) -> Claim | ClaimWaiting:
-        """Give the claim, or a place in the line; ask again to move up, and so as not to lose the place."""
-        return self._answer(request, wait=True)
-
-    def leave(self, request: ClaimRequest) -> None:
-        """Leave the line."""
-        self._commit(lambda book, now: rules.withdraw(book, now, request))
-
-    def extend(self, node: str, owner: str, *, ttl: float | None = None, claim_id: str = "") -> Claim:
-        """Let a claim run for another `ttl` from now. `LockNotHeld` or `LockExpired`: stop working on it."""
-        node, ttl = node_id(node), self._ttl(ttl)
-        extended = self._commit(lambda book, now: rules.extend(book, now, node, owner, ttl, claim_id))
-        return self._current(node, owner, extended.claim_id)
-
-    def release(self, node: str, owner: str, *, claim_id: str = "") -> Claim:
-        """Give a claim back; `LockNotHeld` if it is not this owner's, and then nothing is touched."""
-        node = node_id(node)
-        held = self._commit(lambda book, now: rules.release(book, now, node, owner, claim_id))
-        self._bring_in_step(node)
-        return held
-
-    def reap(self) -> list[Claim]:
-        """Clear away all claims that have run out, each by exactly one `lock_reaped`, however many reap.
-
-        Returns those that were cleared away here.
-        """
-        if self._files is not None:
-            for node in self._files.nodes():
-                self._bring_in_step(node)
-        return [claim for each in self.expired() if (claim := self._reap(each)) is not None]
-
-    def append(self, event: Mapping[str, Any], node: str, owner: str, *, claim_id: str = "") -> Recorded:
-        """Add an event only if the claim is held at that very moment: who has lost it cannot write."""
-        prepared, node = checked(event), node_id(node)
-
-        def rule(book: ClaimState, now: float) -> ClaimRuling[int]:
-            rules.valid(book, now, node, owner, claim_id)
-            return ClaimRuling(prepared, book.sequence + 1)
-
-        return self.ledger.read(self._commit(rule))
-
-    # --- Looking -----------------------------------------------------------------------------------
-
-    def active(self, *, at_sequence: int | None = None, under: str | None = None) -> list[Claim]:
-        """The claims that count: now, or as of the moment of an event. Takes no lock."""
-        if at_sequence is None:
-            now = self.ledger.store.now()
-            claims = self._keeper.look(lambda book: list(book.claims.values()))
-        else:
-            now = self._moment_of(at_sequence)
-            claims = list(self._keeper.at_sequence(at_sequence).claims.values())
-        above = None if under is None else node_id(under)
-        return _sorted(
-            each
-            for each in claims
-            if not each.is_expired(now) and (above is None or is_under(each.node_id, above))
-        )
-
-    def expired(self) -> list[Claim]:
-        """The claims that have run out and wait to be reaped."""
-        now = self.ledger.store.now()
-        claims = self._keeper.look(lambda book: list(book.claims.values()))
-        return _sorted(each for each in claims if each.is_expired(now))
-
-    def waiting(self, node: str | None = None) -> list[ClaimWaiter]:
-        """Those who wait, for one node or for any, in the order in which they will be served."""
-        lines = self._keeper.look(lambda book: dict(book.lines))
-        nodes = sorted(lines, key=order) if node is None else [node_id(node)]
-        now = self.ledger.store.now()
-        return [each for name in nodes for each in lines.get(name, ()) if each.counts(now)]
-
-    def look(self) -> WaitGraph:
-        """Who holds which claim, and who waits for one. Takes no lock."""
-        claims, lines = self._keeper.look(
-            lambda book: (list(book.claims.values()), list(book.lines.values()))
-        )
-        now = self.ledger.store.now()
-        holds = (claim_files.hold(each) for each in claims if not each.is_expired(now))
-        waiters = (each for line in lines for each in line if each.counts(now) and not _is_dead(each))
-        return WaitGraph(tuple(holds), tuple(map(claim_files.wait, waiters)))
-
-    def refuse_circle(self, ticket: str) -> None:
-        """Raise `Deadlock` if the wait with this ticket is part of a circle and has to give up."""
-        refuse_circle(ticket, self.look, self._elsewhere)
-
-    def history(self, node: str) -> list[Recorded]:
-        """Everything that the ledger says about the claims on a node."""
-        node = node_id(node)
-        return [
-            each
-            for each in self.ledger.events()
-            if each.event.get("type") in KINDS and each.event.get("node_id") == node
-        ]
-
-    def lock_timeout(self) -> float:
-        """How long claims last here unless somebody says otherwise."""
-        return log.lock_timeout(log.read_meta(self.ledger.store))
-
-    # --- Deciding ----------------------------------------------------------------------------------
-
-    def _answer(self, request: ClaimRequest, *, wait: bool) -> Claim | ClaimWaiting:
-        while True:
-            foreign = self._foreign(request.node_id)
-            if foreign is not None and not wait:
-                raise rules.locked(request.node_id, self.ledger.store.now(), foreign, [])
-            if foreign is not None:
-                return ClaimWaiting(1, foreign, None)
-            answer = self._rule_on(request, wait=wait)
-            if isinstance(answer, ClaimGranted):
-                return self._current(request.node_id, request.owner, request.claim_id)
-            if isinstance(answer, ClaimWaiting):
-                return answer
-            self._bring_in_step(request.node_id)  # `Cleared`: now it is free, or somebody was faster
-
-    def _rule_on(self, request: ClaimRequest, *, wait: bool) -> ClaimGranted | Cleared | ClaimWaiting:
-        gone = self._gone(request)
-        return self._commit(lambda book, now: rules.claim(book, now, request, wait=wait, gone=gone))
-
-    def _commit(self, rule: Rule[Told]) -> Told:
-        """Run a rule and add its event behind the very events that it has seen: steps 1 to 4."""
-        store = self.ledger.store
-        now = store.now()
-        first = self._keeper.look(lambda book: rule(book, now))  # 1.
-        if first.event is None:
-            return first.result
-        event_id = str(first.event.get("id") or new_id())
-
-        def decide(view: View, now: float) -> Decision[Told]:
-            end = view.end(EVENTS)  # 2.
-            ruling = self._keeper.look(lambda book: rule(book, now), until=end)  # 3.
-            if ruling.event is None:
-                return Decision([], ruling.result)
-            return Decision([Append(EVENTS, stamped({**ruling.event, "id": event_id}, now))], ruling.result)
-
-        try:
-            return store.transact([EVENTS], decide, commit_id=commit_id_of(event_id)).result  # 4.
-        except OutcomeUnknown as unknown:
-            tell_id(unknown, event_id)
-            raise
-
-    def _current(self, node: str, owner: str, claim_id: str) -> Claim:
-        """The claim that was just given or extended, as the ledger has it."""
-        self._bring_in_step(node)
-        return self._keeper.look(lambda book: rules.own(book, node, owner, claim_id))
-
-    def _reap(self, seen: Claim) -> Claim | None:
-        reaped = self._commit(lambda book, now: rules.reap(book, now, seen))
-        self._bring_in_step(seen.node_id)
-        return reaped
-
-    def _foreign(self, node: str) -> Claim | None:
-        return None if self._files is None else self._files.foreign(node, self.ledger.store.now())
-
-    def _bring_in_step(self, node: str) -> None:
-        if self._files is not None:  # 5.
-            self._files.bring_in_step(
-                node,
-                self.ledger.store.now(),
-                lambda: self._keeper.look(lambda book: book.claims.get(node)),
-                self._reap_file,
-            )
-
-    def _reap_file(self, stale: Claim) -> None:
-        """Another program's file has run out and the ledger knows nothing of it: say so in the ledger.
-
-        The event's id follows from the claim, so one who was killed before it removed the file has
-        not made an event that the next one makes again.
-        """
-        event_id = str(uuid.uuid5(_FILES, f"{stale.node_id} {stale.owner} {stale.acquired_at}"))
-        if self.ledger.find(event_id) is not None:
-            return
-
-        def rule(book: ClaimState, now: float) -> ClaimRuling[None]:
-            held = book.claims.get(stale.node_id)
-            return ClaimRuling(None if held else {**rules.reaped(stale, now), "id": event_id}, None)
-
-        self._commit(rule)
-
-    def _gone(self, request: ClaimRequest) -> frozenset[str]:
-        """Those at the head of the line who are certainly dead; it matters only when the node is free."""
-        now = self.ledger.store.now()
-        line = self._keeper.look(lambda book: rules.first_in_line(book, now, request))
-        return frozenset(each.ticket for each in itertools.takewhile(_is_dead, line))
-
-    def _moment_of(self, sequence: int) -> float:
-        if sequence == 0:
-            return 0.0
-        try:
-            return parse_instant(str(self.ledger.read(sequence).event.get("timestamp")))
-        except ValueError:  # another program's, which did not say when
-            return self.ledger.store.now()
-
-    def _named(self) -> dict[str, str]:
-        return {claim_files.ACTOR: checked_actor(self._actor)} if self._actor else {}
-
-    def _ttl(self, ttl: float | None) -> float:
-        return self.lock_timeout() if ttl is None else log.checked_ttl(ttl)
-
-
-def checked_owner(owner: str) -> str:
-    """An owner that can be told from nobody."""
-    if not owner.strip() or len(owner) > LONGEST_OWNER or not owner.isprintable():
-        raise UsageFailure(
-            f"an owner must be a printable text of 1 to {LONGEST_OWNER} characters", owner=ascii(owner)[:160]
-        )
-    return owner
-
-
-def _is_dead(waiter: ClaimWaiter) -> bool:
-    holder = Holder.from_record(waiter.holder)
-    return holder is not None and liveness(holder) is Liveness.DEAD
-
-
-def _sorted(claims: Iterable[Claim]) -> list[Claim]:
-    return sorted(claims, key=lambda each: order(each.node_id))
+Result = TypeVar("Result")
+Rule = Callable[[ClaimState, float], ClaimRuling[Result]]
 
 
 class HeldClaim(Held[Claim]):
-    """A claim on a node. Used as a context manager, also an asynchronous one, it ends with its block."""
+    """A claim on a node. As a context manager (`async with` too) it is released with its block."""
 
-    def __init__(self, desk: ClaimService, claim: Claim, ttl: float, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, claims: Claims, claim: Claim, ttl: float, *, clock: Clock = SYSTEM_CLOCK) -> None:
         subject = Subject(f"the claim on {claim.node_id}", "extended", {"node_id": claim.node_id})
-        began = begun(clock, ttl, claim.expiry() - desk.ledger.store.now())
+        began = begun(clock, ttl, claim.time_left(claims.ledger.store.now(), for_others=False))
         super().__init__(subject, claim, ttl, clock=clock, began=began)
-        self._desk = desk
+        self._claims = claims
 
     @property
     def claim(self) -> Claim:
@@ -350,30 +69,47 @@ class HeldClaim(Held[Claim]):
         return self.claim.owner
 
     def extend(self, ttl: float | None = None) -> Claim:
-        """Let the claim run on; if that is refused, it is lost."""
+        """Extend the claim from now; if that is refused, it is lost."""
         return self.renew(ttl)
 
     def append(self, event: Mapping[str, Any]) -> Recorded:
-        """Add an event to the ledger, only if the claim is held at that very moment."""
+        """Append an event to the ledger, only if the claim is held at that very moment."""
         self.check()
-        return self._desk.append(event, self.node_id, self.owner, claim_id=self.claim.claim_id)
+        return self._claims.append(event, self.node_id, self.owner, claim_id=self.claim.claim_id)
 
-    def _renewed(self, ttl: float | None) -> tuple[Claim, float]:
+    def _renew(self, ttl: float | None) -> tuple[Claim, float]:
         ttl = self.ttl if ttl is None else ttl
-        claim = self._desk.extend(self.node_id, self.owner, ttl=ttl, claim_id=self.claim.claim_id)
-        return claim, ttl
+        claim_id = self.claim.claim_id
+        return self._claims.extend(self.node_id, self.owner, ttl=ttl, claim_id=claim_id), ttl
 
-    def _given_back(self) -> None:
-        self._desk.release(self.node_id, self.owner, claim_id=self.claim.claim_id)
-
-
-HIGHEST_PRIORITY = 1_000_000
-_LOOK_AGAIN = 1.0
-"""How often one who waits for another program's file looks again."""
+    def _release(self) -> None:
+        self._claims.release(self.node_id, self.owner, claim_id=self.claim.claim_id)
 
 
-class Claims(ClaimService):
-    """The claims of one ledger."""
+class Claims:
+    """The claims of one ledger. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        files: ClaimFiles | None = None,
+        patience: float = PATIENCE,
+        actor: str = "",
+        other_graphs: Sequence[ReadGraph] = (),
+    ) -> None:
+        """`actor` tells agents of one process apart, as for leases.
+
+        `other_graphs` are the wait graphs that a deadlock may lead through.
+        """
+        self.ledger = ledger
+        self._actor = actor
+        self._other_graphs = other_graphs
+        self._files = files
+        self._patience = patience
+        self._projection = ClaimProjection(ledger)
+
+    # --- Claiming ----------------------------------------------------------------------------------
 
     def claim(
         self,
@@ -388,12 +124,12 @@ class Claims(ClaimService):
         cancelled: threading.Event | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> HeldClaim:
-        """Get the claim on a node: at once, or by waiting in line at most `wait` seconds (None: no limit).
+        """Claim a node: at once, or by waiting in the queue for at most `wait` seconds (None: no limit).
 
-        Those who wait are served by priority (higher first), then in the order in which they asked.
-        `purpose` is shown to others; for `behalf_of` see `request`. `NodeLocked` names the owner if there is
-        no time to wait, `LockTimeout` if it was not enough, `Deadlock` if the owner waits in turn for
-        something that the requester holds.
+        Waiters are served by priority (higher first), then in the order of asking. `purpose` is shown to
+        others; for `behalf_of` see `request`. Raises `NodeLocked`, which names the owner, if there is no time
+        to wait; `LockTimeout` when the time is up; `Deadlock` if the owner in turn waits for something that
+        the requester holds.
         """
         if abs(priority) > HIGHEST_PRIORITY:
             raise UsageFailure(f"a priority is a number from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}")
@@ -403,47 +139,313 @@ class Claims(ClaimService):
         try:
             claim = self._wait(request, wait, cancelled, clock)
         except BaseException:
-            self._withdraw(request)
+            with contextlib.suppress(Failure):
+                self.leave_queue(request)
+            with contextlib.suppress(Failure):  # it may have been granted after all
+                self.release(request.node_id, request.owner, claim_id=request.claim_id)
             raise
         return HeldClaim(self, claim, request.ttl, clock=clock)
+
+    def request(
+        self,
+        node: str,
+        owner: str,
+        *,
+        ttl: float | None = None,
+        priority: int = 0,
+        purpose: str = "",
+        behalf_of: Holder | None = None,
+    ) -> ClaimRequest:
+        """A request with a new id; without a `ttl` it is for the `lock_timeout` of the ledger.
+
+        `behalf_of` is the process that the claim is for, if that is not this one: then it outlives this one.
+        """
+        named = {rules.ACTOR: checked_actor(self._actor)} if self._actor else {}
+        return ClaimRequest(
+            node_id(node),
+            checked_owner(owner),
+            unique_id(),
+            self._ttl(ttl),
+            priority,
+            self._patience,
+            holder=described(current_holder()) | named,
+            agent={} if behalf_of is None else described(behalf_of, detached=True) | named,
+            purpose=checked_text(purpose, what="purpose"),
+        )
+
+    def take(self, request: ClaimRequest) -> Claim:
+        """Grant the claim now, or raise `NodeLocked`. An expired one is reaped first."""
+        answer = self._answer(request, wait=False)
+        assert isinstance(answer, Claim)
+        return answer
+
+    def join_queue(self, request: ClaimRequest) -> Claim | ClaimWaiting:
+        """Grant the claim, or give a position in the queue; call again to move up and to keep it."""
+        return self._answer(request, wait=True)
+
+    def leave_queue(self, request: ClaimRequest) -> None:
+        self._commit(lambda state, now: rules.withdraw(state, now, request))
+
+    def extend(self, node: str, owner: str, *, ttl: float | None = None, claim_id: str = "") -> Claim:
+        """Extend a claim from now, for `ttl`. After `LockNotHeld` or `LockExpired`, stop."""
+        node, ttl = node_id(node), self._ttl(ttl)
+        extended = self._commit(lambda state, now: rules.extend(state, now, node, owner, ttl, claim_id))
+        return self._current(node, owner, extended.claim_id)
+
+    def release(self, node: str, owner: str, *, claim_id: str = "") -> Claim:
+        """End a claim; `LockNotHeld` if it is not this owner's, and then nothing is touched."""
+        node = node_id(node)
+        held = self._commit(lambda state, now: rules.release(state, now, node, owner, claim_id))
+        self._update_file(node)
+        return held
+
+    def reap(self) -> list[Claim]:
+        """Remove all expired claims, each by exactly one `lock_reaped`, however many processes reap.
+
+        Returns those that this call removed.
+        """
+        if self._files is not None:
+            for node in self._files.nodes():
+                self._update_file(node)
+        return [claim for each in self.expired() if (claim := self._reap(each)) is not None]
+
+    def append(self, event: Mapping[str, Any], node: str, owner: str, *, claim_id: str = "") -> Recorded:
+        """Append an event only if the claim is held at that very moment: a lost claim cannot write."""
+        prepared, node = checked(event), node_id(node)
+
+        def rule(state: ClaimState, now: float) -> ClaimRuling[int]:
+            rules.valid(state, now, node, owner, claim_id)
+            return ClaimRuling(prepared, state.sequence + 1)
+
+        return self.ledger.read(self._commit(rule))
+
+    # --- Reading; takes no lock --------------------------------------------------------------------
+
+    def active(self, *, at_sequence: int | None = None, under: str | None = None) -> list[Claim]:
+        """The claims that count: now, or at the time of an event."""
+        if at_sequence is None:
+            now, claims = self.ledger.store.now(), self._all()
+        else:
+            now = self._time_of(at_sequence)
+            claims = list(self._projection.at_sequence(at_sequence).claims.values())
+        above = None if under is None else node_id(under)
+        return _sorted(
+            each
+            for each in claims
+            if not each.is_expired(now) and (above is None or is_under(each.node_id, above))
+        )
+
+    def expired(self) -> list[Claim]:
+        """The claims that have expired and were not reaped yet."""
+        now = self.ledger.store.now()
+        return _sorted(each for each in self._all() if each.is_expired(now))
+
+    def waiting(self, node: str | None = None) -> list[ClaimWaiter]:
+        """The waiters, for one node or for any, in the order in which they will be served."""
+        queues = self._projection.query(lambda state: dict(state.queues))
+        nodes = sorted(queues, key=order) if node is None else [node_id(node)]
+        now = self.ledger.store.now()
+        return [each for name in nodes for each in queues.get(name, ()) if each.counts(now)]
+
+    def history(self, node: str) -> list[Recorded]:
+        """All events about the claims on a node."""
+        node = node_id(node)
+        return [
+            each
+            for each in self.ledger.events()
+            if each.event.get("type") in KINDS and each.event.get("node_id") == node
+        ]
+
+    def lock_timeout(self) -> float:
+        """The default ttl of claims."""
+        return rules.lock_timeout(log.read_meta(self.ledger.store))
+
+    def wait_graph(self) -> WaitGraph:
+        """The claims that are held, and who waits for one."""
+        claims, queues = self._projection.query(
+            lambda state: (list(state.claims.values()), list(state.queues.values()))
+        )
+        now = self.ledger.store.now()
+        holds = (_hold(each) for each in claims if not each.is_expired(now))
+        waiters = (each for queue in queues for each in queue if each.counts(now) and not _is_dead(each))
+        return WaitGraph(tuple(holds), tuple(map(_wait_edge, waiters)))
+
+    def check_deadlock(self, ticket: str) -> None:
+        """Raise `Deadlock` if the wait with this ticket is part of a deadlock and has to give up."""
+        deadlock.check_deadlock(ticket, self.wait_graph, self._other_graphs)
+
+    def _all(self) -> list[Claim]:
+        return self._projection.query(lambda state: list(state.claims.values()))
+
+    def _time_of(self, sequence: int) -> float:
+        if sequence == 0:
+            return 0.0
+        try:
+            return parse_instant(str(self.ledger.read(sequence).event.get("timestamp")))
+        except ValueError:  # another program's event without a time
+            return self.ledger.store.now()
+
+    def _ttl(self, ttl: float | None) -> float:
+        return self.lock_timeout() if ttl is None else rules.checked_ttl(ttl)
+
+    # --- Waiting -----------------------------------------------------------------------------------
 
     def _wait(
         self, request: ClaimRequest, wait: float | None, cancelled: threading.Event | None, clock: Clock
     ) -> Claim:
+        from holdfast.leases.queue import QueueWait, wait_in_queue
+
         request = request._replace(above=processes_above())
 
         def ask() -> Claim | NotYet:
-            answer = self.line_up(request)
+            answer = self.join_queue(request)
             return answer if isinstance(answer, Claim) else self._not_yet(request, answer)
 
-        wish = QueueWait(f"the node {request.node_id}", wait, cancelled, clock)
+        queue_wait = QueueWait(f"the node {request.node_id}", wait, cancelled, clock)
         with self.ledger.store.watch(EVENTS) as watch:
-            return wait_in_line(wish, ask, watch, lambda: self.refuse_circle(request.claim_id))
+            return wait_in_queue(queue_wait, ask, watch, lambda: self.check_deadlock(request.claim_id))
 
     def _not_yet(self, request: ClaimRequest, answer: ClaimWaiting) -> NotYet:
-        """Until the claim may run out, or the waiter must show itself."""
-        now = self.ledger.store.now()
+        """The pause lasts until the claim may expire, or the next heartbeat is due."""
+        from holdfast.leases.queue import NotYet
+
+        now, held = self.ledger.store.now(), answer.claim
         pauses = [request.patience / 3]
-        if answer.claim is not None:
-            pauses.append(answer.claim.expiry() - now)
-            if not answer.claim.claim_id:
-                pauses.append(_LOOK_AGAIN)
-        elif answer.ahead is not None:  # free, but somebody comes first: it is about to take it, or has died
-            pauses += [parse_instant(answer.ahead.until) - now, 0.25]
-        return NotYet(min(pauses), [] if answer.claim is None else [_told(answer.claim)])
+        if held is None:
+            if (
+                answer.ahead is not None
+            ):  # free, but others come first: they are about to take it, or have died
+                pauses += [parse_instant(answer.ahead.until) - now, 0.25]
+            return NotYet(min(pauses), [])
+        pauses.append(held.time_left(now, for_others=False))
+        if not held.claim_id:
+            pauses.append(_POLL_FILE)
+        holder = {"owner": held.owner, "claim_id": held.claim_id, "expires_at": held.expires_at}
+        return NotYet(min(pauses), [{**holder, "shown": f"{held.owner} until {held.expires_at}"}])
 
-    def _withdraw(self, request: ClaimRequest) -> None:
-        """Leave nothing behind: neither a place in the line nor a claim that came after all."""
-        with contextlib.suppress(Failure):
-            self.leave(request)
-        with contextlib.suppress(Failure):
-            self.release(request.node_id, request.owner, claim_id=request.claim_id)
+    # --- Deciding ----------------------------------------------------------------------------------
+
+    def _answer(self, request: ClaimRequest, *, wait: bool) -> Claim | ClaimWaiting:
+        node = request.node_id
+        while True:
+            foreign = self._files.foreign(node, self.ledger.store.now()) if self._files else None
+            if foreign is not None and not wait:
+                raise rules.locked(node, self.ledger.store.now(), foreign, [])
+            if foreign is not None:
+                return ClaimWaiting(1, foreign, None)
+            answer = self._ask(request, wait=wait)
+            if isinstance(answer, ClaimGranted):
+                return self._current(node, request.owner, request.claim_id)
+            if isinstance(answer, ClaimWaiting):
+                return answer
+            self._update_file(node)  # `Cleared`: the node is free now, or somebody was faster
+
+    def _ask(self, request: ClaimRequest, *, wait: bool) -> ClaimGranted | Cleared | ClaimWaiting:
+        """Apply `rules.claim` without the dead waiters at the head of the queue."""
+        now = self.ledger.store.now()
+        ahead = self._projection.query(lambda state: rules.waiters_ahead(state, now, request))
+        gone = frozenset(each.ticket for each in itertools.takewhile(_is_dead, ahead))
+        return self._commit(lambda state, now: rules.claim(state, now, request, wait=wait, gone=gone))
+
+    def _commit(self, rule: Rule[Result]) -> Result:
+        """Apply a rule and append its event right after the events that it has seen: steps 1 to 4."""
+        store = self.ledger.store
+        now = store.now()
+        first = self._projection.query(lambda state: rule(state, now))  # 1.
+        if first.event is None:
+            return first.result
+        event_id = str(first.event.get("id") or unique_id())
+
+        def decide(view: View, now: float) -> Decision[Result]:
+            end = view.end(EVENTS)  # 2.
+            ruling = self._projection.query(lambda state: rule(state, now), until=end)  # 3.
+            if ruling.event is None:
+                return Decision([], ruling.result)
+            return Decision(
+                [Append(EVENTS, log.stamped({**ruling.event, "id": event_id}, now))], ruling.result
+            )
+
+        try:
+            return store.transact([EVENTS], decide, commit_id=log.commit_id_of(event_id)).result  # 4.
+        except OutcomeUnknown as unknown:
+            log.add_event_id(unknown, event_id)
+            raise
+
+    def _current(self, node: str, owner: str, claim_id: str) -> Claim:
+        """The claim that was just granted or extended, as the ledger has it."""
+        self._update_file(node)
+        return self._projection.query(lambda state: rules.own(state, node, owner, claim_id))
+
+    def _reap(self, seen: Claim) -> Claim | None:
+        reaped = self._commit(lambda state, now: rules.reap(state, now, seen))
+        self._update_file(seen.node_id)
+        return reaped
+
+    def _update_file(self, node: str) -> None:
+        if self._files is not None:  # 5.
+            self._files.update(
+                node,
+                self.ledger.store.now(),
+                lambda: self._projection.query(lambda state: state.claims.get(node)),
+                self._reap_file,
+            )
+
+    def _reap_file(self, stale: Claim) -> None:
+        """Record in the ledger that another program's claim file, unknown to the ledger, has expired.
+
+        The event's id is derived from the claim: if a process was killed before it removed the file, the next
+        one does not append the event again.
+        """
+        event_id = str(uuid.uuid5(_FILES, f"{stale.node_id} {stale.owner} {stale.acquired_at}"))
+        if self.ledger.find(event_id) is not None:
+            return
+
+        def rule(state: ClaimState, now: float) -> ClaimRuling[None]:
+            held = state.claims.get(stale.node_id)
+            return ClaimRuling(None if held else {**rules.reaped(stale, now), "id": event_id}, None)
+
+        self._commit(rule)
 
 
-def _told(held: Claim) -> dict[str, object]:
-    return {
-        "owner": held.owner,
-        "claim_id": held.claim_id,
-        "expires_at": held.expires_at,
-        "shown": f"{held.owner} until {held.expires_at}",
-    }
+def checked_owner(owner: str) -> str:
+    """The owner, if it is a printable text that is not blank."""
+    if not owner.strip() or len(owner) > LONGEST_OWNER or not owner.isprintable():
+        raise UsageFailure(
+            f"an owner must be a printable text of 1 to {LONGEST_OWNER} characters", owner=ascii(owner)[:160]
+        )
+    return owner
+
+
+def _sorted(claims: Iterable[Claim]) -> list[Claim]:
+    return sorted(claims, key=lambda each: order(each.node_id))
+
+
+def _is_dead(waiter: ClaimWaiter) -> bool:
+    return deadlock.is_dead(Holder.from_record(waiter.holder))
+
+
+def _hold(claim: Claim) -> Hold:
+    holder = _participant(claim)
+    return Hold(Resource("claim", claim.node_id), holder, claim.claim_id or f"event-{claim.sequence}")
+
+
+def _wait_edge(waiter: ClaimWaiter) -> WaitEdge:
+    since = format_instant(parse_instant(waiter.since)) if waiter.since else ""
+    return WaitEdge(Resource("claim", waiter.node_id), _participant(waiter), since, waiter.ticket)
+
+
+def _participant(record: Claim | ClaimWaiter) -> Participant:
+    """The owner; its processes identify it among those that are known by processes only."""
+    holder = record.holder
+    machine = holder.get("boot_id", ""), holder.get("pid_namespace", "")
+    processes, above = [holder.get("holder_id", "")], ""
+    if isinstance(record, ClaimWaiter):
+        processes.append(holder.get(rules.AGENT, ""))
+        above = holder.get(rules.ABOVE, "")
+    return Participant(
+        record.owner,
+        record.owner,
+        deadlock.process_ids(processes, *machine),
+        deadlock.process_ids(above.split(rules.SEPARATOR), *machine),
+        holder.get(rules.ACTOR, ""),
+    )

@@ -1,104 +1,145 @@
-"""Opening the ledger of a directory: its store, its checkpoints, its claims and, on files, its lock."""
+"""Opening the ledger or the issue tracker of a directory."""
 
 from __future__ import annotations
 
 import os
+from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from holdfast.clock import format_duration
 from holdfast.errors import AlreadyExists, NotFound, NotInitialised
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
 from holdfast.fs.paths import exists
 from holdfast.issues.tracker import Tracker
-from holdfast.leases.deadlock import Look
-from holdfast.ledger import log
-from holdfast.ledger.checkpoints import FileCheckpoints
-from holdfast.ledger.claim_files import ClaimFiles
-from holdfast.ledger.log import Ledger
-from holdfast.ledger.service import Claims
-from holdfast.ledger.verify import DIRECTORY, LedgerReport, verify
+from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_files, read_meta
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
-from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.retry import RetryConfig
-from holdfast.repository.waits import LeasesElsewhere, LocksElsewhere
-from holdfast.store.model import Store
+from holdfast.store.model import Create, Decision, Store
 from holdfast.store.open import FILES, address_of, open_store, read_config
 
+if TYPE_CHECKING:
+    from holdfast.ledger.claim_files import ClaimFiles
+    from holdfast.ledger.service import Claims
+    from holdfast.ledger.verify import LedgerReport
+    from holdfast.locks.ledger_lock import LedgerLock
+
 AGENT = "holdfast"
-META = "meta.json"
+DIRECTORY = "ledger"
+META_FILE = "meta.json"
 FIRST_EVENT = "event-000001.json"
 
 
-class OpenLedger(NamedTuple):
-    """A ledger with all that belongs to it. `lock` and `files` are there only if it is kept in files."""
+class OpenLedger:
+    """A ledger and what belongs to it. A part is opened on first use: appending needs none of them.
 
-    root: Path
-    ledger: Ledger
-    claims: Claims
-    lock: LedgerLock | None
-    files: ClaimFiles | None
+    `lock` and `files` are None if a server keeps the ledger; `files` also if it has no claim files.
+    """
+
+    def __init__(self, root: Path, store: Store, address: str | None, actor: str = "") -> None:
+        self._on_files = store.files is not None
+        self._has_claim_files = self._on_files and has_claim_files(read_meta(store))
+        self.root = root if store.files is None else store.files.path
+        # A ledger on a server has its checkpoints here too: they are a cache.
+        self.ledger = Ledger(store, checkpoint_root=root)
+        self._directory = root
+        self._address = address
+        self._actor = actor
+
+    @cached_property
+    def claims(self) -> Claims:
+        """The claims of the ledger."""
+        from holdfast.ledger.service import Claims
+        from holdfast.repository.waits import LeaseGraph, locks_waited_for
+
+        # Leases are kept in the configured store, wherever the ledger is.
+        configured = None if self._address is None else read_config(self._directory).store
+        leases = LeaseGraph(self._directory, self.ledger.store, configured)
+        others = (leases, partial(locks_waited_for, self._directory))
+        return Claims(self.ledger, files=self.files, actor=self._actor, other_graphs=others)
+
+    @cached_property
+    def lock(self) -> LedgerLock | None:
+        """The lock file of the ledger."""
+        from holdfast.locks.ledger_lock import LedgerLock
+
+        return LedgerLock(self.root / DIRECTORY, AGENT) if self._on_files else None
+
+    @cached_property
+    def files(self) -> ClaimFiles | None:
+        """The claim files of the ledger."""
+        from holdfast.ledger.claim_files import ClaimFiles
+
+        return ClaimFiles(self.root) if self._has_claim_files else None
 
     def close(self) -> None:
-        """Let go of the files that are kept open for speed. Nothing is lost by not doing so."""
+        """Close the files that are kept open for speed. Nothing is lost without it."""
         self.ledger.store.close()
 
     def verify(self) -> LedgerReport:
-        """Look it over."""
-        return verify(self.ledger, None if self.lock is None else self.root, self.files)
+        """Examine the ledger; changes nothing."""
+        from holdfast.ledger.verify import verify
+
+        return verify(self.ledger, self.root if self._on_files else None, self.files)
 
 
 def init_ledger(
     root: str | os.PathLike[str],
     *,
-    lock_timeout: float = log.DEFAULT_LOCK_TIMEOUT,
+    lock_timeout: float = DEFAULT_LOCK_TIMEOUT,
     claim_files: bool = False,
     address: str | None = None,
 ) -> OpenLedger:
-    """Begin a ledger in a directory; `AlreadyExists` if there is one.
+    """Create a ledger in a directory; `AlreadyExists` if there is one.
 
-    Commit point: `meta.json`. A directory of events that another program began is taken as it is.
+    Commit point: `meta.json`. Events that another program has already appended there become its first events.
     """
-    store = open_store(root, address)
+    from holdfast.ledger.rules import checked_ttl
+
+    path, store = Path(os.path.abspath(root)), open_store(root, address)
+    meta: dict[str, Any] = {"lock_timeout": format_duration(checked_ttl(lock_timeout, "lock_timeout"))}
+    if claim_files:
+        meta["claim_files"] = True
     try:
-        log.create_meta(store, lock_timeout=lock_timeout, claim_files=claim_files)
+        store.transact([META], lambda view, now: Decision([Create(META, meta)], None))
     except AlreadyExists:
         raise AlreadyExists(
-            f"there is a ledger in {os.path.abspath(root)} already",
-            hint="Use it as it is, or begin another one elsewhere: --dir DIRECTORY.",
-            path=os.path.abspath(root),
+            f"a ledger already exists in {path}",
+            hint="Use it as it is, or create another one elsewhere: --dir DIRECTORY.",
+            path=str(path),
         ) from None
     if store.files is not None:
         make_directories(store.files.path / DIRECTORY)
-    return _wired(Path(os.path.abspath(root)), store, address)
+    return OpenLedger(path, store, address)
 
 
 def open_ledger(
     root: str | os.PathLike[str], *, address: str | None = None, actor: str | None = None
 ) -> OpenLedger:
-    """Open the ledger of a directory, kept at this address if one is given; `NotFound` if there is none.
+    """Open the ledger of a directory, at this address if one is given; `NotFound` if there is none.
 
-    `actor` (`kind:name`) is who claims, as for leases: it tells agents of one process apart. Makes nothing.
+    `actor` (`kind:name`) is who claims, as for leases: it tells agents of one process apart. Creates nothing.
     """
     path = Path(os.path.abspath(root))
-    if not _is_there(path):
+    if not _exists(path):
         raise _no_ledger(path)
     store = open_store(path, address)
-    files_there = store.files is not None and _is_there(store.files.path / DIRECTORY)
     try:
-        if not files_there and log.read_meta(store) is None:
+        on_files = store.files is not None and _exists(store.files.path / DIRECTORY)
+        if not on_files and read_meta(store) is None:
             raise _no_ledger(path)
-        return _wired(path, store, address, actor or "")
+        return OpenLedger(path, store, address, actor or "")
     except BaseException:
         store.close()
         raise
 
 
 def find_ledger(start: str | os.PathLike[str]) -> Path | None:
-    """The directory that has a ledger: this one, or the nearest above it; None if there is none.
+    """The nearest directory upwards, from `start` on, that has a ledger; None if there is none.
 
-    What merely is called `ledger` is not taken for one: others call their directories so, too.
-    Whether one that is kept on a server is there is found out by opening it.
+    A directory that merely is called `ledger` does not count: others use that name too. Whether a ledger on a
+    server exists is only known when it is opened.
     """
     here = Path(os.path.abspath(start))
     return next((each for each in (here, *here.parents) if _has_ledger(each)), None)
@@ -106,27 +147,12 @@ def find_ledger(start: str | os.PathLike[str]) -> Path | None:
 
 def _has_ledger(path: Path) -> bool:
     ledger = path / DIRECTORY
-    if _is_there(ledger):
-        return _is_there(path / META) or _is_there(ledger / FIRST_EVENT)
+    if _exists(ledger):
+        return _exists(path / META_FILE) or _exists(ledger / FIRST_EVENT)
     return address_of(path) != FILES
 
 
-def _wired(root: Path, store: Store, address: str | None, actor: str = "") -> OpenLedger:
-    ledger = Ledger(
-        store, shelf=FileCheckpoints(root)
-    )  # also of a ledger on a server: a cache, here, of what is there
-    # Leases are kept where it was settled, wherever the ledger is.
-    settled = None if address is None else read_config(root).store
-    elsewhere: list[Look] = [LeasesElsewhere(root, store, settled), LocksElsewhere(root)]
-    if store.files is None:
-        return OpenLedger(root, ledger, Claims(ledger, actor=actor, elsewhere=elsewhere), None, None)
-    path = store.files.path
-    files = ClaimFiles(path) if log.has_claim_files(log.read_meta(store)) else None
-    claims = Claims(ledger, files=files, actor=actor, elsewhere=elsewhere)
-    return OpenLedger(path, ledger, claims, LedgerLock(path / DIRECTORY, AGENT), files)
-
-
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         calls.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -137,17 +163,17 @@ def _is_there(path: Path) -> bool:
 def _no_ledger(path: Path) -> NotFound:
     return NotFound(
         f"there is no ledger in {path}",
-        hint="Begin one with 'holdfast ledger init', or name its directory with --dir.",
+        hint="Create one with 'holdfast ledger init', or name its directory with --dir.",
         path=str(path),
     )
 
 
 MARKS = (".jit", ".holdfast")
-"""What a directory has in it that is the root of a tracker: its files, or else those of a store elsewhere."""
+"""What the root of a tracker contains: its files, or else the address of its store."""
 
 
 def find_root(start: Path) -> Path:
-    """The directory with a tracker in it, this one or the nearest above it; else `NotInitialised`."""
+    """The nearest directory upwards, from `start` on, that has an issue tracker; else `NotInitialised`."""
     for mark in MARKS:
         for directory in (start, *start.parents):
             if exists(directory / mark):
@@ -163,15 +189,10 @@ def open_tracker(
     timeout: float | None = DEFAULT_TIMEOUT,
     retry: RetryConfig | None = None,
 ) -> Tracker:
-    """The tracker of the directory `root`, kept at this address if one is given, for who acts on it.
+    """The issue tracker of the directory `root`, at this address if one is given.
 
-    `actor` is who that is, such as `agent:alice`. A new one is to be initialised first.
+    `actor` is who acts on it, such as `agent:alice`. A new tracker must be initialised first.
     """
     store = open_store(root, address, timeout=timeout)
-    return Tracker(
-        store,
-        actor=actor,
-        root=Path(os.path.abspath(root)),
-        retry=retry,
-        skew=store.skew,
-    )
+    path = Path(os.path.abspath(root))
+    return Tracker(store, actor=actor, root=path, retry=retry, skew=store.skew)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -36,7 +36,6 @@ from holdfast.repository.records import (
 )
 from holdfast.repository.restore import InPlace, Restored
 from holdfast.repository.snapshots import AS_USUAL, SnapshotOptions
-from holdfast.repository.waits import ClaimsElsewhere, LocksElsewhere
 from holdfast.repository.worktrees import Worktrees, settle
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditTrail
@@ -44,9 +43,11 @@ from holdfast.store.model import Store
 from holdfast.store.open import CONFIG, FILES, FailingFast, open_address, read_config
 
 if TYPE_CHECKING:
+    from holdfast.leases.deadlock import ReadGraph
     from holdfast.repository.doctor import Finding, Repaired
     from holdfast.repository.payloads import Right
     from holdfast.repository.records import Consistency
+    from holdfast.repository.waits import ClaimGraph
     from holdfast.repository.worktree_changes import Removed
     from holdfast.trees.engines import Engine
     from holdfast.trees.restore import Materialised
@@ -56,6 +57,31 @@ if TYPE_CHECKING:
 
 _LOOK_AGAIN = 0.05
 """How often one who waits looks whether an operation on the worktree is over."""
+
+
+class _OtherGraphs:
+    """The wait graphs of claims and locks, made when somebody waits for a lease: most commands never do."""
+
+    def __init__(self, root: Path, store: Store, ledger_address: str | None) -> None:
+        self._root, self._store, self._ledger_address = root, store, ledger_address
+        self._claims: ClaimGraph | None = None
+        self._lock = threading.Lock()  # any number of threads may wait
+
+    def __call__(self) -> Sequence[ReadGraph]:
+        from holdfast.repository.waits import locks_waited_for
+
+        return self.claims(), partial(locks_waited_for, self._root)
+
+    def claims(self) -> ClaimGraph:
+        from holdfast.repository.waits import ClaimGraph
+
+        with self._lock:
+            self._claims = self._claims or ClaimGraph(self._root, self._store, self._ledger_address)
+            return self._claims
+
+    def close(self) -> None:
+        if self._claims is not None:
+            self._claims.close()
 
 
 class Repository:
@@ -86,7 +112,7 @@ class Repository:
         else:
             store, self.format = _opened(places.root)
         trail = AuditTrail()
-        self._claims = ClaimsElsewhere(places.root, store, ledger_address)
+        self._other_graphs = _OtherGraphs(places.root, store, ledger_address)
         desk = LeaseService(
             store,
             trail,
@@ -96,7 +122,7 @@ class Repository:
             actor=actor or "",
             reserve=places.reserve,
             skew=store.skew,
-            elsewhere=[self._claims, LocksElsewhere(places.root)],
+            other_graphs=self._other_graphs,
         )
         self.control = RepositoryContext(places, store, trail, desk)
 
@@ -112,7 +138,7 @@ class Repository:
 
     def close(self) -> None:
         """Let go of the files that are kept open for speed: for who opens many, or again and again."""
-        self._claims.close()
+        self._other_graphs.close()
         self.control.store.close()
 
     def __enter__(self) -> Self:
@@ -195,7 +221,8 @@ class Repository:
         from holdfast.leases.wait_notes import WaitNotes
         from holdfast.repository.waits import LockWaits, WaitContext, waits_of_repository
 
-        around = WaitContext(WaitNotes([waits_of_repository(self.root)]), (self.desk.look, self._claims))
+        claims = self._other_graphs.claims()
+        around = WaitContext(WaitNotes([waits_of_repository(self.root)]), (self.desk.wait_graph, claims))
         waits = LockWaits(around, actor=self.desk.actor)
         return FileLocker(timeout, fair=fair, observer=waits.observe_file_lock)
 

@@ -1,4 +1,4 @@
-"""Who holds and who waits for claims, as those see it who look for circles of waits."""
+"""Who holds and who waits for claims, as those see it who look for cycles of waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import pytest
 
 from holdfast.errors import NameInvalid, UsageFailure
-from holdfast.leases.deadlock import WaitGraph, circle_of
+from holdfast.leases.deadlock import WaitGraph, find_cycle
 from holdfast.leases.service import LeaseService
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.service import Claims
@@ -31,29 +31,29 @@ class Town:
         self.ours.acquire("x", self.ours.request(ttl=LONG))
         self.claims().take(self.claims().request("1", "theirs", ttl=LONG, behalf_of=OTHER))
         self.their_wait = theirs.request(ttl=LONG)
-        theirs.line_up("x", self.their_wait)
+        theirs.join_queue("x", self.their_wait)
 
     def claims(self, actor: str = "") -> Claims:
         return Claims(Ledger(self.store), actor=actor)
 
-    def circle_with(self, actor: str) -> bool:
-        """Whether there is a circle, once somebody of this process waits for the claim in this name."""
+    def cycle_with(self, actor: str) -> bool:
+        """Whether there is a cycle, once somebody of this process waits for the claim in this name."""
         claims = self.claims(actor)
         request = claims.request("1", "somebody", ttl=LONG)
-        claims.line_up(request)
-        leases, waits = self.ours.look(), claims.look()
+        claims.join_queue(request)
+        leases, waits = self.ours.wait_graph(), claims.wait_graph()
         seen = WaitGraph(leases.holds + waits.holds, leases.waits + waits.waits)
-        found = {bool(circle_of(each, seen)) for each in (request.claim_id, self.their_wait.lock_id)}
-        claims.leave(request)
+        found = {bool(find_cycle(each, seen)) for each in (request.claim_id, self.their_wait.lock_id)}
+        claims.leave_queue(request)
         assert len(found) == 1
         return found.pop()
 
 
 def test_agents_of_one_process_are_told_apart_by_the_name_in_which_they_act() -> None:
     town = Town()
-    assert town.circle_with("agent:a")
-    assert not town.circle_with("agent:b")
-    assert town.circle_with("")  # who does not say is known by its process
+    assert town.cycle_with("agent:a")
+    assert not town.cycle_with("agent:b")
+    assert town.cycle_with("")  # who does not say is known by its process
 
 
 def test_a_claim_says_in_whose_name_and_for_which_process_it_was_taken() -> None:
@@ -71,5 +71,5 @@ def test_a_claim_says_in_whose_name_and_for_which_process_it_was_taken() -> None
 def test_what_another_program_claims_is_held_by_its_owner_and_by_no_process() -> None:
     claims = Claims(Ledger(MemoryStore()))
     claims.ledger.append(acquired("1", "theirs", expires_in=LONG))
-    [hold] = claims.look().holds
-    assert (hold.party.owner, hold.party.processes) == ("theirs", frozenset())
+    [hold] = claims.wait_graph().holds
+    assert (hold.holder.owner, hold.holder.processes) == ("theirs", frozenset())

@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Self
 
 import pytest
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Deadlock, LockTimeout, StoreUnavailable
 from holdfast.leases import queue
-from holdfast.leases.queue import NotYet, QueueWait, wait_in_line
+from holdfast.leases.queue import NotYet, QueueWait, wait_in_queue
+from holdfast.store.model import Watch
 from tests.locks.workers import PATIENCE
 
 
-class Bell:
+class Bell(Watch):
     """A watch that is rung by hand."""
 
     def __init__(self) -> None:
@@ -25,18 +25,13 @@ class Bell:
     def ring(self) -> None:
         self._rung.set()
 
-    def wait(self, timeout: float | None = None) -> frozenset[str]:
-        rung = self._rung.wait(timeout)
+    def _next(self, left: float | None) -> frozenset[str]:
+        rung = self._rung.wait(left)
         self._rung.clear()
         return frozenset(("it",) if rung else ())
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *problem: object) -> None: ...
-
-
-def no_circle() -> None: ...
+def no_cycle() -> None: ...
 
 
 class Counter:
@@ -66,20 +61,20 @@ def soon(call: Callable[[], object]) -> None:
 def test_who_waits_is_served_when_something_changes() -> None:
     counter, bell = Counter(), Bell()
     soon(lambda: counter.release(bell))
-    assert wait_in_line(wish(), counter, bell, no_circle) == "got it"
+    assert wait_in_queue(wish(), counter, bell, no_cycle) == "got it"
     assert counter.asked == 2
 
 
 def test_who_waits_too_long_is_told_who_has_it() -> None:
     with pytest.raises(LockTimeout, match="somebody"):
-        wait_in_line(wish(0.05), Counter(), Bell(), no_circle)
+        wait_in_queue(wish(0.05), Counter(), Bell(), no_cycle)
 
 
 def test_who_is_told_to_stop_stops_soon() -> None:
     cancelled = threading.Event()
     soon(cancelled.set)
     with pytest.raises(LockTimeout):
-        wait_in_line(wish(None, cancelled), Counter(), Bell(), no_circle)
+        wait_in_queue(wish(None, cancelled), Counter(), Bell(), no_cycle)
 
 
 @pytest.mark.parametrize(
@@ -90,15 +85,15 @@ def test_what_a_look_finds_is_told_to_the_one_who_waits(problem: Exception) -> N
         raise problem
 
     with pytest.raises(type(problem)):
-        wait_in_line(wish(None), Counter(), Bell(), look)
+        wait_in_queue(wish(None), Counter(), Bell(), look)
 
 
 def test_looks_are_first_close_and_then_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "FIRST_LOOK", 0.001)
-    monkeypatch.setattr(queue, "LAST_LOOK", 0.05)
+    monkeypatch.setattr(queue, "FIRST_CHECK", 0.001)
+    monkeypatch.setattr(queue, "LAST_CHECK", 0.05)
     looks: list[float] = []
     with pytest.raises(LockTimeout):
-        wait_in_line(wish(0.5), Counter(), Bell(), lambda: looks.append(time.monotonic()))
+        wait_in_queue(wish(0.5), Counter(), Bell(), lambda: looks.append(time.monotonic()))
     assert 3 <= len(looks) <= 16
 
 
@@ -113,9 +108,9 @@ def test_a_look_that_takes_long_keeps_nobody_from_being_served_or_from_giving_up
     try:
         counter, bell = Counter(), Bell()
         threading.Timer(0.3, counter.release, (bell,)).start()
-        assert wait_in_line(wish(), counter, bell, look) == "got it"
+        assert wait_in_queue(wish(), counter, bell, look) == "got it"
         with pytest.raises(LockTimeout):
-            wait_in_line(wish(0.3), Counter(), Bell(), look)
+            wait_in_queue(wish(0.3), Counter(), Bell(), look)
     finally:
         answer.set()
 
@@ -129,7 +124,7 @@ def test_what_a_look_finds_after_a_long_time_is_told_all_the_same() -> None:
 
     threading.Timer(0.3, answer.set).start()
     with pytest.raises(Deadlock, match="at last"):
-        wait_in_line(wish(None), Counter(), Bell(), look)
+        wait_in_queue(wish(None), Counter(), Bell(), look)
 
 
 def test_where_no_thread_can_be_had_the_waiter_looks_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,4 +136,4 @@ def test_where_no_thread_can_be_had_the_waiter_looks_itself(monkeypatch: pytest.
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(Deadlock):
-        wait_in_line(wish(None), Counter(), Bell(), look)
+        wait_in_queue(wish(None), Counter(), Bell(), look)

@@ -43,19 +43,19 @@ class Kept(Held[int]):
         self.fails_with = problem
         self.given_back = 0
 
-    def _renewed(self, ttl: float | None) -> tuple[int, float]:
+    def _renew(self, ttl: float | None) -> tuple[int, float]:
         if self.fails_with is not None:
             raise self.fails_with
         return self.record + 1, self.ttl if ttl is None else ttl
 
-    def _given_back(self) -> None:
+    def _release(self) -> None:
         self.given_back += 1
 
 
 @pytest.fixture
 def wakeful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hearts that look up often, so that nobody has to wait for them."""
-    monkeypatch.setattr(heartbeat, "LOOK_UP", 0.02)
+    monkeypatch.setattr(heartbeat, "LONGEST_SLEEP", 0.02)
 
 
 def threads_of_hearts() -> list[threading.Thread]:
@@ -73,8 +73,8 @@ def hold(kind: str, root: Path, ttl: float, *, timeout: float = PATIENCE) -> Hel
     """Something of this kind that nobody had, on files."""
     store = FileStore(root, timeout=timeout)
     if kind == "lease":
-        desk = LeaseService(store, AuditTrail())
-        return acquire(desk, "main", desk.request(ttl=ttl))
+        service = LeaseService(store, AuditTrail())
+        return acquire(service, "main", service.request(ttl=ttl))
     if kind == "claim":
         return Claims(Ledger(store)).claim("1", "me", ttl=max(1.0, ttl))
     tracker = Tracker(store, actor="agent:me")
@@ -139,8 +139,8 @@ def test_it_lives_beyond_its_time_and_ends_with_its_block(kind: str, scratch: Pa
 
 def test_a_coroutine_holds_it_in_the_same_way(scratch: Path) -> None:
     async def work() -> HeldLease:
-        desk = LeaseService(FileStore(scratch), AuditTrail())
-        async with acquire(desk, "main", desk.request(ttl=TTL)) as held:
+        service = LeaseService(FileStore(scratch), AuditTrail())
+        async with acquire(service, "main", service.request(ttl=TTL)) as held:
             first = held.lease
             while held.lease == first:
                 await asyncio.sleep(0.01)
@@ -219,10 +219,10 @@ class RenewsInTheHeart(Kept):
     def _begin_renewal(self) -> None:
         self._try_to_renew()
 
-    def _renewed(self, ttl: float | None) -> tuple[int, float]:
+    def _renew(self, ttl: float | None) -> tuple[int, float]:
         self.asked.set()
         self.answer.wait(PATIENCE)
-        return super()._renewed(ttl)
+        return super()._renew(ttl)
 
 
 def test_a_heart_that_waits_for_the_store_itself_would_be_found(wakeful: None) -> None:
@@ -356,7 +356,7 @@ def test_what_nobody_has_any_more_is_not_kept_alive(scratch: Path) -> None:
     assert state is not None  # it was not released: its time ends it
 
 
-def test_each_thing_has_one_thread_and_a_second_one_only_while_it_is_renewed() -> None:
+def test_each_thing_has_one_thread_and_a_second_one_only_while_it_is_renew() -> None:
     clock = ManualClock()
     with contextlib.ExitStack() as all_of_them:
         for _ in range(8):
@@ -366,9 +366,9 @@ def test_each_thing_has_one_thread_and_a_second_one_only_while_it_is_renewed() -
 
 def test_who_is_told_to_release_in_the_middle_of_renewing_can() -> None:
     class Interrupted(Kept):
-        def _renewed(self, ttl: float | None) -> tuple[int, float]:
+        def _renew(self, ttl: float | None) -> tuple[int, float]:
             self.release()  # as the handler of a signal may
-            return super()._renewed(ttl)
+            return super()._renew(ttl)
 
     kept = Interrupted(ManualClock(), 30.0)
     with pytest.raises(LockNotHeld):
@@ -378,9 +378,9 @@ def test_who_is_told_to_release_in_the_middle_of_renewing_can() -> None:
 
 
 def test_renewing_at_once_from_many_threads_and_releasing_leaves_nothing_held() -> None:
-    desk = LeaseService(MemoryStore(), AuditTrail())
+    service = LeaseService(MemoryStore(), AuditTrail())
     for _ in range(30):
-        held = acquire(desk, "main", desk.request(ttl=TTL)).beat()
+        held = acquire(service, "main", service.request(ttl=TTL)).beat()
         refused: list[Failure] = []
 
         def renew(held: HeldLease = held, refused: list[Failure] = refused) -> None:
@@ -396,5 +396,5 @@ def test_renewing_at_once_from_many_threads_and_releasing_leaves_nothing_held() 
         held.release()
         for thread in threads:
             thread.join()
-        assert desk.state("main") is None
+        assert service.state("main") is None
         assert not held.lost.is_set()

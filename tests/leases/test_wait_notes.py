@@ -6,25 +6,26 @@ import os
 import random
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
 from holdfast.fs import calls
 from holdfast.leases import wait_notes
-from holdfast.leases.deadlock import Thing
-from holdfast.leases.wait_notes import WaitNote, WaitNotes, new_ticket
+from holdfast.leases.deadlock import Resource
+from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks.identity import current_holder
 from tests.locks.workers import Line, Workers
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a locked file cannot be read there")
 
-THING = Thing("file lock", "/some/build.lock", "fe:00:7")
+THING = Resource("file lock", "/some/build.lock", "fe:00:7")
 
 
 def note(since: str = "2026-01-02T03:04:05.000000Z") -> WaitNote:
     return WaitNote(
-        new_ticket(),
+        str(uuid.uuid4()),
         THING,
         since,
         current_holder(),
@@ -56,11 +57,11 @@ def test_a_note_says_all_of_a_wait_until_it_is_taken_down(place: Path) -> None:
 def test_a_note_is_a_wait_in_a_picture() -> None:
     mine = note()
     wait = mine.as_wait()
-    assert (wait.thing, wait.ticket, wait.since, wait.shared) == (THING, mine.ticket, mine.since, True)
-    assert (wait.party.actor, wait.party.owner) == ("agent:a", "")
-    assert len(wait.party.processes) == 2
-    assert len(wait.party.above) == 2
-    assert wait.party.proofs == {"5f0c"}
+    assert (wait.resource, wait.ticket, wait.since, wait.shared) == (THING, mine.ticket, mine.since, True)
+    assert (wait.waiter.actor, wait.waiter.owner) == ("agent:a", "")
+    assert len(wait.waiter.processes) == 2
+    assert len(wait.waiter.above) == 2
+    assert wait.waiter.proofs == {"5f0c"}
 
 
 def test_the_oldest_come_first_and_each_once_wherever_they_are_posted(place: Path, tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from holdfast.leases.queue import DeadlockWatch
 from tests.locks.workers import PATIENCE, Workers, wait_until
 
 
-class Watched:
-    """A wait that is looked at; `look` is what such a look comes to."""
+class Wait:
+    """A wait that is looked at; `look` is what such a check comes to."""
 
-    def __init__(self, look: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
         self.seen: list[str] = []
-        self._look = look
+        self._check = check
 
     def post(self) -> None:
         self.seen.append("post")
@@ -28,38 +28,38 @@ class Watched:
     def take_down(self) -> None:
         self.seen.append("take down")
 
-    def look(self) -> None:
-        self.seen.append("look")
-        self._look()
+    def check(self) -> None:
+        self.seen.append("check")
+        self._check()
 
 
 def raising(problem: BaseException) -> Callable[[], None]:
-    def look() -> None:
+    def check() -> None:
         raise problem
 
-    return look
+    return check
 
 
 def test_a_wait_that_is_over_at_once_leaves_no_trace() -> None:
-    watched = Watched()
+    watched = Wait()
     DeadlockWatch(lambda: watched, None).end()
     assert watched.seen == []
 
 
-@pytest.mark.parametrize("timeout", [0.0, queue.FIRST_LOOK])
-def test_who_will_not_wait_for_long_needs_no_one_to_look(timeout: float) -> None:
+@pytest.mark.parametrize("timeout", [0.0, queue.FIRST_CHECK])
+def test_who_will_not_wait_for_long_needs_no_one_to_check(timeout: float) -> None:
     before = threading.active_count()
-    DeadlockWatch(Watched, timeout)
+    DeadlockWatch(Wait, timeout)
     assert threading.active_count() == before
 
 
 def test_a_wait_is_posted_once_looked_at_again_and_again_and_taken_down() -> None:
-    watched = Watched()
+    watched = Wait()
     looking = DeadlockWatch(lambda: watched, None)
-    wait_until(lambda: watched.seen.count("look") == 3)
+    wait_until(lambda: watched.seen.count("check") == 3)
     looking.end()
     assert looking.found is None
-    assert watched.seen[:2] == ["post", "look"]
+    assert watched.seen[:2] == ["post", "check"]
     assert watched.seen.count("post") == 1
     assert set(watched.seen[watched.seen.index("take down") :]) == {"take down"}
 
@@ -67,7 +67,7 @@ def test_a_wait_is_posted_once_looked_at_again_and_again_and_taken_down() -> Non
 @pytest.mark.parametrize("problem", [Deadlock("in vain"), KeyError("a mistake")])
 def test_what_is_found_is_told(problem: BaseException) -> None:
     told = threading.Event()
-    looking = DeadlockWatch(lambda: Watched(raising(problem)), None, told.set)
+    looking = DeadlockWatch(lambda: Wait(raising(problem)), None, told.set)
     assert told.wait(PATIENCE)
     looking.end()
     assert looking.found is problem
@@ -77,9 +77,9 @@ def test_what_is_found_is_told(problem: BaseException) -> None:
     "problem", [StoreUnavailable("elsewhere", "it is away"), FileNotFoundError("the current directory")]
 )
 def test_what_cannot_be_seen_ends_nothing(problem: Exception) -> None:
-    watched = Watched(raising(problem))
+    watched = Wait(raising(problem))
     looking = DeadlockWatch(lambda: watched, None)
-    wait_until(lambda: watched.seen.count("look") == 2)
+    wait_until(lambda: watched.seen.count("check") == 2)
     looking.end()
     assert looking.found is None
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_seen_ends_nothing(problem: Exception) -> None:
 def test_what_cannot_be_prepared_is_tried_again() -> None:
     tried: list[int] = []
 
-    def prepare() -> Watched:
+    def prepare() -> Wait:
         tried.append(1)
         raise StoreUnavailable("elsewhere", "it is away")
 
@@ -99,11 +99,11 @@ def test_what_cannot_be_prepared_is_tried_again() -> None:
 def test_a_look_that_hangs_holds_up_nobody_and_is_not_seen_afterwards() -> None:
     answer, looked = threading.Event(), threading.Event()
 
-    def look() -> None:
+    def check() -> None:
         looked.set()
         answer.wait(PATIENCE)
 
-    watched = Watched(look)
+    watched = Wait(check)
     looking = DeadlockWatch(lambda: watched, None)
     try:
         assert looked.wait(PATIENCE)
@@ -114,9 +114,9 @@ def test_a_look_that_hangs_holds_up_nobody_and_is_not_seen_afterwards() -> None:
 
 
 def test_who_prepares_for_too_long_does_not_post_afterwards() -> None:
-    answer, asked, watched = threading.Event(), threading.Event(), Watched()
+    answer, asked, watched = threading.Event(), threading.Event(), Wait()
 
-    def prepare() -> Watched:
+    def prepare() -> Wait:
         asked.set()
         answer.wait(PATIENCE)
         return watched
@@ -125,13 +125,13 @@ def test_who_prepares_for_too_long_does_not_post_afterwards() -> None:
     assert asked.wait(PATIENCE)
     looking.end()
     answer.set()
-    wait_until(lambda: not any(each.name == "holdfast-lookout" for each in threading.enumerate()))
+    wait_until(lambda: not any(each.name == "holdfast-deadlock" for each in threading.enumerate()))
     assert watched.seen == []
 
 
 def test_a_wait_whose_end_was_missed_is_taken_down_when_its_time_is_up() -> None:
     """Ctrl-C at a bad moment: `end` is never called."""
-    watched = Watched()
+    watched = Wait()
     DeadlockWatch(lambda: watched, 0.1)
     wait_until(lambda: watched.seen[-1:] == ["take down"])
 
@@ -141,16 +141,16 @@ def test_a_wait_whose_end_was_missed_is_taken_down_when_its_time_is_up() -> None
 def test_a_fork_waits_for_the_end_of_a_look_if_the_child_goes_on_with_it(
     forks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "LOOK_UP", PATIENCE)
+    monkeypatch.setattr(queue, "POLL", PATIENCE)
     begun, answer = threading.Event(), threading.Event()
     ended: list[int] = []
 
-    def look() -> None:
+    def check() -> None:
         begun.set()
         answer.wait(PATIENCE)
         ended.append(1)
 
-    looking = DeadlockWatch(lambda: Watched(look), None, forks=forks)
+    looking = DeadlockWatch(lambda: Wait(check), None, forks=forks)
     try:
         assert begun.wait(PATIENCE)
         if forks:
@@ -167,11 +167,11 @@ def test_a_fork_waits_for_the_end_of_a_look_if_the_child_goes_on_with_it(
 def test_a_look_that_hangs_holds_up_a_fork_for_a_moment_only() -> None:
     begun, answer = threading.Event(), threading.Event()
 
-    def look() -> None:
+    def check() -> None:
         begun.set()
         answer.wait(PATIENCE)
 
-    looking = DeadlockWatch(lambda: Watched(look), None)
+    looking = DeadlockWatch(lambda: Wait(check), None)
     try:
         assert begun.wait(PATIENCE)
         with Workers() as workers:
@@ -182,14 +182,14 @@ def test_a_look_that_hangs_holds_up_a_fork_for_a_moment_only() -> None:
 
 
 def test_where_looks_hang_no_more_of_them_are_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "MOST_LOOKS", 1)
-    begun, answer, later = threading.Event(), threading.Event(), Watched()
+    monkeypatch.setattr(queue, "MOST_CHECKS", 1)
+    begun, answer, later = threading.Event(), threading.Event(), Wait()
 
-    def look() -> None:
+    def check() -> None:
         begun.set()
         answer.wait(PATIENCE)
 
-    first = DeadlockWatch(lambda: Watched(look), None)
+    first = DeadlockWatch(lambda: Wait(check), None)
     second = None
     try:
         assert begun.wait(PATIENCE)
@@ -197,7 +197,7 @@ def test_where_looks_hang_no_more_of_them_are_begun(monkeypatch: pytest.MonkeyPa
         time.sleep(0.1)
         assert later.seen == []
         answer.set()
-        wait_until(lambda: "look" in later.seen)
+        wait_until(lambda: "check" in later.seen)
     finally:
         answer.set()
         first.end()
@@ -210,16 +210,16 @@ def test_where_no_thread_can_be_had_nobody_looks(monkeypatch: pytest.MonkeyPatch
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    looking = DeadlockWatch(Watched, None)
+    looking = DeadlockWatch(Wait, None)
     looking.end()
     assert looking.found is None
 
 
 def test_looks_are_first_close_and_then_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "FIRST_LOOK", 0.001)
-    monkeypatch.setattr(queue, "LAST_LOOK", 0.05)
-    watched = Watched()
+    monkeypatch.setattr(queue, "FIRST_CHECK", 0.001)
+    monkeypatch.setattr(queue, "LAST_CHECK", 0.05)
+    watched = Wait()
     looking = DeadlockWatch(lambda: watched, None)
     time.sleep(0.4)
     looking.end()
-    assert watched.seen.count("look") <= 14
+    assert watched.seen.count("check") <= 14
