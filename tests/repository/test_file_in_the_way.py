@@ -132,7 +132,7 @@ def test_a_file_at_a_name_that_is_free_is_a_stranger(site: Site) -> None:
 def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
     site: Site, monkeypatch: pytest.MonkeyPatch, exchanges: bool
 ) -> None:
-    exchange = repository_exchange._exchange
+    exchange = repository_exchange._Exchange.make
 
     def replace_first(*arguments: Any) -> None:
         site.replace()
@@ -141,7 +141,7 @@ def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
     def unavailable(*_: object) -> None:
         raise ExchangeUnavailable("not here")
 
-    monkeypatch.setattr(repository_exchange, "_exchange", replace_first)
+    monkeypatch.setattr(repository_exchange._Exchange, "make", replace_first)
     if not exchanges:
         monkeypatch.setattr("holdfast.trees.exchange", unavailable, raising=False)
     how = InPlace(reason="tested")

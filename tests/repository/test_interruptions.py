@@ -12,7 +12,7 @@ import pytest
 from holdfast.repository import snapshots
 from holdfast.repository.context import RepositoryContext
 from holdfast.repository.records import Descriptor, WorktreeConfig
-from holdfast.repository.snapshots import publishing
+from holdfast.repository.snapshots import publish_changes
 from holdfast.store.model import Append, Decision
 from proof.crash import Fault, Report
 from proof.powercut import power_cuts
@@ -52,7 +52,7 @@ def publish_in_two_steps(
     control: RepositoryContext, config: WorktreeConfig, descriptor: Descriptor, proof: object, tag: object
 ) -> Descriptor:
     """The mistake: the descriptor in one commit, and the head in the next."""
-    (created, moved), published = publishing(config, descriptor)
+    (created, moved), published = publish_changes(config, descriptor)
     assert not isinstance(created, Append)
     assert not isinstance(moved, Append)
     control.store.transact([created.key], lambda view, now: Decision([created], None))

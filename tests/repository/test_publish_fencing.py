@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.repository import context as proofs
 from holdfast.repository import restore, snapshots
-from holdfast.repository.context import Permission, Proof, RepositoryContext, settled_config
+from holdfast.repository.context import Proof, RepositoryContext, TokenCheck, settled_config
 from holdfast.repository.records import MAIN
 from holdfast.store.model import Decision, View
 from proof.interpose import interposed
@@ -185,23 +185,23 @@ def validate_then_publish(
 ) -> Any:
     """The mistake: the lease is checked in one transaction, and the head moved in the next."""
 
-    ask = proofs.permission(control, MAIN, proof)
+    check = proofs.token_check(control, MAIN, proof)
 
     def validate(view: View, now: float) -> Decision[None]:
-        ask(view, now)
+        check(view, now)
         return Decision([], None)
 
     control.store.transact(proofs.publishing_keys(MAIN), validate)
     with pytest.MonkeyPatch.context() as patch:
-        unasked = lambda view, now: settled_config(view, MAIN)  # noqa: E731
-        patch.setattr(snapshots, "permission", lambda control, name, proof: unasked)
+        unchecked = lambda view, now: settled_config(view, MAIN)  # noqa: E731
+        patch.setattr(snapshots, "token_check", lambda control, name, proof: unchecked)
         return REAL_PUBLISH(control, config, descriptor, proof, tag)
 
 
 REAL_PUBLISH = snapshots._publish
 
 
-def asked_too_early(control: RepositoryContext, worktree: str, proof: Proof | None) -> Permission:
+def checked_too_early(control: RepositoryContext, worktree: str, proof: Proof | None) -> TokenCheck:
     """The same mistake of a restore in place: what its transaction asks was answered before."""
     config = proofs.check_early(control, worktree, proof)
     return lambda view, now: config
@@ -210,7 +210,7 @@ def asked_too_early(control: RepositoryContext, worktree: str, proof: Proof | No
 def test_stopping_finds_a_restore_that_validates_first_and_decides_then(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore, "permission", asked_too_early)
+    monkeypatch.setattr(restore, "token_check", checked_too_early)
     control = Rival(root).control
     first = published(control)[0]
     assert any(stale_commits(control) for _ in stopped_everywhere(root, lambda rival: rival.restore(first)))

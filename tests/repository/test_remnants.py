@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.errors import Corrupt, Failure, LockConflict, PlanMismatch, Refused
-from holdfast.repository import compare, gc, gc_plan, gc_sweep, snapshots, worktree_changes
+from holdfast.repository import compare, exchange, gc, gc_plan, gc_sweep, snapshots, worktree_changes
 from holdfast.repository import payloads as scratches
 from holdfast.repository import restore as repository_restore
 from holdfast.repository.context import RepositoryContext
@@ -662,7 +662,7 @@ def test_who_does_not_say_what_it_shares_does(
 ) -> None:
     """A planted mistake."""
     real = scratches.scratch
-    for module in (snapshots, repository_restore):
+    for module in (snapshots, exchange, repository_restore):
         monkeypatch.setattr(module, "scratch", lambda *words, **more: real(*words, **{**more, "uses": ()}))
     assert next(met(begun, scratch, SHARERS[sharer], step=2), "")
 

@@ -307,7 +307,7 @@ def test_what_was_exchanged_before_it_is_published_is_not_published(site: Site) 
 
 def test_a_worktree_without_its_directory_is_said_to_be_without_it(site: Site) -> None:
     site.payload.rename(site.payload.parent / "away")
-    with pytest.raises(NotFound, match="is not there"):
+    with pytest.raises(NotFound, match="does not exist"):
         site.take()
 
 

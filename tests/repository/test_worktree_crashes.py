@@ -326,7 +326,7 @@ PLANTED: dict[str, tuple[type[Case], Callable[[pytest.MonkeyPatch], None]]] = {
     ),
     "a renaming counts tokens from the start": (
         Renaming,
-        lambda patch: patch.setattr(worktree_changes, "_counted_on", nothing),
+        lambda patch: patch.setattr(worktree_changes, "_continue_tokens", nothing),
     ),
     "the payload is deleted before anything is decided": (
         RemovalOfUnsavedWork,

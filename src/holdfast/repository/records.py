@@ -1,4 +1,4 @@
-"""What is stored about worktrees and snapshots, and under which keys."""
+"""The records of worktrees and snapshots, and their keys in the store."""
 
 from __future__ import annotations
 
@@ -11,32 +11,28 @@ from holdfast.leases.rules import Identity
 from holdfast.store.model import Family, Key, StructCodec
 
 MAIN = "main"
-"""The worktree that every repository has. It is neither renamed nor removed."""
+"""The worktree that every repository has; it is never renamed or removed."""
 
 FORMAT_VERSION = 1
 """The newest layout of `.jvs/` that this program understands."""
 
 
 class Isolation(StrEnum):
-    """Who may write into a worktree."""
-
     EXCLUSIVE = "exclusive"
-    """One writer at a time: whoever holds the lease."""
+    """One writer at a time: the holder of the lease."""
     SHARED = "shared"
-    """Anybody at any time. High-risk: nothing keeps writers apart."""
+    """Any number of writers. High-risk: nothing keeps them apart."""
 
 
 class Consistency(StrEnum):
-    """What a snapshot promises about the moment that it shows."""
-
     QUIESCED = "quiesced"
-    """Nothing changed while it was captured."""
+    """Nothing changed during the capture."""
     BEST_EFFORT = "best_effort"
-    """Each file as it was found; files may be of different moments."""
+    """Each file as it was found; files may be from different moments."""
 
 
 class RepositoryFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """What kind of repository this is; `version` grows when older programs could do harm."""
+    """`version` grows when older programs could do harm."""
 
     version: int
     repository_id: str
@@ -44,8 +40,6 @@ class RepositoryFormat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worktree's snapshots are like unless one says otherwise."""
-
     consistency_level: Consistency | None = None
 
 
@@ -59,6 +53,11 @@ class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
     head_snapshot_id: str | None
     label: str | None = None
     snapshot_defaults: SnapshotDefaults | None = None
+
+    @property
+    def tip(self) -> str | None:
+        """The snapshot that the worktree's content builds on: its head, else the base it was created from."""
+        return self.head_snapshot_id or self.base_snapshot_id
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,28 +77,28 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
     lock_id: str | None = None
     fencing_token: int | None = None
     restored_from: str | None = None
-    """The snapshot whose content this is, if it was made by restoring one in place."""
+    """The snapshot whose content this is, if a restore in place published it."""
     not_preserved: tuple[str, ...] = ()
     special: tuple[str, ...] = ()
     """Fifos, sockets and devices: recorded, not captured."""
     doomed_by: str | None = None
-    """The plan that is about to delete this snapshot; nothing new may refer to it from then on."""
+    """The gc plan that is deleting this snapshot; nothing new may refer to it."""
 
 
 class OperationKind(StrEnum):
-    """What is being done to a worktree's directory, and how it ends if its process dies."""
+    """A change of a worktree's directory. The comments say how it ends if its process dies."""
 
-    CREATE = "create"  # undone, or finished if the directory is in its place
+    CREATE = "create"  # undone; finished if the directory is in place
     RENAME = "rename"  # finished
     REMOVE = "remove"  # finished
     RESTORE = "restore"  # finished
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """Something decided about a worktree's directory that has not been carried out in full.
+    """A decided change of a worktree's directory that is not complete.
 
-    As long as it is there nobody is given the lease, and nothing is published. Whoever finds it and
-    gets the payload lock (so that nobody else is at it) brings it to its end.
+    While it exists, nobody gets the lease and nothing is published. A process that finds it and gets the
+    payload lock finishes it: the process that began it is gone.
     """
 
     operation_id: str
@@ -109,25 +108,25 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     holder_id: str
     identity: Identity = Identity()
     counterpart: str | None = None
-    """The other name of a rename: the new one in the old one's record, and the other way round."""
+    """The other name of a rename."""
     becomes: bool = False
-    """Whether this is the record under the new name of a rename."""
+    """Whether this is a rename's record under the new name."""
     inode: str | None = None
-    """Which directory it is about, if that has to be told from another one that stands in its way."""
+    """Identifies the directory when another one exists at its path."""
     isolation: Isolation | None = None
     label: str | None = None
-    """What the worktree that is created will be like."""
+    """Isolation and label of the worktree to create."""
     snapshot_id: str | None = None
-    """What is created from, or restored."""
+    """The snapshot to create from or to restore; of a removal, the one that saved unsaved work."""
     path: str | None = None
-    """The part of the tree that is restored, if not all of it."""
+    """The part of the tree to restore, if not all of it."""
     reason: str = ""
     keeps: bool = False
-    """Of a restore or removal: whether what it takes away must be kept, down to the last write."""
+    """Of a restore or removal: whether to keep the old content, down to the last write."""
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """A name for a snapshot, which keeps it from being collected."""
+    """A name for a snapshot, which protects it from collection."""
 
     name: str
     snapshot_id: str
@@ -136,10 +135,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """Keeps a snapshot from being collected, for a reason, perhaps until a moment.
-
-    A snapshot may have several, each somebody's own: taking one away leaves the others.
-    """
+    """Protects a snapshot from collection, perhaps for a limited time. A snapshot can have several."""
 
     pin_id: str
     snapshot_id: str
@@ -158,5 +154,5 @@ PINS: Family[Pin] = Family("jvs/pins", StructCodec(Pin))
 
 
 def worktree_keys(name: str) -> list[Key[Any]]:
-    """What a decision about a worktree looks at: its record, and what is being done to it."""
+    """The record of a worktree, and the operation pending on it."""
     return [WORKTREES.key(name), OPERATIONS.key(name)]
