@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from holdfast.locks.repo_lock import RepoLock as RepoLock
     from holdfast.locks.retry import RetryConfig as RetryConfig
     from holdfast.locks.retry import retry_with_backoff as retry_with_backoff
-    from holdfast.repository.agent import AgentContext as AgentContext
     from holdfast.repository.agent import Assignment as Assignment
     from holdfast.repository.agent import AssignmentOptions as AssignmentOptions
     from holdfast.repository.agent import Outcome as Outcome
@@ -70,7 +69,6 @@ _HOMES = {
     "State": "holdfast.issues.model",
     "Priority": "holdfast.issues.model",
     "take_work": "holdfast.repository.agent",
-    "AgentContext": "holdfast.repository.agent",
     "AssignmentOptions": "holdfast.repository.agent",
     "Assignment": "holdfast.repository.agent",
     "Outcome": "holdfast.repository.agent",
