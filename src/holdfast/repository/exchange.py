@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from holdfast.repository.records import (
     Operation,
 )
 from holdfast.repository.snapshots import base_tree, describe, publish_changes, published_tree
-from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, Stream, View
+from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, View
 
 NEW, REPLACED, CACHE = "payload", "replaced", "stat"
 """In the scratch directory: the new content, the replaced one, the stat cache of the new files."""
@@ -182,34 +182,47 @@ class _Exchange(NamedTuple):
         A part has no R: the late snapshot becomes the head, and the restored part is unsaved work on it.
         """
         operation = self.operation
-        pending, record = OPERATIONS.key(operation.worktree_id), WORKTREES.key(operation.worktree_id)
-        published = DESCRIPTORS.key(operation.operation_id)
-        keys: list[Key[Any] | Stream[Any]] = [pending, published, record, self.context.trail.stream]
+        published, record = DESCRIPTORS.key(operation.operation_id), WORKTREES.key(operation.worktree_id)
+        keys: list[Key[Any]] = [published, record]
         if late is not None:
             keys.append(DESCRIPTORS.key(late.snapshot_id))
+
+        def insert(view: View) -> list[Change]:
+            above, config = view.get(published), view.get(record)
+            if late is not None and operation.path is not None and config is not None:
+                return publish_changes(config, late)[0]
+            if late is None or above is None:
+                return []
+            under = msgspec.structs.replace(late, parent_id=above.parent_id)
+            above = msgspec.structs.replace(above, parent_id=late.snapshot_id)
+            return [Create(DESCRIPTORS.key(late.snapshot_id), under), Replace(published, above)]
+
+        late_id = late.snapshot_id if late else None
+        facts = {"restored_from": operation.snapshot_id, "path": operation.path, "late_snapshot_id": late_id}
+        self._delete_operation("restore_finished", facts, keys, insert)
+
+    def abandon(self) -> None:
+        """Delete the operation, which has changed nothing."""
+        self._delete_operation("restore_given_up", {"path": self.operation.path})
+
+    def _delete_operation(
+        self,
+        event: str,
+        facts: Mapping[str, object],
+        keys: Sequence[Key[Any]] = (),
+        further: Callable[[View], list[Change]] = lambda view: [],
+    ) -> None:
+        operation, pending = self.operation, OPERATIONS.key(self.operation.worktree_id)
+        facts = {"worktree_id": operation.worktree_id, "operation_id": operation.operation_id, **facts}
 
         def decide(view: View, now: float) -> Decision[None]:
             found = view.get(pending)
             if found is None or found.operation_id != operation.operation_id:
                 return Decision([], None)  # another process has ended it
-            changes: list[Change] = [Delete(pending)]
-            above, config = view.get(published), view.get(record)
-            if late is not None and operation.path is not None and config is not None:
-                changes += publish_changes(config, late)[0]
-            elif late is not None and above is not None:
-                under = msgspec.structs.replace(late, parent_id=above.parent_id)
-                changes.append(Create(DESCRIPTORS.key(late.snapshot_id), under))
-                changes.append(Replace(published, msgspec.structs.replace(above, parent_id=late.snapshot_id)))
-            facts = {
-                "worktree_id": operation.worktree_id,
-                "operation_id": operation.operation_id,
-                "restored_from": operation.snapshot_id,
-                "path": operation.path,
-                "late_snapshot_id": late.snapshot_id if late else None,
-            }
-            return Decision([*changes, self.context.audit(view, now, "restore_finished", **facts)], None)
+            entry = self.context.audit(view, now, event, **facts)
+            return Decision([Delete(pending), *further(view), entry], None)
 
-        self.context.store.transact(keys, decide)
+        self.context.store.transact([pending, *keys, self.context.trail.stream], decide)
 
     @contextlib.contextmanager
     def abandoned_if_impossible(self) -> Iterator[None]:
@@ -232,25 +245,6 @@ class _Exchange(NamedTuple):
             return inode_at(self.replaced) is None
         except IoFailure:  # the path is too long, so nothing can have been moved there
             return True
-
-    def abandon(self) -> None:
-        """Delete the operation, which has changed nothing."""
-        operation, pending = self.operation, OPERATIONS.key(self.operation.worktree_id)
-        facts = {
-            "worktree_id": operation.worktree_id,
-            "operation_id": operation.operation_id,
-            "path": operation.path,
-        }
-
-        def decide(view: View, now: float) -> Decision[None]:
-            found = view.get(pending)
-            if found is None or found.operation_id != operation.operation_id:
-                return Decision([], None)
-            return Decision(
-                [Delete(pending), self.context.audit(view, now, "restore_given_up", **facts)], None
-            )
-
-        self.context.store.transact([pending, self.context.trail.stream], decide)
 
 
 def _holds(directory: Path, tree: Path) -> bool:

@@ -7,14 +7,12 @@ is looked up again from its child, which the same commit has attached to the nex
 
 from __future__ import annotations
 
-import heapq
 import secrets
+from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple, TypeVar
-
-import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NotFound
@@ -71,7 +69,8 @@ class History(NamedTuple):
 
 def line(context: RepositoryContext, worktree: str, *, limit: int | None = None) -> History:
     """The history of a worktree, newest first. The cost depends on the limit, not on its length."""
-    walk = _Walk(context, context.config(worktree).tip)
+    missing: list[str] = []
+    walk = _walk(context, context.config(worktree).tip, missing)
     found = list(islice(walk, None if limit is None else limit + 1))
     marks = marks_of(context)
     parents = [each.snapshot_id for each in found[1:]] + [None]
@@ -80,7 +79,7 @@ def line(context: RepositoryContext, worktree: str, *, limit: int | None = None)
         for each, parent in zip(found[:limit], parents, strict=False)
     )
     more = len(found) > len(entries)
-    return History(entries, () if more else tuple(walk.missing), more)
+    return History(entries, () if more else tuple(missing), more)
 
 
 def everything(context: RepositoryContext, *, limit: int | None = None) -> History:
@@ -114,35 +113,29 @@ def marks_of(context: RepositoryContext) -> Mapping[str, Marks]:
     }
 
 
-class _Walk(Iterable[Descriptor]):
-    """The visible snapshots from `start` through its parents; fills `missing` when it ends at a gap."""
+def _walk(context: RepositoryContext, start: str | None, missing: list[str]) -> Iterator[Descriptor]:
+    """The visible snapshots from `start` through its parents; a gap ends it, and is added to `missing`."""
 
-    def __init__(self, context: RepositoryContext, start: str | None) -> None:
-        self._context = context
-        self._start = start
-        self.missing: list[str] = []
-
-    def __iter__(self) -> Iterator[Descriptor]:
-        child: Descriptor | None = None
-        here, passed = self._start, set[str]()
-        while here is not None and here not in passed:
-            found = self._read(here)
-            if found is None and child is not None:  # collected since we read its child?
-                again = self._read(child.snapshot_id)
-                if again is not None and again.parent_id != here:
-                    child, here = again, again.parent_id
-                    continue
-            if found is None:
-                self.missing.append(here)
-                return
-            passed.add(here)
-            if is_ready(self._context.places, here):
-                yield found
-            child, here = found, found.parent_id
-
-    def _read(self, snapshot_id: str) -> Descriptor | None:
-        document = self._context.store.read(DESCRIPTORS.key(snapshot_id))
+    def read(snapshot_id: str) -> Descriptor | None:
+        document = context.store.read(DESCRIPTORS.key(snapshot_id))
         return None if document is None else document.record
+
+    child: Descriptor | None = None
+    here, passed = start, set[str]()
+    while here is not None and here not in passed:
+        found = read(here)
+        if found is None and child is not None:  # collected since we read its child?
+            again = read(child.snapshot_id)
+            if again is not None and again.parent_id != here:
+                child, here = again, again.parent_id
+                continue
+        if found is None:
+            missing.append(here)
+            return
+        passed.add(here)
+        if is_ready(context.places, here):
+            yield found
+        child, here = found, found.parent_id
 
 
 def _visible_parent(
@@ -168,29 +161,18 @@ def _children_first(seen: Mapping[str, Descriptor], parents: Mapping[str, str | 
     for parent in parents.values():
         if parent is not None:
             children[parent] += 1
-    ready = [_Newest(seen[name]) for name in seen if not children[name]]
-    heapq.heapify(ready)
+    ready = sorted((each.created_at, name) for name, each in seen.items() if not children[name])
     left = set(seen)
     while ready:
-        name = heapq.heappop(ready).descriptor.snapshot_id
+        _, name = ready.pop()
         left.discard(name)
         yield name
         parent = parents[name]
         if parent is not None:
             children[parent] -= 1
             if not children[parent]:
-                heapq.heappush(ready, _Newest(seen[parent]))
+                insort(ready, (seen[parent].created_at, parent))
     yield from sorted(left)  # only if the parents form a cycle: still not left out
-
-
-class _Newest(msgspec.Struct, frozen=True):
-    """Sorts the newest snapshot to the front."""
-
-    descriptor: Descriptor
-
-    def __lt__(self, other: _Newest) -> bool:
-        one, two = self.descriptor, other.descriptor
-        return (one.created_at, one.snapshot_id) > (two.created_at, two.snapshot_id)
 
 
 # --- References and pins ------------------------------------------------------------------------------

@@ -1,15 +1,8 @@
 """Creating a repository: `.jvs/` and `main/`, in an empty directory or one that is a repository already.
 
-`docs/protocols/worktrees.md` has the same numbers.
-
-1. Open the store, if it is on a server: one that does not work leaves nothing behind. Create the directory
-   and probe its filesystem: an unsafe one is refused.
-2. One process at a time from here on: a kernel lock on `.jvs/guards/init.lock`.
-3. Create `main/` and `worktrees/`; copy the import into a scratch directory and rename it to `main/`.
-4. One transaction: the format, the record of `main`, the first audit entry. **Commit point.** Before it,
-   there is no repository, whatever the directory contains.
-
-If killed before step 4, the same command continues from what it finds.
+The steps have the numbers of `docs/protocols/worktrees.md`. Commit point: the transaction of step 4. Before
+it, there is no repository, whatever the directory contains; after a kill, the same command continues from
+what it finds. A store on a server is opened first: one that does not work leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -96,9 +89,9 @@ def initialise(
     if known is None:
         make_directories(paths.root)
         served = not is_in_files(address_of(paths.root, store))
-        capabilities = probe(paths.root) if probe else require_safe(paths.root, records_elsewhere=served)
+        capabilities = probe(paths.root) if probe else require_safe(paths.root, records_elsewhere=served)  # 1
         make_directories(paths.guards)
-        with FileLocker().lock_exclusive(paths.guards / "init.lock"):
+        with FileLocker().lock_exclusive(paths.guards / "init.lock"):  # 2
             known = _known_format(paths.root)
             if known is None:
                 if store is not None:
@@ -123,14 +116,14 @@ def _initialise(paths: RepositoryPaths, source: Path | None, capabilities: Capab
     store = open_store(paths.root)
     trail = AuditTrail()
     context = RepositoryContext(paths, store, trail, LeaseService(store, trail))
-    make_directories(paths.worktrees)
+    make_directories(paths.worktrees)  # 3
     make_directories(paths.snapshots)
     files = None
     if source is None:
         make_directories(paths.payload(MAIN))
     else:
         files = _import(context, source)
-    record = _commit(context, source)
+    record = _commit(context, source)  # 4
     paths.reserve.fill()
     return Initialised(paths.root, record, True, capabilities, files)
 

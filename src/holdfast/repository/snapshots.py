@@ -90,14 +90,17 @@ def snapshot(
     snapshot_id, tip = new_snapshot_id(), config.tip
     uses = [tip] if tip else []
     refuse_replaced(context, worktree)
-    payload = _Payload(context.places.payload(worktree), worktree)
+    identity = _identity(context, worktree)
     # 1. The scratch directory has the snapshot's id: a tree with that id is in progress, not a leftover.
     with scratch(context, "snapshot", worktree=worktree, uses=uses, scratch_id=snapshot_id) as room:
-        captured = _capture(context, payload, room, tip, level, options)  # 2, 3
+        captured = _capture(context, config, room, level, options)  # 2, 3
+        _require_same(context, worktree, identity)
+        if options.progress is not None:
+            options.progress(captured.files, captured.bytes)  # the last chance to cancel: nobody sees it yet
         fencing = proof if config.isolation is Isolation.EXCLUSIVE else None
         descriptor = describe(context, worktree, snapshot_id, captured, level, options.note, fencing)
         with published_tree(context, room, snapshot_id):  # 4
-            payload.require_same()
+            _require_same(context, worktree, identity)
             return _publish(context, config, descriptor, proof, options.tag)  # 5
 
 
@@ -121,41 +124,33 @@ def _consistency(config: WorktreeConfig, asked: Consistency | None) -> Consisten
     return Consistency.BEST_EFFORT if config.isolation is Isolation.SHARED else Consistency.QUIESCED
 
 
-class _Payload:
-    """The payload directory as it was when the snapshot began."""
+def _identity(context: RepositoryContext, worktree: str) -> tuple[int, int]:
+    path = context.places.payload(worktree)
+    try:
+        status = calls.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        raise NotFound(
+            f"the directory of {worktree} does not exist: {path}",
+            hint="Bring it back, or restore a snapshot: 'holdfast restore ID'.",
+            worktree=worktree,
+        ) from None
+    except OSError as error:
+        raise io_failure("look at", path, error) from error
+    return status.st_dev, status.st_ino
 
-    def __init__(self, path: Path, worktree: str) -> None:
-        self.path = path
-        self.worktree = worktree
-        self._identity = self._current()
 
-    def require_same(self) -> None:
-        """Raise if another directory is at the path now: a restore in place or a rename put it there."""
-        if self._current() != self._identity:
-            raise ConsistencyUnavailable(
-                f"the directory of {self.worktree} was replaced while it was being captured",
-                worktree=self.worktree,
-            )
-
-    def _current(self) -> tuple[int, int]:
-        try:
-            status = calls.stat(self.path, follow_symlinks=False)
-        except FileNotFoundError:
-            raise NotFound(
-                f"the directory of {self.worktree} does not exist: {self.path}",
-                hint="Bring it back, or restore a snapshot: 'holdfast restore ID'.",
-                worktree=self.worktree,
-            ) from None
-        except OSError as error:
-            raise io_failure("look at", self.path, error) from error
-        return status.st_dev, status.st_ino
+def _require_same(context: RepositoryContext, worktree: str, identity: tuple[int, int]) -> None:
+    """Raise if another directory is at the path by now: a restore in place or a rename put it there."""
+    if _identity(context, worktree) != identity:
+        raise ConsistencyUnavailable(
+            f"the directory of {worktree} was replaced while it was being captured", worktree=worktree
+        )
 
 
 def _capture(
     context: RepositoryContext,
-    payload: _Payload,
+    config: WorktreeConfig,
     room: Scratch,
-    tip: str | None,
     level: Consistency,
     options: SnapshotOptions,
 ) -> Captured:
@@ -163,20 +158,16 @@ def _capture(
 
     make_directories(context.places.caches)
     with synced(room.path):
-        captured = capture_best(
-            payload.path,
+        return capture_best(
+            context.places.payload(config.worktree_id),
             room.tree,
             beside=room.path,
             wanted=options.engine,
-            base=base_tree(context, tip),
-            cache=context.places.stat_cache(payload.worktree),
+            base=base_tree(context, config.tip),
+            cache=context.places.stat_cache(config.worktree_id),
             quiesced=level is Consistency.QUIESCED,
             progress=options.progress,
         )
-        payload.require_same()
-    if options.progress is not None:
-        options.progress(captured.files, captured.bytes)  # the last chance to cancel: nobody sees it yet
-    return captured
 
 
 def base_tree(context: RepositoryContext, snapshot_id: str | None) -> Path | None:

@@ -1,25 +1,10 @@
 """Renaming and removing a worktree: a decision, one move of its directory, then the record.
 
-`docs/protocols/worktrees.md` has the same numbers. The commit point of both is the transaction T1, which
-makes the token check and records an `Operation`: from then on this process or another one finishes it.
+The steps have the numbers of `docs/protocols/worktrees.md`. The commit point of both is the transaction T1,
+which makes the token check and records an `Operation`: from then on, nobody else gets the lease, and this
+process or another one finishes the operation. T2 makes the result visible and deletes the `Operation`.
 
-Rename:
-1. The payload locks of both names.
-2. The lease, acquired by the renamer; running processes are refused unless forced.
-3. T1: the lease is still valid, the new name is free. An `Operation` under each name. **Commit point.**
-4. Rename the directory.
-5. T2: move the record; delete the lease and its queue. The new name's tokens continue from the greater
-   counter.
-
-Remove:
-1. The payload lock, and the lease: acquired by the remover, or its own. (A shared worktree has none.)
-2. Save unsaved work as a snapshot, unless the caller declines.
-3. Running processes are refused unless forced; so are mounts.
-4. T1: the lease is still valid. **Commit point.**
-5. Move the directory into a scratch directory. Anything written since 2 becomes another snapshot; then delete
-   the directory.
-6. T2: delete the record, the lease and its queue. The snapshots stay, and so does the token counter: a
-   worktree of the same name continues from it.
+Removing leaves the snapshots and the token counter: a worktree of the same name continues from it.
 """
 
 from __future__ import annotations

@@ -169,10 +169,8 @@ def _undo(context: RepositoryContext, operation: Operation) -> None:
     context.store.transact([key], lambda view, now: Decision([Delete(key)], None))
 
 
-Finisher = Callable[[RepositoryContext, Operation], object]
-"""Finishes an operation. Its caller holds the payload locks; it can run any number of times."""
-
-_FINISHERS: dict[OperationKind, Finisher] = {
+# Finishers are called under the payload locks, and can run any number of times.
+_FINISHERS: dict[OperationKind, Callable[[RepositoryContext, Operation], object]] = {
     OperationKind.CREATE: finish_create,
     OperationKind.RENAME: worktree_changes.finish_rename,
     OperationKind.REMOVE: worktree_changes.finish_remove,
