@@ -24,8 +24,8 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.repository import snapshots
-from holdfast.repository.context import Proof, RepositoryContext, proof_of, resolve
-from holdfast.repository.history import line
+from holdfast.repository.context import Proof, RepositoryContext, proof_of
+from holdfast.repository.history import line, resolve
 from holdfast.repository.records import (
     DESCRIPTORS,
     MAIN,

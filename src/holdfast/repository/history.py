@@ -1,4 +1,4 @@
-"""History, references and pins. Reading takes no lock and changes nothing.
+"""Snapshot names, history, references and pins. Reading takes no lock and changes nothing.
 
 The history of a worktree follows the parents from its head; only visible snapshots are part of it. A
 snapshot that is published or collected meanwhile is seen before or after, never in between: a missing parent
@@ -7,25 +7,33 @@ is looked up again from its child, which the same commit has attached to the nex
 
 from __future__ import annotations
 
+import contextlib
+import re
 import secrets
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists, NotFound
-from holdfast.fs.names import checked_text
-from holdfast.repository.context import (
-    RepositoryContext,
-    is_ready,
-    reference_name,
-    snapshot_not_found,
-    usable,
+from holdfast.errors import (
+    AlreadyExists,
+    Ambiguous,
+    Failure,
+    NameInvalid,
+    NotFound,
+    PartialSnapshot,
+    Refused,
+    SnapshotCollected,
+    UsageFailure,
 )
+from holdfast.fs.directory import Directory
+from holdfast.fs.names import checked_text, is_safe_name, safe_name
+from holdfast.repository.context import RepositoryContext, RepositoryPaths, is_ready, known_names, meant
 from holdfast.repository.records import (
     DESCRIPTORS,
+    MAIN,
     PINS,
     REFERENCES,
     WORKTREES,
@@ -35,6 +43,172 @@ from holdfast.repository.records import (
     Reference,
 )
 from holdfast.store.model import Create, Decision, Delete, Key, View
+
+HEAD = "head"
+MOST_STEPS = 1_000_000
+
+_STEPS = re.compile(r"(?P<start>[^~]*)(?P<steps>(?:~\d*)*)", re.ASCII)
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+def resolve(context: RepositoryContext, text: str, *, worktree: str = MAIN) -> Descriptor:
+    """The snapshot that `text` names, seen from `worktree`: visible, but perhaps marked for deletion."""
+    prefix, colon, name = text.rpartition(":")
+    if colon:
+        worktree = safe_name(prefix, what="worktree name")
+    match = _STEPS.fullmatch(name)
+    if match is None or not match["start"]:
+        raise NameInvalid(
+            f"{text!a} is not the name of a snapshot",
+            hint="Use an id, a unique prefix of one, a reference, head, or head~2.",
+            name=ascii(text),
+        )
+    found = visible(context, _start(context, match["start"], worktree, head_only=bool(colon)))
+    steps = sum(int(each or 1) for each in match["steps"].split("~")[1:])  # `~3` is three, `~1~1` two
+    if steps > MOST_STEPS:
+        raise NotFound(f"{text}: no history is that long", name=text)
+    for _ in range(steps):
+        found = _parent(context, found, text)
+    return found
+
+
+def resolve_usable(context: RepositoryContext, text: str, *, worktree: str = MAIN) -> Descriptor:
+    """The snapshot that `text` names, if something new may refer to it."""
+    return usable(resolve(context, text, worktree=worktree))
+
+
+def _start(context: RepositoryContext, name: str, worktree: str, *, head_only: bool) -> str:
+    """The id of the snapshot at which the steps to parents begin."""
+    if name == HEAD:
+        tip = context.config(worktree).tip
+        if tip is None:
+            raise NotFound(
+                f"{worktree} has no snapshot yet",
+                hint="Take one: 'holdfast snapshot'.",
+                worktree=worktree,
+            )
+        return tip
+    if head_only:
+        raise NameInvalid(
+            f"only 'head' can follow a worktree and ':', not {name!a}", name=f"{worktree}:{name}"
+        )
+    name = safe_name(name, what="name of a snapshot")
+    if context.store.read(DESCRIPTORS.key(name)) is not None:
+        return name
+    reference = context.store.read(REFERENCES.key(name))
+    return reference.record.snapshot_id if reference is not None else _by_prefix(context, name)
+
+
+def _by_prefix(context: RepositoryContext, prefix: str) -> str:
+    """The one snapshot whose id has this prefix; trees without a descriptor count only as a last resort."""
+    trees = [each for each in _tree_names(context.places) if each.startswith(prefix)]
+    described = [each for each in trees if context.store.read(DESCRIPTORS.key(each)) is not None]
+    candidates = described or trees
+    if not candidates:
+        raise snapshot_not_found(prefix, known_names(context.store, REFERENCES))
+    if len(candidates) > 1 and prefix not in candidates:
+        raise Ambiguous(prefix, candidates)
+    return prefix if prefix in candidates else candidates[0]
+
+
+def _parent(context: RepositoryContext, child: Descriptor, text: str) -> Descriptor:
+    """The current parent of a snapshot: a collection may attach the child to another one at any moment."""
+    while True:
+        if child.parent_id is None:
+            raise NotFound(f"{text}: {child.snapshot_id} has no parent", name=text)
+        try:
+            return visible(context, child.parent_id)
+        except NotFound:
+            again = visible(context, child.snapshot_id)
+            if again.parent_id == child.parent_id:
+                raise
+            child = again
+
+
+def visible(context: RepositoryContext, snapshot_id: str) -> Descriptor:
+    """The descriptor of a complete snapshot, by its full id."""
+    document = context.store.read(DESCRIPTORS.key(snapshot_id))
+    if document is not None and is_ready(context.places, snapshot_id):
+        return document.record
+    if document is not None:
+        refuse_if_collected(context, snapshot_id)
+    elif snapshot_id not in _tree_names(context.places):
+        raise snapshot_not_found(snapshot_id)
+    raise PartialSnapshot(
+        f"the snapshot {snapshot_id} is not complete: "
+        + ("its tree is missing or has no .READY" if document else "it was never published"),
+        snapshot_id=snapshot_id,
+    )
+
+
+def usable(descriptor: Descriptor) -> Descriptor:
+    """The same snapshot, unless it is marked for deletion. Pure."""
+    if descriptor.doomed_by is not None:
+        raise Refused(
+            f"the snapshot {descriptor.snapshot_id} is being deleted by the plan {descriptor.doomed_by}",
+            hint="Choose another snapshot. See 'holdfast gc plan' for what is kept, and why.",
+            snapshot_id=descriptor.snapshot_id,
+            plan=descriptor.doomed_by,
+        )
+    return descriptor
+
+
+def refuse_if_collected(context: RepositoryContext, snapshot_id: str) -> None:
+    """Raise `SnapshotCollected` if a snapshot that was visible is being deleted by now, or is gone.
+
+    Readers that do not protect a snapshot call this when something is missing. A collection marks a
+    snapshot before it deletes anything, so a snapshot that is neither marked nor gone is damaged.
+    """
+    document = context.store.read(DESCRIPTORS.key(snapshot_id))
+    if document is None or document.record.doomed_by is not None:
+        plan = document.record.doomed_by if document is not None else None
+        by = f"is being deleted by the plan {plan}" if plan else "was deleted by a garbage collection"
+        raise SnapshotCollected(f"the snapshot {snapshot_id} {by}", snapshot_id=snapshot_id, plan=plan)
+
+
+@contextlib.contextmanager
+def reading(context: RepositoryContext, *snapshot_ids: str) -> Iterator[None]:
+    """Read unprotected snapshots: a failure becomes `SnapshotCollected` if one of them was collected."""
+    try:
+        yield
+    except SnapshotCollected:
+        raise
+    except Failure:
+        for each in snapshot_ids:
+            refuse_if_collected(context, each)
+        raise
+
+
+def _tree_names(paths: RepositoryPaths) -> list[str]:
+    """The ids of all trees, complete or not. Listing names is cheap, however many there are."""
+    try:
+        with Directory.open(paths.snapshots) as directory:
+            return sorted(name for name in directory.names() if is_safe_name(name))
+    except NotFound:
+        return []
+
+
+def snapshot_not_found(name: str, references: Iterable[str] = ()) -> NotFound:
+    return NotFound(
+        f"there is no snapshot {name}",
+        hint=meant(name, [HEAD, *references]) + "List the snapshots: 'holdfast history --all'.",
+        name=name,
+    )
+
+
+def reference_name(name: str) -> str:
+    """The name, if a reference may have it: neither `head` nor anything that looks like an id."""
+    name = safe_name(name, what="name of a reference")
+    if name == HEAD or _ID.fullmatch(name):
+        raise UsageFailure(
+            f"a reference cannot be called {name}: that already names a snapshot",
+            hint="Choose another name.",
+            name=name,
+        )
+    return name
+
+
+# --- History ---------------------------------------------------------------------------------------
 
 
 class Marks(NamedTuple):

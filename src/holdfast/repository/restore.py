@@ -36,12 +36,10 @@ from holdfast.repository.context import (
     check_early,
     new_snapshot_id,
     publishing_keys,
-    snapshot_not_found,
     token_check,
-    usable,
-    visible,
 )
 from holdfast.repository.exchange import CACHE, NEW, REPLACED, carry_out, inode_at
+from holdfast.repository.history import snapshot_not_found, usable, visible
 from holdfast.repository.payloads import (
     Scratch,
     payload_locked,

@@ -40,9 +40,9 @@ from holdfast.repository.context import (
     is_ready,
     new_snapshot_id,
     publishing_keys,
-    reference_name,
     token_check,
 )
+from holdfast.repository.history import reference_name
 from holdfast.repository.payloads import Scratch, refuse_replaced, scratch
 from holdfast.repository.records import (
     DESCRIPTORS,

@@ -18,14 +18,8 @@ from holdfast.fs.names import checked_text
 from holdfast.leases.rules import Identity
 from holdfast.leases.service import LeaseState
 from holdfast.repository import exchange, payloads, worktree_changes
-from holdfast.repository.context import (
-    RepositoryContext,
-    operation_pending,
-    resolve_usable,
-    snapshot_not_found,
-    usable,
-    visible,
-)
+from holdfast.repository.context import RepositoryContext, operation_pending
+from holdfast.repository.history import resolve_usable, snapshot_not_found, usable, visible
 from holdfast.repository.payloads import payload_locked, refuse_main, scratch, sweep, worktree_name
 from holdfast.repository.records import (
     DESCRIPTORS,
