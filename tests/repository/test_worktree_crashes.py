@@ -301,10 +301,10 @@ def test_a_disk_that_is_full_or_broken_leaves_the_old_or_the_new() -> None:
 # --- Planted mistakes, which the sweeps must find -----------------------------------------------------
 
 
-def forget(control: RepositoryContext, operation: Operation) -> None:
+def forget(context: RepositoryContext, operation: Operation) -> None:
     """A finisher that only forgets what was begun."""
     key = OPERATIONS.key(operation.worktree_id)
-    control.store.transact([key], lambda view, now: Decision([Delete(key)], None))
+    context.store.transact([key], lambda view, now: Decision([Delete(key)], None))
 
 
 def nothing(*_: Any) -> list[Change]:

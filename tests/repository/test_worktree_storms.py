@@ -227,12 +227,12 @@ def test_removing_against_others_leaves_all_or_nothing(stage: Stage, orders: lis
 
 
 @contextlib.contextmanager
-def no_lease(control: RepositoryContext, worktree: str, purpose: str, **_: object) -> Iterator[Right]:
+def no_lease(context: RepositoryContext, worktree: str, purpose: str, **_: object) -> Iterator[Right]:
     """Forgets to acquire the lease before a worktree is renamed or removed."""
-    yield Right(control.config(worktree), None)
+    yield Right(context.config(worktree), None)
 
 
-def no_token_check(control: RepositoryContext, worktree: str, proof: Proof | None) -> TokenCheck:
+def no_token_check(context: RepositoryContext, worktree: str, proof: Proof | None) -> TokenCheck:
     """Forgets to compare lease and token in the transaction that decides."""
     return lambda view, now: settled_config(view, worktree)
 
