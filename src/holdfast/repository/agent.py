@@ -6,18 +6,16 @@
 
 1. Claim the issue; a heartbeat renews the claim.
 2. Create its worktree from the head of `main`, or use the existing one; lease it, with a heartbeat.
-3. Save what a dead predecessor left unsaved in the worktree as a snapshot: nothing is lost.
+3. Save what a dead predecessor left unsaved in the worktree as a snapshot.
 4. Work. `check` raises when the claim or the lease is lost; the agent must stop then.
-5. The outcome: the content of the worktree becomes a snapshot (under the lease's token), the ledger gets an
-   event (only if none came since the claim was checked), the gate is decided, and the issue is done (under
-   the claim's token). That last step is the commit point: until then, the issue returns to the queue if this
-   process dies. After a failure, the issue is released at once. If the agent has already finished or released
-   the issue itself, that was the commit point, and it stands.
+5. The outcome: the worktree's content becomes a snapshot (under the lease's token), the ledger gets an event,
+   the gate is decided, and the issue is done (under the claim's token). **Commit point**, unless the agent
+   itself has already finished or released the issue. After a failure, the issue is released at once.
 6. Release the lease and the claim.
 
-A kill anywhere leaves an issue that returns to the queue when its claim expires, a worktree with everything
-that was written to it, and at most a ledger event of an attempt that does not count: an attempt counts if
-its token is the one with which the issue was done.
+A kill before the commit point leaves an issue that returns to the queue when its claim expires, a worktree
+with everything that was written to it, and at most the ledger event of an attempt that does not count: an
+attempt counts if its token is the one with which the issue was done.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class _Exchange(NamedTuple):
         """Keep the replaced content; a file in the place of the directory is kept inside one, so that it
         can become a snapshot too."""
         replaced = self.replaced
-        if self.operation.path is None and stat.S_IFMT(_mode(source)) not in (stat.S_IFDIR, stat.S_IFLNK):
+        if self.operation.path is None and _kind(source) not in (None, stat.S_IFDIR, stat.S_IFLNK):
             replaced /= self.operation.worktree_id
         make_directories(replaced.parent)
         move(source, replaced)
@@ -168,7 +168,7 @@ class _Exchange(NamedTuple):
             kept = self.context.config(operation.worktree_id).tip
         else:
             published = self.context.store.read(DESCRIPTORS.key(operation.operation_id))
-            if published is None or stat.S_ISLNK(_mode(replaced)):  # a link's target was not touched
+            if published is None or _kind(replaced) == stat.S_IFLNK:  # a link's target was not touched
                 yield None
                 return
             kept = published.record.parent_id
@@ -260,17 +260,20 @@ def _holds(directory: Path, tree: Path) -> bool:
 
 def inode_at(path: Path) -> str | None:
     """Identifies a file or directory on the filesystem; None if it does not exist."""
+    status = _status(path)
+    return None if status is None else str(status.st_ino)
+
+
+def _kind(path: Path) -> int | None:
+    status = _status(path)
+    return None if status is None else stat.S_IFMT(status.st_mode)
+
+
+def _status(path: Path) -> os.stat_result | None:
     try:
-        return str(calls.stat(path, follow_symlinks=False).st_ino)
+        return calls.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
-
-
-def _mode(path: Path) -> int:
-    try:
-        return calls.stat(path, follow_symlinks=False).st_mode
     except OSError as error:
         raise io_failure("look at", path, error) from error
 
@@ -330,7 +333,7 @@ def _complete(context: RepositoryContext, room: Scratch, replaced: Path, path: s
         materialise(context.places.tree(kept), whole)
     capture_best(replaced, part, beside=room.path, quiesced=False)
     for above in reversed((whole / path).parents[: path.count("/")]):
-        if inode_at(above) is not None and not stat.S_ISDIR(_mode(above)):
+        if _kind(above) != stat.S_IFDIR:
             remove_tree(above)  # it was of another kind
     make_directories((whole / path).parent)
     remove_tree(whole / path)

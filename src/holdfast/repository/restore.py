@@ -1,19 +1,11 @@
 """Restoring in place: the directory of a worktree gets the content of a snapshot, in one step.
 
-`docs/protocols/restore.md` has the same numbers.
-
-1. Keep: if the directory differs from the head, publish a snapshot of it.
-2. Prepare, in a scratch directory: the content as a new directory and (for the whole tree) a new snapshot R
-   with the same content, by links. Sync once. Rename R's tree into place, where nobody sees it.
-3. Decide. Under the payload lock, one transaction: the token check; R becomes the head, and the operation is
-   recorded. **Commit point.** From here on, this process or another one finishes it.
-4. Exchange the new directory and the old one in one step.
-5. Move the old one aside and compare it with what was kept: late writes become a snapshot too, between
-   that and R.
-6. Finish. One transaction deletes the operation. Then the scratch directory is removed.
-
-So history stays linear, and nothing that was ever part of it becomes unreachable. Restoring a part (`path`)
-exchanges only that part and publishes no R: it is unsaved work on top of the head.
+The steps have the numbers of `docs/protocols/restore.md`; 4 to 6 are in `exchange`. The commit point is the
+transaction of step 3: after the token check, it publishes a snapshot R with the restored content as the new
+head and records the operation, which this process or another one finishes from then on. History stays
+linear, and nothing that was ever part of it becomes unreachable: the old content is kept before (1), and late
+writes become a snapshot between that and R (5). Restoring a part (`path`) exchanges only that part and
+publishes no R: it is unsaved work on top of the head.
 """
 
 from __future__ import annotations
@@ -113,7 +105,6 @@ def restore_in_place(
         source = usable(visible(context, snapshot_id))  # again, now that our intent names it
         operation = _prepare(context, worktree, room, source, how)  # 2
         if how.path is None:
-            _link(context, room, source)
             with payload_locked(context, worktree), published_tree(context, room, operation_id):
                 published = _decide(context, config, proof, source, operation)  # 3
                 carry_out(context, operation)  # 4, 5, 6
@@ -199,7 +190,7 @@ def _changed_meanwhile(worktree: str, how: InPlace) -> ConsistencyUnavailable:
 def _prepare(
     context: RepositoryContext, worktree: str, room: Scratch, source: Descriptor, how: InPlace
 ) -> Operation:
-    from holdfast.trees import materialise, synced
+    from holdfast.trees import materialise, share_tree, synced
 
     tree = context.places.tree(source.snapshot_id)
     new, path = room.path / NEW, None
@@ -214,9 +205,7 @@ def _prepare(
                 make_directories(new)
                 new = new / each
             materialise(tree, new, only=os.fsencode(how.path), progress=how.progress)
-    if how.progress is not None and how.path is None:
-        how.progress(source.files, source.bytes)  # the last chance to cancel: nothing has changed yet
-    return Operation(
+    operation = Operation(
         operation_id=room.scratch_id,
         kind=OperationKind.RESTORE,
         worktree_id=worktree,
@@ -229,6 +218,12 @@ def _prepare(
         reason=how.reason,
         keeps=how.keep,
     )
+    if how.path is None:
+        if how.progress is not None:
+            how.progress(source.files, source.bytes)  # the last chance to cancel: nothing has changed yet
+        with synced(room.path):
+            share_tree(tree, room.tree)
+    return operation
 
 
 def _exchanged_path(context: RepositoryContext, worktree: str, path: str) -> tuple[str, tuple[str, ...]]:
@@ -242,13 +237,6 @@ def _exchanged_path(context: RepositoryContext, worktree: str, path: str) -> tup
                 return "/".join(parts[:depth]), parts[depth:]
             here = opened.enter_context(here.enter(part))  # refuses a link: it could lead elsewhere
     return path, ()
-
-
-def _link(context: RepositoryContext, room: Scratch, source: Descriptor) -> None:
-    from holdfast.trees import share_tree, synced
-
-    with synced(room.path):
-        share_tree(context.places.tree(source.snapshot_id), room.tree)
 
 
 def _decide(
