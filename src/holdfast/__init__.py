@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.repository.agent import AssignmentOptions as AssignmentOptions
     from holdfast.repository.agent import Outcome as Outcome
     from holdfast.repository.agent import take_work as take_work
+    from holdfast.repository.context import Descriptor as Descriptor
     from holdfast.repository.init import initialise as initialise
     from holdfast.repository.opening import OpenLedger as OpenLedger
     from holdfast.repository.opening import find_ledger as find_ledger
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from holdfast.repository.opening import open_tracker as open_tracker
     from holdfast.repository.overview import Overview as Overview
     from holdfast.repository.overview import look_around as look_around
-    from holdfast.repository.records import Descriptor as Descriptor
     from holdfast.repository.repository import Repository as Repository
     from holdfast.repository.repository import Snapshots as Snapshots
     from holdfast.repository.repository import find_repository as find_repository
@@ -57,7 +57,7 @@ _HOMES = {
     "HeldLease": "holdfast.leases.service",
     "Worktrees": "holdfast.repository.worktrees",
     "Snapshots": "holdfast.repository.repository",
-    "Descriptor": "holdfast.repository.records",
+    "Descriptor": "holdfast.repository.context",
     "open_tracker": "holdfast.repository.opening",
     "Tracker": "holdfast.issues.tracker",
     "Claiming": "holdfast.issues.claims",

@@ -12,9 +12,8 @@ import pytest
 
 from holdfast.errors import AlreadyExists, DirectoryReplaced, ExchangeUnavailable, NotFound
 from holdfast.repository import exchange as repository_exchange
-from holdfast.repository.context import Proof
+from holdfast.repository.context import OPERATIONS, Proof
 from holdfast.repository.history import line
-from holdfast.repository.records import OPERATIONS
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.snapshots import SnapshotOptions

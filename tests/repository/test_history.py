@@ -12,9 +12,8 @@ import pytest
 from holdfast.errors import NotFound
 from holdfast.fs import calls
 from holdfast.repository import history
-from holdfast.repository.context import RepositoryContext
+from holdfast.repository.context import DESCRIPTORS, Consistency, Descriptor, RepositoryContext
 from holdfast.repository.history import History, everything, line
-from holdfast.repository.records import DESCRIPTORS, Consistency, Descriptor
 from holdfast.repository.repository import Repository
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decision, Delete, Replace

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.repository import snapshots
-from holdfast.repository.context import RepositoryContext
-from holdfast.repository.records import Descriptor, WorktreeConfig
+from holdfast.repository.context import Descriptor, RepositoryContext, WorktreeConfig
 from holdfast.repository.snapshots import publish_changes
 from holdfast.store.model import Append, Decision
 from proof.crash import Fault, Report

@@ -17,8 +17,7 @@ import pytest
 
 from holdfast.repository import context as proofs
 from holdfast.repository import restore, snapshots
-from holdfast.repository.context import Proof, RepositoryContext, TokenCheck, settled_config
-from holdfast.repository.records import MAIN
+from holdfast.repository.context import MAIN, Proof, RepositoryContext, TokenCheck, settled_config
 from holdfast.store.model import Decision, View
 from proof.interpose import interposed
 from tests.locks.workers import Line, Worker, Workers

@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.errors import Refused
 from holdfast.repository import payloads
-from holdfast.repository.records import OPERATIONS
+from holdfast.repository.context import OPERATIONS
 from holdfast.repository.repository import Repository
 from holdfast.repository.worktrees import settle
 from proof.crash import Ending, Kill, Outcome, cut_short

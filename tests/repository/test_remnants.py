@@ -19,9 +19,8 @@ from holdfast.errors import Corrupt, Failure, LockConflict, PlanMismatch, Refuse
 from holdfast.repository import compare, exchange, gc, gc_plan, gc_sweep, snapshots, worktree_changes
 from holdfast.repository import payloads as scratches
 from holdfast.repository import restore as repository_restore
-from holdfast.repository.context import RepositoryContext
+from holdfast.repository.context import MAIN, Isolation, RepositoryContext
 from holdfast.repository.history import add_pin, create_reference, pins, remove_pin
-from holdfast.repository.records import MAIN, Isolation
 from holdfast.repository.repository import Repository, Snapshots
 from holdfast.repository.restore import InPlace, restore_in_place
 from holdfast.repository.retention import Policy

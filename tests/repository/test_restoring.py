@@ -29,9 +29,16 @@ from holdfast.errors import (
 )
 from holdfast.repository import exchange as repository_exchange
 from holdfast.repository import payloads
-from holdfast.repository.context import Proof
+from holdfast.repository.context import (
+    DESCRIPTORS,
+    MAIN,
+    OPERATIONS,
+    Consistency,
+    Descriptor,
+    Isolation,
+    Proof,
+)
 from holdfast.repository.history import line, resolve
-from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, Consistency, Descriptor, Isolation
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace, Restored, restore_in_place
 from holdfast.repository.snapshots import snapshot

@@ -24,9 +24,7 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.repository import snapshots
-from holdfast.repository.context import Proof, RepositoryContext, proof_of
-from holdfast.repository.history import line, resolve
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     MAIN,
     OPERATIONS,
@@ -35,7 +33,11 @@ from holdfast.repository.records import (
     Isolation,
     Operation,
     OperationKind,
+    Proof,
+    RepositoryContext,
+    proof_of,
 )
+from holdfast.repository.history import line, resolve
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import MOST_LISTED, SnapshotOptions, snapshot
 from holdfast.store.model import Create, Decision, Replace

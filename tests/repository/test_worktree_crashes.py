@@ -17,8 +17,15 @@ import pytest
 
 from holdfast.leases.rules import LeaseKeys
 from holdfast.repository import worktree_changes, worktrees
-from holdfast.repository.context import RepositoryContext
-from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, Isolation, Operation, OperationKind
+from holdfast.repository.context import (
+    DESCRIPTORS,
+    MAIN,
+    OPERATIONS,
+    Isolation,
+    Operation,
+    OperationKind,
+    RepositoryContext,
+)
 from holdfast.repository.repository import Repository
 from holdfast.repository.worktrees import settle
 from holdfast.store.model import Change, Decision, Delete

@@ -16,9 +16,8 @@ import pytest
 
 from holdfast.errors import Failure
 from holdfast.leases.rules import LeaseKeys
-from holdfast.repository.context import Proof, RepositoryContext, TokenCheck, settled_config
+from holdfast.repository.context import MAIN, OPERATIONS, Proof, RepositoryContext, TokenCheck, settled_config
 from holdfast.repository.payloads import Right
-from holdfast.repository.records import MAIN, OPERATIONS
 from holdfast.repository.repository import Repository
 from tests.locks.workers import Line, Worker, Workers
 from tests.repository.stages import events, expire, files_in, json_at, make_repository, put_files

@@ -22,9 +22,8 @@ from holdfast.mcp.calls import Call, Plain
 from holdfast.mcp.held import Work, WorktreeKey
 from holdfast.repository import to_json
 from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
-from holdfast.repository.context import Proof, proof_of
+from holdfast.repository.context import DESCRIPTORS, Consistency, Isolation, Proof, proof_of
 from holdfast.repository.overview import look_around
-from holdfast.repository.records import DESCRIPTORS, Consistency, Isolation
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace, checked
 from holdfast.repository.snapshots import SnapshotOptions

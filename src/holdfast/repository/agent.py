@@ -35,9 +35,8 @@ from holdfast.leases.rules import Lease
 from holdfast.leases.service import HeldLease
 from holdfast.ledger.log import Ledger
 from holdfast.locks.identity import Holder, acts_under, calling_agent
-from holdfast.repository.context import Proof
+from holdfast.repository.context import MAIN, WORKTREES, Pin, Proof
 from holdfast.repository.history import add_pin, remove_pin
-from holdfast.repository.records import MAIN, WORKTREES, Pin
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktree_changes import Removed

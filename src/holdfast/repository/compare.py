@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, TooLarge
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, io_failure, move
-from holdfast.repository.context import RepositoryContext, is_ready
+from holdfast.repository.context import Descriptor, RepositoryContext, is_ready
 from holdfast.repository.history import reading, refuse_if_collected, resolve, usable, visible
 from holdfast.repository.payloads import is_within, refuse_replaced, scratch
-from holdfast.repository.records import Descriptor
 
 if TYPE_CHECKING:
     from holdfast.trees import Change, Materialised, SharedDirectory

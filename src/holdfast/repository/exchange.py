@@ -22,16 +22,18 @@ from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure, make_directories, move, sync_parents
 from holdfast.fs.names import shortened, split_relative
 from holdfast.repository.compare import below, differs, unsaved
-from holdfast.repository.context import RepositoryContext, is_ready, new_snapshot_id
-from holdfast.repository.payloads import Scratch, scratch, sweep
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     OPERATIONS,
     WORKTREES,
     Consistency,
     Descriptor,
     Operation,
+    RepositoryContext,
+    is_ready,
+    new_snapshot_id,
 )
+from holdfast.repository.payloads import Scratch, scratch, sweep
 from holdfast.repository.snapshots import base_tree, describe, publish_changes, published_tree
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, View
 

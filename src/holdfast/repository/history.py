@@ -30,8 +30,7 @@ from holdfast.errors import (
 )
 from holdfast.fs.directory import Directory
 from holdfast.fs.names import checked_text, is_safe_name, safe_name
-from holdfast.repository.context import RepositoryContext, RepositoryPaths, is_ready, known_names, meant
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     MAIN,
     PINS,
@@ -41,6 +40,11 @@ from holdfast.repository.records import (
     Descriptor,
     Pin,
     Reference,
+    RepositoryContext,
+    RepositoryPaths,
+    is_ready,
+    known_names,
+    meant,
 )
 from holdfast.store.model import Create, Decision, Delete, Key, View
 

@@ -22,17 +22,18 @@ from holdfast.fs.directory import Directory, io_failure, is_there, make_director
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.service import LeaseService
 from holdfast.locks.file_lock import FileLocker
-from holdfast.repository.context import RepositoryContext, RepositoryPaths
-from holdfast.repository.payloads import is_within, scratch
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     FORMAT,
     FORMAT_VERSION,
     MAIN,
     WORKTREES,
     Isolation,
+    RepositoryContext,
     RepositoryFormat,
+    RepositoryPaths,
     WorktreeConfig,
 )
+from holdfast.repository.payloads import is_within, scratch
 from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import remember_secrets
 from holdfast.store.audit import AuditTrail

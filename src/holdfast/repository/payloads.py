@@ -39,8 +39,15 @@ from holdfast.leases.rules import Identity
 from holdfast.leases.service import HeldLease, acquire
 from holdfast.locks import flock
 from holdfast.locks.file_lock import FileLocker, LockGuard
-from holdfast.repository.context import RepositoryContext, RepositoryPaths, operation_pending
-from holdfast.repository.records import MAIN, OPERATIONS, Isolation, WorktreeConfig
+from holdfast.repository.context import (
+    MAIN,
+    OPERATIONS,
+    Isolation,
+    RepositoryContext,
+    RepositoryPaths,
+    WorktreeConfig,
+    operation_pending,
+)
 from holdfast.store.model import StructCodec
 
 

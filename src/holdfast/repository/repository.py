@@ -21,20 +21,23 @@ from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
 from holdfast.locks.identity import Holder
 from holdfast.repository import compare, history, restore, snapshots
 from holdfast.repository.compare import Comparison
-from holdfast.repository.context import Proof, RepositoryContext, RepositoryPaths, may_be_leased
-from holdfast.repository.history import History
-from holdfast.repository.payloads import directory_of, worktree_name
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     FORMAT,
     FORMAT_VERSION,
     MAIN,
     WORKTREES,
     Descriptor,
+    Proof,
+    RepositoryContext,
     RepositoryFormat,
+    RepositoryPaths,
     WorktreeConfig,
+    may_be_leased,
     worktree_keys,
 )
+from holdfast.repository.history import History
+from holdfast.repository.payloads import directory_of, worktree_name
 from holdfast.repository.restore import InPlace, Restored
 from holdfast.repository.snapshots import AS_USUAL, SnapshotOptions
 from holdfast.repository.waits import ClaimsElsewhere, LocksElsewhere
@@ -45,9 +48,9 @@ from holdfast.store.model import Store
 from holdfast.store.open import CONFIG, FILES, FailingFast, close_store, open_address, read_config, skew_of
 
 if TYPE_CHECKING:
+    from holdfast.repository.context import Consistency
     from holdfast.repository.doctor import Finding, Repaired
     from holdfast.repository.payloads import Right
-    from holdfast.repository.records import Consistency
     from holdfast.repository.worktree_changes import Removed
     from holdfast.trees import Engine, Materialised, Problem
     from holdfast.trees.scan import Progress

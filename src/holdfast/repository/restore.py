@@ -23,8 +23,15 @@ from holdfast.fs.names import checked_text, split_relative
 from holdfast.leases.rules import Identity
 from holdfast.repository.compare import differs
 from holdfast.repository.context import (
+    DESCRIPTORS,
+    OPERATIONS,
+    Descriptor,
+    Isolation,
+    Operation,
+    OperationKind,
     Proof,
     RepositoryContext,
+    WorktreeConfig,
     check_early,
     new_snapshot_id,
     publishing_keys,
@@ -39,15 +46,6 @@ from holdfast.repository.payloads import (
     refuse_if_mounted,
     refuse_replaced,
     scratch,
-)
-from holdfast.repository.records import (
-    DESCRIPTORS,
-    OPERATIONS,
-    Descriptor,
-    Isolation,
-    Operation,
-    OperationKind,
-    WorktreeConfig,
 )
 from holdfast.repository.snapshots import (
     SnapshotOptions,

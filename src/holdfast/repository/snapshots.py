@@ -34,8 +34,16 @@ from holdfast.errors import (
 from holdfast.fs import calls
 from holdfast.fs.directory import io_failure, make_directories, move
 from holdfast.repository.context import (
+    DESCRIPTORS,
+    REFERENCES,
+    WORKTREES,
+    Consistency,
+    Descriptor,
+    Isolation,
     Proof,
+    Reference,
     RepositoryContext,
+    WorktreeConfig,
     check_early,
     is_ready,
     new_snapshot_id,
@@ -44,16 +52,6 @@ from holdfast.repository.context import (
 )
 from holdfast.repository.history import reference_name
 from holdfast.repository.payloads import Scratch, refuse_replaced, scratch
-from holdfast.repository.records import (
-    DESCRIPTORS,
-    REFERENCES,
-    WORKTREES,
-    Consistency,
-    Descriptor,
-    Isolation,
-    Reference,
-    WorktreeConfig,
-)
 from holdfast.store.model import Change, Create, Decision, Key, Replace, Stream, View
 
 if TYPE_CHECKING:

@@ -23,19 +23,22 @@ from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused
 from holdfast.fs.directory import is_there, make_directories, move
 from holdfast.leases.rules import Identity, LeaseKeys, TokenCounter
 from holdfast.repository import payloads
-from holdfast.repository.context import Proof, RepositoryContext, operation_pending, token_check
-from holdfast.repository.exchange import late_writes
-from holdfast.repository.payloads import Right, leased, payload_locked, scratch
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     OPERATIONS,
     WORKTREES,
     Descriptor,
     Operation,
     OperationKind,
+    Proof,
+    RepositoryContext,
     WorktreeConfig,
+    operation_pending,
+    token_check,
     worktree_keys,
 )
+from holdfast.repository.exchange import late_writes
+from holdfast.repository.payloads import Right, leased, payload_locked, scratch
 from holdfast.repository.snapshots import publish_changes
 from holdfast.repository.usage import refuse_if_used
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, Stream, View

@@ -18,10 +18,7 @@ from holdfast.fs.names import checked_text
 from holdfast.leases.rules import Identity
 from holdfast.leases.service import LeaseState
 from holdfast.repository import exchange, payloads, worktree_changes
-from holdfast.repository.context import RepositoryContext, operation_pending
-from holdfast.repository.history import resolve_usable, snapshot_not_found, usable, visible
-from holdfast.repository.payloads import payload_locked, refuse_main, scratch, sweep, worktree_name
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     MAIN,
     OPERATIONS,
@@ -29,9 +26,13 @@ from holdfast.repository.records import (
     Isolation,
     Operation,
     OperationKind,
+    RepositoryContext,
     WorktreeConfig,
+    operation_pending,
     worktree_keys,
 )
+from holdfast.repository.history import resolve_usable, snapshot_not_found, usable, visible
+from holdfast.repository.payloads import payload_locked, refuse_main, scratch, sweep, worktree_name
 from holdfast.repository.usage import Usage, usage_of
 from holdfast.repository.worktree_changes import Removed, Save
 from holdfast.store.model import Create, Decision, Delete, Key, Stream, View
