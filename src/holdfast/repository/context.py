@@ -1,4 +1,4 @@
-"""The repository context, which every operation receives, and the token check of every publish."""
+"""The repository context, the records and keys of a repository, and the token check of every publish."""
 
 from __future__ import annotations
 
