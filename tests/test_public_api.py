@@ -17,7 +17,6 @@ import pytest
 
 import holdfast
 from holdfast import (
-    AgentContext,
     AssignmentOptions,
     AsyncLedger,
     Failure,
@@ -71,7 +70,7 @@ def do_the_work(project: Path) -> Outcome:
         tracker.initialise()
         tracker.create(NewIssue(title="Do it"))
         ledger = init_ledger(project).ledger
-        with take_work(AgentContext(repository, tracker, ledger), AssignmentOptions()) as work:
+        with take_work(repository, tracker, AssignmentOptions(), ledger=ledger) as work:
             (work.path / "file").write_text("two")
             outcome = work.succeed()
         assert asyncio.run(appended(AsyncLedger(ledger))) == 2

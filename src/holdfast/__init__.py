@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from holdfast.locks.repo_lock import RepoLock as RepoLock
     from holdfast.locks.retry import RetryConfig as RetryConfig
     from holdfast.locks.retry import retry_with_backoff as retry_with_backoff
-    from holdfast.repository.agent import AgentContext as AgentContext
     from holdfast.repository.agent import Assignment as Assignment
     from holdfast.repository.agent import AssignmentOptions as AssignmentOptions
     from holdfast.repository.agent import Outcome as Outcome
     from holdfast.repository.agent import take_work as take_work
+    from holdfast.repository.context import Descriptor as Descriptor
     from holdfast.repository.init import initialise as initialise
     from holdfast.repository.opening import OpenLedger as OpenLedger
     from holdfast.repository.opening import find_ledger as find_ledger
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from holdfast.repository.opening import open_tracker as open_tracker
     from holdfast.repository.overview import Overview as Overview
     from holdfast.repository.overview import look_around as look_around
-    from holdfast.repository.records import Descriptor as Descriptor
     from holdfast.repository.repository import Repository as Repository
     from holdfast.repository.repository import Snapshots as Snapshots
     from holdfast.repository.repository import find_repository as find_repository
@@ -58,7 +57,7 @@ _MODULES = {
     "HeldLease": "holdfast.leases.service",
     "Worktrees": "holdfast.repository.worktrees",
     "Snapshots": "holdfast.repository.repository",
-    "Descriptor": "holdfast.repository.records",
+    "Descriptor": "holdfast.repository.context",
     "open_tracker": "holdfast.repository.opening",
     "Tracker": "holdfast.issues.tracker",
     "Claiming": "holdfast.issues.claims",
@@ -70,7 +69,6 @@ _MODULES = {
     "State": "holdfast.issues.model",
     "Priority": "holdfast.issues.model",
     "take_work": "holdfast.repository.agent",
-    "AgentContext": "holdfast.repository.agent",
     "AssignmentOptions": "holdfast.repository.agent",
     "Assignment": "holdfast.repository.agent",
     "Outcome": "holdfast.repository.agent",

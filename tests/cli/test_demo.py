@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.demo.agents import AgentExit, Stage, set_up, work
 from holdfast.demo.check import examine
-from holdfast.repository.agent import AgentContext, AssignmentOptions, take
+from holdfast.repository.agent import AssignmentOptions, take_work
 from tests.cli.commands import HOLDFAST, Result, Running, data, environment, error, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot pause a process")
@@ -75,9 +75,9 @@ class Played:
 
     def work_all(self) -> None:
         repository, tracker, ledger = self.stage.repository(), self.stage.tracker(), self.stage.ledger()
-        shop = AgentContext(repository, tracker, ledger.ledger)
         for issue in self.issues:
-            with take(shop, AssignmentOptions(issue_id=issue, assignee="agent:1")) as assignment:
+            options = AssignmentOptions(issue_id=issue, assignee="agent:1")
+            with take_work(repository, tracker, options, ledger=ledger.ledger) as assignment:
                 name = "attempt-1-step-1.txt"
                 (assignment.path / name).write_text(f"{issue} 1 1\n")
                 self.stage.note(f"{issue}-1-1.json", {"issue": issue, "token": 1, "file": name})

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.repository.context import RepositoryContext
-from holdfast.repository.records import DESCRIPTORS
+from holdfast.repository.context import DESCRIPTORS, RepositoryContext
 from holdfast.repository.repository import Repository
 from tests.cli.commands import Running, data, error, holdfast, wait_until
 from tests.repository import damage

@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 
 from holdfast.cli import entry
-from holdfast.repository.records import MAIN
+from holdfast.repository.context import MAIN
 from holdfast.repository.repository import Repository
 from tests.cli.commands import (
     HOLDFAST,

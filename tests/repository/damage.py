@@ -13,8 +13,7 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.leases.rules import Identity, LeaseKeys, LeaseQueue, LeaseWaiter
 from holdfast.repository import gc_plan
-from holdfast.repository.context import RepositoryContext
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     MAIN,
     OPERATIONS,
@@ -25,6 +24,7 @@ from holdfast.repository.records import (
     OperationKind,
     Pin,
     Reference,
+    RepositoryContext,
 )
 from holdfast.repository.retention import PLANS, PlanState
 from holdfast.store.files import FileStore

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.repository.context import Proof, RepositoryContext
+from holdfast.repository.context import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES, Proof, RepositoryContext
 from holdfast.repository.history import line
-from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES
 from holdfast.repository.repository import Repository, Snapshots
 from holdfast.repository.restore import InPlace, differs_from_head, restore_in_place
 from holdfast.repository.snapshots import SnapshotOptions, snapshot

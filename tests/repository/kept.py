@@ -12,8 +12,16 @@ from pathlib import Path
 import msgspec
 
 from holdfast.clock import format_instant
-from holdfast.repository.context import RepositoryContext, is_ready, new_snapshot_id
-from holdfast.repository.records import DESCRIPTORS, MAIN, WORKTREES, Consistency, Descriptor
+from holdfast.repository.context import (
+    DESCRIPTORS,
+    MAIN,
+    WORKTREES,
+    Consistency,
+    Descriptor,
+    RepositoryContext,
+    is_ready,
+    new_snapshot_id,
+)
 from holdfast.store.model import Change, Create, Decision, Replace, View
 from holdfast.trees.capture import capture
 from holdfast.trees.engines import Engine

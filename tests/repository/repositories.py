@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.clock import format_instant
-from holdfast.repository.context import RepositoryContext
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     FORMAT,
     FORMAT_VERSION,
@@ -17,6 +16,7 @@ from holdfast.repository.records import (
     Descriptor,
     Isolation,
     Reference,
+    RepositoryContext,
     RepositoryFormat,
     SnapshotDefaults,
     WorktreeConfig,

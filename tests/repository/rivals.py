@@ -18,9 +18,17 @@ from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.leases.service import LeaseService
 from holdfast.repository import snapshots
-from holdfast.repository.context import Proof, RepositoryContext, RepositoryPaths, is_ready, may_be_leased
+from holdfast.repository.context import (
+    DESCRIPTORS,
+    MAIN,
+    Proof,
+    RepositoryContext,
+    RepositoryPaths,
+    is_ready,
+    may_be_leased,
+    worktree_keys,
+)
 from holdfast.repository.history import line
-from holdfast.repository.records import DESCRIPTORS, MAIN, worktree_keys
 from holdfast.repository.restore import InPlace, restore_in_place
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore

@@ -12,8 +12,8 @@ from holdfast.clock import format_instant
 from holdfast.fs import calls
 from holdfast.fs.probe import Capabilities
 from holdfast.leases.rules import Lease, LeaseKeys
+from holdfast.repository.context import DESCRIPTORS, MAIN, Consistency, Descriptor
 from holdfast.repository.init import initialise
-from holdfast.repository.records import DESCRIPTORS, MAIN, Consistency, Descriptor
 from holdfast.repository.repository import Repository
 from holdfast.store.audit import AuditEntry, verify
 from holdfast.store.model import Create, Decision, Replace, View

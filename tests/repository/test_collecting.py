@@ -19,7 +19,14 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.repository import gc, gc_plan, payloads, worktree_changes
-from holdfast.repository.context import RepositoryContext
+from holdfast.repository.context import (
+    DESCRIPTORS,
+    MAIN,
+    OPERATIONS,
+    Operation,
+    OperationKind,
+    RepositoryContext,
+)
 from holdfast.repository.gc_plan import survey
 from holdfast.repository.history import (
     add_pin,
@@ -29,7 +36,6 @@ from holdfast.repository.history import (
     references,
     remove_pin,
 )
-from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, Operation, OperationKind
 from holdfast.repository.retention import PLANS, RETENTION, GcPlan, PlanState, Policy, Protection
 from holdfast.store.audit import check_chain
 from holdfast.store.model import Create, Decision, Replace, View

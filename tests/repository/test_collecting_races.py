@@ -18,8 +18,8 @@ import pytest
 
 from holdfast.errors import Failure, LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
 from holdfast.repository import compare, gc, gc_plan, history, payloads, worktree_changes, worktrees
-from holdfast.repository.context import RepositoryContext, is_ready, usable, visible
-from holdfast.repository.records import DESCRIPTORS, MAIN, WORKTREES, Isolation
+from holdfast.repository.context import DESCRIPTORS, MAIN, WORKTREES, Isolation, RepositoryContext, is_ready
+from holdfast.repository.history import usable, visible
 from holdfast.repository.repository import Repository, Snapshots
 from holdfast.repository.restore import InPlace, restore_in_place
 from holdfast.repository.retention import GcPlan, Policy

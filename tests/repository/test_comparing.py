@@ -10,8 +10,7 @@ import pytest
 
 from holdfast.errors import PartialSnapshot
 from holdfast.repository.compare import Comparison, compare, patches, status
-from holdfast.repository.context import Proof, RepositoryContext
-from holdfast.repository.records import MAIN
+from holdfast.repository.context import MAIN, Proof, RepositoryContext
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from tests.repository.history_states import state_of
 from tests.repository.interruptions import write

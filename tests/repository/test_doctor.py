@@ -19,9 +19,9 @@ from holdfast.fs.directory import make_directories
 from holdfast.locks.file_lock import FileLocker
 from holdfast.repository import checks, checks_leftovers, checks_storage, doctor, payloads
 from holdfast.repository.checks import CHECKS
+from holdfast.repository.context import WORKTREES
 from holdfast.repository.doctor import Check, Examination, Finding, Severity, is_wrong
 from holdfast.repository.payloads import payload_locked
-from holdfast.repository.records import WORKTREES
 from holdfast.repository.repository import Repository
 from tests.repository import damage
 from tests.repository.kept import fingerprint, keep, require_whole

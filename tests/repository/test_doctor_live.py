@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.errors import LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
 from holdfast.repository import gc, gc_plan
+from holdfast.repository.context import MAIN, Isolation
 from holdfast.repository.doctor import Severity
-from holdfast.repository.records import MAIN, Isolation
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.retention import Policy

@@ -12,9 +12,8 @@ import pytest
 
 from holdfast.errors import AlreadyExists, DirectoryReplaced, ExchangeUnavailable, NotFound
 from holdfast.repository import exchange as repository_exchange
-from holdfast.repository.context import Proof
+from holdfast.repository.context import OPERATIONS, Proof
 from holdfast.repository.history import line
-from holdfast.repository.records import OPERATIONS
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.snapshots import SnapshotOptions
@@ -132,7 +131,7 @@ def test_a_file_at_a_name_that_is_free_is_a_stranger(site: Site) -> None:
 def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
     site: Site, monkeypatch: pytest.MonkeyPatch, exchanges: bool
 ) -> None:
-    exchange = repository_exchange._exchange
+    exchange = repository_exchange._Exchange.make
 
     def replace_first(*arguments: Any) -> None:
         site.replace()
@@ -141,7 +140,7 @@ def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
     def unavailable(*_: object) -> None:
         raise ExchangeUnavailable("not here")
 
-    monkeypatch.setattr(repository_exchange, "_exchange", replace_first)
+    monkeypatch.setattr(repository_exchange._Exchange, "make", replace_first)
     if not exchanges:
         monkeypatch.setattr("holdfast.trees.restore.exchange", unavailable)
     how = InPlace(reason="tested")

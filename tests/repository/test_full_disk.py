@@ -18,9 +18,9 @@ import pytest
 from holdfast.errors import IoFailure
 from holdfast.fs.reserve import FILES, LARGE, LARGE_BYTES, Reserve
 from holdfast.repository import gc
+from holdfast.repository.context import MAIN
 from holdfast.repository.gc_plan import propose, set_policy
 from holdfast.repository.init import initialise
-from holdfast.repository.records import MAIN
 from holdfast.repository.repository import Repository
 from holdfast.repository.retention import Policy
 from holdfast.trees.verify import verify

@@ -12,9 +12,8 @@ import pytest
 from holdfast.errors import NotFound
 from holdfast.fs import calls
 from holdfast.repository import history
-from holdfast.repository.context import RepositoryContext
+from holdfast.repository.context import DESCRIPTORS, Consistency, Descriptor, RepositoryContext
 from holdfast.repository.history import History, everything, line
-from holdfast.repository.records import DESCRIPTORS, Consistency, Descriptor
 from holdfast.repository.repository import Repository
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decision, Delete, Replace
@@ -26,7 +25,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 @pytest.fixture
-def control(scratch: Path) -> RepositoryContext:
+def context(scratch: Path) -> RepositoryContext:
     return make_repository(scratch).control
 
 
@@ -35,66 +34,66 @@ def ids(found: History) -> list[str]:
 
 
 def add_line(
-    control: RepositoryContext, *names: str, start: str | None = None, worktree: str = "main"
+    context: RepositoryContext, *names: str, start: str | None = None, worktree: str = "main"
 ) -> None:
     for number, name in enumerate(names):
-        add_snapshot(control, name, parent=start, worktree=worktree, at=BEGIN + number)
+        add_snapshot(context, name, parent=start, worktree=worktree, at=BEGIN + number)
         start = name
 
 
-def test_history_follows_the_parents_from_the_head(control: RepositoryContext) -> None:
-    assert line(control, "main") == History(())
-    add_line(control, "s1", "s2", "s3")
-    assert ids(line(control, "main")) == ["s3", "s2", "s1"]
-    assert [entry.parent_id for entry in line(control, "main").entries] == ["s2", "s1", None]
+def test_history_follows_the_parents_from_the_head(context: RepositoryContext) -> None:
+    assert line(context, "main") == History(())
+    add_line(context, "s1", "s2", "s3")
+    assert ids(line(context, "main")) == ["s3", "s2", "s1"]
+    assert [entry.parent_id for entry in line(context, "main").entries] == ["s2", "s1", None]
     with pytest.raises(NotFound):
-        line(control, "nowhere")
+        line(context, "nowhere")
 
 
-def test_a_limit_says_that_there_is_more(control: RepositoryContext) -> None:
-    add_line(control, "s1", "s2", "s3")
-    short = line(control, "main", limit=2)
+def test_a_limit_says_that_there_is_more(context: RepositoryContext) -> None:
+    add_line(context, "s1", "s2", "s3")
+    short = line(context, "main", limit=2)
     assert ids(short) == ["s3", "s2"]
     assert short.more
     assert short.entries[-1].parent_id == "s1"
-    assert not line(control, "main", limit=3).more
-    assert everything(control, limit=2).more
+    assert not line(context, "main", limit=3).more
+    assert everything(context, limit=2).more
 
 
 @pytest.mark.req("LC-27")
 def test_only_complete_snapshots_are_shown_and_the_line_goes_on_behind_them(
-    control: RepositoryContext,
+    context: RepositoryContext,
 ) -> None:
-    add_line(control, "s1", "s2", "s3")
-    (control.places.tree("s2") / ".READY").unlink()
-    control.places.tree("unpublished").mkdir()
-    (control.places.tree("unpublished") / ".READY").touch()
-    for found in (line(control, "main"), everything(control)):
+    add_line(context, "s1", "s2", "s3")
+    (context.places.tree("s2") / ".READY").unlink()
+    context.places.tree("unpublished").mkdir()
+    (context.places.tree("unpublished") / ".READY").touch()
+    for found in (line(context, "main"), everything(context)):
         assert ids(found) == ["s3", "s1"]
         assert found.entries[0].parent_id == "s1"
         assert found.missing == ()
 
 
-def test_a_parent_that_is_not_there_is_named(control: RepositoryContext) -> None:
-    add_line(control, "s2", "s3", start="s1")
-    assert line(control, "main").missing == ("s1",)
-    assert everything(control).missing == ("s1",)
-    assert line(control, "main", limit=1).missing == ()
+def test_a_parent_that_is_not_there_is_named(context: RepositoryContext) -> None:
+    add_line(context, "s2", "s3", start="s1")
+    assert line(context, "main").missing == ("s1",)
+    assert everything(context).missing == ("s1",)
+    assert line(context, "main", limit=1).missing == ()
 
 
-def test_parents_that_go_round_in_a_circle_end_and_nothing_is_left_out(control: RepositoryContext) -> None:
-    add_line(control, "s1", "s2", start="s2")
-    assert ids(line(control, "main")) == ["s2", "s1"]
-    assert sorted(ids(everything(control))) == ["s1", "s2"]
+def test_parents_that_go_round_in_a_circle_end_and_nothing_is_left_out(context: RepositoryContext) -> None:
+    add_line(context, "s1", "s2", start="s2")
+    assert ids(line(context, "main")) == ["s2", "s1"]
+    assert sorted(ids(everything(context))) == ["s1", "s2"]
 
 
-def test_all_lines_are_shown_children_first_whatever_the_clocks_said(control: RepositoryContext) -> None:
-    add_line(control, "s1", "s2", "s3")
-    add_worktree(control, "dev")
-    add_snapshot(control, "d1", parent="s1", worktree="dev", at=BEGIN + 10)
-    add_snapshot(control, "d2", parent="d1", worktree="dev", at=BEGIN - 99)  # a clock was set back
-    add_reference(control, "v1", "s2")
-    found = everything(control)
+def test_all_lines_are_shown_children_first_whatever_the_clocks_said(context: RepositoryContext) -> None:
+    add_line(context, "s1", "s2", "s3")
+    add_worktree(context, "dev")
+    add_snapshot(context, "d1", parent="s1", worktree="dev", at=BEGIN + 10)
+    add_snapshot(context, "d2", parent="d1", worktree="dev", at=BEGIN - 99)  # a clock was set back
+    add_reference(context, "v1", "s2")
+    found = everything(context)
     order = ids(found)
     assert sorted(order) == ["d1", "d2", "s1", "s2", "s3"]
     assert all(
@@ -109,17 +108,17 @@ def test_all_lines_are_shown_children_first_whatever_the_clocks_said(control: Re
 
 
 @pytest.mark.req("LC-22")
-def test_every_best_effort_snapshot_carries_a_warning(control: RepositoryContext) -> None:
-    add_line(control, "s1")
-    add_snapshot(control, "s2", parent="s1", consistency=Consistency.BEST_EFFORT)
-    assert [entry.warning for entry in line(control, "main").entries] == [True, False]
+def test_every_best_effort_snapshot_carries_a_warning(context: RepositoryContext) -> None:
+    add_line(context, "s1")
+    add_snapshot(context, "s2", parent="s1", consistency=Consistency.BEST_EFFORT)
+    assert [entry.warning for entry in line(context, "main").entries] == [True, False]
 
 
 def test_what_is_collected_meanwhile_is_passed_over(
-    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
+    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parent goes, and its child is linked to the next, between our looks at the two."""
-    add_line(control, "s1", "s2", "s3")
+    add_line(context, "s1", "s2", "s3")
 
     def collect(snapshot_id: str) -> None:
         keys = [DESCRIPTORS.key(each) for each in ("s2", "s3")]
@@ -131,24 +130,24 @@ def test_what_is_collected_meanwhile_is_passed_over(
             )
             return Decision([Delete(keys[0]), Replace(keys[1], relinked)], None)
 
-        if control.store.read(keys[0]) is not None:
-            control.store.transact(keys, decide)
+        if context.store.read(keys[0]) is not None:
+            context.store.transact(keys, decide)
 
     def ready(places: object, snapshot_id: str) -> bool:
         collect(snapshot_id)  # behind the look at s3
         return True
 
     monkeypatch.setattr(history, "is_ready", ready)
-    found = line(control, "main")
+    found = line(context, "main")
     assert ids(found) == ["s3", "s1"]
     assert found.missing == ()
 
 
 @pytest.mark.req("LC-24")
 @pytest.mark.skipif(sys.platform == "win32", reason="files are compared by their inodes")
-def test_history_takes_no_lock_and_changes_nothing(control: RepositoryContext) -> None:
-    add_line(control, "s1", "s2")
-    root = control.places.root
+def test_history_takes_no_lock_and_changes_nothing(context: RepositoryContext) -> None:
+    add_line(context, "s1", "s2")
+    root = context.places.root
     before = state_of(root)
     seen: list[str] = []
 

@@ -17,8 +17,8 @@ from holdfast.errors import (
 )
 from holdfast.fs.probe import Capabilities
 from holdfast.repository import init
+from holdfast.repository.context import MAIN, Isolation
 from holdfast.repository.init import initialise
-from holdfast.repository.records import MAIN, Isolation
 from holdfast.repository.repository import Repository, find_repository
 from proof.crash import Outcome, kill_points
 from proof.effort import SHARE

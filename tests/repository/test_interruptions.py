@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.repository import snapshots
-from holdfast.repository.context import RepositoryContext
-from holdfast.repository.records import Descriptor, WorktreeConfig
-from holdfast.repository.snapshots import publishing
+from holdfast.repository.context import Descriptor, RepositoryContext, WorktreeConfig
+from holdfast.repository.snapshots import publish_changes
 from holdfast.store.model import Append, Decision
 from proof.crash import Fault, Report
 from proof.effort import SHARE
@@ -52,14 +51,14 @@ def test_an_error_at_any_call_leaves_the_old_or_the_new_and_the_next_one_goes_on
 
 
 def publish_in_two_steps(
-    control: RepositoryContext, config: WorktreeConfig, descriptor: Descriptor, proof: object, tag: object
+    context: RepositoryContext, config: WorktreeConfig, descriptor: Descriptor, proof: object, tag: object
 ) -> Descriptor:
     """The mistake: the descriptor in one commit, and the head in the next."""
-    (created, moved), published = publishing(config, descriptor)
+    (created, moved), published = publish_changes(config, descriptor)
     assert not isinstance(created, Append)
     assert not isinstance(moved, Append)
-    control.store.transact([created.key], lambda view, now: Decision([created], None))
-    control.store.transact([moved.key], lambda view, now: Decision([moved], None))
+    context.store.transact([created.key], lambda view, now: Decision([created], None))
+    context.store.transact([moved.key], lambda view, now: Decision([moved], None))
     return published
 
 

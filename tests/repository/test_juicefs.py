@@ -23,8 +23,8 @@ from holdfast.errors import (
 )
 from holdfast.fs.probe import SAFE_OPTIONS, find_capabilities, require_safe, settings_of
 from holdfast.locks.file_lock import FileLocker
+from holdfast.repository.context import MAIN
 from holdfast.repository.init import initialise
-from holdfast.repository.records import MAIN
 from holdfast.repository.repository import Repository
 from holdfast.trees import engines as cloning
 from holdfast.trees.capture import capture, capture_best

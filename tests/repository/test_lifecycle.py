@@ -24,8 +24,7 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.leases.rules import LeaseKeys
-from holdfast.repository.context import Proof
-from holdfast.repository.records import MAIN, Isolation
+from holdfast.repository.context import MAIN, Isolation, Proof
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.worktrees import settle

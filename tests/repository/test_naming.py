@@ -7,21 +7,22 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import Ambiguous, NameInvalid, NotFound, PartialSnapshot, Refused, UsageFailure
-from holdfast.repository.context import RepositoryContext, reference_name, resolve, resolve_usable
+from holdfast.repository.context import RepositoryContext
+from holdfast.repository.history import reference_name, resolve, resolve_usable
 from tests.repository.repositories import add_reference, add_snapshot, add_worktree, make_repository
 
 FIRST, SECOND, THIRD = "4f1c000000000001", "4f2d000000000002", "a000000000000003"
 
 
 @pytest.fixture
-def control(scratch: Path) -> RepositoryContext:
+def context(scratch: Path) -> RepositoryContext:
     """A line of three snapshots in `main`, and a reference to the second."""
-    control = make_repository(scratch).control
-    add_snapshot(control, FIRST)
-    add_snapshot(control, SECOND, parent=FIRST)
-    add_snapshot(control, THIRD, parent=SECOND)
-    add_reference(control, "v1", SECOND)
-    return control
+    context = make_repository(scratch).control
+    add_snapshot(context, FIRST)
+    add_snapshot(context, SECOND, parent=FIRST)
+    add_snapshot(context, THIRD, parent=SECOND)
+    add_reference(context, "v1", SECOND)
+    return context
 
 
 @pytest.mark.parametrize(
@@ -42,79 +43,79 @@ def control(scratch: Path) -> RepositoryContext:
     ],
 )
 def test_a_snapshot_is_named_by_its_id_a_part_of_it_a_reference_or_from_a_head(
-    control: RepositoryContext, text: str, expected: str
+    context: RepositoryContext, text: str, expected: str
 ) -> None:
-    assert resolve(control, text).snapshot_id == expected
+    assert resolve(context, text).snapshot_id == expected
 
 
-def test_head_is_that_of_the_worktree_one_is_in(control: RepositoryContext) -> None:
-    add_worktree(control, "dev", head=FIRST)
-    assert resolve(control, "head", worktree="dev").snapshot_id == FIRST
-    assert resolve(control, "main:head", worktree="dev").snapshot_id == THIRD
-    assert resolve(control, "dev:head").snapshot_id == FIRST
+def test_head_is_that_of_the_worktree_one_is_in(context: RepositoryContext) -> None:
+    add_worktree(context, "dev", head=FIRST)
+    assert resolve(context, "head", worktree="dev").snapshot_id == FIRST
+    assert resolve(context, "main:head", worktree="dev").snapshot_id == THIRD
+    assert resolve(context, "dev:head").snapshot_id == FIRST
 
 
-def test_a_beginning_that_several_have_is_refused_with_all_of_them(control: RepositoryContext) -> None:
+def test_a_beginning_that_several_have_is_refused_with_all_of_them(context: RepositoryContext) -> None:
     with pytest.raises(Ambiguous) as refused:
-        resolve(control, "4f")
+        resolve(context, "4f")
     assert refused.value.facts["candidates"] == [FIRST, SECOND]
     assert FIRST in refused.value.message
 
 
 @pytest.mark.parametrize("text", ["nothing", "head~3", "b", "nowhere:head"])
-def test_what_is_not_there_is_not_found(control: RepositoryContext, text: str) -> None:
+def test_what_is_not_there_is_not_found(context: RepositoryContext, text: str) -> None:
     with pytest.raises(NotFound):
-        resolve(control, text)
+        resolve(context, text)
 
 
 @pytest.mark.parametrize("text", ["", "~1", "head~x", "../main", "a/b", "a b", "main:v1", ":head", "head^"])
-def test_what_cannot_be_a_name_is_refused(control: RepositoryContext, text: str) -> None:
+def test_what_cannot_be_a_name_is_refused(context: RepositoryContext, text: str) -> None:
     with pytest.raises(NameInvalid):
-        resolve(control, text)
+        resolve(context, text)
 
 
-def test_a_worktree_without_snapshots_has_no_head(control: RepositoryContext) -> None:
-    add_worktree(control, "empty")
+def test_a_worktree_without_snapshots_has_no_head(context: RepositoryContext) -> None:
+    add_worktree(context, "empty")
     with pytest.raises(NotFound, match="no snapshot yet"):
-        resolve(control, "head", worktree="empty")
+        resolve(context, "head", worktree="empty")
 
 
 @pytest.mark.req("LC-27", "LC-29")
-def test_naming_a_partial_snapshot_is_refused_as_such(control: RepositoryContext) -> None:
-    add_snapshot(control, "b000000000000001", ready=False, head=False)  # .READY is not there
-    add_snapshot(control, "b100000000000002", tree=False, head=False)  # nothing of its tree is there
-    (control.places.tree("b200000000000003") / "payload").mkdir(
+def test_naming_a_partial_snapshot_is_refused_as_such(context: RepositoryContext) -> None:
+    add_snapshot(context, "b000000000000001", ready=False, head=False)  # .READY is not there
+    add_snapshot(context, "b100000000000002", tree=False, head=False)  # nothing of its tree is there
+    (context.places.tree("b200000000000003") / "payload").mkdir(
         parents=True
     )  # a crash before it was published
-    published_not = control.places.tree("b300000000000004")
+    published_not = context.places.tree("b300000000000004")
     published_not.mkdir()
     (published_not / ".READY").touch()
     for name in ("b000000000000001", "b0", "b100000000000002", "b200000000000003", "b2", "b3"):
         with pytest.raises(PartialSnapshot) as refused:
-            resolve(control, name)
+            resolve(context, name)
         assert refused.value.code == "E_PARTIAL_SNAPSHOT"
 
 
 @pytest.mark.req("LC-27")
-def test_a_directory_called_ready_makes_no_snapshot_complete(control: RepositoryContext) -> None:
-    add_snapshot(control, "c000000000000001", ready=False, head=False)
-    (control.places.tree("c000000000000001") / ".READY").mkdir()
+def test_a_directory_called_ready_makes_no_snapshot_complete(context: RepositoryContext) -> None:
+    add_snapshot(context, "c000000000000001", ready=False, head=False)
+    (context.places.tree("c000000000000001") / ".READY").mkdir()
     with pytest.raises(PartialSnapshot):
-        resolve(control, "c0")
+        resolve(context, "c0")
 
 
 def test_a_partial_tree_does_not_make_the_name_of_a_complete_one_ambiguous(
-    control: RepositoryContext,
+    context: RepositoryContext,
 ) -> None:
-    control.places.tree("4f1cffffffffffff").mkdir()
-    assert resolve(control, "4f1c").snapshot_id == FIRST
+    context.places.tree("4f1cffffffffffff").mkdir()
+    assert resolve(context, "4f1c").snapshot_id == FIRST
 
 
-def test_a_doomed_snapshot_can_be_looked_at_but_not_used(control: RepositoryContext) -> None:
-    add_snapshot(control, "d000000000000001", doomed_by="plan-7", head=False)
-    assert resolve(control, "d0").doomed_by == "plan-7"
+def test_a_doomed_snapshot_can_be_looked_at_but_not_used(context: RepositoryContext) -> None:
+    add_snapshot(context, "d000000000000001", doomed_by="plan-7", head=False)
+    assert resolve(context, "d0").doomed_by == "plan-7"
     with pytest.raises(Refused, match="plan-7"):
-        resolve_usable(control, "d0")
+        resolve_usable(context, "d0")
 
 
 @pytest.mark.parametrize("name", ["head", FIRST])

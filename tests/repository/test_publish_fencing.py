@@ -17,8 +17,7 @@ import pytest
 
 from holdfast.repository import context as proofs
 from holdfast.repository import restore, snapshots
-from holdfast.repository.context import Permission, Proof, RepositoryContext, settled_config
-from holdfast.repository.records import MAIN
+from holdfast.repository.context import MAIN, Proof, RepositoryContext, TokenCheck, settled_config
 from holdfast.store.model import Decision, View
 from proof.effort import rounds, until
 from proof.interpose import interposed
@@ -112,12 +111,12 @@ def stops(worker: Worker) -> bool:
 
 @pytest.mark.req("LC-17", "LC-18", "LC-29", "LC-30")
 def test_a_snapshot_stopped_before_any_call_and_stolen_from_publishes_nothing(root: Path) -> None:
-    control = Rival(root).control
+    context = Rival(root).control
     outcomes: Counter[str] = Counter()
     for outcome in stopped_everywhere(root, Rival.snapshot):
         outcomes[outcome] += 1
-        require_one_line(control)
-    assert stale_commits(control) == []
+        require_one_line(context)
+    assert stale_commits(context) == []
     assert outcomes["E_FENCING_MISMATCH"] >= 8, outcomes
     assert outcomes["published"] >= 1, outcomes  # stopped behind the commit point
     assert outcomes["not stolen, published"] >= 1, outcomes  # stopped inside its transaction
@@ -125,11 +124,11 @@ def test_a_snapshot_stopped_before_any_call_and_stolen_from_publishes_nothing(ro
 
 @pytest.mark.req("LC-17", "LC-18")
 def test_a_restore_in_place_stopped_before_any_call_and_stolen_from_changes_nothing(root: Path) -> None:
-    control = Rival(root).control
-    first = published(control)[0]
+    context = Rival(root).control
+    first = published(context)[0]
     outcomes = Counter(stopped_everywhere(root, lambda rival: rival.restore(first)))
-    assert stale_commits(control) == []
-    require_one_line(control)
+    assert stale_commits(context) == []
+    require_one_line(context)
     assert outcomes["E_FENCING_MISMATCH"] >= 8, outcomes
 
 
@@ -183,39 +182,39 @@ def test_delayed_at_random_no_stale_holder_ever_restores_in_place(root: Path, wo
 
 
 def validate_then_publish(
-    control: RepositoryContext, config: Any, descriptor: Any, proof: Any, tag: Any
+    context: RepositoryContext, config: Any, descriptor: Any, proof: Any, tag: Any
 ) -> Any:
     """The mistake: the lease is checked in one transaction, and the head moved in the next."""
 
-    ask = proofs.permission(control, MAIN, proof)
+    check = proofs.token_check(context, MAIN, proof)
 
     def validate(view: View, now: float) -> Decision[None]:
-        ask(view, now)
+        check(view, now)
         return Decision([], None)
 
-    control.store.transact(proofs.publishing_keys(MAIN), validate)
+    context.store.transact(proofs.publishing_keys(MAIN), validate)
     with pytest.MonkeyPatch.context() as patch:
-        unasked = lambda view, now: settled_config(view, MAIN)  # noqa: E731
-        patch.setattr(snapshots, "permission", lambda control, name, proof: unasked)
-        return REAL_PUBLISH(control, config, descriptor, proof, tag)
+        unchecked = lambda view, now: settled_config(view, MAIN)  # noqa: E731
+        patch.setattr(snapshots, "token_check", lambda context, name, proof: unchecked)
+        return REAL_PUBLISH(context, config, descriptor, proof, tag)
 
 
 REAL_PUBLISH = snapshots._publish
 
 
-def asked_too_early(control: RepositoryContext, worktree: str, proof: Proof | None) -> Permission:
+def checked_too_early(context: RepositoryContext, worktree: str, proof: Proof | None) -> TokenCheck:
     """The same mistake of a restore in place: what its transaction asks was answered before."""
-    config = proofs.check_early(control, worktree, proof)
+    config = proofs.check_early(context, worktree, proof)
     return lambda view, now: config
 
 
 def test_stopping_finds_a_restore_that_validates_first_and_decides_then(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restore, "permission", asked_too_early)
-    control = Rival(root).control
-    first = published(control)[0]
-    assert any(stale_commits(control) for _ in stopped_everywhere(root, lambda rival: rival.restore(first)))
+    monkeypatch.setattr(restore, "token_check", checked_too_early)
+    context = Rival(root).control
+    first = published(context)[0]
+    assert any(stale_commits(context) for _ in stopped_everywhere(root, lambda rival: rival.restore(first)))
 
 
 @pytest.fixture
@@ -225,8 +224,8 @@ def mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("mistaken")
 def test_stopping_finds_who_validates_first_and_publishes_then(root: Path) -> None:
-    control = Rival(root).control
-    assert any(stale_commits(control) for _ in stopped_everywhere(root, Rival.snapshot))
+    context = Rival(root).control
+    assert any(stale_commits(context) for _ in stopped_everywhere(root, Rival.snapshot))
 
 
 @pytest.mark.usefixtures("mistaken")

@@ -16,9 +16,8 @@ import pytest
 
 from holdfast.errors import NotFound, Refused, SnapshotCollected
 from holdfast.repository import compare, gc, gc_plan
-from holdfast.repository.context import RepositoryContext, resolve
-from holdfast.repository.history import create_reference
-from holdfast.repository.records import MAIN, Isolation
+from holdfast.repository.context import MAIN, Isolation, RepositoryContext
+from holdfast.repository.history import create_reference, resolve
 from holdfast.repository.repository import Repository, Snapshots
 from holdfast.repository.restore import InPlace
 from holdfast.repository.retention import GcPlan, PlanState, Policy

@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.errors import Refused
 from holdfast.repository import payloads
-from holdfast.repository.records import OPERATIONS
+from holdfast.repository.context import OPERATIONS
 from holdfast.repository.repository import Repository
 from holdfast.repository.worktrees import settle
 from proof.crash import Ending, Kill, Outcome, cut_short
@@ -144,8 +144,8 @@ def test_roots_of_subvolumes_are_told_apart_only_within_one_boot() -> None:
         return os.stat_result((0o040755, inode, device, 1, 0, 0, 0, 0, 0, 0))
 
     ours, other = status(50, 256), status(51, 256)
-    assert payloads.which_has("50:256", (other, ours), same_boot=True) == 1
-    assert payloads.which_has("50:256", (other, ours), same_boot=False) is None
-    assert payloads.which_has("50:300", (status(7, 300), other), same_boot=False) == 0
-    assert payloads.which_has("50:300", (ours, other), same_boot=True) is None
-    assert payloads.which_has(None, (ours, other), same_boot=True) is None
+    assert payloads.index_of_inode("50:256", (other, ours), same_boot=True) == 1
+    assert payloads.index_of_inode("50:256", (other, ours), same_boot=False) is None
+    assert payloads.index_of_inode("50:300", (status(7, 300), other), same_boot=False) == 0
+    assert payloads.index_of_inode("50:300", (ours, other), same_boot=True) is None
+    assert payloads.index_of_inode(None, (ours, other), same_boot=True) is None

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast.errors import Corrupt, Failure, LockConflict, PlanMismatch, Refused
-from holdfast.repository import compare, gc, gc_plan, gc_sweep, snapshots, worktree_changes
+from holdfast.repository import compare, exchange, gc, gc_plan, gc_sweep, snapshots, worktree_changes
 from holdfast.repository import payloads as scratches
 from holdfast.repository import restore as repository_restore
-from holdfast.repository.context import RepositoryContext
+from holdfast.repository.context import MAIN, Isolation, RepositoryContext
 from holdfast.repository.history import add_pin, create_reference, pins, remove_pin
-from holdfast.repository.records import MAIN, Isolation
 from holdfast.repository.repository import Repository, Snapshots
 from holdfast.repository.restore import InPlace, restore_in_place
 from holdfast.repository.retention import Policy
@@ -666,7 +665,7 @@ def test_who_does_not_say_what_it_shares_does(
 ) -> None:
     """A planted mistake."""
     real = scratches.scratch
-    for module in (snapshots, repository_restore):
+    for module in (snapshots, exchange, repository_restore):
         monkeypatch.setattr(module, "scratch", lambda *words, **more: real(*words, **{**more, "uses": ()}))
     assert next(met(begun, scratch, SHARERS[sharer], step=2), "")
 

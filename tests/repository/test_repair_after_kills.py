@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.repository.records import MAIN
+from holdfast.repository.context import MAIN
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.snapshots import SnapshotOptions

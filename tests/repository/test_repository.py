@@ -12,9 +12,9 @@ import pytest
 
 from holdfast.errors import LockConflict, LockNotHeld, LockTimeout, NotFound
 from holdfast.leases.rules import LeaseKeys
+from holdfast.repository.context import MAIN, OPERATIONS, Operation, OperationKind
 from holdfast.repository.overview import look_around
 from holdfast.repository.payloads import payload_locked
-from holdfast.repository.records import MAIN, OPERATIONS, Operation, OperationKind
 from holdfast.repository.repository import Repository
 from holdfast.store.model import Create, Decision
 from tests.locks.workers import Line, Workers

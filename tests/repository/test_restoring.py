@@ -29,9 +29,16 @@ from holdfast.errors import (
 )
 from holdfast.repository import exchange as repository_exchange
 from holdfast.repository import payloads
-from holdfast.repository.context import Proof, resolve
-from holdfast.repository.history import line
-from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, Consistency, Descriptor, Isolation
+from holdfast.repository.context import (
+    DESCRIPTORS,
+    MAIN,
+    OPERATIONS,
+    Consistency,
+    Descriptor,
+    Isolation,
+    Proof,
+)
+from holdfast.repository.history import line, resolve
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace, Restored, restore_in_place
 from holdfast.repository.snapshots import snapshot
@@ -303,7 +310,7 @@ def test_what_is_on_record_can_be_finished_by_anybody_and_only_once(site: Site) 
     assert finished is not None
     assert content_of(site.payload) == OLD
     assert settle(site.control, MAIN) is None
-    repository_exchange.finish(site.control, finished)  # once more, by one who did not know
+    repository_exchange.finish_restore(site.control, finished)  # once more, by one who did not know
     assert content_of(site.payload) == OLD
     assert list(site.control.places.scratch.iterdir()) == []
     assert len(site.history()) == 3
@@ -439,14 +446,14 @@ def test_a_part_to_which_the_way_was_taken_away_is_given_up(site: Site, became: 
 def test_a_part_to_which_the_way_is_taken_away_at_the_last_moment_is_not_restored(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_in_place = repository_exchange._is_in_place
+    is_done = repository_exchange._Exchange.is_done
 
     def take_away(*arguments: Any) -> bool:
-        found = is_in_place(*arguments)
+        found = is_done(*arguments)
         (site.payload / "directory").rename(site.control.places.root / "away")
         return found
 
-    monkeypatch.setattr(repository_exchange, "_is_in_place", take_away)
+    monkeypatch.setattr(repository_exchange._Exchange, "is_done", take_away)
     with pytest.raises(ConsistencyUnavailable, match="nothing was replaced"):
         site.restore(path="directory/a")
     assert site.control.store.read(OPERATIONS.key(MAIN)) is None
@@ -644,13 +651,13 @@ def test_a_link_that_comes_during_a_restore_does_not_leave_the_worktree_stuck(
 ) -> None:
     site = Site(scratch / "repo")
     first = snapshot(site.control, MAIN, site.proof).snapshot_id
-    exchange = repository_exchange._exchange
+    exchange = repository_exchange._Exchange.make
 
     def link_first(*arguments: Any) -> None:
         replace_by_link(site, scratch / "elsewhere")
         exchange(*arguments)
 
-    monkeypatch.setattr(repository_exchange, "_exchange", link_first)
+    monkeypatch.setattr(repository_exchange._Exchange, "make", link_first)
     restore_in_place(site.control, MAIN, first, site.proof, InPlace(reason="x"))
 
     assert site.control.store.read(OPERATIONS.key(MAIN)) is None

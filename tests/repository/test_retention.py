@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.clock import format_instant
-from holdfast.repository.records import Consistency, Descriptor, Operation, OperationKind, Pin, Reference
+from holdfast.repository.context import Consistency, Descriptor, Operation, OperationKind, Pin, Reference
 from holdfast.repository.retention import (
     Collectable,
     Policy,

@@ -19,9 +19,8 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.repository import gc, gc_plan, gc_sweep
-from holdfast.repository.context import RepositoryContext, is_ready
+from holdfast.repository.context import MAIN, RepositoryContext, is_ready
 from holdfast.repository.history import create_reference
-from holdfast.repository.records import MAIN
 from holdfast.repository.repository import Repository
 from holdfast.repository.retention import PlanState, Policy
 from holdfast.store.audit import check_chain

@@ -25,74 +25,74 @@ ROUNDS = rounds(100, least=10)
 
 
 @pytest.fixture
-def control(scratch: Path) -> RepositoryContext:
+def context(scratch: Path) -> RepositoryContext:
     return make_repository(scratch / "repository").control
 
 
-def left_over(control: RepositoryContext) -> list[str]:
-    return [path.name for path in control.places.scratch.iterdir()]
+def left_over(context: RepositoryContext) -> list[str]:
+    return [path.name for path in context.places.scratch.iterdir()]
 
 
-def test_a_scratch_is_in_use_until_its_block_ends(control: RepositoryContext) -> None:
-    with scratches.scratch(control, "test", uses=["a", "b"]) as room:
-        (intent,) = scratches.in_use(control.places)
+def test_a_scratch_is_in_use_until_its_block_ends(context: RepositoryContext) -> None:
+    with scratches.scratch(context, "test", uses=["a", "b"]) as room:
+        (intent,) = scratches.in_use(context.places)
         assert (intent.scratch_id, intent.purpose, intent.uses) == (room.scratch_id, "test", ("a", "b"))
-        assert list(scratches.abandoned(control.places)) == []
-        assert scratches.sweep(control.places, room.scratch_id) is False
+        assert list(scratches.abandoned(context.places)) == []
+        assert scratches.sweep(context.places, room.scratch_id) is False
         assert room.path.is_dir()
-    assert left_over(control) == []
-    assert list(scratches.in_use(control.places)) == []
+    assert left_over(context) == []
+    assert list(scratches.in_use(context.places)) == []
 
 
-def test_what_cannot_be_removed_is_litter_and_undoes_nothing(control: RepositoryContext) -> None:
+def test_what_cannot_be_removed_is_litter_and_undoes_nothing(context: RepositoryContext) -> None:
     """A file that nobody may delete, for instance: what was done in the scratch is done all the same."""
 
     def refuse(attempt: Attempt) -> Any:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    with interposed(refuse, ("unlink",)), scratches.scratch(control, "test") as room:
+    with interposed(refuse, ("unlink",)), scratches.scratch(context, "test") as room:
         (room.path / "file").write_text("x")
-    (litter,) = scratches.abandoned(control.places)
-    assert scratches.sweep(control.places, litter.scratch_id)
-    assert left_over(control) == []
+    (litter,) = scratches.abandoned(context.places)
+    assert scratches.sweep(context.places, litter.scratch_id)
+    assert left_over(context) == []
 
 
-def test_looking_makes_nothing_in_a_scratch(control: RepositoryContext) -> None:
-    place = control.places.scratch / "bare"
+def test_looking_makes_nothing_in_a_scratch(context: RepositoryContext) -> None:
+    place = context.places.scratch / "bare"
     place.mkdir(parents=True)
-    (found,) = scratches.abandoned(control.places)
+    (found,) = scratches.abandoned(context.places)
     assert (found.scratch_id, found.intent) == ("bare", None)
     assert list(place.iterdir()) == []
-    assert scratches.sweep(control.places, "bare")
-    assert scratches.sweep(control.places, "bare")  # twice is fine
-    assert left_over(control) == []
+    assert scratches.sweep(context.places, "bare")
+    assert scratches.sweep(context.places, "bare")  # twice is fine
+    assert left_over(context) == []
 
 
-def test_a_sweep_that_was_killed_is_finished_by_the_next(control: RepositoryContext) -> None:
+def test_a_sweep_that_was_killed_is_finished_by_the_next(context: RepositoryContext) -> None:
     for name in ("dead", "dead" + scratches.SWEPT):
-        place = control.places.scratch / name
+        place = context.places.scratch / name
         (place / "tree").mkdir(parents=True)
         (place / scratches.LOCK).touch()
-    assert {each.scratch_id for each in scratches.abandoned(control.places)} == {"dead", "dead.swept"}
-    assert scratches.sweep(control.places, "dead")
-    assert scratches.sweep(control.places, "dead.swept")
-    assert left_over(control) == []
+    assert {each.scratch_id for each in scratches.abandoned(context.places)} == {"dead", "dead.swept"}
+    assert scratches.sweep(context.places, "dead")
+    assert scratches.sweep(context.places, "dead.swept")
+    assert left_over(context) == []
 
 
-def test_what_somebody_is_removing_is_left_to_them(control: RepositoryContext) -> None:
-    place = control.places.scratch / ("gone" + scratches.SWEPT)
+def test_what_somebody_is_removing_is_left_to_them(context: RepositoryContext) -> None:
+    place = context.places.scratch / ("gone" + scratches.SWEPT)
     place.mkdir(parents=True)
     with FileLocker().lock_exclusive(place / scratches.LOCK):
-        assert list(scratches.abandoned(control.places)) == []
-        assert scratches.sweep(control.places, place.name) is False
-    assert scratches.sweep(control.places, place.name)
+        assert list(scratches.abandoned(context.places)) == []
+        assert scratches.sweep(context.places, place.name) is False
+    assert scratches.sweep(context.places, place.name)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 def test_those_who_sweep_and_those_who_look_never_disturb_those_who_work(scratch: Path) -> None:
     """Three work, in scratches with a file that must stay; two sweep all that they can get."""
     root = scratch / "repository"
-    control = make_repository(root).control
+    context = make_repository(root).control
 
     def work(line: Line) -> None:
         delay_calls(("open", "rename", "mkdir", "unlink", "rmdir"), most=0.0005)
@@ -122,6 +122,6 @@ def test_those_who_sweep_and_those_who_look_never_disturb_those_who_work(scratch
         working = workers.start_many(3, work)
         assert [worker.hear() for worker in working] == [[], [], []]
         assert all(worker.ask("enough") >= 0 for worker in sweeping)
-    for each in scratches.abandoned(control.places):
-        scratches.sweep(control.places, each.scratch_id)
-    assert left_over(control) == []
+    for each in scratches.abandoned(context.places):
+        scratches.sweep(context.places, each.scratch_id)
+    assert left_over(context) == []

@@ -24,9 +24,7 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.repository import snapshots
-from holdfast.repository.context import Proof, RepositoryContext, proof_of, resolve
-from holdfast.repository.history import line
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     MAIN,
     OPERATIONS,
@@ -35,7 +33,11 @@ from holdfast.repository.records import (
     Isolation,
     Operation,
     OperationKind,
+    Proof,
+    RepositoryContext,
+    proof_of,
 )
+from holdfast.repository.history import line, resolve
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import MOST_LISTED, SnapshotOptions, snapshot
 from holdfast.store.model import Create, Decision, Replace
@@ -308,7 +310,7 @@ def test_what_was_exchanged_before_it_is_published_is_not_published(site: Site) 
 
 def test_a_worktree_without_its_directory_is_said_to_be_without_it(site: Site) -> None:
     site.payload.rename(site.payload.parent / "away")
-    with pytest.raises(NotFound, match="is not there"):
+    with pytest.raises(NotFound, match="does not exist"):
         site.take()
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from holdfast.errors import LockConflict
 from holdfast.repository import gc_plan
-from holdfast.repository.context import RepositoryContext
-from holdfast.repository.records import DESCRIPTORS, WORKTREES
+from holdfast.repository.context import DESCRIPTORS, WORKTREES, RepositoryContext
 from holdfast.repository.retention import Policy, Standing, judge
 from holdfast.store.files import FileStore
 from holdfast.store.model import Create, Decision, Delete, Replace, View

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import InUse
-from holdfast.repository.context import Proof
-from holdfast.repository.records import MAIN
+from holdfast.repository.context import MAIN, Proof
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace, Restored
 from holdfast.repository.usage import usage_of

@@ -17,8 +17,15 @@ import pytest
 
 from holdfast.leases.rules import LeaseKeys
 from holdfast.repository import worktree_changes, worktrees
-from holdfast.repository.context import RepositoryContext
-from holdfast.repository.records import DESCRIPTORS, MAIN, OPERATIONS, Isolation, Operation, OperationKind
+from holdfast.repository.context import (
+    DESCRIPTORS,
+    MAIN,
+    OPERATIONS,
+    Isolation,
+    Operation,
+    OperationKind,
+    RepositoryContext,
+)
 from holdfast.repository.repository import Repository
 from holdfast.repository.worktrees import settle
 from holdfast.store.model import Change, Decision, Delete
@@ -307,10 +314,10 @@ def test_a_disk_that_is_full_or_broken_leaves_the_old_or_the_new() -> None:
 # --- Planted mistakes, which the sweeps must find -----------------------------------------------------
 
 
-def forget(control: RepositoryContext, operation: Operation) -> None:
+def forget(context: RepositoryContext, operation: Operation) -> None:
     """A finisher that only forgets what was begun."""
     key = OPERATIONS.key(operation.worktree_id)
-    control.store.transact([key], lambda view, now: Decision([Delete(key)], None))
+    context.store.transact([key], lambda view, now: Decision([Delete(key)], None))
 
 
 def nothing(*_: Any) -> list[Change]:
@@ -332,7 +339,7 @@ PLANTED: dict[str, tuple[type[Case], Callable[[pytest.MonkeyPatch], None]]] = {
     ),
     "a renaming counts tokens from the start": (
         Renaming,
-        lambda patch: patch.setattr(worktree_changes, "_counted_on", nothing),
+        lambda patch: patch.setattr(worktree_changes, "_continue_tokens", nothing),
     ),
     "the payload is deleted before anything is decided": (
         RemovalOfUnsavedWork,

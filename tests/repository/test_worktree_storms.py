@@ -16,9 +16,8 @@ import pytest
 
 from holdfast.errors import Failure
 from holdfast.leases.rules import LeaseKeys
-from holdfast.repository.context import RepositoryContext
+from holdfast.repository.context import MAIN, OPERATIONS, Proof, RepositoryContext, TokenCheck, settled_config
 from holdfast.repository.payloads import Right
-from holdfast.repository.records import MAIN, OPERATIONS
 from holdfast.repository.repository import Repository
 from proof.effort import rounds
 from tests.locks.workers import Line, Worker, Workers
@@ -230,23 +229,32 @@ def test_removing_against_others_leaves_all_or_nothing(stage: Stage, orders: lis
 
 
 @contextlib.contextmanager
-def no_lease(control: RepositoryContext, worktree: str, purpose: str, **_: object) -> Iterator[Right]:
+def no_lease(context: RepositoryContext, worktree: str, purpose: str, **_: object) -> Iterator[Right]:
     """Forgets to acquire the lease before a worktree is renamed or removed."""
-    yield Right(control.config(worktree), None, control)
+    yield Right(context.config(worktree), None)
+
+
+def no_token_check(context: RepositoryContext, worktree: str, proof: Proof | None) -> TokenCheck:
+    """Forgets to compare lease and token in the transaction that decides."""
+    return lambda view, now: settled_config(view, worktree)
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "planted"),
+    "planted",
     [
-        ("holdfast.repository.worktree_changes", "guarded", no_lease),
-        ("holdfast.repository.repository", "may_be_leased", lambda view, worktree: None),
+        {
+            "holdfast.repository.worktree_changes.leased": no_lease,
+            "holdfast.repository.worktree_changes.token_check": no_token_check,
+        },
+        {"holdfast.repository.repository.may_be_leased": lambda view, worktree: None},
     ],
     ids=["rename-or-remove-without-lease", "lease-of-what-is-not-there"],
 )
 def test_a_planted_mistake_is_found(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str, planted: object
+    scratch: Path, monkeypatch: pytest.MonkeyPatch, planted: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(f"{module}.{name}", planted)
+    for name, mistake in planted.items():
+        monkeypatch.setattr(name, mistake)
     orders = [("remove", "a"), ("acquire", "a"), ("rename", "a"), ("acquire", "b")]
     with Workers() as workers, pytest.raises(AssertionError, match=r"lock|record|work"):  # noqa: PT012
         stage = Stage(scratch / "repo", workers)

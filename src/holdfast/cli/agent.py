@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
     from holdfast.cli.child import CommandExit
     from holdfast.issues.model import Issue
+    from holdfast.issues.tracker import Tracker
     from holdfast.ledger.log import Ledger
-    from holdfast.repository.agent import AgentContext, Assignment, AssignmentOptions, Outcome
+    from holdfast.repository.agent import Assignment, AssignmentOptions, Outcome
+    from holdfast.repository.repository import Repository
 
 LOST = """\
 The command was ended: the claim or the lease was lost, so somebody else may have been given this work.
@@ -103,7 +105,7 @@ def run(
       while holdfast agent run --next --patience none -- ./my-agent; do :; done
     """
     from holdfast.cli import child
-    from holdfast.repository.agent import AgentContext, AssignmentOptions
+    from holdfast.repository.agent import AssignmentOptions
 
     if patience is not None and not take_next:
         raise click.UsageError("--patience is for --next.", click.get_current_context())
@@ -123,13 +125,15 @@ def run(
     environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
     repository = open_repository(repo, environment)
     with tracking(repo or str(repository.root), actor) as tracker:
-        workshop = AgentContext(repository, tracker, _ledger(repository.root))
-        ended = _work(workshop, wish, command, environment, output, remove_worktree=remove_worktree)
+        ended = _work(
+            repository, tracker, wish, command, environment, output, remove_worktree=remove_worktree
+        )
     return child.end_like(ended)
 
 
 def _work(
-    workshop: AgentContext,
+    repository: Repository,
+    tracker: Tracker,
     wish: AssignmentOptions,
     command: tuple[str, ...],
     environment: dict[str, str],
@@ -140,16 +144,17 @@ def _work(
     from holdfast.cli import child
     from holdfast.cli.issue_view import warn_of_broken
     from holdfast.issues.reading import unreadable_issues_to_json
-    from holdfast.repository.agent import outcome_to_json, take
+    from holdfast.repository.agent import outcome_to_json, take_work
 
-    with take(workshop, wish, quietly=child.kept_back) as assignment:
+    ledger = _ledger(repository.root)
+    with take_work(repository, tracker, wish, ledger=ledger, quietly=child.kept_back) as assignment:
         _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
         warn_of_broken(output, assignment.broken)
         try:
             ended = child.run(
                 command,
                 duty=child.SignalForwarding(min(1.0, wish.ttl / 10), assignment.check),
-                environment=environment | _named(assignment, workshop.repository.root),
+                environment=environment | _named(assignment, repository.root),
                 directory=assignment.path,
                 mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
             )

@@ -27,7 +27,7 @@ from holdfast.cli.repository import (
 from holdfast.clock import format_duration
 from holdfast.errors import UsageFailure
 from holdfast.locks.identity import Liveness
-from holdfast.repository.records import Isolation
+from holdfast.repository.context import Isolation
 from holdfast.repository.to_json import lease_state_to_json as lease_state_to_json
 from holdfast.repository.to_json import lease_state_word
 from holdfast.repository.to_json import lease_to_json as lease_to_json
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.leases.rules import Lease
     from holdfast.leases.service import LeaseState
     from holdfast.locks.identity import Holder
-    from holdfast.repository.records import WorktreeConfig
+    from holdfast.repository.context import WorktreeConfig
 
 
 group = Group(

@@ -50,8 +50,7 @@ def add(
     """
     import msgspec
 
-    from holdfast.repository.context import resolve_usable
-    from holdfast.repository.history import add_pin
+    from holdfast.repository.history import add_pin, resolve_usable
 
     found = open_worktree(repo, worktree)
     control = found.repository.control
@@ -150,8 +149,7 @@ def create(
     """
     import msgspec
 
-    from holdfast.repository.context import resolve_usable
-    from holdfast.repository.history import create_reference
+    from holdfast.repository.history import create_reference, resolve_usable
 
     found = open_worktree(repo, worktree)
     control = found.repository.control

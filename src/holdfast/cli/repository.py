@@ -162,8 +162,7 @@ def proven(
     A lock that the environment names counts for the worktree that it names with it. The token is the
     one that came with this lock, never one that is found at the moment. None if there are no locks.
     """
-    from holdfast.repository.context import Proof, proof_of
-    from holdfast.repository.records import Isolation
+    from holdfast.repository.context import Isolation, Proof, proof_of
 
     repository, worktree = opened
     control = repository.control

@@ -23,8 +23,7 @@ from holdfast.errors import UsageFailure
 
 if TYPE_CHECKING:
     from holdfast.cli.repository import OpenedRepository
-    from holdfast.repository.context import Proof
-    from holdfast.repository.records import Descriptor
+    from holdfast.repository.context import Descriptor, Proof
     from holdfast.repository.restore import InPlace
 
 

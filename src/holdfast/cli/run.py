@@ -30,7 +30,7 @@ from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound
 from holdfast.fs import calls
 from holdfast.fs.names import checked_text
 from holdfast.leases.service import HeldLease
-from holdfast.repository.records import Isolation
+from holdfast.repository.context import Isolation
 from holdfast.repository.repository import Repository
 
 

@@ -25,8 +25,8 @@ from holdfast.repository.to_json import snapshot_to_json as snapshot_to_json
 
 if TYPE_CHECKING:
     from holdfast.cli.repository import OpenedRepository
+    from holdfast.repository.context import Descriptor
     from holdfast.repository.history import HistoryEntry, Marks
-    from holdfast.repository.records import Descriptor
     from holdfast.trees.engines import Engine
     from holdfast.trees.verify import Change
 
@@ -82,7 +82,7 @@ def snapshot(
       holdfast snapshot --tag v1 --worktree experiment
     """
     from holdfast.cli import output as cli_output
-    from holdfast.repository.records import Consistency
+    from holdfast.repository.context import Consistency
     from holdfast.repository.snapshots import SnapshotOptions
     from holdfast.repository.to_json import is_best_effort, new_snapshot_to_json
 
@@ -122,7 +122,7 @@ def engine_named(flag: str | None) -> Engine | None:
 
 def _about_how_many(opened: OpenedRepository) -> int | None:
     """How many files the head has: most likely about as many as there will be."""
-    from holdfast.repository.records import DESCRIPTORS
+    from holdfast.repository.context import DESCRIPTORS
 
     control = opened.repository.control
     head = control.config(opened.worktree).head_snapshot_id

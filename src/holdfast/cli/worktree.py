@@ -70,7 +70,7 @@ def create(
       holdfast worktree create experiment --from head
       holdfast worktree create scratchpad --shared --label "anybody may write"
     """
-    from holdfast.repository.records import Isolation
+    from holdfast.repository.context import Isolation
 
     repository, here = open_worktree(repo, None)
     isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE

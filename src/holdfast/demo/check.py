@@ -22,8 +22,8 @@ from holdfast.fs import durable
 from holdfast.issues.model import State
 from holdfast.repository import doctor
 from holdfast.repository.checks import all_checks
+from holdfast.repository.context import DESCRIPTORS, Descriptor
 from holdfast.repository.overview import look_around
-from holdfast.repository.records import DESCRIPTORS, Descriptor
 from holdfast.repository.repository import Repository
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.trees.shared_dirs import located, read_shared_directories

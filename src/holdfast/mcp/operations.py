@@ -21,10 +21,9 @@ from holdfast.mcp import arguments
 from holdfast.mcp.calls import Call, Plain
 from holdfast.mcp.held import Work, WorktreeKey
 from holdfast.repository import to_json
-from holdfast.repository.agent import AgentContext, AssignmentOptions, outcome_to_json, take
-from holdfast.repository.context import Proof, proof_of
+from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
+from holdfast.repository.context import DESCRIPTORS, Consistency, Isolation, Proof, proof_of
 from holdfast.repository.overview import look_around
-from holdfast.repository.records import DESCRIPTORS, Consistency, Isolation
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace, checked
 from holdfast.repository.snapshots import SnapshotOptions
@@ -243,7 +242,7 @@ def who(call: Call, given: arguments.Who) -> Plain:
 def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Plain:
     project = call.project
     repository = project.repository()
-    workshop = AgentContext(repository, project.tracker(call.actor), project.ledger_if_any())
+    tracker, ledger = project.tracker(call.actor), project.ledger_if_any()
     wish = AssignmentOptions(
         issue_id=given.issue,
         worktree=given.worktree,
@@ -256,7 +255,7 @@ def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Plain:
         cancelled=call.cancelled,
     )
     with contextlib.ExitStack() as end:
-        assignment = end.enter_context(take(workshop, wish))
+        assignment = end.enter_context(take_work(repository, tracker, wish, ledger=ledger))
         work = Work(WorktreeKey(repository.root, assignment.lease.worktree), assignment, end.pop_all())
     call.held.keep_work(work)
     call.undo = partial(_dropped, call, assignment.issue.id)

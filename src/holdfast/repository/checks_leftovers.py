@@ -16,13 +16,19 @@ from holdfast.fs.directory import Directory
 from holdfast.leases.rules import WAITER_TTL, Lease, LeaseKeys, LeaseQueue, LeaseWaiter
 from holdfast.locks.identity import Liveness, liveness
 from holdfast.repository import payloads
-from holdfast.repository.context import RepositoryContext
+from holdfast.repository.context import (
+    DESCRIPTORS,
+    OPERATIONS,
+    WORKTREES,
+    Operation,
+    RepositoryContext,
+    worktree_keys,
+)
 from holdfast.repository.doctor import Examination, Finding, Severity
 from holdfast.repository.gc import collector_locked, end_dead_run
 from holdfast.repository.gc_plan import forget_plan
 from holdfast.repository.gc_plan import plans as kept_plans
 from holdfast.repository.payloads import payload_locked
-from holdfast.repository.records import DESCRIPTORS, OPERATIONS, WORKTREES, Operation, worktree_keys
 from holdfast.repository.retention import PlanState
 from holdfast.repository.worktrees import names_of, settle
 from holdfast.store.model import Decision, Delete, Family, StructCodec, View

@@ -20,11 +20,10 @@ from holdfast.fs.probe import find_capabilities, network_troubles
 from holdfast.fs.reserve import LARGE, LARGE_BYTES
 from holdfast.repository import payloads
 from holdfast.repository.checks_leftovers import LEASES
-from holdfast.repository.context import RepositoryContext, is_ready
+from holdfast.repository.context import FORMAT, FORMAT_VERSION, RepositoryContext, is_ready
 from holdfast.repository.doctor import Examination, Finding, Severity
 from holdfast.repository.gc import collector_locked
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep, untrimmed
-from holdfast.repository.records import FORMAT, FORMAT_VERSION
 from holdfast.store.audit import AuditReader, check_chain
 from holdfast.store.model import Decision, View
 from holdfast.trees.retained_dirs import Need

@@ -12,9 +12,7 @@ import msgspec
 from holdfast.errors import LockConflict, NotFound
 from holdfast.fs.directory import Directory
 from holdfast.repository import history as referring
-from holdfast.repository.context import RepositoryContext, is_ready, settled_config
-from holdfast.repository.doctor import Examination, Finding, Severity
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     PINS,
     REFERENCES,
@@ -22,9 +20,13 @@ from holdfast.repository.records import (
     Descriptor,
     Pin,
     Reference,
+    RepositoryContext,
     WorktreeConfig,
+    is_ready,
+    settled_config,
     worktree_keys,
 )
+from holdfast.repository.doctor import Examination, Finding, Severity
 from holdfast.store.model import Decision, Delete, Key, Replace, View
 
 _CONTROL_FILES = (".jvs", ".holdfast")

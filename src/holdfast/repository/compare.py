@@ -1,7 +1,7 @@
-"""What is different: a worktree from its head, or from any snapshot, or two snapshots. Takes no lock.
+"""Differences between a worktree and a snapshot, or between two snapshots; and export. Takes no lock.
 
-Nothing keeps a snapshot from being collected while it is compared; that is told as `SnapshotCollected`, never
-as a difference or as damage.
+A compared snapshot is not protected from collection: that raises `SnapshotCollected`, and never counts as a
+difference or as damage. An export protects its snapshot.
 """
 
 from __future__ import annotations
@@ -16,18 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import AlreadyExists, Failure, NotFound, Refused, TooLarge
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, close_quietly, io_failure, move
-from holdfast.repository.context import (
-    RepositoryContext,
-    is_ready,
-    reading,
-    refuse_if_collected,
-    resolve,
-    usable,
-    visible,
-)
-from holdfast.repository.payloads import refuse_replaced, scratch
-from holdfast.repository.records import Descriptor
+from holdfast.fs.directory import Directory, io_failure, move
+from holdfast.repository.context import Descriptor, RepositoryContext, is_ready
+from holdfast.repository.history import reading, refuse_if_collected, resolve, usable, visible
+from holdfast.repository.payloads import is_within, refuse_replaced, scratch
 
 if TYPE_CHECKING:
     from holdfast.trees.restore import Materialised
@@ -38,84 +30,83 @@ if TYPE_CHECKING:
 
 MOST_TEXT = 4 << 20
 """The largest file whose lines are compared."""
-_LOOKED_AT = 8192
-"""How much of a file is looked at to tell whether it is text."""
+_SAMPLE = 8192
+"""How many bytes decide whether a file is text."""
+_NO_NEWLINE = "\n\\ No newline at end of file"
 
 
 class Side(NamedTuple):
-    """One of the two that are compared: a snapshot, or a worktree as it is now, or nothing at all."""
+    """One side of a comparison: a snapshot, a worktree's directory (`files`), or nothing."""
 
     label: str
     files: Path | None
-    """The directory of a worktree."""
     descriptor: Descriptor | None
 
 
 class Comparison(NamedTuple):
-    """Two sides, and what is different in the second one."""
+    """Two sides, and the changes from the first to the second."""
 
     old: Side
     new: Side
     changes: tuple[Change, ...]
 
 
-def status(control: RepositoryContext, worktree: str) -> Comparison:
-    """What has changed in a worktree since its head; all that is in it, if it has none."""
-    config = control.config(worktree)
-    tip = config.head_snapshot_id or config.base_snapshot_id
-    head = Side("nothing", None, None) if tip is None else _snapshot(visible(control, tip))
-    return _with_worktree(control, head, worktree)
+def status(context: RepositoryContext, worktree: str) -> Comparison:
+    """The changes in a worktree since its head; everything in it, if it has none."""
+    tip = context.config(worktree).tip
+    head = Side("nothing", None, None) if tip is None else _snapshot(visible(context, tip))
+    return _with_worktree(context, head, worktree)
 
 
-def compare(control: RepositoryContext, worktree: str, old: str | None, new: str | None) -> Comparison:
-    """What is different from the snapshot `old` (else the head) in `new`, else in the worktree as it is."""
+def compare(context: RepositoryContext, worktree: str, old: str | None, new: str | None) -> Comparison:
+    """The changes from the snapshot `old`, else the head, to `new`, else the worktree."""
     if old is None:
-        return status(control, worktree)
-    one = _snapshot(resolve(control, old, worktree=worktree))
+        return status(context, worktree)
+    before = _snapshot(resolve(context, old, worktree=worktree))
     if new is None:
-        return _with_worktree(control, one, worktree)
+        return _with_worktree(context, before, worktree)
     from holdfast.trees.verify import compare as compare_trees
 
-    other = _snapshot(resolve(control, new, worktree=worktree))
-    ids = [each.descriptor.snapshot_id for each in (one, other) if each.descriptor]
-    with reading(control, *ids):
-        found = tuple(filter(is_work, compare_trees(*map(control.places.tree, ids))))
-    return Comparison(one, other, found)
+    after = _snapshot(resolve(context, new, worktree=worktree))
+    ids = [each.descriptor.snapshot_id for each in (before, after) if each.descriptor]
+    with reading(context, *ids):
+        found = tuple(filter(_is_significant, compare_trees(*map(context.places.tree, ids))))
+    return Comparison(before, after, found)
 
 
-def unsaved(control: RepositoryContext, payload: Path, tip: str | None, worktree: str) -> Iterator[Change]:
-    """What is in a directory and not in the snapshot `tip` as it is there, or the other way round."""
+def unsaved(context: RepositoryContext, payload: Path, tip: str | None, worktree: str) -> Iterator[Change]:
+    """The differences between a directory and the snapshot `tip`."""
     from holdfast.trees.verify import changes
 
-    tree = None if tip is None else control.places.tree(tip)
-    found = changes(payload, tree, cache=control.places.stat_cache(worktree))
-    return (each for each in found if each.path and is_work(each)) if tip is None else filter(is_work, found)
+    tree = None if tip is None else context.places.tree(tip)
+    found = filter(_is_significant, changes(payload, tree, cache=context.places.stat_cache(worktree)))
+    return (each for each in found if each.path) if tip is None else found
 
 
-def differs(control: RepositoryContext, payload: Path, tip: str | None, worktree: str) -> bool:
-    """Whether a directory is not what the snapshot `tip` holds; one that is not complete is like nothing."""
-    if tip is not None and not is_ready(control.places, tip):
+def differs(context: RepositoryContext, payload: Path, tip: str | None, worktree: str) -> bool:
+    """Whether a directory differs from the snapshot `tip`; an incomplete snapshot equals nothing."""
+    if tip is not None and not is_ready(context.places, tip):
         return True
-    return next(unsaved(control, payload, tip, worktree), None) is not None
+    return next(unsaved(context, payload, tip, worktree), None) is not None
 
 
 def below(path: str, found: Iterable[Change]) -> Iterator[Change]:
-    """Of these differences, those at `path` and below it."""
+    """The changes at `path` and below it."""
     top = os.fsencode(path)
     return (each for each in found if each.path == top or each.path.startswith(top + b"/"))
 
 
-def is_work(change: Change) -> bool:
-    """Whether a difference is worth anything: not the mere time at which a directory was changed."""
+def _is_significant(change: Change) -> bool:
+    """Whether a change is more than the modification time of a directory."""
     return not (change.kind == "d" and change.aspects == ("mtime",))
 
 
-def _with_worktree(control: RepositoryContext, old: Side, worktree: str) -> Comparison:
-    refuse_replaced(control, worktree)
-    payload = control.places.payload(worktree)
+def _with_worktree(context: RepositoryContext, old: Side, worktree: str) -> Comparison:
+    refuse_replaced(context, worktree)
+    payload = context.places.payload(worktree)
     tip = None if old.descriptor is None else old.descriptor.snapshot_id
-    with reading(control, *([tip] if tip else [])):
-        found = tuple(unsaved(control, payload, tip, worktree))
+    with reading(context, *([tip] if tip else [])):
+        found = tuple(unsaved(context, payload, tip, worktree))
     return Comparison(old, Side(worktree, payload, None), found)
 
 
@@ -127,7 +118,7 @@ def _snapshot(descriptor: Descriptor) -> Side:
 
 
 class Patch(NamedTuple):
-    """How the lines of one file differ; `lines` is None if it is not text, or too long."""
+    """The differing lines of one file; `lines` is None if it is not text, or too long."""
 
     change: Change
     lines: tuple[str, ...] | None
@@ -144,11 +135,11 @@ class Patch(NamedTuple):
         return sum(each.startswith(sign) for each in (self.lines or ())[2:])
 
 
-def patches(control: RepositoryContext, comparison: Comparison) -> Iterator[Patch]:
-    """The differing lines of every file and symbolic link whose content differs, in the usual form."""
+def patches(context: RepositoryContext, comparison: Comparison) -> Iterator[Patch]:
+    """A unified diff of every file and symbolic link whose content differs."""
     from holdfast.trees.manifest import escaped
 
-    one, other = _Content(control, comparison.old), _Content(control, comparison.new)
+    one, other = _Content(context, comparison.old), _Content(context, comparison.new)
     for change in comparison.changes:
         if not _has_lines(change):
             continue
@@ -157,14 +148,15 @@ def patches(control: RepositoryContext, comparison: Comparison) -> Iterator[Patc
         if old is None or new is None:
             yield Patch(change, None)
             continue
-        name = _on_one_line(escaped(change.path))
+        name = _printable(escaped(change.path))
         before = "/dev/null" if change.what == "added" else f"a/{name}"
         after = "/dev/null" if change.what == "removed" else f"b/{name}"
-        yield Patch(change, tuple(_marked(difflib.unified_diff(old, new, before, after, lineterm=""))))
+        diff = difflib.unified_diff(old, new, before, after, lineterm="")
+        yield Patch(change, tuple(line for each in diff for line in each.split("\n")))
 
 
-def _on_one_line(name: str) -> str:
-    """A name in the head of a patch: a line break in it must not make lines of its own."""
+def _printable(name: str) -> str:
+    """A name in the header of a patch: a line break in it must not begin a line of its own."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)
 
 
@@ -175,97 +167,88 @@ def _has_lines(change: Change) -> bool:
 
 
 class _Content:
-    """What the files of one side hold."""
+    """The content of one side's files."""
 
-    def __init__(self, control: RepositoryContext, side: Side) -> None:
-        self._control, self._side = control, side
-        self._homes: Mapping[bytes, SharedDirectory] | None = None
+    def __init__(self, context: RepositoryContext, side: Side) -> None:
+        self._context, self._side = context, side
+        self._shared: Mapping[bytes, SharedDirectory] | None = None
 
     def lines(self, path: bytes) -> list[str] | None:
-        """The lines of a file, without their breaks but for a last one that has none; None if no text."""
+        """The lines of a file, the last one with a remark if it has no newline; None if it is not text."""
         try:
             content = self._read(path)
         except TooLarge:
             return None
         except NotFound:
             if self._side.descriptor is not None:
-                refuse_if_collected(self._control, self._side.descriptor.snapshot_id)
+                refuse_if_collected(self._context, self._side.descriptor.snapshot_id)
             return None
-        if b"\0" in content[:_LOOKED_AT]:
+        if b"\0" in content[:_SAMPLE]:
             return None
         lines = content.decode("utf-8", "backslashreplace").split("\n")
-        if lines[-1] == "":
-            return lines[:-1]
-        return [*lines[:-1], lines[-1] + _NO_END]
+        return lines[:-1] if lines[-1] == "" else [*lines[:-1], lines[-1] + _NO_NEWLINE]
 
     def _read(self, path: bytes) -> bytes:
-        place = self._place(path)
+        file = self._locate(path)
         try:
-            return b"" if place is None else _content(place)
+            return b"" if file is None else _read_file(file)
         except NotFound:
-            again = self._place(path)
-            if again is None or again == place:
+            again = self._locate(path)
+            if again is None or again == file:
                 raise
-            return _content(again)  # another snapshot that has it was collected meanwhile
+            return _read_file(again)  # another snapshot that stores it was collected meanwhile
 
-    def _place(self, path: bytes) -> Path | None:
-        """Where a file is; None if there is nothing on this side."""
+    def _locate(self, path: bytes) -> Path | None:
+        """Where a file is stored; None if this side is nothing."""
         if self._side.descriptor is None:
             return None if self._side.files is None else self._side.files / os.fsdecode(path)
         from holdfast.trees.shared_dirs import located, read_shared_directories
 
-        tree = self._control.places.tree(self._side.descriptor.snapshot_id)
-        if self._homes is None:
-            with reading(self._control, self._side.descriptor.snapshot_id):
-                self._homes = read_shared_directories(tree)
-        return located(tree, self._homes, path)
+        tree = self._context.places.tree(self._side.descriptor.snapshot_id)
+        if self._shared is None:
+            with reading(self._context, self._side.descriptor.snapshot_id):
+                self._shared = read_shared_directories(tree)
+        return located(tree, self._shared, path)
 
 
-_NO_END = "\n\\ No newline at end of file"
-
-
-def _marked(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        yield from line.split("\n")
-
-
-def _content(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         return calls.readlink(path).encode("utf-8", "surrogateescape")
     except OSError:
-        pass  # no symbolic link
+        pass  # not a symbolic link
     try:
         return durable.read(path, limit=MOST_TEXT)
-    except Failure:
-        raise
     except OSError as error:
         raise io_failure("read", path, error) from error
 
 
+# --- Export -----------------------------------------------------------------------------------------
+
+
 def export(
-    control: RepositoryContext,
+    context: RepositoryContext,
     snapshot_id: str,
     destination: Path,
     *,
     path: bytes | None = None,
     progress: Progress | None = None,
 ) -> Materialised:
-    """Make `destination`, where nothing is yet, hold what the snapshot holds, or the one `path` of it."""
+    """Write a snapshot, or the one `path` of it, to `destination`, which does not exist yet."""
     from holdfast.trees.restore import materialise
     from holdfast.trees.walker import remove_tree, synced
 
-    _check(control, destination)
+    _check_destination(context, destination)
     draft = destination.with_name(f".{destination.name[:200]}-{secrets.token_hex(6)}.tmp")
     with contextlib.ExitStack() as stack:
-        control.places.reserve.relieve(  # 1. also from a full disk, to another one
-            lambda: stack.enter_context(scratch(control, "export", uses=[snapshot_id]))
+        context.places.reserve.relieve(  # 1. also from a full disk, to another one
+            lambda: stack.enter_context(scratch(context, "export", uses=[snapshot_id]))
         )
-        usable(visible(control, snapshot_id))
-        tree = control.places.tree(snapshot_id)
+        usable(visible(context, snapshot_id))
         try:
             with synced(destination.parent):
+                tree = context.places.tree(snapshot_id)
                 made = materialise(tree, draft, only=path, progress=progress)  # 2
-            move(draft, destination)  # 3
+            move(draft, destination)  # 3. commit point
         except BaseException:
             with contextlib.suppress(Failure):
                 remove_tree(draft)
@@ -273,48 +256,26 @@ def export(
     return made
 
 
-def _check(control: RepositoryContext, destination: Path) -> None:
-    """Refuse early what would be refused when all is made, and to write where only we do."""
-    private = calls.stat(control.places.root / ".jvs")
+def _check_destination(context: RepositoryContext, destination: Path) -> None:
+    """Refuse early what would be refused in the end, and anything inside .jvs."""
     try:
         with Directory.open(destination.parent) as parent:
-            if parent.status(destination.name) is not None:
-                raise AlreadyExists(
-                    f"{destination} is there already",
-                    hint="Name a directory that is not there yet: nothing is ever overwritten.",
-                    path=str(destination),
-                )
-            inside = _is_inside(destination.parent, private)
+            exists = parent.status(destination.name) is not None
     except NotFound:
         raise NotFound(
             f"there is no directory {destination.parent}",
-            hint="Make it first, or name another place.",
+            hint="Create it first, or name another directory.",
             path=str(destination.parent),
         ) from None
-    if inside:
-        raise Refused(
-            f"{destination} is inside of .jvs, where only Holdfast writes",
-            hint="Name a place outside of it.",
+    if exists:
+        raise AlreadyExists(
+            f"{destination} already exists",
+            hint="Name a directory that does not exist yet: nothing is ever overwritten.",
             path=str(destination),
         )
-
-
-def _is_inside(directory: Path, other: os.stat_result) -> bool:
-    """Whether a directory is the other one, or somewhere below it, whatever links lead there."""
-    from holdfast.trees.walker import DIRECTORY, open_directory
-
-    here = open_directory(os.fspath(directory))
-    try:
-        while True:
-            status = calls.fstat(here)
-            if os.path.samestat(status, other):
-                return True
-            above = calls.open("..", DIRECTORY, dir_fd=here)
-            close_quietly(here)
-            here = above
-            if os.path.samestat(status, calls.fstat(here)):
-                return False
-    except OSError as error:
-        raise io_failure("look at", directory, error) from error
-    finally:
-        close_quietly(here)
+    if is_within(destination.parent, calls.stat(context.places.root / ".jvs")):
+        raise Refused(
+            f"{destination} is inside .jvs, where only Holdfast writes",
+            hint="Name a directory outside it.",
+            path=str(destination),
+        )

@@ -1,95 +1,195 @@
-"""What every operation on a repository needs: its directories, its store, its audit trail, its leases."""
+"""The repository context, the records and keys of a repository, and the token check of every publish."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.errors import (
-    Ambiguous,
-    Failure,
-    FencingMismatch,
-    LockConflict,
-    LockNotHeld,
-    NameInvalid,
-    NotFound,
-    PartialSnapshot,
-    Refused,
-    SnapshotCollected,
-    UsageFailure,
-)
+import msgspec
+
+from holdfast.errors import Failure, FencingMismatch, LockConflict, LockNotHeld, NotFound, UsageFailure
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure
-from holdfast.fs.names import is_safe_name, safe_name
+from holdfast.fs.directory import io_failure
 from holdfast.fs.reserve import Reserve
-from holdfast.leases.rules import LeaseKeys
-from holdfast.leases.service import LeaseService
+from holdfast.leases.rules import Identity, LeaseKeys
+from holdfast.leases.service import HeldLease, LeaseService
 from holdfast.locks.identity import Holder
-from holdfast.repository.records import (
-    DESCRIPTORS,
-    MAIN,
-    OPERATIONS,
-    REFERENCES,
-    WORKTREES,
-    Descriptor,
-    Isolation,
-    Operation,
-    OperationKind,
-    WorktreeConfig,
-)
 from holdfast.store.audit import AuditTrail
-from holdfast.store.model import Append, Family, Key, Store, View
+from holdfast.store.model import Append, Family, Key, Store, StructCodec, View
+
+MAIN = "main"
+"""The worktree that every repository has; it is never renamed or removed."""
+
+FORMAT_VERSION = 1
+"""The newest layout of `.jvs/` that this program understands."""
 
 
-class RepositoryPaths(NamedTuple):
-    """Where a repository keeps what is not a document. All of it is on one filesystem."""
+class Isolation(StrEnum):
+    EXCLUSIVE = "exclusive"
+    """One writer at a time: the holder of the lease."""
+    SHARED = "shared"
+    """Any number of writers. High-risk: nothing keeps them apart."""
 
-    root: Path
+
+class Consistency(StrEnum):
+    QUIESCED = "quiesced"
+    """Nothing changed during the capture."""
+    BEST_EFFORT = "best_effort"
+    """Each file as it was found; files may be from different moments."""
+
+
+class RepositoryFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """`version` grows when older programs could do harm."""
+
+    version: int
+    repository_id: str
+    created_at: str
+
+
+class SnapshotDefaults(msgspec.Struct, frozen=True, omit_defaults=True):
+    consistency_level: Consistency | None = None
+
+
+class WorktreeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The one record of a worktree: `config.json`. `worktree_id` is its name."""
+
+    worktree_id: str
+    isolation: Isolation
+    created_at: str
+    base_snapshot_id: str | None
+    head_snapshot_id: str | None
+    label: str | None = None
+    snapshot_defaults: SnapshotDefaults | None = None
 
     @property
-    def worktrees(self) -> Path:
-        return self.root / "worktrees"
+    def tip(self) -> str | None:
+        """The snapshot that the worktree's content builds on: its head, else the base it was created from."""
+        return self.head_snapshot_id or self.base_snapshot_id
 
-    @property
-    def snapshots(self) -> Path:
-        return self.root / ".jvs" / "snapshots"
 
-    @property
-    def remnants(self) -> Path:
-        """What is left of trees whose snapshots are gone: the directories that other snapshots need."""
-        return self.root / ".jvs" / "remnants"
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of a snapshot. A snapshot is visible when it has one and its tree has `.READY`."""
 
-    @property
-    def quarantine(self) -> Path:
-        """Trees of which nobody knows where they come from, put aside for people to look at."""
-        return self.root / ".jvs" / "quarantine"
+    snapshot_id: str
+    worktree_id: str
+    parent_id: str | None
+    created_at: str
+    consistency_level: Consistency
+    engine: str
+    payload_hash: str
+    files: int
+    bytes: int
+    note: str = ""
+    holder_id: str = ""
+    lock_id: str | None = None
+    fencing_token: int | None = None
+    restored_from: str | None = None
+    """The snapshot whose content this is, if a restore in place published it."""
+    not_preserved: tuple[str, ...] = ()
+    special: tuple[str, ...] = ()
+    """Fifos, sockets and devices: recorded, not captured."""
+    doomed_by: str | None = None
+    """The gc plan that is deleting this snapshot; nothing new may refer to it."""
 
-    @property
-    def scratch(self) -> Path:
-        """Trees in the making, each in a directory of its own; see `scratch`."""
-        return self.root / ".jvs" / "tmp"
 
-    @property
-    def caches(self) -> Path:
-        """What can be deleted at any time, and costs only time then."""
-        return self.root / ".jvs" / "cache"
+class OperationKind(StrEnum):
+    """A change of a worktree's directory. The comments say how it ends if its process dies."""
 
-    @property
-    def guards(self) -> Path:
-        return self.root / ".jvs" / "guards"
+    CREATE = "create"  # undone; finished if the directory is in place
+    RENAME = "rename"  # finished
+    REMOVE = "remove"  # finished
+    RESTORE = "restore"  # finished
 
-    @property
-    def reserve(self) -> Reserve:
-        """What is set aside for the day when the disk is full."""
-        return Reserve(self.root / ".jvs" / "reserve", caches=self.caches)
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """A decided change of a worktree's directory that is not complete.
+
+    While it exists, nobody gets the lease and nothing is published. A process that finds it and gets the
+    payload lock finishes it: the process that began it is gone.
+    """
+
+    operation_id: str
+    kind: OperationKind
+    worktree_id: str
+    begun_at: str
+    holder_id: str
+    identity: Identity = Identity()
+    counterpart: str | None = None
+    """The other name of a rename."""
+    becomes: bool = False
+    """Whether this is a rename's record under the new name."""
+    inode: str | None = None
+    """Identifies the directory when another one exists at its path."""
+    isolation: Isolation | None = None
+    label: str | None = None
+    """Isolation and label of the worktree to create."""
+    snapshot_id: str | None = None
+    """The snapshot to create from or to restore; of a removal, the one that saved unsaved work."""
+    path: str | None = None
+    """The part of the tree to restore, if not all of it."""
+    reason: str = ""
+    keeps: bool = False
+    """Of a restore or removal: whether to keep the old content, down to the last write."""
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """A name for a snapshot, which protects it from collection."""
+
+    name: str
+    snapshot_id: str
+    created_at: str
+    note: str = ""
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """Protects a snapshot from collection, perhaps for a limited time. A snapshot can have several."""
+
+    pin_id: str
+    snapshot_id: str
+    created_at: str
+    reason: str = ""
+    until: str | None = None
+    holder_id: str = ""
+
+
+FORMAT: Key[RepositoryFormat] = Key("jvs/format", StructCodec(RepositoryFormat))
+WORKTREES: Family[WorktreeConfig] = Family("jvs/worktrees", StructCodec(WorktreeConfig))
+OPERATIONS: Family[Operation] = Family("jvs/operations", StructCodec(Operation))
+DESCRIPTORS: Family[Descriptor] = Family("jvs/descriptors", StructCodec(Descriptor))
+REFERENCES: Family[Reference] = Family("jvs/refs", StructCodec(Reference))
+PINS: Family[Pin] = Family("jvs/pins", StructCodec(Pin))
+
+
+def worktree_keys(name: str) -> list[Key[Any]]:
+    """The record of a worktree, and the operation pending on it."""
+    return [WORKTREES.key(name), OPERATIONS.key(name)]
+
+
+READY = ".READY"
+
+
+class RepositoryPaths:
+    """Everything in a repository that is not a document. All of it is on one filesystem."""
+
+    def __init__(self, root: Path) -> None:
+        private = root / ".jvs"
+        self.root = root
+        self.worktrees = root / "worktrees"
+        self.snapshots = private / "snapshots"
+        self.remnants = private / "remnants"  # directories of deleted snapshots that others still share
+        self.quarantine = private / "quarantine"  # trees of unknown origin, for people to inspect
+        self.scratch = private / "tmp"  # unfinished trees, each in a scratch directory of its own
+        self.caches = private / "cache"  # files that only save time; they can be deleted at any moment
+        self.guards = private / "guards"
+        self.reserve = Reserve(private / "reserve", caches=self.caches)  # for when the disk is full
 
     def payload(self, worktree: str) -> Path:
-        """The directory that the users of a worktree work in: nothing of ours is ever in it."""
+        """The directory that a worktree's users work in; it contains nothing of ours."""
         return self.root / MAIN if worktree == MAIN else self.worktrees / worktree
 
     def tree(self, snapshot_id: str) -> Path:
@@ -101,7 +201,7 @@ class RepositoryPaths(NamedTuple):
 
 
 class RepositoryContext(NamedTuple):
-    """One repository, opened. It is handed to every part; none of them opens anything itself."""
+    """One open repository. Every operation receives it; none opens anything itself."""
 
     places: RepositoryPaths
     store: Store
@@ -113,69 +213,81 @@ class RepositoryContext(NamedTuple):
         return self.desk.holder
 
     def audit(self, view: View, now: float, event: str, **facts: object) -> Append:
-        """The change that records what a transaction does; it must name `self.trail.stream`. Pure."""
+        """The audit entry of a transaction, which must name `self.trail.stream`. Pure."""
         return self.trail.entry(view, now, event, actor=self.holder.holder_id, facts=facts)
 
     def config(self, worktree: str) -> WorktreeConfig:
-        """The record of a worktree as of now; `NotFound` if there is none. Takes no lock."""
+        """The current record of a worktree, or `NotFound`. Takes no lock."""
         document = self.store.read(WORKTREES.key(worktree))
         if document is None:
-            raise no_worktree(worktree, names_in(self.store, WORKTREES))
+            raise worktree_not_found(worktree, known_names(self.store, WORKTREES))
         return document.record
 
 
 def new_snapshot_id() -> str:
-    """An id that no other snapshot has; random from the start, so that a few characters name it."""
+    """A unique id; random from its first character on, so that a short prefix names the snapshot."""
     return secrets.token_hex(8)
 
 
-def names_in(store: Store, family: Family[Any]) -> list[str]:
+def worktree_not_found(worktree: str, known: Iterable[str] = ()) -> NotFound:
+    return NotFound(
+        f"there is no worktree {worktree}",
+        hint=meant(worktree, known) + "List the worktrees: 'holdfast worktree list'.",
+        worktree=worktree,
+    )
+
+
+def known_names(store: Store, family: Family[Any]) -> list[str]:
     """The names of all records of a kind, for a hint; none if some of them cannot be read."""
     with contextlib.suppress(Failure):
         return [name for name, _ in store.scan(family)]
     return []
 
 
-def no_worktree(worktree: str, known: Iterable[str] = ()) -> NotFound:
-    """What is raised for a worktree that is not there; of those that are known, one may be meant."""
-    return NotFound(
-        f"there is no worktree {worktree}",
-        hint=meant(worktree, known) + "See 'holdfast worktree list' for those that are there.",
-        worktree=worktree,
-    )
-
-
 def meant(name: str, known: Iterable[str]) -> str:
-    """A question that helps who has mistyped a name; nothing if no known one is like it."""
+    """'Did you mean …?' for a mistyped name; empty if no known name resembles it."""
     from difflib import get_close_matches
 
     similar = get_close_matches(name, list(known), n=1)
     return f"Did you mean {similar[0]}? " if similar else ""
 
 
+def is_ready(paths: RepositoryPaths, snapshot_id: str) -> bool:
+    """Whether the tree of a snapshot exists and is complete."""
+    path = paths.tree(snapshot_id) / READY
+    try:
+        return stat.S_ISREG(calls.stat(path, follow_symlinks=False).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise io_failure("look at", path, error) from error
+
+
+# --- The state of a worktree, for decide functions ----------------------------------------------------
+
+
 def settled_config(view: View, worktree: str) -> WorktreeConfig:
-    """The record of a worktree to which nothing is being done; else raise. Pure, for decide functions."""
+    """The record of a worktree that has no pending operation; else raise. Pure."""
     pending = view.get(OPERATIONS.key(worktree))
     if pending is not None:
-        raise being_changed(pending)
+        raise operation_pending(pending)
     config = view.get(WORKTREES.key(worktree))
     if config is None:
-        raise no_worktree(worktree)
+        raise worktree_not_found(worktree)
     return config
 
 
 def may_be_leased(view: View, worktree: str) -> None:
-    """Refuse the lease of a worktree that is not there, is being changed, or has no leases. Pure."""
+    """Refuse the lease of a worktree that does not exist, is being changed, or is shared. Pure."""
     if settled_config(view, worktree).isolation is Isolation.SHARED:
         raise UsageFailure(
-            f"{worktree} is a shared worktree (high-risk): anybody may write at any time, "
-            "so there is no lock to hold",
-            hint="Write without a lock, or use an exclusive worktree: 'holdfast worktree create NAME'.",
+            f"{worktree} is a shared worktree (high-risk): anybody may write at any time, so it has no lease",
+            hint="Write without a lease, or use an exclusive worktree: 'holdfast worktree create NAME'.",
             worktree=worktree,
         )
 
 
-_DOING = {
+_PARTICIPLES = {
     OperationKind.CREATE: "created",
     OperationKind.RENAME: "renamed",
     OperationKind.REMOVE: "removed",
@@ -183,10 +295,9 @@ _DOING = {
 }
 
 
-def being_changed(operation: Operation) -> LockConflict:
-    """What to tell who meets an operation that is not at its end."""
+def operation_pending(operation: Operation) -> LockConflict:
     return LockConflict(
-        f"{operation.worktree_id} is being {_DOING[operation.kind]} by {operation.holder_id} "
+        f"{operation.worktree_id} is being {_PARTICIPLES[operation.kind]} by {operation.holder_id} "
         f"since {operation.begun_at}",
         hint="Try again in a moment. If its process has died, the next command finishes its work.",
         worktree=operation.worktree_id,
@@ -197,257 +308,78 @@ def being_changed(operation: Operation) -> LockConflict:
     )
 
 
+# --- The token check ----------------------------------------------------------------------------------
+
+
 class Proof(NamedTuple):
-    """The right to publish, as long as the lease that it names is the current one."""
+    """The lock id and token of a lease: the right to publish as long as that lease is the current one."""
 
     lock_id: str
     token: int
 
+    @classmethod
+    def of(cls, lease: HeldLease | None) -> Proof | None:
+        """The proof of a held lease, None without one; a lease that is known to be lost raises."""
+        if lease is None:
+            return None
+        lease.check()
+        return cls(lease.lock_id, lease.token)
 
-Permission = Callable[[View, float], WorktreeConfig]
-"""The worktree's record, if it may be published into at this moment; else raises. Pure."""
+
+TokenCheck = Callable[[View, float], WorktreeConfig]
+"""Returns the worktree's record if it may be changed in this transaction; else raises. Pure."""
 
 
-def proof_of(control: RepositoryContext, worktree: str, lock_id: str, token: int | None = None) -> Proof:
-    """The proof of who holds the lease `lock_id`; a token that is not given is the one that it has now."""
+def token_check(context: RepositoryContext, worktree: str, proof: Proof | None) -> TokenCheck:
+    """The comparison of lease and token that every publish makes inside its own transaction.
+
+    Snapshot, restore in place, rename and remove all call its result in the decide function that
+    commits them, on a view that has `publishing_keys`: so no steal can come between check and commit.
+    It raises if an operation is pending, or if an exclusive worktree's current lease does not have the
+    proof's lock id and token. The clock is read now. A stale reading may admit a holder whose lease has
+    just expired, but never one whose lease was taken over.
+    """
+    validate = None if proof is None else context.desk.validator(worktree, proof.lock_id, proof.token)
+
+    def check(view: View, now: float) -> WorktreeConfig:
+        config = settled_config(view, worktree)
+        if config.isolation is Isolation.EXCLUSIVE:
+            if validate is None:
+                raise LockNotHeld(
+                    f"{worktree} is an exclusive worktree: this needs its lease",
+                    hint="Acquire it ('holdfast lease acquire') and pass its id with --lock-id or "
+                    "HOLDFAST_LOCK_ID, or work under 'holdfast run'.",
+                    worktree=worktree,
+                )
+            validate(view, now)
+        return config
+
+    return check
+
+
+def publishing_keys(worktree: str) -> list[Key[Any]]:
+    """The documents that a transaction with a token check must name."""
+    keys = LeaseKeys.of(worktree)
+    return [WORKTREES.key(worktree), OPERATIONS.key(worktree), keys.lease, keys.counter]
+
+
+def check_early(context: RepositoryContext, worktree: str, proof: Proof | None) -> WorktreeConfig:
+    """The token check outside any transaction: it saves work that would be refused, and proves nothing."""
+    view = View({key: context.store.read(key) for key in publishing_keys(worktree)})
+    return token_check(context, worktree, proof)(view, context.store.now())
+
+
+def proof_of(context: RepositoryContext, worktree: str, lock_id: str, token: int | None = None) -> Proof:
+    """The proof for the lease `lock_id`; without a token, the one that this very lease has now."""
     if token is not None:
         return Proof(lock_id, token)
-    document = control.store.read(LeaseKeys.of(worktree).lease)
+    document = context.store.read(LeaseKeys.of(worktree).lease)
     if document is None or document.record.lock_id != lock_id:
-        counter = control.store.read(LeaseKeys.of(worktree).counter)
+        counter = context.store.read(LeaseKeys.of(worktree).counter)
         raise FencingMismatch(
-            f"the lock {lock_id} is not the current one of {worktree}; nothing was published",
+            f"{lock_id} is not the current lease of {worktree}; nothing was published",
             worktree=worktree,
             lock_id=lock_id,
             current_token=counter.record.fencing_token if counter else None,
         )
     return Proof(lock_id, document.record.fencing_token)
-
-
-def publishing_keys(worktree: str) -> list[Key[Any]]:
-    """What a transaction names that asks for a permission."""
-    keys = LeaseKeys.of(worktree)
-    return [WORKTREES.key(worktree), OPERATIONS.key(worktree), keys.lease, keys.counter]
-
-
-def permission(control: RepositoryContext, worktree: str, proof: Proof | None) -> Permission:
-    """Whether what comes with this proof may be published, to be asked inside the transaction that does.
-
-    So no steal can come between the question and the publishing. The clock is read now; if it is old
-    by then it may let in a holder whose time is up, but never one whose place somebody has taken.
-    """
-    validate = None if proof is None else control.desk.validator(worktree, proof.lock_id, proof.token)
-
-    def ask(view: View, now: float) -> WorktreeConfig:
-        config = settled_config(view, worktree)
-        if config.isolation is Isolation.EXCLUSIVE:
-            if validate is None:
-                raise not_held(worktree)
-            validate(view, now)
-        return config
-
-    return ask
-
-
-def check_early(control: RepositoryContext, worktree: str, proof: Proof | None) -> WorktreeConfig:
-    """The same as of now, so that what is bound to be refused costs no work. It proves nothing."""
-    view = View({key: control.store.read(key) for key in publishing_keys(worktree)})
-    return permission(control, worktree, proof)(view, control.store.now())
-
-
-def not_held(worktree: str) -> LockNotHeld:
-    return LockNotHeld(
-        f"{worktree} is an exclusive worktree: this needs its lock",
-        hint="Acquire it ('holdfast lock acquire') and hand on its id with --lock-id or HOLDFAST_LOCK_ID, "
-        "or work under 'holdfast run'.",
-        worktree=worktree,
-    )
-
-
-HEAD = "head"
-READY = ".READY"
-
-_STEPS = re.compile(r"(?P<start>[^~]*)(?P<steps>(?:~\d*)*)", re.ASCII)
-_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
-MOST_STEPS = 1_000_000
-
-
-def resolve(control: RepositoryContext, text: str, *, worktree: str = MAIN) -> Descriptor:
-    """The snapshot that `text` names, seen from `worktree`. It is visible; it may be doomed."""
-    where, colon, name = text.rpartition(":")
-    if colon:
-        worktree = safe_name(where, what="worktree name")
-    match = _STEPS.fullmatch(name)
-    if match is None or not match["start"]:
-        raise NameInvalid(
-            f"{text!a} is not the name of a snapshot",
-            hint="Name it by its id or the first characters of it, a reference, head, or head~2.",
-            name=ascii(text),
-        )
-    found = visible(control, _start(control, match["start"], worktree, of_a_worktree=bool(colon)))
-    for _ in range(_count(match["steps"], text)):
-        found = _parent(control, found, text)
-    return found
-
-
-def _parent(control: RepositoryContext, child: Descriptor, text: str) -> Descriptor:
-    """The parent of a snapshot as of now: a collection may give it another one at any moment."""
-    while True:
-        if child.parent_id is None:
-            raise NotFound(f"{text}: {child.snapshot_id} has no parent", name=text)
-        try:
-            return visible(control, child.parent_id)
-        except NotFound:
-            now = visible(control, child.snapshot_id)
-            if now.parent_id == child.parent_id:
-                raise
-            child = now
-
-
-def resolve_usable(control: RepositoryContext, text: str, *, worktree: str = MAIN) -> Descriptor:
-    """The snapshot that `text` names, if something new may rest on it."""
-    return usable(resolve(control, text, worktree=worktree))
-
-
-def visible(control: RepositoryContext, snapshot_id: str) -> Descriptor:
-    """The descriptor of a snapshot that is there and complete, by its full id."""
-    document = control.store.read(DESCRIPTORS.key(snapshot_id))
-    ready = is_ready(control.places, snapshot_id)
-    if document is not None and ready:
-        return document.record
-    if document is None and not _has_tree(control.places, snapshot_id):
-        raise no_snapshot(snapshot_id)
-    if document is not None:
-        refuse_if_collected(control, snapshot_id)
-    raise PartialSnapshot(
-        f"the snapshot {snapshot_id} is not complete: "
-        + ("its tree is not there or has no .READY" if document else "it was never published"),
-        snapshot_id=snapshot_id,
-    )
-
-
-def refuse_if_collected(control: RepositoryContext, snapshot_id: str) -> None:
-    """Raise `SnapshotCollected` if a snapshot that was there is being deleted by now, or is gone.
-
-    Who reads a snapshot without keeping it asks this when something is missing: a collection dooms a snapshot
-    before it takes anything away. If it is neither doomed nor gone, it is damaged.
-    """
-    document = control.store.read(DESCRIPTORS.key(snapshot_id))
-    if document is None or document.record.doomed_by is not None:
-        plan = document.record.doomed_by if document is not None else None
-        by = f"is being deleted by the plan {plan}" if plan else "was deleted by a garbage collection"
-        raise SnapshotCollected(f"the snapshot {snapshot_id} {by}", snapshot_id=snapshot_id, plan=plan)
-
-
-@contextlib.contextmanager
-def reading(control: RepositoryContext, *snapshot_ids: str) -> Iterator[None]:
-    """Read what these snapshots hold, without keeping them: what fails because one is collected says so."""
-    try:
-        yield
-    except SnapshotCollected:
-        raise
-    except Failure:
-        for each in snapshot_ids:
-            refuse_if_collected(control, each)
-        raise
-
-
-def usable(descriptor: Descriptor) -> Descriptor:
-    """The same snapshot, if it is not about to be deleted. Pure."""
-    if descriptor.doomed_by is not None:
-        raise Refused(
-            f"the snapshot {descriptor.snapshot_id} is being deleted by the plan {descriptor.doomed_by}",
-            hint="Choose another snapshot. See 'holdfast gc plan' for what is kept, and why.",
-            snapshot_id=descriptor.snapshot_id,
-            plan=descriptor.doomed_by,
-        )
-    return descriptor
-
-
-def is_ready(places: RepositoryPaths, snapshot_id: str) -> bool:
-    """Whether the tree of a snapshot is there and complete."""
-    path = places.tree(snapshot_id) / READY
-    try:
-        return stat.S_ISREG(calls.stat(path, follow_symlinks=False).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
-
-
-def no_snapshot(name: str, references: Iterable[str] = ()) -> NotFound:
-    return NotFound(
-        f"there is no snapshot {name}",
-        hint=meant(name, [HEAD, *references]) + "See 'holdfast history --all' for those that are there.",
-        name=name,
-    )
-
-
-def reference_name(name: str) -> str:
-    """A name that a reference may have: one that cannot be taken for the head or for an id."""
-    name = safe_name(name, what="name of a reference")
-    if name == HEAD or _ID.fullmatch(name):
-        raise UsageFailure(
-            f"a reference cannot be called {name}: that names a snapshot already",
-            hint="Choose another name.",
-            name=name,
-        )
-    return name
-
-
-def _start(control: RepositoryContext, name: str, worktree: str, *, of_a_worktree: bool) -> str:
-    """The id of the snapshot from which parents are counted."""
-    if name == HEAD:
-        config = control.config(worktree)
-        head = config.head_snapshot_id or config.base_snapshot_id
-        if head is None:
-            raise NotFound(
-                f"{worktree} has no snapshot yet",
-                hint="Take one: 'holdfast snapshot'.",
-                worktree=worktree,
-            )
-        return head
-    if of_a_worktree:
-        raise NameInvalid(
-            f"only the head of a worktree is named with ':', not {name!a}", name=f"{worktree}:{name}"
-        )
-    name = safe_name(name, what="name of a snapshot")
-    if control.store.read(DESCRIPTORS.key(name)) is not None:
-        return name
-    reference = control.store.read(REFERENCES.key(name))
-    if reference is not None:
-        return reference.record.snapshot_id
-    return _by_beginning(control, name)
-
-
-def _by_beginning(control: RepositoryContext, beginning: str) -> str:
-    """The one snapshot whose id begins like this; those that are not visible count only if none is."""
-    found = [each for each in _trees(control.places) if each.startswith(beginning)]
-    seen = [each for each in found if control.store.read(DESCRIPTORS.key(each)) is not None]
-    candidates = seen or found
-    if not candidates:
-        raise no_snapshot(beginning, names_in(control.store, REFERENCES))
-    if len(candidates) > 1 and beginning not in candidates:
-        raise Ambiguous(beginning, candidates)
-    return beginning if beginning in candidates else candidates[0]
-
-
-def _trees(places: RepositoryPaths) -> list[str]:
-    """The ids of all trees, complete or not. Listing names costs little, however many there are."""
-    try:
-        with Directory.open(places.snapshots) as directory:
-            return sorted(name for name in directory.names() if is_safe_name(name))
-    except NotFound:
-        return []
-
-
-def _has_tree(places: RepositoryPaths, snapshot_id: str) -> bool:
-    return snapshot_id in _trees(places)
-
-
-def _count(steps: str, text: str) -> int:
-    """How many parents up: `~` is one, `~3` three, `~1~1` two."""
-    count = sum(int(each or 1) for each in steps.split("~")[1:])
-    if count > MOST_STEPS:
-        raise NotFound(f"{text}: no line is that long", name=text)
-    return count

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Corrupt, Failure
-from holdfast.repository.context import RepositoryContext
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     OPERATIONS,
     WORKTREES,
     Descriptor,
     Operation,
+    RepositoryContext,
     WorktreeConfig,
 )
 

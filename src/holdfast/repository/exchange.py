@@ -1,138 +1,253 @@
-"""Carrying out a restore in place that was decided: the exchange, and what follows it.
+"""Carrying out a decided restore in place, and keeping the writes that a restore or removal overtook.
 
-Steps 4 to 6 of `docs/protocols/restore.md`. The operation on record says what is to be done; its scratch
-holds what it is done with. Every step looks first whether it is done, so this can be interrupted anywhere,
-and be done again by anybody who holds the payload lock.
+Steps 4 to 6 of `docs/protocols/restore.md`. The pending operation says what to do; its scratch directory has
+the content. Every step first checks whether it is done, so any process that holds the payload lock can
+continue after an interruption anywhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from holdfast.errors import ExchangeUnavailable, IoFailure, NotFound, PathEscape
 from holdfast.fs import calls
 from holdfast.fs.directory import Directory, io_failure, make_directories, move, sync_parents
-from holdfast.fs.names import split_relative
-from holdfast.repository.context import RepositoryContext
-from holdfast.repository.payloads import sweep
-from holdfast.repository.records import DESCRIPTORS, OPERATIONS, WORKTREES, Descriptor, Operation
-from holdfast.repository.snapshots import late_part, late_whole, publishing
-from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, Stream, View
+from holdfast.fs.names import shortened, split_relative
+from holdfast.repository.compare import below, differs, unsaved
+from holdfast.repository.context import (
+    DESCRIPTORS,
+    OPERATIONS,
+    WORKTREES,
+    Consistency,
+    Descriptor,
+    Operation,
+    RepositoryContext,
+    is_ready,
+    new_snapshot_id,
+)
+from holdfast.repository.payloads import Scratch, scratch, sweep
+from holdfast.repository.snapshots import base_tree, describe, publish_changes, published_tree
+from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, View
 
 NEW, REPLACED, CACHE = "payload", "replaced", "stat"
-"""In the scratch: what is put in place, what was there before, what is known of the new files."""
+"""In the scratch directory: the new content, the replaced one, the stat cache of the new files."""
+_CONTENT = frozenset({"kind", "content", "target"})
 
 
-def finish(control: RepositoryContext, operation: Operation) -> None:
-    """Bring the restore of a process that is gone to its end. Whoever calls this holds the payload lock."""
+def finish_restore(context: RepositoryContext, operation: Operation) -> None:
+    """Finish the restore of a dead process. The caller holds the payload lock."""
     try:
-        carry_out(control, operation)
+        carry_out(context, operation)
     except IoFailure:
-        if control.store.read(OPERATIONS.key(operation.worktree_id)) is not None:
+        if context.store.read(OPERATIONS.key(operation.worktree_id)) is not None:
             raise
-    sweep(control.places, operation.operation_id)
+    sweep(context.places, operation.operation_id)
 
 
-def carry_out(control: RepositoryContext, operation: Operation) -> bool:
-    """Do what was decided. Whoever calls this holds the payload lock.
+def carry_out(context: RepositoryContext, operation: Operation) -> bool:
+    """Carry out a decided restore; the caller holds the payload lock.
 
-    False if it was given up, and nothing replaced: the way to the part to be restored was taken away.
+    False if it was abandoned and nothing replaced, because the directories above the part were taken away.
     """
-    room = control.places.scratch / operation.operation_id
-    new, target = room / NEW, _target(control, operation)
-    with _undone_if_impossible(control, operation, room):
-        if not _is_in_place(control, operation, room):
-            if not _is_reachable(control, operation):
-                _give_up(control, operation)
+    exchange = _Exchange(context, operation)
+    with exchange.abandoned_if_impossible():
+        if not exchange.is_done():
+            if not exchange.is_reachable():
+                exchange.abandon()
                 return False
-            _exchange(control, operation, room)  # 4
-    sync_parents(new, target)
-    if inode_at(new) is not None:
-        _set_aside(new, operation, room)  # 5. never to be taken for what is to be put in place
-    with _late(control, operation, room) as late:
-        _end(control, operation, late)  # 6
+            exchange.make()  # 4
+    sync_parents(exchange.new, exchange.target)
+    if inode_at(exchange.new) is not None:
+        exchange.move_aside(exchange.new)  # 5. so that nobody takes it for the new content
+    with exchange.late_snapshot() as late:
+        exchange.end(late)  # 6
     if operation.path is None:
-        _adopt_cache(control, operation, room)
+        with contextlib.suppress(OSError):  # what was noted about the new files spares reading them
+            calls.replace(exchange.room / CACHE, context.places.stat_cache(operation.worktree_id))
     return True
 
 
-def _is_reachable(control: RepositoryContext, operation: Operation) -> bool:
-    """Whether the directories above a part are there, and none of them is a link that leads elsewhere."""
-    above = split_relative(operation.path)[:-1] if operation.path is not None else ()
-    if not above:
-        return operation.path is None or inode_at(control.places.payload(operation.worktree_id)) is not None
-    try:
-        with Directory.open(control.places.payload(operation.worktree_id)) as payload:
-            payload.beneath("/".join(above)).close()
-    except (NotFound, PathEscape):
-        return False
-    except IoFailure as failure:
-        if failure.facts.get("errno") != errno.ENOTDIR:
-            raise
-        return False
-    return True
+class _Exchange(NamedTuple):
+    """The exchange of a worktree's directory, or a part of it, with the content in the scratch directory."""
 
+    context: RepositoryContext
+    operation: Operation
 
-@contextlib.contextmanager
-def _undone_if_impossible(control: RepositoryContext, operation: Operation, room: Path) -> Iterator[None]:
-    """Give up a part that the system does not let us exchange, in a read-only directory for instance.
+    @property
+    def room(self) -> Path:
+        return self.context.places.scratch / self.operation.operation_id
 
-    Nothing of it was published, so nothing is lost; else nobody could use the worktree until that is mended.
-    """
-    try:
-        yield
-    except IoFailure:
-        if operation.path is not None and _is_untouched(operation, room):
-            _give_up(control, operation)
-        raise
+    @property
+    def new(self) -> Path:
+        return self.room / NEW
 
+    @property
+    def target(self) -> Path:
+        return self.context.places.payload(self.operation.worktree_id) / (self.operation.path or "")
 
-def _is_untouched(operation: Operation, room: Path) -> bool:
-    """Whether what is to be put in place is still in the scratch, and what it replaces is not."""
-    if operation.inode is None or inode_at(room / NEW) != operation.inode:
-        return False
-    try:
-        return inode_at(_replaced(operation, room)) is None
-    except IoFailure:  # a path that is too long, so nothing can have been put there
+    @property
+    def replaced(self) -> Path:
+        """Where the replaced content is kept; a part has the same path there as in the worktree."""
+        return self.room / REPLACED / (self.operation.path or "")
+
+    def is_done(self) -> bool:
+        """Whether the exchange was made: the inode tells, or in a copy of the repository the content."""
+        new, target = inode_at(self.new), inode_at(self.target)
+        if self.operation.inode in (new, target):
+            return target == self.operation.inode
+        if self.operation.path is not None:
+            return True  # either part may be in place, and one is; the user can restore it again
+        tree = self.context.places.tree(self.operation.operation_id)
+        if new is not None:
+            return not _holds(self.new, tree)  # the old content is here, so the new one is in place
+        return inode_at(self.replaced) is not None or _holds(self.target, tree)
+
+    def is_reachable(self) -> bool:
+        """Whether the directories above a part exist, and none of them is a link that leads elsewhere."""
+        payload = self.context.places.payload(self.operation.worktree_id)
+        above = split_relative(self.operation.path)[:-1] if self.operation.path is not None else ()
+        if not above:
+            return self.operation.path is None or inode_at(payload) is not None
+        try:
+            with Directory.open(payload) as directory:
+                directory.beneath("/".join(above)).close()
+        except (NotFound, PathEscape):
+            return False
+        except IoFailure as failure:
+            if failure.facts.get("errno") != errno.ENOTDIR:
+                raise
+            return False
         return True
 
+    def make(self) -> None:
+        """Exchange new and old in one step, or in two where the filesystem cannot do it in one.
 
-def _give_up(control: RepositoryContext, operation: Operation) -> None:
-    """Take an operation off the record that has changed nothing."""
-    pending = OPERATIONS.key(operation.worktree_id)
-    facts = {
-        "worktree_id": operation.worktree_id,
-        "operation_id": operation.operation_id,
-        "path": operation.path,
-    }
+        Between the two, the name is missing; the pending operation says how to continue.
+        """
+        from holdfast.trees.restore import exchange, materialise
+        from holdfast.trees.walker import synced
 
-    def decide(view: View, now: float) -> Decision[None]:
-        found = view.get(pending)
-        if found is None or found.operation_id != operation.operation_id:
-            return Decision([], None)
-        return Decision([Delete(pending), control.audit(view, now, "restore_given_up", **facts)], None)
+        if inode_at(self.new) is None:  # somebody has deleted our scratch directory; R has the content
+            make_directories(self.room)
+            with synced(self.room):
+                materialise(self.context.places.tree(self.operation.operation_id), self.new)
+        if inode_at(self.target) is None:
+            move(self.new, self.target)
+            return
+        try:
+            exchange(self.new, self.target)
+        except ExchangeUnavailable:
+            self.move_aside(self.target)
+            move(self.new, self.target)
 
-    control.store.transact([pending, control.trail.stream], decide)
+    def move_aside(self, source: Path) -> None:
+        """Keep the replaced content; a file in the place of the directory is kept inside one, so that it
+        can become a snapshot too."""
+        replaced = self.replaced
+        if self.operation.path is None and _kind(source) not in (None, stat.S_IFDIR, stat.S_IFLNK):
+            replaced /= self.operation.worktree_id
+        make_directories(replaced.parent)
+        move(source, replaced)
 
+    @contextlib.contextmanager
+    def late_snapshot(self) -> Iterator[Descriptor | None]:
+        """A snapshot of the replaced content, if it is not what was kept before: no write is lost.
 
-def _is_in_place(control: RepositoryContext, operation: Operation, room: Path) -> bool:
-    """Whether the exchange has been made: the inode tells, or in a copy of the repository the content."""
-    new, target = inode_at(room / NEW), inode_at(_target(control, operation))
-    if operation.inode in (new, target):
-        return target == operation.inode
-    if operation.path is not None:
-        return True  # either part may be there, and is: whoever wants the other one restores it again
-    tree = control.places.tree(operation.operation_id)
-    if new is not None:
-        return not _holds(room / NEW, tree)  # the old content is here, so the new one is there
-    return inode_at(_replaced(operation, room)) is not None or _holds(_target(control, operation), tree)
+        Its tree is in place for the block, which publishes it.
+        """
+        operation, replaced = self.operation, self.room / REPLACED
+        if not operation.keeps or inode_at(self.replaced) is None:
+            yield None
+            return
+        if operation.path is not None:
+            kept = self.context.config(operation.worktree_id).tip
+        else:
+            published = self.context.store.read(DESCRIPTORS.key(operation.operation_id))
+            if published is None or _kind(replaced) == stat.S_IFLNK:  # a link's target was not touched
+                yield None
+                return
+            kept = published.record.parent_id
+        note = f"written while {operation.snapshot_id} was being restored: {operation.reason}"
+        with late_writes(self.context, operation, replaced, kept, note) as descriptor:
+            yield descriptor
+
+    def end(self, late: Descriptor | None) -> None:
+        """Delete the operation; the late snapshot goes between R and its parent.
+
+        A part has no R: the late snapshot becomes the head, and the restored part is unsaved work on it.
+        """
+        operation = self.operation
+        published, record = DESCRIPTORS.key(operation.operation_id), WORKTREES.key(operation.worktree_id)
+        keys: list[Key[Any]] = [published, record]
+        if late is not None:
+            keys.append(DESCRIPTORS.key(late.snapshot_id))
+
+        def insert(view: View) -> list[Change]:
+            above, config = view.get(published), view.get(record)
+            if late is not None and operation.path is not None and config is not None:
+                return publish_changes(config, late)[0]
+            if late is None or above is None:
+                return []
+            under = msgspec.structs.replace(late, parent_id=above.parent_id)
+            above = msgspec.structs.replace(above, parent_id=late.snapshot_id)
+            return [Create(DESCRIPTORS.key(late.snapshot_id), under), Replace(published, above)]
+
+        late_id = late.snapshot_id if late else None
+        facts = {"restored_from": operation.snapshot_id, "path": operation.path, "late_snapshot_id": late_id}
+        self._delete_operation("restore_finished", facts, keys, insert)
+
+    def abandon(self) -> None:
+        """Delete the operation, which has changed nothing."""
+        self._delete_operation("restore_given_up", {"path": self.operation.path})
+
+    def _delete_operation(
+        self,
+        event: str,
+        facts: Mapping[str, object],
+        keys: Sequence[Key[Any]] = (),
+        further: Callable[[View], list[Change]] = lambda view: [],
+    ) -> None:
+        operation, pending = self.operation, OPERATIONS.key(self.operation.worktree_id)
+        facts = {"worktree_id": operation.worktree_id, "operation_id": operation.operation_id, **facts}
+
+        def decide(view: View, now: float) -> Decision[None]:
+            found = view.get(pending)
+            if found is None or found.operation_id != operation.operation_id:
+                return Decision([], None)  # another process has ended it
+            entry = self.context.audit(view, now, event, **facts)
+            return Decision([Delete(pending), *further(view), entry], None)
+
+        self.context.store.transact([pending, *keys, self.context.trail.stream], decide)
+
+    @contextlib.contextmanager
+    def abandoned_if_impossible(self) -> Iterator[None]:
+        """Abandon a part that the system refuses to exchange, in a read-only directory for instance.
+
+        Nothing of it was published, so nothing is lost; a pending operation would block the worktree.
+        """
+        try:
+            yield
+        except IoFailure:
+            if self.operation.path is not None and self._is_untouched():
+                self.abandon()
+            raise
+
+    def _is_untouched(self) -> bool:
+        """Whether the new content is still in the scratch directory, and the old content is not."""
+        if self.operation.inode is None or inode_at(self.new) != self.operation.inode:
+            return False
+        try:
+            return inode_at(self.replaced) is None
+        except IoFailure:  # the path is too long, so nothing can have been moved there
+            return True
 
 
 def _holds(directory: Path, tree: Path) -> bool:
@@ -146,137 +261,87 @@ def _holds(directory: Path, tree: Path) -> bool:
     return all(each.what == "modified" and not _CONTENT.intersection(each.aspects) for each in found)
 
 
-_CONTENT = frozenset({"kind", "content", "target"})
-
-
-def _exchange(control: RepositoryContext, operation: Operation, room: Path) -> None:
-    """Put the new directory in the place of the old one: in one step, or where there is none such in two.
-
-    Between the two the name is missing; the operation on record says how it goes on.
-    """
-    from holdfast.trees.restore import exchange, materialise
-    from holdfast.trees.walker import synced
-
-    new, target = room / NEW, _target(control, operation)
-    if inode_at(new) is None:  # somebody has cleared our scratch away; the snapshot has it all
-        make_directories(room)
-        with synced(room):
-            materialise(control.places.tree(operation.operation_id), new)
-    if inode_at(target) is None:
-        move(new, target)
-        return
-    try:
-        exchange(new, target)
-    except ExchangeUnavailable:
-        _set_aside(target, operation, room)
-        move(new, target)
-
-
-@contextlib.contextmanager
-def _late(control: RepositoryContext, operation: Operation, room: Path) -> Iterator[Descriptor | None]:
-    """A snapshot of what was replaced, if it is not what was kept of it: nobody's last write is lost.
-
-    Its tree is in place for the block, which is to publish it.
-    """
-    replaced = room / REPLACED
-    if not operation.keeps or inode_at(_replaced(operation, room)) is None:
-        yield None
-        return
-    note = f"written while {operation.snapshot_id} was being restored: {operation.reason}"
-    if operation.path is not None:
-        config = control.config(operation.worktree_id)
-        kept = config.head_snapshot_id or config.base_snapshot_id
-        with late_part(control, operation, replaced, kept, note) as descriptor:
-            yield descriptor
-        return
-    published = control.store.read(DESCRIPTORS.key(operation.operation_id))
-    if published is None or _is_link(replaced):
-        yield None
-        return
-    with late_whole(control, operation, replaced, published.record.parent_id, note) as descriptor:
-        yield descriptor
-
-
-def _is_link(path: Path) -> bool:
-    """Whether somebody had put a link in the place of the directory: what it leads to was not touched."""
-    return stat.S_ISLNK(_mode(path))
-
-
-def _mode(path: Path) -> int:
-    try:
-        return calls.stat(path, follow_symlinks=False).st_mode
-    except OSError as error:
-        raise io_failure("look at", path, error) from error
-
-
-def _end(control: RepositoryContext, operation: Operation, late: Descriptor | None) -> None:
-    """Take the operation off the record; a late snapshot goes between R and its parent.
-
-    Of a part there is no R: it goes on top of the head, and what was restored is unsaved work on top of it.
-    """
-    pending, published = OPERATIONS.key(operation.worktree_id), DESCRIPTORS.key(operation.operation_id)
-    record = WORKTREES.key(operation.worktree_id)
-    named: list[Key[Any] | Stream[Any]] = [pending, published, record, control.trail.stream]
-    if late is not None:
-        named.append(DESCRIPTORS.key(late.snapshot_id))
-
-    def decide(view: View, now: float) -> Decision[None]:
-        found = view.get(pending)
-        if found is None or found.operation_id != operation.operation_id:
-            return Decision([], None)  # ended by another
-        changes: list[Change] = [Delete(pending)]
-        above, config = view.get(published), view.get(record)
-        if late is not None and operation.path is not None and config is not None:
-            changes += publishing(config, late)[0]
-        elif late is not None and above is not None:
-            below = msgspec.structs.replace(late, parent_id=above.parent_id)
-            changes.append(Create(DESCRIPTORS.key(late.snapshot_id), below))
-            changes.append(Replace(published, msgspec.structs.replace(above, parent_id=late.snapshot_id)))
-        facts = {
-            "worktree_id": operation.worktree_id,
-            "operation_id": operation.operation_id,
-            "restored_from": operation.snapshot_id,
-            "path": operation.path,
-            "late_snapshot_id": late.snapshot_id if late else None,
-        }
-        return Decision([*changes, control.audit(view, now, "restore_finished", **facts)], None)
-
-    control.store.transact(named, decide)
-
-
-def _adopt_cache(control: RepositoryContext, operation: Operation, room: Path) -> None:
-    """What was noted about the new files while they were written spares reading them again."""
-    with contextlib.suppress(OSError):
-        calls.replace(room / CACHE, control.places.stat_cache(operation.worktree_id))
-
-
-def _replaced(operation: Operation, room: Path) -> Path:
-    """Where what was replaced is kept; a part has the path there that it had in the worktree."""
-    if operation.path is None:
-        return room / REPLACED
-    return room / REPLACED / operation.path
-
-
-def _set_aside(source: Path, operation: Operation, room: Path) -> None:
-    """Keep what was in the place of the directory. A file that somebody has put there is kept in a directory,
-    such that it can become a snapshot like everything else."""
-    replaced = _replaced(operation, room)
-    if operation.path is None and stat.S_IFMT(_mode(source)) not in (stat.S_IFDIR, stat.S_IFLNK):
-        replaced /= operation.worktree_id
-    make_directories(replaced.parent)
-    move(source, replaced)
-
-
-def _target(control: RepositoryContext, operation: Operation) -> Path:
-    payload = control.places.payload(operation.worktree_id)
-    return payload if operation.path is None else payload / operation.path
-
-
 def inode_at(path: Path) -> str | None:
-    """What tells this file or directory from every other one on the filesystem; None if it is not there."""
+    """Identifies a file or directory on the filesystem; None if it does not exist."""
+    status = _status(path)
+    return None if status is None else str(status.st_ino)
+
+
+def _kind(path: Path) -> int | None:
+    status = _status(path)
+    return None if status is None else stat.S_IFMT(status.st_mode)
+
+
+def _status(path: Path) -> os.stat_result | None:
     try:
-        return str(calls.stat(path, follow_symlinks=False).st_ino)
+        return calls.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise io_failure("look at", path, error) from error
+
+
+# --- Late writes --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def late_writes(
+    context: RepositoryContext, operation: Operation, directory: Path, kept: str | None, note: str
+) -> Iterator[Descriptor | None]:
+    """The descriptor of what `directory` holds, or None if the snapshot `kept` holds the same.
+
+    Its tree is in place for the block, which publishes it. Of a part, `directory` contains nothing but
+    `operation.path`; everything else is taken from `kept`.
+    """
+    from holdfast.trees.capture import capture_best
+    from holdfast.trees.walker import synced
+
+    if not _has_late_writes(context, operation, directory, kept):
+        yield None
+        return
+    uses = [kept] if kept else []
+    with scratch(context, "late writes", uses=uses, scratch_id=new_snapshot_id()) as room:
+        if operation.path is not None:
+            directory = _complete(context, room, directory, operation.path, kept)
+        base = base_tree(context, kept)
+        with synced(room.path):
+            captured = capture_best(directory, room.tree, beside=room.path, base=base, quiesced=False)
+        with published_tree(context, room, room.scratch_id):
+            yield describe(
+                context,
+                operation.worktree_id,
+                room.scratch_id,
+                captured,
+                Consistency.BEST_EFFORT,
+                shortened(note),
+            )
+
+
+def _has_late_writes(
+    context: RepositoryContext, operation: Operation, directory: Path, kept: str | None
+) -> bool:
+    if operation.path is None:
+        return differs(context, directory, kept, operation.worktree_id)
+    if kept is not None and not is_ready(context.places, kept):
+        return True
+    found = unsaved(context, directory, kept, operation.worktree_id)
+    return next(below(operation.path, found), None) is not None
+
+
+def _complete(context: RepositoryContext, room: Scratch, replaced: Path, path: str, kept: str | None) -> Path:
+    """A directory in the scratch directory with the content of `kept`, and the replaced content at `path`."""
+    from holdfast.trees.capture import capture_best
+    from holdfast.trees.restore import materialise
+    from holdfast.trees.walker import remove_tree
+
+    whole, part = room.path / "whole", room.path / "part"
+    if kept is not None and is_ready(context.places, kept):
+        materialise(context.places.tree(kept), whole)
+    capture_best(replaced, part, beside=room.path, quiesced=False)
+    for above in reversed((whole / path).parents[: path.count("/")]):
+        if _kind(above) != stat.S_IFDIR:
+            remove_tree(above)  # it was of another kind
+    make_directories((whole / path).parent)
+    remove_tree(whole / path)
+    materialise(part, whole / path, only=os.fsencode(path))
+    return whole

@@ -29,10 +29,9 @@ import msgspec
 from holdfast.errors import Failure, LockConflict, PlanMismatch, Refused
 from holdfast.fs.directory import make_directories
 from holdfast.locks.file_lock import FileLocker
-from holdfast.repository.context import RepositoryContext
+from holdfast.repository.context import DESCRIPTORS, Descriptor, RepositoryContext
 from holdfast.repository.gc_plan import plan_of, policy_of, survey
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep
-from holdfast.repository.records import DESCRIPTORS, Descriptor
 from holdfast.repository.retention import PLANS, GcPlan, PlanState, judge
 from holdfast.store.model import Change, Decision, Delete, Key, Replace, View
 

@@ -15,8 +15,16 @@ import msgspec
 from holdfast.clock import format_instant
 from holdfast.errors import LockConflict, NotFound, SettingInvalid
 from holdfast.repository import payloads
-from holdfast.repository.context import RepositoryContext, RepositoryPaths
-from holdfast.repository.records import DESCRIPTORS, OPERATIONS, PINS, REFERENCES, WORKTREES, Descriptor
+from holdfast.repository.context import (
+    DESCRIPTORS,
+    OPERATIONS,
+    PINS,
+    REFERENCES,
+    WORKTREES,
+    Descriptor,
+    RepositoryContext,
+    RepositoryPaths,
+)
 from holdfast.repository.retention import (
     PLANS,
     RETENTION,

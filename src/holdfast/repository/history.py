@@ -1,27 +1,38 @@
-"""The snapshots that led to a head, and all lines of a repository. Takes no lock and changes nothing.
+"""Snapshot names, history, references and pins. Reading takes no lock and changes nothing.
 
-A line follows the parents from a head. Only visible snapshots are on it. What is being published or
-collected meanwhile is seen before or after, never in between: a parent that has gone is looked for
-again from its child, which the same commit has linked to the next one.
+The history of a worktree follows the parents from its head; only visible snapshots are part of it. A
+snapshot that is published or collected meanwhile is seen before or after, never in between: a missing parent
+is looked up again from its child, which the same commit has attached to the next ancestor.
 """
 
 from __future__ import annotations
 
-import heapq
+import contextlib
+import re
 import secrets
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
-import msgspec
-
 from holdfast.clock import format_instant
-from holdfast.errors import AlreadyExists, NotFound
-from holdfast.fs.names import checked_text
-from holdfast.repository.context import RepositoryContext, is_ready, no_snapshot, reference_name, usable
-from holdfast.repository.records import (
+from holdfast.errors import (
+    AlreadyExists,
+    Ambiguous,
+    Failure,
+    NameInvalid,
+    NotFound,
+    PartialSnapshot,
+    Refused,
+    SnapshotCollected,
+    UsageFailure,
+)
+from holdfast.fs.directory import Directory
+from holdfast.fs.names import checked_text, is_safe_name, safe_name
+from holdfast.repository.context import (
     DESCRIPTORS,
+    MAIN,
     PINS,
     REFERENCES,
     WORKTREES,
@@ -29,12 +40,183 @@ from holdfast.repository.records import (
     Descriptor,
     Pin,
     Reference,
+    RepositoryContext,
+    RepositoryPaths,
+    is_ready,
+    known_names,
+    meant,
 )
 from holdfast.store.model import Create, Decision, Delete, Key, View
 
+HEAD = "head"
+MOST_STEPS = 1_000_000
+
+_STEPS = re.compile(r"(?P<start>[^~]*)(?P<steps>(?:~\d*)*)", re.ASCII)
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+def resolve(context: RepositoryContext, text: str, *, worktree: str = MAIN) -> Descriptor:
+    """The snapshot that `text` names, seen from `worktree`: visible, but perhaps marked for deletion."""
+    prefix, colon, name = text.rpartition(":")
+    if colon:
+        worktree = safe_name(prefix, what="worktree name")
+    match = _STEPS.fullmatch(name)
+    if match is None or not match["start"]:
+        raise NameInvalid(
+            f"{text!a} is not the name of a snapshot",
+            hint="Use an id, a unique prefix of one, a reference, head, or head~2.",
+            name=ascii(text),
+        )
+    found = visible(context, _start(context, match["start"], worktree, head_only=bool(colon)))
+    steps = sum(int(each or 1) for each in match["steps"].split("~")[1:])  # `~3` is three, `~1~1` two
+    if steps > MOST_STEPS:
+        raise NotFound(f"{text}: no history is that long", name=text)
+    for _ in range(steps):
+        found = _parent(context, found, text)
+    return found
+
+
+def resolve_usable(context: RepositoryContext, text: str, *, worktree: str = MAIN) -> Descriptor:
+    """The snapshot that `text` names, if something new may refer to it."""
+    return usable(resolve(context, text, worktree=worktree))
+
+
+def _start(context: RepositoryContext, name: str, worktree: str, *, head_only: bool) -> str:
+    """The id of the snapshot at which the steps to parents begin."""
+    if name == HEAD:
+        tip = context.config(worktree).tip
+        if tip is None:
+            raise NotFound(
+                f"{worktree} has no snapshot yet",
+                hint="Take one: 'holdfast snapshot'.",
+                worktree=worktree,
+            )
+        return tip
+    if head_only:
+        raise NameInvalid(
+            f"only 'head' can follow a worktree and ':', not {name!a}", name=f"{worktree}:{name}"
+        )
+    name = safe_name(name, what="name of a snapshot")
+    if context.store.read(DESCRIPTORS.key(name)) is not None:
+        return name
+    reference = context.store.read(REFERENCES.key(name))
+    return reference.record.snapshot_id if reference is not None else _by_prefix(context, name)
+
+
+def _by_prefix(context: RepositoryContext, prefix: str) -> str:
+    """The one snapshot whose id has this prefix; trees without a descriptor count only as a last resort."""
+    trees = [each for each in _tree_names(context.places) if each.startswith(prefix)]
+    described = [each for each in trees if context.store.read(DESCRIPTORS.key(each)) is not None]
+    candidates = described or trees
+    if not candidates:
+        raise snapshot_not_found(prefix, known_names(context.store, REFERENCES))
+    if len(candidates) > 1 and prefix not in candidates:
+        raise Ambiguous(prefix, candidates)
+    return prefix if prefix in candidates else candidates[0]
+
+
+def _parent(context: RepositoryContext, child: Descriptor, text: str) -> Descriptor:
+    """The current parent of a snapshot: a collection may attach the child to another one at any moment."""
+    while True:
+        if child.parent_id is None:
+            raise NotFound(f"{text}: {child.snapshot_id} has no parent", name=text)
+        try:
+            return visible(context, child.parent_id)
+        except NotFound:
+            again = visible(context, child.snapshot_id)
+            if again.parent_id == child.parent_id:
+                raise
+            child = again
+
+
+def visible(context: RepositoryContext, snapshot_id: str) -> Descriptor:
+    """The descriptor of a complete snapshot, by its full id."""
+    document = context.store.read(DESCRIPTORS.key(snapshot_id))
+    if document is not None and is_ready(context.places, snapshot_id):
+        return document.record
+    if document is not None:
+        refuse_if_collected(context, snapshot_id)
+    elif snapshot_id not in _tree_names(context.places):
+        raise snapshot_not_found(snapshot_id)
+    raise PartialSnapshot(
+        f"the snapshot {snapshot_id} is not complete: "
+        + ("its tree is missing or has no .READY" if document else "it was never published"),
+        snapshot_id=snapshot_id,
+    )
+
+
+def usable(descriptor: Descriptor) -> Descriptor:
+    """The same snapshot, unless it is marked for deletion. Pure."""
+    if descriptor.doomed_by is not None:
+        raise Refused(
+            f"the snapshot {descriptor.snapshot_id} is being deleted by the plan {descriptor.doomed_by}",
+            hint="Choose another snapshot. See 'holdfast gc plan' for what is kept, and why.",
+            snapshot_id=descriptor.snapshot_id,
+            plan=descriptor.doomed_by,
+        )
+    return descriptor
+
+
+def refuse_if_collected(context: RepositoryContext, snapshot_id: str) -> None:
+    """Raise `SnapshotCollected` if a snapshot that was visible is being deleted by now, or is gone.
+
+    Readers that do not protect a snapshot call this when something is missing. A collection marks a
+    snapshot before it deletes anything, so a snapshot that is neither marked nor gone is damaged.
+    """
+    document = context.store.read(DESCRIPTORS.key(snapshot_id))
+    if document is None or document.record.doomed_by is not None:
+        plan = document.record.doomed_by if document is not None else None
+        by = f"is being deleted by the plan {plan}" if plan else "was deleted by a garbage collection"
+        raise SnapshotCollected(f"the snapshot {snapshot_id} {by}", snapshot_id=snapshot_id, plan=plan)
+
+
+@contextlib.contextmanager
+def reading(context: RepositoryContext, *snapshot_ids: str) -> Iterator[None]:
+    """Read unprotected snapshots: a failure becomes `SnapshotCollected` if one of them was collected."""
+    try:
+        yield
+    except SnapshotCollected:
+        raise
+    except Failure:
+        for each in snapshot_ids:
+            refuse_if_collected(context, each)
+        raise
+
+
+def _tree_names(paths: RepositoryPaths) -> list[str]:
+    """The ids of all trees, complete or not. Listing names is cheap, however many there are."""
+    try:
+        with Directory.open(paths.snapshots) as directory:
+            return sorted(name for name in directory.names() if is_safe_name(name))
+    except NotFound:
+        return []
+
+
+def snapshot_not_found(name: str, references: Iterable[str] = ()) -> NotFound:
+    return NotFound(
+        f"there is no snapshot {name}",
+        hint=meant(name, [HEAD, *references]) + "List the snapshots: 'holdfast history --all'.",
+        name=name,
+    )
+
+
+def reference_name(name: str) -> str:
+    """The name, if a reference may have it: neither `head` nor anything that looks like an id."""
+    name = safe_name(name, what="name of a reference")
+    if name == HEAD or _ID.fullmatch(name):
+        raise UsageFailure(
+            f"a reference cannot be called {name}: that already names a snapshot",
+            hint="Choose another name.",
+            name=name,
+        )
+    return name
+
+
+# --- History ---------------------------------------------------------------------------------------
+
 
 class Marks(NamedTuple):
-    """What points at a snapshot."""
+    """What points at a snapshot: worktrees whose head it is, references, pins."""
 
     heads: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
@@ -42,7 +224,7 @@ class Marks(NamedTuple):
 
 
 class HistoryEntry(NamedTuple):
-    """A snapshot as history shows it. `parent_id` is the nearest one before it that is visible."""
+    """A snapshot in history. `parent_id` is its nearest visible ancestor."""
 
     descriptor: Descriptor
     parent_id: str | None
@@ -50,12 +232,12 @@ class HistoryEntry(NamedTuple):
 
     @property
     def warning(self) -> bool:
-        """Whether its files may be of different moments."""
+        """Whether its files may be from different moments."""
         return self.descriptor.consistency_level is Consistency.BEST_EFFORT
 
 
 class History(NamedTuple):
-    """Snapshots, children before parents. `missing` are parents that should be there and are not;
+    """Snapshots, children before parents. `missing` lists parents that do not exist although they should;
     `more` says that the limit was reached."""
 
     entries: tuple[HistoryEntry, ...]
@@ -63,82 +245,75 @@ class History(NamedTuple):
     more: bool = False
 
 
-def line(control: RepositoryContext, worktree: str, *, limit: int | None = None) -> History:
-    """The snapshots that led to the head of a worktree, newest first. Costs what is shown, not all."""
-    config = control.config(worktree)
-    walk = _Walk(control, config.head_snapshot_id or config.base_snapshot_id)
+def line(context: RepositoryContext, worktree: str, *, limit: int | None = None) -> History:
+    """The history of a worktree, newest first. The cost depends on the limit, not on its length."""
+    missing: list[str] = []
+    walk = _walk(context, context.config(worktree).tip, missing)
     found = list(islice(walk, None if limit is None else limit + 1))
-    shown = found[:limit]
-    marks = marks_of(control)
+    marks = marks_of(context)
     parents = [each.snapshot_id for each in found[1:]] + [None]
     entries = tuple(
         HistoryEntry(each, parent, marks.get(each.snapshot_id, Marks()))
-        for each, parent in zip(shown, parents, strict=False)
+        for each, parent in zip(found[:limit], parents, strict=False)
     )
-    more = len(found) > len(shown)
-    return History(entries, () if more else tuple(walk.missing), more)
+    more = len(found) > len(entries)
+    return History(entries, () if more else tuple(missing), more)
 
 
-def everything(control: RepositoryContext, *, limit: int | None = None) -> History:
+def everything(context: RepositoryContext, *, limit: int | None = None) -> History:
     """All visible snapshots, newest first, but always children before their parents."""
-    known = {name: document.record for name, document in control.store.scan(DESCRIPTORS)}
-    seen = {name: each for name, each in known.items() if is_ready(control.places, name)}
+    known = {name: document.record for name, document in context.store.scan(DESCRIPTORS)}
+    seen = {name: each for name, each in known.items() if is_ready(context.places, name)}
     missing: set[str] = set()
     parents = {name: _visible_parent(each, known, seen, missing) for name, each in seen.items()}
-    marks = marks_of(control)
+    marks = marks_of(context)
     ordered = list(_children_first(seen, parents))
     entries = tuple(
         HistoryEntry(seen[name], parents[name], marks.get(name, Marks())) for name in ordered[:limit]
     )
-    really = tuple(sorted(each for each in missing if control.store.read(DESCRIPTORS.key(each)) is None))
+    really = tuple(sorted(each for each in missing if context.store.read(DESCRIPTORS.key(each)) is None))
     return History(entries, really, limit is not None and len(ordered) > limit)
 
 
-def marks_of(control: RepositoryContext) -> Mapping[str, Marks]:
-    """What points at each snapshot at this moment."""
+def marks_of(context: RepositoryContext) -> Mapping[str, Marks]:
+    """What points at each snapshot now."""
     heads: dict[str, list[str]] = defaultdict(list)
     references: dict[str, list[str]] = defaultdict(list)
-    for name, config in control.store.scan(WORKTREES):
+    for name, config in context.store.scan(WORKTREES):
         if config.record.head_snapshot_id is not None:
             heads[config.record.head_snapshot_id].append(name)
-    for name, reference in control.store.scan(REFERENCES):
+    for name, reference in context.store.scan(REFERENCES):
         references[reference.record.snapshot_id].append(name)
-    pins = {pin.record.snapshot_id for _, pin in control.store.scan(PINS)}
+    pins = {pin.record.snapshot_id for _, pin in context.store.scan(PINS)}
     return {
         each: Marks(tuple(heads.get(each, ())), tuple(references.get(each, ())), each in pins)
         for each in {*heads, *references, *pins}
     }
 
 
-class _Walk(Iterable[Descriptor]):
-    """The visible snapshots from one of them up through its parents; `missing` once it has ended there."""
+def _walk(context: RepositoryContext, start: str | None, missing: list[str]) -> Iterator[Descriptor]:
+    """The visible snapshots from `start` through its parents; a gap ends it, and is added to `missing`."""
 
-    def __init__(self, control: RepositoryContext, start: str | None) -> None:
-        self._control = control
-        self._start = start
-        self.missing: list[str] = []
-
-    def __iter__(self) -> Iterator[Descriptor]:
-        child: Descriptor | None = None
-        here, passed = self._start, set[str]()
-        while here is not None and here not in passed:
-            found = self._read(here)
-            if found is None and child is not None:  # collected since we read its child?
-                again = self._read(child.snapshot_id)
-                if again is not None and again.parent_id != here:
-                    child, here = again, again.parent_id
-                    continue
-            if found is None:
-                self.missing.append(here)
-                return
-            passed.add(here)
-            if is_ready(self._control.places, here):
-                yield found
-            child, here = found, found.parent_id
-
-    def _read(self, snapshot_id: str) -> Descriptor | None:
-        document = self._control.store.read(DESCRIPTORS.key(snapshot_id))
+    def read(snapshot_id: str) -> Descriptor | None:
+        document = context.store.read(DESCRIPTORS.key(snapshot_id))
         return None if document is None else document.record
+
+    child: Descriptor | None = None
+    here, passed = start, set[str]()
+    while here is not None and here not in passed:
+        found = read(here)
+        if found is None and child is not None:  # collected since we read its child?
+            again = read(child.snapshot_id)
+            if again is not None and again.parent_id != here:
+                child, here = again, again.parent_id
+                continue
+        if found is None:
+            missing.append(here)
+            return
+        passed.add(here)
+        if is_ready(context.places, here):
+            yield found
+        child, here = found, found.parent_id
 
 
 def _visible_parent(
@@ -159,147 +334,128 @@ def _visible_parent(
 
 
 def _children_first(seen: Mapping[str, Descriptor], parents: Mapping[str, str | None]) -> Iterator[str]:
-    """Newest first by their time, as far as every child comes before its parent, whatever clocks said."""
-    waiting: dict[str, int] = defaultdict(int)
+    """Newest first by creation time, but every child before its parent, whatever the clocks said."""
+    children: dict[str, int] = defaultdict(int)
     for parent in parents.values():
         if parent is not None:
-            waiting[parent] += 1
-    ready = [_Newest(seen[name]) for name in seen if not waiting[name]]
-    heapq.heapify(ready)
+            children[parent] += 1
+    ready = sorted((each.created_at, name) for name, each in seen.items() if not children[name])
     left = set(seen)
     while ready:
-        name = heapq.heappop(ready).descriptor.snapshot_id
+        _, name = ready.pop()
         left.discard(name)
         yield name
         parent = parents[name]
         if parent is not None:
-            waiting[parent] -= 1
-            if not waiting[parent]:
-                heapq.heappush(ready, _Newest(seen[parent]))
-    yield from sorted(left)  # only if somebody made parents go round in a circle: still not left out
+            children[parent] -= 1
+            if not children[parent]:
+                insort(ready, (seen[parent].created_at, parent))
+    yield from sorted(left)  # only if the parents form a cycle: still not left out
 
 
-class _Newest(msgspec.Struct, frozen=True):
-    """Sorts the newest snapshot to the front."""
-
-    descriptor: Descriptor
-
-    def __lt__(self, other: _Newest) -> bool:
-        return self._order > other._order
-
-    @property
-    def _order(self) -> tuple[str, str]:
-        return self.descriptor.created_at, self.descriptor.snapshot_id
+# --- References and pins ------------------------------------------------------------------------------
 
 
-def create_reference(control: RepositoryContext, name: str, snapshot_id: str, *, note: str = "") -> Reference:
-    """Give a snapshot a name, which no other one has."""
+def create_reference(context: RepositoryContext, name: str, snapshot_id: str, *, note: str = "") -> Reference:
+    """Name a snapshot; the name must be free."""
     key, named = REFERENCES.key(reference_name(name)), DESCRIPTORS.key(snapshot_id)
     checked_text(note, what="note")
 
     def decide(view: View, now: float) -> Decision[Reference]:
-        _may_be_kept(view, snapshot_id)
-        there = view.get(key)
-        if there is not None:
+        _require_usable(view, snapshot_id)
+        existing = view.get(key)
+        if existing is not None:
             raise AlreadyExists(
-                f"there is a reference {name} already: it names {there.snapshot_id}",
+                f"the reference {name} already exists: it names {existing.snapshot_id}",
                 hint="Choose another name, or delete it first: 'holdfast ref delete'.",
                 name=name,
-                snapshot_id=there.snapshot_id,
+                snapshot_id=existing.snapshot_id,
             )
         made = Reference(name=name, snapshot_id=snapshot_id, created_at=format_instant(now), note=note)
         facts = {"name": name, "snapshot_id": snapshot_id, "note": note}
-        return Decision([Create(key, made), control.audit(view, now, "reference_created", **facts)], made)
+        return Decision([Create(key, made), context.audit(view, now, "reference_created", **facts)], made)
 
-    return control.store.transact([key, named, control.trail.stream], decide).result
-
-
-def delete_reference(control: RepositoryContext, name: str) -> Reference:
-    """Take a name away. The snapshot stays until it is collected, if nothing else keeps it."""
-    missing = NotFound(
-        f"there is no reference {name}", hint="See 'holdfast ref list' for those that are there."
-    )
-    return _taken_away(
-        control,
-        REFERENCES.key(name),
-        missing,
-        "reference_deleted",
-        lambda there: {"name": name, "snapshot_id": there.snapshot_id, "note": there.note},
-    )
+    return context.store.transact([key, named, context.trail.stream], decide).result
 
 
-def references(control: RepositoryContext) -> list[Reference]:
+def delete_reference(context: RepositoryContext, name: str) -> Reference:
+    """Delete a name. The snapshot stays until it is collected, if nothing else protects it."""
+
+    def facts(found: Reference) -> dict[str, object]:
+        return {"name": name, "snapshot_id": found.snapshot_id, "note": found.note}
+
+    missing = NotFound(f"there is no reference {name}", hint="List the references: 'holdfast ref list'.")
+    return _delete(context, REFERENCES.key(name), missing, "reference_deleted", facts)
+
+
+def references(context: RepositoryContext) -> list[Reference]:
     """All references, by name. Takes no lock."""
-    return [document.record for _, document in control.store.scan(REFERENCES)]
+    return [document.record for _, document in context.store.scan(REFERENCES)]
 
 
 def add_pin(
-    control: RepositoryContext, snapshot_id: str, *, reason: str = "", keep_for: float | None = None
+    context: RepositoryContext, snapshot_id: str, *, reason: str = "", keep_for: float | None = None
 ) -> Pin:
-    """Keep a snapshot, for `keep_for` seconds or until the pin is removed."""
+    """Protect a snapshot from collection, for `keep_for` seconds or until the pin is removed."""
     pin_id = secrets.token_hex(4)
     checked_text(reason, what="reason")
     key, named = PINS.key(pin_id), DESCRIPTORS.key(snapshot_id)
 
     def decide(view: View, now: float) -> Decision[Pin]:
-        _may_be_kept(view, snapshot_id)
+        _require_usable(view, snapshot_id)
         made = Pin(
             pin_id=pin_id,
             snapshot_id=snapshot_id,
             created_at=format_instant(now),
             reason=reason,
             until=None if keep_for is None else format_instant(now + keep_for),
-            holder_id=control.holder.holder_id,
+            holder_id=context.holder.holder_id,
         )
         facts = {"pin_id": pin_id, "snapshot_id": snapshot_id, "reason": reason, "until": made.until}
-        return Decision([Create(key, made), control.audit(view, now, "pin_added", **facts)], made)
+        return Decision([Create(key, made), context.audit(view, now, "pin_added", **facts)], made)
 
-    return control.store.transact([key, named, control.trail.stream], decide).result
-
-
-def remove_pin(control: RepositoryContext, pin_id: str) -> Pin:
-    """Take one pin away; others on the same snapshot stay."""
-    missing = NotFound(f"there is no pin {pin_id}", hint="See 'holdfast pin list' for those that are there.")
-    return _taken_away(
-        control,
-        PINS.key(pin_id),
-        missing,
-        "pin_removed",
-        lambda there: {"pin_id": pin_id, "snapshot_id": there.snapshot_id, "reason": there.reason},
-    )
+    return context.store.transact([key, named, context.trail.stream], decide).result
 
 
-def pins(control: RepositoryContext) -> list[Pin]:
-    """All pins, also those that have run out, by snapshot and age. Takes no lock."""
-    found = [document.record for _, document in control.store.scan(PINS)]
+def remove_pin(context: RepositoryContext, pin_id: str) -> Pin:
+    """Remove one pin; others on the same snapshot stay."""
+
+    def facts(found: Pin) -> dict[str, object]:
+        return {"pin_id": pin_id, "snapshot_id": found.snapshot_id, "reason": found.reason}
+
+    missing = NotFound(f"there is no pin {pin_id}", hint="List the pins: 'holdfast pin list'.")
+    return _delete(context, PINS.key(pin_id), missing, "pin_removed", facts)
+
+
+def pins(context: RepositoryContext) -> list[Pin]:
+    """All pins, expired ones included, by snapshot and age. Takes no lock."""
+    found = [document.record for _, document in context.store.scan(PINS)]
     return sorted(found, key=lambda pin: (pin.snapshot_id, pin.created_at, pin.pin_id))
 
 
-def _may_be_kept(view: View, snapshot_id: str) -> Descriptor:
+def _require_usable(view: View, snapshot_id: str) -> None:
     descriptor = view.get(DESCRIPTORS.key(snapshot_id))
     if descriptor is None:
-        raise no_snapshot(snapshot_id)
-    return usable(descriptor)
+        raise snapshot_not_found(snapshot_id)
+    usable(descriptor)
 
 
-Keeping = TypeVar("Keeping", Reference, Pin)
+Protection = TypeVar("Protection", Reference, Pin)
 
 
-def _taken_away(
-    control: RepositoryContext,
-    key: Key[Keeping],
+def _delete(
+    context: RepositoryContext,
+    key: Key[Protection],
     missing: NotFound,
     event: str,
-    facts: Callable[[Keeping], dict[str, object]],
-) -> Keeping:
-    """Delete what keeps a snapshot, with its audit entry; `missing` is raised if it is not there."""
-
-    def decide(view: View, now: float) -> Decision[Keeping]:
-        there = view.get(key)
-        if there is None:
+    facts: Callable[[Protection], dict[str, object]],
+) -> Protection:
+    def decide(view: View, now: float) -> Decision[Protection]:
+        found = view.get(key)
+        if found is None:
             raise missing
-        return Decision([Delete(key), control.audit(view, now, event, **facts(there))], there)
+        return Decision([Delete(key), context.audit(view, now, event, **facts(found))], found)
 
-    return control.places.reserve.relieve(
-        lambda: control.store.transact([key, control.trail.stream], decide).result
+    return context.places.reserve.relieve(
+        lambda: context.store.transact([key, context.trail.stream], decide).result
     )

@@ -1,13 +1,8 @@
-"""Making a repository: `.jvs/` and `main/` in a directory that is empty, or that is a repository already.
+"""Creating a repository: `.jvs/` and `main/`, in an empty directory or one that is a repository already.
 
-1. The store is opened, if it is on a server: one that does not work leaves nothing behind. The directory is
-   made, and what its filesystem does is tried out: an unsafe one is refused.
-2. One process at a time from here on: a kernel lock on `.jvs/guards/init.lock`.
-3. `main/` and `worktrees/` are made; what is imported is copied into a scratch and renamed to `main/`.
-4. One transaction makes the format, the record of `main` and the first entry of the audit trail.
-   Commit point: before it there is no repository, whatever lies around.
-
-Killed anywhere before the fourth step, the same command goes on from what it finds.
+The steps have the numbers of `docs/protocols/worktrees.md`. Commit point: the transaction of step 4. Before
+it, there is no repository, whatever the directory contains; after a kill, the same command continues from
+what it finds. A store on a server is opened first: one that does not work leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -27,17 +22,18 @@ from holdfast.fs.directory import Directory, io_failure, is_there, make_director
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.service import LeaseService
 from holdfast.locks.file_lock import FileLocker
-from holdfast.repository.context import RepositoryContext, RepositoryPaths
-from holdfast.repository.payloads import scratch
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     FORMAT,
     FORMAT_VERSION,
     MAIN,
     WORKTREES,
     Isolation,
+    RepositoryContext,
     RepositoryFormat,
+    RepositoryPaths,
     WorktreeConfig,
 )
+from holdfast.repository.payloads import is_within, scratch
 from holdfast.repository.repository import checked_format
 from holdfast.store.addresses import remember_secrets
 from holdfast.store.audit import AuditTrail
@@ -53,19 +49,18 @@ from holdfast.store.open import (
 
 CONTROL, WORKTREES_DIRECTORY = ".jvs", "worktrees"
 _OURS = frozenset([CONTROL, ".holdfast", ".jit", MAIN, WORKTREES_DIRECTORY])
-_PROBE = ".holdfast-probe-"  # what somebody else tries out in it at this moment
+_PROBE = ".holdfast-probe-"  # the files of another process's filesystem probe
 _OURS_INSIDE = frozenset(["guards", "tmp", "worktrees", "audit", "cache", "snapshots", "remnants", "reserve"])
 
 
 class Initialised(NamedTuple):
-    """What came of it. `filesystem` is None if nothing had to be done."""
+    """The repository. `filesystem` is None if it already existed; `imported` counts the imported files."""
 
     root: Path
     format: RepositoryFormat
     created: bool
     filesystem: Capabilities | None
     imported: int | None = None
-    """How many files were taken in, if a directory was imported."""
 
 
 def initialise(
@@ -76,66 +71,65 @@ def initialise(
     nested: bool = False,
     probe: Callable[[Path], Capabilities] | None = None,
 ) -> Initialised:
-    """Make a repository in the directory `root`, with the content of `source` in `main/`, if it is given.
+    """Create a repository in the directory `root`, with a copy of `source`, if given, in `main/`.
 
-    The source is copied and stays as it is. A directory that is a repository already is left alone; one that
-    is in a repository is refused, unless it is in a worktree of it and `nested` says that this is meant.
-    `store` is the address of a server that keeps the records, if they are not to be in files; `probe` finds
-    out what the filesystem does, and refuses one that is not safe: `require_safe`, unless another is given.
+    An existing repository is left alone. A directory inside a repository is refused, unless it is in a
+    worktree of it and `nested` is true. `store` is the address of a server for the records, instead of files.
+    `probe` returns the capabilities of the filesystem and refuses an unsafe one; default: `require_safe`.
     """
-    places = RepositoryPaths(Path(os.path.abspath(root)))
-    imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), places.root)
+    paths = RepositoryPaths(Path(os.path.abspath(root)))
+    imported_from = None if source is None else _checked_source(Path(os.path.abspath(source)), paths.root)
     if store is not None:
         remember_secrets(store)
-    known = _known_format(places.root)
+    known = _known_format(paths.root)
     if known is None:
-        known = _require_free_directory(places, nested=nested)
+        known = _require_free_directory(paths, nested=nested)
     if known is None and store is not None:
-        known = _require_free_store(places.root, store)
+        known = _require_free_store(paths.root, store)
     if known is None:
-        make_directories(places.root)
-        served = not is_in_files(address_of(places.root, store))
-        capabilities = probe(places.root) if probe else require_safe(places.root, records_elsewhere=served)
-        make_directories(places.guards)
-        with FileLocker().lock_exclusive(places.guards / "init.lock"):
-            known = _known_format(places.root)
+        make_directories(paths.root)
+        served = not is_in_files(address_of(paths.root, store))
+        capabilities = probe(paths.root) if probe else require_safe(paths.root, records_elsewhere=served)  # 1
+        make_directories(paths.guards)
+        with FileLocker().lock_exclusive(paths.guards / "init.lock"):  # 2
+            known = _known_format(paths.root)
             if known is None:
                 if store is not None:
-                    configure_store(places.root, store, check=False)
-                return _initialise(places, imported_from, capabilities)
-    if store is not None and address_of(places.root, store) != address_of(places.root):
+                    configure_store(paths.root, store, check=False)
+                return _initialise(paths, imported_from, capabilities)
+    if store is not None and address_of(paths.root, store) != address_of(paths.root):
         raise AlreadyExists(
-            f"{places.root} is a repository already, whose records are kept in {address_of(places.root)}",
+            f"{paths.root} is a repository already, with its records in {address_of(paths.root)}",
             hint="Move them: 'holdfast migrate --to ADDRESS'.",
-            path=str(places.root),
+            path=str(paths.root),
         )
     if source is not None:
         raise AlreadyExists(
-            f"{places.root} is a repository already: a directory is imported when it is made",
-            hint="Copy the files into a worktree of it, or import into a new repository.",
-            path=str(places.root),
+            f"{paths.root} is a repository already: a directory can be imported only into a new one",
+            hint="Copy the files into one of its worktrees, or import into a new repository.",
+            path=str(paths.root),
         )
-    return Initialised(places.root, known, False, None)
+    return Initialised(paths.root, known, False, None)
 
 
-def _initialise(places: RepositoryPaths, source: Path | None, capabilities: Capabilities) -> Initialised:
-    store = open_store(places.root)
+def _initialise(paths: RepositoryPaths, source: Path | None, capabilities: Capabilities) -> Initialised:
+    store = open_store(paths.root)
     trail = AuditTrail()
-    control = RepositoryContext(places, store, trail, LeaseService(store, trail))
-    make_directories(places.worktrees)
-    make_directories(places.snapshots)
+    context = RepositoryContext(paths, store, trail, LeaseService(store, trail))
+    make_directories(paths.worktrees)  # 3
+    make_directories(paths.snapshots)
     files = None
     if source is None:
-        make_directories(places.payload(MAIN))
+        make_directories(paths.payload(MAIN))
     else:
-        files = _import(control, source)
-    record = _commit(control, source)
-    places.reserve.fill()
-    return Initialised(places.root, record, True, capabilities, files)
+        files = _import(context, source)
+    record = _commit(context, source)  # 4
+    paths.reserve.fill()
+    return Initialised(paths.root, record, True, capabilities, files)
 
 
-def _commit(control: RepositoryContext, source: Path | None) -> RepositoryFormat:
-    """Make it a repository, all at once."""
+def _commit(context: RepositoryContext, source: Path | None) -> RepositoryFormat:
+    """Commit point: from here on, the directory is a repository."""
     repository_id = str(uuid.uuid4())
 
     def decide(view: View, now: float) -> Decision[RepositoryFormat]:
@@ -149,23 +143,23 @@ def _commit(control: RepositoryContext, source: Path | None) -> RepositoryFormat
             head_snapshot_id=None,
         )
         facts = {"repository_id": repository_id, "imported_from": str(source) if source else None}
-        entry = control.audit(view, now, "repository_created", **facts)
+        entry = context.audit(view, now, "repository_created", **facts)
         return Decision([Create(FORMAT, record), Create(WORKTREES.key(MAIN), config), entry], record)
 
-    return control.store.transact([FORMAT, WORKTREES.key(MAIN), control.trail.stream], decide).result
+    return context.store.transact([FORMAT, WORKTREES.key(MAIN), context.trail.stream], decide).result
 
 
-def _require_free_directory(places: RepositoryPaths, *, nested: bool) -> RepositoryFormat | None:
-    """Refuse a directory in which no repository can be made. Somebody may be making one just now: that is
-    waited for, and is what there is then."""
+def _require_free_directory(paths: RepositoryPaths, *, nested: bool) -> RepositoryFormat | None:
+    """Refuse a directory in which no repository can be created. If another process is creating one, wait for
+    it and return its format."""
     try:
-        refuse_nested(places.root, nested=nested)
-        _check_that_it_is_free(places.root)
+        refuse_nested(paths.root, nested=nested)
+        _refuse_foreign_content(paths.root)
     except (AlreadyExists, Refused):
-        if _mode(places.guards / "init.lock") is None:
+        if _mode(paths.guards / "init.lock") is None:
             raise
-        with FileLocker().lock_exclusive(places.guards / "init.lock"):
-            known = _known_format(places.root)
+        with FileLocker().lock_exclusive(paths.guards / "init.lock"):
+            known = _known_format(paths.root)
         if known is None:
             raise
         return known
@@ -173,8 +167,8 @@ def _require_free_directory(places: RepositoryPaths, *, nested: bool) -> Reposit
 
 
 def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
-    """Refuse a store that does not work, or that has a repository, unless it is the one of this directory,
-    which somebody else has made meanwhile: then that."""
+    """Refuse a store that does not work, or that has a repository; if that is the one of this directory,
+    which another process has created meanwhile, return its format."""
     store = open_address(root, address)
     try:
         taken = store.read(FORMAT) is not None
@@ -187,28 +181,26 @@ def _require_free_store(root: Path, address: str) -> RepositoryFormat | None:
     raise AlreadyExists(
         f"the store {address_of(root, address)} has the records of another repository",
         hint="Choose another schema or prefix. To work on that repository from here, share its directory "
-        "between the machines: what is in its worktrees is not in the store.",
+        "between the machines: the content of its worktrees is not in the store.",
         path=str(root),
     )
 
 
-# --- What is there already ----------------------------------------------------------------------------
+# --- Existing content ---------------------------------------------------------------------------------
 
 
 def _known_format(root: Path) -> RepositoryFormat | None:
-    """The format of the repository at `root`, None if there is none; a newer one is refused."""
+    """The format of the repository at `root`, None if there is none; an unknown one is refused."""
     if not _is_directory(root / CONTROL):
         return None
     store: Store = open_store(root)
-    document = store.read(FORMAT)
-    return None if document is None else checked_format(store, root)
+    return None if store.read(FORMAT) is None else checked_format(store, root)
 
 
 def refuse_nested(root: Path, *, nested: bool) -> None:
-    """Refuse a directory that is in a repository: from it, and below it, commands would find the new one.
+    """Refuse a directory inside a repository: commands in it, and below it, would find the new one.
 
-    With `nested` it may be in a worktree, whose snapshots will hold all of the new repository. It may never
-    be among what a repository keeps for itself.
+    With `nested`, it may be in a worktree, whose snapshots will contain the whole new repository.
     """
     real = Path(calls.realpath(root))
     outer = next(filter(_is_repository, real.parents), None)
@@ -219,59 +211,55 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
     if nested and in_worktree:
         return
     if in_worktree:
-        what, hint = "in a worktree of it", "Make it elsewhere; or, if that is what you want, say --nested."
+        where, hint = "in a worktree", "Choose another directory, or confirm with --nested."
     else:
-        what, hint = (
-            "beside its worktrees",
-            "Make it elsewhere. To work there, 'holdfast worktree create NAME'.",
-        )
+        where = "beside its worktrees"
+        hint = "Choose another directory. To work in this repository: 'holdfast worktree create NAME'."
     raise NestedRepository(
-        f"{root} is in the repository {outer} already, {what}", hint=hint, path=str(root), outer=str(outer)
+        f"{root} is inside the repository {outer}, {where}", hint=hint, path=str(root), outer=str(outer)
     )
 
 
 def _is_repository(directory: Path) -> bool:
-    """Whether a directory says that it is a repository; if a server keeps its records, that is not asked."""
-    return _is_directory(directory / CONTROL) and any(
-        is_there(directory / each) for each in (f"{CONTROL}/format.json", CONFIG)
-    )
+    """Whether a directory looks like a repository; a server that has its records is not asked."""
+    marks = (f"{CONTROL}/format.json", CONFIG)
+    return _is_directory(directory / CONTROL) and any(is_there(directory / each) for each in marks)
 
 
-def _check_that_it_is_free(root: Path) -> None:
-    """Refuse a directory that has content other than what an interrupted `initialise` leaves."""
+def _refuse_foreign_content(root: Path) -> None:
+    """Refuse a directory with content other than what an interrupted `initialise` leaves."""
     try:
         with Directory.open(root) as directory:
             foreign = sorted(each for each in set(directory.names()) - _OURS if not each.startswith(_PROBE))
             inside: set[str] = set()
             _refuse_in_the_way(directory)
             if directory.status(CONTROL) is not None:
-                with directory.enter(CONTROL) as control:
-                    inside = set(control.names()) - _OURS_INSIDE
+                with directory.enter(CONTROL) as private:
+                    inside = set(private.names()) - _OURS_INSIDE
             else:
-                foreign += [
-                    name for name in (MAIN, WORKTREES_DIRECTORY) if directory.status(name) is not None
-                ]
+                names = (MAIN, WORKTREES_DIRECTORY)
+                foreign += [name for name in names if directory.status(name) is not None]
     except NotFound:
         return
     if (inside or foreign) and _known_format(root) is not None:
-        return  # somebody has made the repository since it was looked for
+        return  # another process has just created the repository
     if inside:
         raise AlreadyExists(
-            f"{root / CONTROL} was made by something else: it has {_shown(sorted(inside))}",
+            f"{root / CONTROL} was created by something else: it contains {_listed(sorted(inside))}",
             hint="Choose another directory.",
             path=str(root),
         )
     if foreign:
         raise AlreadyExists(
-            f"{root} is not empty: it has {_shown(foreign)}",
-            hint="Make the repository in a new directory, and take this one in: "
-            "'holdfast init NEW --import DIR'. It is copied, and stays as it is.",
+            f"{root} is not empty: it contains {_listed(foreign)}",
+            hint="Create the repository in a new directory and import this one, which stays as it is: "
+            "'holdfast init NEW --import DIR'.",
             path=str(root),
         )
 
 
 def _refuse_in_the_way(directory: Directory) -> None:
-    """Refuse anything but a directory where there must be one: a file, or a link to somewhere else."""
+    """Refuse a file or a link where a directory must be."""
     for name in sorted(_OURS):
         status = directory.status(name)
         if status is not None and not stat.S_ISDIR(status.st_mode):
@@ -282,7 +270,7 @@ def _refuse_in_the_way(directory: Directory) -> None:
             )
 
 
-def _shown(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(ascii(name)[1:-1] for name in names[:3]) + more
 
@@ -292,7 +280,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def _mode(path: Path) -> int | None:
-    """What is at a path; None if there is nothing."""
+    """The mode of a path; None if it does not exist."""
     try:
         return calls.stat(path, follow_symlinks=False).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -305,7 +293,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _checked_source(source: Path, root: Path) -> Path:
-    """The directory to import, if it is one and neither holds the repository nor is in it."""
+    """The directory to import, if it is one and neither contains the repository nor is inside it."""
     try:
         status = calls.stat(source)
     except FileNotFoundError:
@@ -314,44 +302,32 @@ def _checked_source(source: Path, root: Path) -> Path:
         raise io_failure("look at", source, error) from error
     if not stat.S_ISDIR(status.st_mode):
         raise UsageFailure(f"{source} is not a directory", path=str(source))
-    if _is_inside(root, status) or (_is_directory(root) and _is_inside(source, calls.stat(root))):
+    if is_within(root, status) or (_is_directory(root) and is_within(source, calls.stat(root))):
         raise UsageFailure(
             f"{root} and {source} contain each other: the copy would be part of itself",
-            hint="Make the repository beside the directory that it takes in.",
+            hint="Create the repository beside the directory to import.",
             path=str(source),
         )
     return source
 
 
-def _is_inside(path: Path, above: os.stat_result) -> bool:
-    """Whether a directory (that need not exist) is this one, or is below it."""
-    for each in (path, *path.parents):
-        try:
-            found = calls.stat(each)
-        except OSError:
-            continue
-        if (found.st_dev, found.st_ino) == (above.st_dev, above.st_ino):
-            return True
-    return False
-
-
-def _import(control: RepositoryContext, source: Path) -> int:
-    """Copy a directory to `main/`, which appears complete or not at all; return how many files it has."""
+def _import(context: RepositoryContext, source: Path) -> int:
+    """Copy a directory to `main/`, which appears complete or not at all; return the number of files."""
     from holdfast.trees.capture import capture_best
     from holdfast.trees.manifest import PAYLOAD
     from holdfast.trees.walker import synced
 
-    main = control.places.payload(MAIN)
-    _make_room(main)
-    with scratch(control, "import") as room:
+    main = context.places.payload(MAIN)
+    _remove_empty(main)
+    with scratch(context, "import") as room:
         with synced(room.path):
-            captured = capture_best(source, room.tree, beside=control.places.snapshots, quiesced=True)
+            captured = capture_best(source, room.tree, beside=context.places.snapshots, quiesced=True)
         move(room.tree / PAYLOAD, main)
         return captured.files
 
 
-def _make_room(main: Path) -> None:
-    """An interrupted attempt may have left `main/`: empty it goes, with content it is not ours to judge."""
+def _remove_empty(main: Path) -> None:
+    """Remove an empty `main/` of an interrupted attempt; one with content may be somebody's work."""
     try:
         calls.rmdir(main)
     except FileNotFoundError:
@@ -360,7 +336,7 @@ def _make_room(main: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise io_failure("remove", main, error) from error
         raise AlreadyExists(
-            f"{main} has content already, from an import that was interrupted when it was complete",
-            hint="To keep it, run 'holdfast init' without --import. To import anew, move it away first.",
+            f"{main} already has content, from an interrupted import that was complete",
+            hint="To keep it, run 'holdfast init' without --import. To import again, move it away first.",
             path=str(main),
         ) from None

@@ -27,9 +27,7 @@ from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks.identity import Holder, Liveness, boot_clock_id, described_liveness, liveness
 from holdfast.locks.ledger_lock import LedgerLock
 from holdfast.locks.repo_lock import RepoLock
-from holdfast.repository.holdings import TURNSTILE, Holding, HoldingWaiter, Reclaim, file_locks, waiting_at
-from holdfast.repository.opening import open_ledger
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     MAIN,
     OPERATIONS,
@@ -37,6 +35,8 @@ from holdfast.repository.records import (
     Descriptor,
     RepositoryFormat,
 )
+from holdfast.repository.holdings import TURNSTILE, Holding, HoldingWaiter, Reclaim, file_locks, waiting_at
+from holdfast.repository.opening import open_ledger
 from holdfast.repository.repository import Repository
 from holdfast.repository.waits import is_repo_lock_of, waits_of_data, waits_of_repository
 from holdfast.repository.worktrees import WorktreeState

@@ -1,7 +1,7 @@
-"""The directories of worktrees: found without being led astray, and told apart by their inodes.
+"""The directories of worktrees, the lease and the lock to change them under, and scratch directories.
 
-A name is checked before it becomes a path, and the path is walked without following a link: `main` or
-`worktrees/<name>` that is a symbolic link would lead work, or its removal, to some other place.
+A name is checked before it becomes a path, and the path is walked without following links: a symbolic link
+at `main` or `worktrees/<name>` would lead work, or its removal, elsewhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,84 +35,106 @@ from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory, close_quietly, io_failure, is_there, make_directories
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.names import is_safe_name, safe_name
-from holdfast.leases.rules import Identity, Lease
+from holdfast.leases.rules import Identity
 from holdfast.leases.service import HeldLease, acquire
 from holdfast.locks import flock
 from holdfast.locks.file_lock import FileLocker, LockGuard
-from holdfast.repository.context import RepositoryContext, RepositoryPaths, being_changed
-from holdfast.repository.records import MAIN, OPERATIONS, Isolation, WorktreeConfig
-from holdfast.store.model import StructCodec, View
+from holdfast.repository.context import (
+    MAIN,
+    OPERATIONS,
+    Isolation,
+    RepositoryContext,
+    RepositoryPaths,
+    WorktreeConfig,
+    operation_pending,
+)
+from holdfast.store.model import StructCodec
 
 
 def worktree_name(text: str) -> str:
-    """The text as the name of a worktree, or `NameInvalid`: it is checked before anything is looked up."""
+    """The text as the name of a worktree, or `NameInvalid`: checked before anything is looked up."""
     return safe_name(text, what="name of a worktree")
 
 
-def other_than_main(name: str, doing: str) -> str:
-    """The name, unless it is that of `main`, to which this is never done."""
+def refuse_main(name: str, doing: str) -> str:
+    """The name, unless it is `main`."""
     if name == MAIN:
         raise Refused(
             f"{MAIN} cannot be {doing}: every repository has it",
-            hint="Work in another worktree if you want one that comes and goes: 'holdfast worktree create'.",
+            hint="Create another worktree for temporary work: 'holdfast worktree create NAME'.",
             worktree=MAIN,
         )
     return name
 
 
-def parent_of(places: RepositoryPaths, worktree: str) -> Directory:
-    """The open directory in which the worktree's directory has its name; a link is refused."""
-    with Directory.open(places.root) as root:
+def worktree_exists(name: str) -> AlreadyExists:
+    return AlreadyExists(f"the worktree {name} already exists", worktree=name)
+
+
+def path_taken(path: Path) -> AlreadyExists:
+    return AlreadyExists(
+        f"{path} already exists and belongs to no worktree",
+        hint="Move it away, or choose another name. Holdfast does not touch what it did not create.",
+        path=str(path),
+    )
+
+
+# --- Finding directories, and telling them apart ------------------------------------------------------
+
+
+def parent_of(paths: RepositoryPaths, worktree: str) -> Directory:
+    """The open directory that contains the worktree's directory; a link is refused."""
+    with Directory.open(paths.root) as root:
         if worktree != MAIN:
             return root.enter("worktrees")
-    return Directory.open(places.root)
+    return Directory.open(paths.root)
 
 
-def status_of(places: RepositoryPaths, worktree: str) -> os.stat_result | None:
-    """The status of what stands at a worktree's path (a link is not followed), or None if nothing does."""
-    with parent_of(places, worktree) as parent:
-        return parent.status(places.payload(worktree).name)
+def status_of(paths: RepositoryPaths, worktree: str) -> os.stat_result | None:
+    """The status of a worktree's path (of a link itself, not its target); None if nothing is there."""
+    with parent_of(paths, worktree) as parent:
+        return parent.status(paths.payload(worktree).name)
 
 
-def directory_of(control: RepositoryContext, worktree: str) -> Path:
-    """The path of a worktree's directory, which is there and is neither a link nor a file."""
-    with parent_of(control.places, worktree) as parent:
-        name = control.places.payload(worktree).name
+def directory_of(context: RepositoryContext, worktree: str) -> Path:
+    """The path of a worktree's directory, which exists and is neither a link nor a file."""
+    path = context.places.payload(worktree)
+    with parent_of(context.places, worktree) as parent:
         try:
-            parent.enter(name).close()
+            parent.enter(path.name).close()
         except IoFailure as failure:
-            status = parent.status(name)
+            status = parent.status(path.name)
             if status is None or stat.S_ISDIR(status.st_mode):
                 raise
             raise DirectoryReplaced(
-                f"where the directory of {worktree} should be stands something else: {parent.where(name)}",
+                f"the path of the worktree {worktree} is not a directory: {parent.where(path.name)}",
                 worktree=worktree,
-                path=parent.where(name),
+                path=parent.where(path.name),
             ) from failure
         except NotFound:
             raise NotFound(
-                f"the worktree {worktree} has lost its directory {control.places.payload(worktree)}",
+                f"the worktree {worktree} has lost its directory {path}",
                 hint="Somebody moved or deleted it by hand. Put it back, or restore a snapshot in place.",
                 worktree=worktree,
-                path=str(control.places.payload(worktree)),
+                path=str(path),
             ) from None
-    return control.places.payload(worktree)
+    return path
 
 
-def refuse_replaced(control: RepositoryContext, worktree: str) -> None:
-    """Refuse a worktree whose directory somebody has replaced, by a link or a file; none at all is fine."""
+def refuse_replaced(context: RepositoryContext, worktree: str) -> None:
+    """Refuse a worktree whose directory was replaced by a link or a file; a missing one is fine."""
     with contextlib.suppress(NotFound):
-        directory_of(control, worktree)
+        directory_of(context, worktree)
 
 
-def refuse_if_mounted(control: RepositoryContext, worktree: str, doing: str, path: str | None = None) -> None:
-    """Refuse to move or delete a directory, or the part `path` of it, in which something is mounted.
+def refuse_if_mounted(context: RepositoryContext, worktree: str, doing: str, path: str | None = None) -> None:
+    """Refuse to move or delete a directory, or the part `path` of it, that contains a mount point.
 
-    What is mounted is not part of it: it would vanish from where its users look for it, or be deleted too.
+    The mounted filesystem is not part of it: it would vanish from its users' sight, or be deleted too.
     """
-    if status_of(control.places, worktree) is None:
+    if status_of(context.places, worktree) is None:
         return
-    with Directory.open(directory_of(control, worktree)) as directory:
+    with Directory.open(directory_of(context, worktree)) as directory:
         mounted = sorted(mounts_beneath(directory.fd)) if directory.fd is not None else []
     if path is not None:
         mounted = [each for each in mounted if each == path or each.startswith(f"{path}/")]
@@ -124,29 +146,39 @@ def refuse_if_mounted(control: RepositoryContext, worktree: str, doing: str, pat
         )
 
 
-def refuse_if_fixed(control: RepositoryContext, worktree: str) -> None:
-    """Refuse to begin what moves a worktree's directory if we may not change the directory that it is in.
+def refuse_if_fixed(context: RepositoryContext, worktree: str) -> None:
+    """Refuse to decide a move that the parent directory's permissions forbid.
 
-    What was decided and cannot be carried out would keep everybody from the worktree.
+    A decided operation that cannot be carried out would block the worktree for everybody.
     """
-    with parent_of(control.places, worktree) as parent:
+    with parent_of(context.places, worktree) as parent:
         if not calls.access(parent.shown, os.W_OK | os.X_OK):
             refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            raise NotWritable("move", control.places.payload(worktree), refused)
+            raise NotWritable("move", context.places.payload(worktree), refused)
+
+
+def is_within(path: Path, directory: os.stat_result) -> bool:
+    """Whether `path`, which need not exist, is this directory or below it, whatever links lead there."""
+    real = Path(calls.realpath(path))
+    for each in (real, *real.parents):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(calls.stat(each), directory):
+                return True
+    return False
 
 
 def inode_of(status: os.stat_result | None) -> str | None:
-    """What tells a directory from every other one that exists at the same time; None for other things."""
+    """Identifies a directory among all that exist at the same time; None for anything else."""
     if status is None or not stat.S_ISDIR(status.st_mode):
         return None
     return f"{status.st_dev}:{status.st_ino}"
 
 
-def which_has(inode: str | None, found: Sequence[os.stat_result], *, same_boot: bool) -> int | None:
-    """Which of these directories, all of one repository, is the one of this inode; None if it cannot be told.
+def index_of_inode(inode: str | None, found: Sequence[os.stat_result], *, same_boot: bool) -> int | None:
+    """Which of these directories of one repository has this inode; None if that is uncertain.
 
-    The number of the device may be another one after a reboot, so it counts only where it must: several roots
-    of btrfs subvolumes, which all have the same inode.
+    The device number may change with a reboot, so it counts only where it must: roots of btrfs subvolumes
+    all have the same inode.
     """
     number = (inode or "").rpartition(":")[2]
     candidates = [index for index, each in enumerate(found) if str(each.st_ino) == number]
@@ -155,130 +187,101 @@ def which_has(inode: str | None, found: Sequence[os.stat_result], *, same_boot: 
     return candidates[0] if len(candidates) == 1 else None
 
 
-def sync_names(places: RepositoryPaths, worktree: str) -> None:
+def sync_names(paths: RepositoryPaths, worktree: str) -> None:
     """Make the name of a worktree's directory, or its absence, survive a power cut."""
-    with parent_of(places, worktree) as parent:
+    with parent_of(paths, worktree) as parent:
         try:
             parent.sync()
         except OSError as error:
             raise NotDurable("sync the directory", parent.shown, error) from error
 
 
-def drop_empty_home(places: RepositoryPaths, worktree: str) -> None:
-    """Remove the directory that the record of a worktree was in. The caller holds the payload lock, so
-    nobody is about to put a new one there; if it stays, after a kill, it means nothing."""
-    with contextlib.suppress(OSError):
-        calls.rmdir(places.root / ".jvs" / "worktrees" / worktree)
+def drop_record_directory(paths: RepositoryPaths, worktree: str) -> None:
+    """Remove the empty directory of a deleted record; after a kill it may stay, and means nothing.
 
-
-def drop_cache(places: RepositoryPaths, worktree: str) -> None:
-    """Forget what is cached about a worktree's files, which costs only time."""
-    with contextlib.suppress(NotFound):
-        durable.remove(places.stat_cache(worktree))
-
-
-def already_there(name: str) -> AlreadyExists:
-    """What to say of a worktree's name that is taken."""
-    return AlreadyExists(f"there is a worktree {name} already", worktree=name)
-
-
-def stranger(path: Path) -> AlreadyExists:
-    """What to say of something at a worktree's path that belongs to no worktree."""
-    return AlreadyExists(
-        f"something stands at {path} that belongs to no worktree",
-        hint="Move it away, or choose another name. Holdfast does not touch what it did not make.",
-        path=str(path),
-    )
-
-
-@contextlib.contextmanager
-def payload_locked(control: RepositoryContext, *worktrees: str) -> Iterator[None]:
-    """Hold the payload locks of these worktrees, in the order of their names, for the block.
-
-    Never waits: somebody who holds one is at work there, which is a conflict, named if it can be.
+    The caller holds the payload lock, so nobody is creating a record in it.
     """
-    make_directories(control.places.guards)
-    locker = FileLocker()
-    with contextlib.ExitStack() as held:
-        for worktree in sorted(set(worktrees)):
-            guard = locker.try_lock_exclusive(control.places.guards / f"payload-{worktree}.lock")
-            if guard is None:
-                raise _in_use(control, worktree)
-            held.enter_context(guard)
-        yield
+    with contextlib.suppress(OSError):
+        calls.rmdir(paths.root / ".jvs" / "worktrees" / worktree)
 
 
-def _in_use(control: RepositoryContext, worktree: str) -> LockConflict:
-    pending = control.store.read(OPERATIONS.key(worktree))
-    if pending is not None:
-        return being_changed(pending.record)
-    return LockConflict(
-        f"another process is about to change the directory of {worktree}",
-        hint="Try again in a moment.",
-        worktree=worktree,
-    )
+def drop_cache(paths: RepositoryPaths, worktree: str) -> None:
+    with contextlib.suppress(NotFound):
+        durable.remove(paths.stat_cache(worktree))
 
+
+# --- Payload lock and lease ---------------------------------------------------------------------------
 
 TTL = 60.0
 
 
+@contextlib.contextmanager
+def payload_locked(context: RepositoryContext, *worktrees: str) -> Iterator[None]:
+    """Hold the payload locks of these worktrees, taken in name order, for the block.
+
+    Never waits: a lock that is held means that its holder is changing the directory, which is a conflict.
+    """
+    make_directories(context.places.guards)
+    locker = FileLocker()
+    with contextlib.ExitStack() as held:
+        for worktree in sorted(set(worktrees)):
+            lock = locker.try_lock_exclusive(context.places.guards / f"payload-{worktree}.lock")
+            if lock is None:
+                pending = context.store.read(OPERATIONS.key(worktree))
+                if pending is not None:
+                    raise operation_pending(pending.record)
+                raise LockConflict(
+                    f"another process is about to change the directory of {worktree}",
+                    hint="Try again in a moment.",
+                    worktree=worktree,
+                )
+            held.enter_context(lock)
+        yield
+
+
 class Right(NamedTuple):
-    """The right to change a worktree; `lease` is None if it is shared."""
+    """A worktree and the lease that it is changed under; `lease` is None if the worktree is shared."""
 
     config: WorktreeConfig
     lease: HeldLease | None
-    control: RepositoryContext
-
-    def validator(self) -> Callable[[View, float], Lease | None]:
-        """For the decide function of the transaction that makes use of the right; it raises if it is gone.
-
-        The transaction must name the lease's documents. The clock is read now.
-        """
-        if self.lease is None:
-            return lambda view, now: None
-        self.lease.check()
-        return self.control.desk.validator(self.lease.worktree, self.lease.lock_id, self.lease.token)
 
 
 @contextlib.contextmanager
-def guarded(
-    control: RepositoryContext, worktree: str, purpose: str, *, lock_id: str | None = None
+def leased(
+    context: RepositoryContext, worktree: str, purpose: str, *, lock_id: str | None = None
 ) -> Iterator[Right]:
-    """Hold the lease of a worktree for the block: acquired now, or the caller's own if it has it.
+    """Hold the lease of a worktree for the block: acquired now, or the caller's own (`lock_id`).
 
-    A lease that somebody else holds is a conflict. The caller's own is kept alive meanwhile, and is still
-    there afterwards unless the block has deleted it.
+    Another holder's lease is a conflict. The caller's own is renewed meanwhile, and survives the block
+    unless the block deletes it.
     """
-    config = control.config(worktree)
+    config = context.config(worktree)
     if config.isolation is Isolation.SHARED:
-        yield Right(config, None, control)
+        yield Right(config, None)
         return
-    own = None if lock_id is None else _own(control, worktree, lock_id)
+    own = None
+    with contextlib.suppress(LockNotHeld):
+        if lock_id is not None:
+            own = HeldLease(context.desk, context.desk.renew(worktree, lock_id))
     if own is not None:
         try:
-            yield Right(config, own.beat(), control)
+            yield Right(config, own.beat())
         finally:
             own.hand_on()
         return
-    request = control.desk.request(ttl=TTL, purpose=purpose)
-    with acquire(control.desk, worktree, request) as held:
-        yield Right(config, held, control)
+    request = context.desk.request(ttl=TTL, purpose=purpose)
+    with acquire(context.desk, worktree, request) as held:
+        yield Right(config, held)
 
 
-def _own(control: RepositoryContext, worktree: str, lock_id: str) -> HeldLease | None:
-    """The caller's lease, if that is what the worktree is locked with."""
-    try:
-        return HeldLease(control.desk, control.desk.renew(worktree, lock_id))
-    except LockNotHeld:
-        return None
-
+# --- Scratch directories ------------------------------------------------------------------------------
 
 LOCK, INTENT, SWEPT = "lock", "intent.json", ".swept"
 _ATTEMPTS = 100
 
 
 class ScratchIntent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scratch is for."""
+    """The purpose of a scratch directory, and the snapshots that it uses: those are gc roots."""
 
     scratch_id: str
     purpose: str
@@ -289,134 +292,132 @@ class ScratchIntent(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity = Identity()
 
 
+_CODEC: StructCodec[ScratchIntent] = StructCodec(ScratchIntent)
+
+
 class Scratch(NamedTuple):
-    """A scratch that this process works in."""
+    """A scratch directory that this process works in."""
 
     scratch_id: str
     path: Path
 
     @property
     def tree(self) -> Path:
-        """Where to make a tree; renamed away when it is complete."""
+        """Where to build a tree; renamed away when it is complete."""
         return self.path / "tree"
 
 
 class AbandonedScratch(NamedTuple):
-    """A scratch whose process is gone. `intent` is None if it was not written or cannot be read."""
+    """The scratch directory of a dead process; `intent` is None if it is missing or unreadable."""
 
     scratch_id: str
     path: Path
     intent: ScratchIntent | None
 
 
-_CODEC: StructCodec[ScratchIntent] = StructCodec(ScratchIntent)
-
-
 @contextlib.contextmanager
 def scratch(
-    control: RepositoryContext,
+    context: RepositoryContext,
     purpose: str,
     *,
     worktree: str | None = None,
     uses: Sequence[str] = (),
     scratch_id: str | None = None,
 ) -> Iterator[Scratch]:
-    """A scratch of our own, under lock until the block ends; what is left in it then is removed.
+    """A new scratch directory, locked until the block ends and removed then.
 
-    A kill leaves it for whoever sweeps next. The name is never used again. As long as an operation
-    of the same id is pending on the worktree, its scratch is what it will be finished with: it stays.
+    After a kill, the next sweep removes it. Its name is never reused. It stays while an operation with the
+    same id is pending on the worktree: the operation is finished from it.
     """
     scratch_id = scratch_id or secrets.token_hex(8)
-    path = control.places.scratch / scratch_id
-    with _locked(path):  # 1. before there is anything that could look abandoned
+    path = context.places.scratch / scratch_id
+    with _create_locked(path):  # 1. before it could look abandoned
         intent = ScratchIntent(
             scratch_id=scratch_id,
             purpose=purpose,
-            begun_at=format_instant(control.store.now()),
-            holder_id=control.holder.holder_id,
+            begun_at=format_instant(context.store.now()),
+            holder_id=context.holder.holder_id,
             worktree_id=worktree,
             uses=tuple(uses),
-            identity=Identity.of(control.holder),
+            identity=Identity.of(context.holder),
         )
-        with contextlib.suppress(AlreadyExists):  # of the one whose operation we finish in its scratch
+        with contextlib.suppress(AlreadyExists):  # a finisher works in the scratch of the operation
             durable.create(path / INTENT, _CODEC.encode(intent), durable=False)  # 2. counts while we live
         try:
             yield Scratch(scratch_id, path)
         finally:
-            if worktree is None or not is_needed(control, scratch_id, worktree):
-                with contextlib.suppress(Failure):  # what was done is done; this is litter then
+            if worktree is None or not is_needed(context, scratch_id, worktree):
+                with contextlib.suppress(Failure):  # the block has succeeded or failed; this is litter
                     _discard(path)
 
 
-def _locked(path: Path) -> LockGuard:
-    """Make a scratch and lock it. One who sweeps may take it for abandoned before we have locked it."""
+def _create_locked(path: Path) -> LockGuard:
+    """Create and lock a scratch directory; a sweeper may remove it in between, as abandoned."""
     while True:
         make_directories(path)
         with contextlib.suppress(NotFound):
             return FileLocker().lock_exclusive(path / LOCK)
 
 
-def is_needed(control: RepositoryContext, scratch_id: str, worktree: str) -> bool:
-    """Whether an operation that is not at its end needs this scratch; what cannot be known counts as yes."""
+def is_needed(context: RepositoryContext, scratch_id: str, worktree: str) -> bool:
+    """Whether a pending operation needs this scratch directory; if that is unknown, yes."""
     try:
-        pending = control.store.read(OPERATIONS.key(worktree))
+        pending = context.store.read(OPERATIONS.key(worktree))
     except Failure:
         return True
     return pending is not None and pending.record.operation_id == scratch_id
 
 
-def in_use(places: RepositoryPaths) -> Iterator[ScratchIntent]:
-    """What is being made at this moment, by processes that live."""
-    for scratch_id in _scratch_ids(places):
-        path = places.scratch / scratch_id
+def in_use(paths: RepositoryPaths) -> Iterator[ScratchIntent]:
+    """The intents of living processes."""
+    for path in _scratch_directories(paths):
         if not is_abandoned(path):
             intent = _intent_of(path)
             if intent is not None:
                 yield intent
 
 
-def abandoned(places: RepositoryPaths) -> Iterator[AbandonedScratch]:
-    """What dead processes have left."""
-    for scratch_id in _scratch_ids(places):
-        path = places.scratch / scratch_id
+def abandoned(paths: RepositoryPaths) -> Iterator[AbandonedScratch]:
+    """The scratch directories of dead processes."""
+    for path in _scratch_directories(paths):
         if is_abandoned(path):
-            yield AbandonedScratch(scratch_id, path, _intent_of(path))
+            yield AbandonedScratch(path.name, path, _intent_of(path))
 
 
-def is_left(places: RepositoryPaths, scratch_id: str) -> bool:
-    """Whether there is still something of a scratch: who worked in it has not come to its end."""
-    path = places.scratch / scratch_id
+def is_left(paths: RepositoryPaths, scratch_id: str) -> bool:
+    """Whether anything of a scratch directory still exists."""
+    path = paths.scratch / scratch_id
     return is_there(path) or is_there(path.with_name(scratch_id + SWEPT))
 
 
-def sweep(places: RepositoryPaths, scratch_id: str) -> bool:
-    """Remove a scratch if nobody works in it; False if somebody does. Not there is fine."""
-    path = places.scratch / scratch_id
-    if scratch_id.endswith(SWEPT):  # nobody begins there any more
+def sweep(paths: RepositoryPaths, scratch_id: str) -> bool:
+    """Remove an abandoned scratch directory; False if a process works in it. A missing one is fine."""
+    path = paths.scratch / scratch_id
+    if scratch_id.endswith(SWEPT):  # nobody begins to work in it any more
         if not is_abandoned(path):
             return not is_there(path)
         _remove(path)
         return True
     try:
-        guard = FileLocker().try_lock_exclusive(path / LOCK)
+        lock = FileLocker().try_lock_exclusive(path / LOCK)
     except NotFound:
         return True
-    if guard is None:
+    if lock is None:
         return False
-    with guard:
+    with lock:
         _discard(path)
     return True
 
 
 def _discard(path: Path) -> None:
-    """Remove a scratch that we have locked.
+    """Remove a scratch directory that we have locked, under another name.
 
-    It gets another name first. Should somebody be about to begin in it, they find it gone and make it
-    anew; and who looks whether it is in use makes no lock file in what is being removed.
+    So a process that is about to lock it finds it gone and creates it again, and `is_abandoned` creates
+    no lock file in a directory that is being removed.
     """
     swept = path.with_name(path.name + SWEPT)
     if is_there(swept):
-        _remove(swept)  # left by an earlier one that was killed
+        _remove(swept)  # left by a killed sweeper
     try:
         calls.rename(path, swept)
     except FileNotFoundError:
@@ -427,9 +428,9 @@ def _discard(path: Path) -> None:
 
 
 def _remove(swept: Path) -> None:
-    """The lock goes last: as long as it is held, what is there is not abandoned.
+    """Remove everything, the lock last: while it is held, the directory does not look abandoned.
 
-    One who was about to begin here may make the lock once more, and finds then that it is gone.
+    A process that was about to lock it may create the lock file once more, hence the attempts.
     """
     from holdfast.trees.walker import remove_tree
 
@@ -447,16 +448,16 @@ def _remove(swept: Path) -> None:
             return
 
 
-def _scratch_ids(places: RepositoryPaths) -> list[str]:
+def _scratch_directories(paths: RepositoryPaths) -> list[Path]:
     try:
-        with Directory.open(places.scratch) as directory:
-            return [name for name in directory.directories() if is_safe_name(name)]
+        with Directory.open(paths.scratch) as directory:
+            return [paths.scratch / name for name in directory.directories() if is_safe_name(name)]
     except NotFound:
         return []
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether nobody works there. Makes nothing: it may be about to be removed."""
+    """Whether no process works in a scratch directory. Creates nothing: it may be about to be removed."""
     try:
         fd = calls.open(path / LOCK, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
     except FileNotFoundError:

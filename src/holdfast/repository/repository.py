@@ -18,22 +18,25 @@ from holdfast.leases.rules import LeaseGranted
 from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquire
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
 from holdfast.locks.identity import Holder
-from holdfast.repository import compare, context, history, restore, snapshots
+from holdfast.repository import compare, history, restore, snapshots
 from holdfast.repository.compare import Comparison
-from holdfast.repository.context import Proof, RepositoryContext, RepositoryPaths, may_be_leased
-from holdfast.repository.history import History
-from holdfast.repository.payloads import directory_of, worktree_name
-from holdfast.repository.records import (
+from holdfast.repository.context import (
     DESCRIPTORS,
     FORMAT,
     FORMAT_VERSION,
     MAIN,
     WORKTREES,
     Descriptor,
+    Proof,
+    RepositoryContext,
     RepositoryFormat,
+    RepositoryPaths,
     WorktreeConfig,
+    may_be_leased,
     worktree_keys,
 )
+from holdfast.repository.history import History
+from holdfast.repository.payloads import directory_of, worktree_name
 from holdfast.repository.restore import InPlace, Restored
 from holdfast.repository.snapshots import AS_USUAL, SnapshotOptions
 from holdfast.repository.worktrees import Worktrees, settle
@@ -44,9 +47,9 @@ from holdfast.store.open import CONFIG, FILES, FailingFast, open_address, read_c
 
 if TYPE_CHECKING:
     from holdfast.leases.deadlock import ReadGraph
+    from holdfast.repository.context import Consistency
     from holdfast.repository.doctor import Finding, Repaired
     from holdfast.repository.payloads import Right
-    from holdfast.repository.records import Consistency
     from holdfast.repository.waits import ClaimGraph
     from holdfast.repository.worktree_changes import Removed
     from holdfast.trees.engines import Engine
@@ -474,7 +477,7 @@ class Snapshots:
 
     def named(self, text: str, *, seen_from: str = MAIN) -> Descriptor:
         """The snapshot that `text` names: an id, a part of one, a reference, `head`, `head~2`."""
-        return context.resolve(self._control, text, worktree=seen_from)
+        return history.resolve(self._control, text, worktree=seen_from)
 
     def line(self, worktree: str, *, limit: int | None = None) -> History:
         """The snapshots that led to the head of a worktree."""
@@ -503,9 +506,9 @@ class Snapshots:
         """
         from holdfast.trees.verify import verify
 
-        descriptor = context.visible(self._control, snapshot_id)
+        descriptor = history.visible(self._control, snapshot_id)
         for problem in verify(self._control.places.tree(snapshot_id), descriptor.payload_hash):
-            context.refuse_if_collected(self._control, snapshot_id)
+            history.refuse_if_collected(self._control, snapshot_id)
             yield problem
 
     def all_ids(self) -> list[str]:
@@ -550,7 +553,7 @@ class Snapshots:
     def plan(self, worktree: str, snapshot_id: str, how: InPlace) -> RestorePlan:
         """What restoring in place would do. Changes nothing."""
         config = restore.checked(self._control, worktree, how)
-        source = context.usable(context.visible(self._control, snapshot_id))
+        source = history.usable(history.visible(self._control, snapshot_id))
         found = compare.compare(self._control, worktree, snapshot_id, None)
         if how.path is not None:
             found = found._replace(changes=tuple(compare.below(how.path, found.changes)))

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.clock import format_duration, parse_instant
-from holdfast.repository.records import Descriptor, Operation, Pin, Reference
+from holdfast.repository.context import Descriptor, Operation, Pin, Reference
 from holdfast.store.model import Family, Key, StructCodec
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.leases.service import host_of
-from holdfast.repository.records import Consistency, Descriptor, Isolation
+from holdfast.repository.context import Consistency, Descriptor, Isolation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from holdfast.leases.rules import Lease
     from holdfast.leases.service import LeaseState
     from holdfast.repository.compare import Comparison, Side
+    from holdfast.repository.context import WorktreeConfig
     from holdfast.repository.history import History, HistoryEntry, Marks
-    from holdfast.repository.records import WorktreeConfig
     from holdfast.repository.repository import RestorePlan
     from holdfast.repository.restore import InPlace, Restored
     from holdfast.repository.worktrees import WorktreeState

@@ -1,8 +1,8 @@
-"""Which running processes work in a directory: standing in it, with open files in it, or mapping them.
+"""The running processes that use a directory: as their current directory, by open files, or by mapped files.
 
-On Linux it is read from `/proc`, elsewhere it is asked of `psutil`. What belongs to other users may be
-hidden from us; how many processes that concerns is said too. A process in another mount namespace (a
-container) sees the directory under another path, so where it stands is followed upwards by inode.
+Linux tells by `/proc`, other systems by `psutil`. Other users' processes may be hidden; their number
+is reported. A process in another mount namespace (a container) sees the directory under another path, so its
+current directory is followed upwards by inode.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ _DEEPEST = 64
 
 
 class User(NamedTuple):
-    """A process that uses a directory, how it does, and by which path."""
+    """A process that uses a directory, how, and by which path."""
 
     pid: int
     command: str
@@ -38,52 +38,48 @@ class User(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """Who uses a directory. `hidden` processes could not be looked into."""
+    """The processes that use a directory; `hidden` counts those that cannot be inspected."""
 
     users: tuple[User, ...]
     hidden: int
 
 
 class _Hidden(Exception):
-    """A process may not be looked into."""
+    """A process cannot be inspected."""
 
 
-def usage_of(directory: Path, *, besides: Iterable[int] = ()) -> Usage:
-    """Who uses the directory or something below it, other than this process and `besides`."""
-    left_out = {os.getpid(), *besides}
+def usage_of(directory: Path) -> Usage:
+    """The processes, other than this one, that use the directory or something below it."""
     users: list[User] = []
     hidden = 0
     for pid in _pids():
-        if pid in left_out:
-            continue
         try:
-            found = next(_uses(pid, directory), None)
+            users += _first(pid, _uses(pid, directory))
         except _Hidden:
             hidden += 1
-            continue
-        if found is not None:
-            how, path = found
-            users.append(User(pid, identity.command_of(pid) or "?", how, path))
     return Usage(tuple(users), hidden)
 
 
 def refuse_if_used(directory: Path, worktree: str, doing: str) -> None:
-    """Raise `InUse` if a running process works in the directory."""
+    """Raise `InUse` if a running process uses the directory."""
     _refuse(usage_of(directory).users, directory, worktree, doing)
 
 
 def refuse_if_written(directory: Path, worktree: str, doing: str) -> None:
-    """Raise `InUse` if a running process can write into the directory, or the file, by what it has open.
+    """Raise `InUse` if a running process has the file, or files in the directory, open for writing.
 
-    What it writes behind our back would be lost. Who merely stands in it loses nothing. Linux alone tells.
+    Its later writes would be lost; a process that merely stands in the directory loses nothing. Linux only.
     """
     users: list[User] = []
     for pid in _pids() if sys.platform == "linux" else []:
         with contextlib.suppress(_Hidden):
-            found = None if pid == os.getpid() else next(_writes(pid, directory), None)
-            if found is not None:
-                users.append(User(pid, identity.command_of(pid) or "?", *found))
+            users += _first(pid, _writes(pid, directory))
     _refuse(users, directory, worktree, doing)
+
+
+def _first(pid: int, uses: Iterator[tuple[str, str]]) -> list[User]:
+    found = None if pid == os.getpid() else next(uses, None)
+    return [] if found is None else [User(pid, identity.command_of(pid) or "?", *found)]
 
 
 def _refuse(users: Sequence[User], directory: Path, worktree: str, doing: str) -> None:
@@ -92,7 +88,7 @@ def _refuse(users: Sequence[User], directory: Path, worktree: str, doing: str) -
     shown = "; ".join(str(each) for each in users[:MOST_SHOWN])
     more = f"; and {len(users) - MOST_SHOWN} more" if len(users) > MOST_SHOWN else ""
     raise InUse(
-        f"{worktree} cannot be {doing} while processes work in it: {shown}{more}",
+        f"{worktree} cannot be {doing} while processes use it: {shown}{more}",
         worktree=worktree,
         path=str(directory),
         processes=[each.as_record() for each in users],
@@ -105,38 +101,38 @@ def _is_within(path: str, directory: str) -> bool:
 
 if sys.platform == "linux":
     _PROC = Path("/proc")
-    _WAYS = (("cwd", "stands in"), ("root", "has as its root"), ("exe", "runs"))
+    _LINKS = (("cwd", "stands in"), ("root", "has as its root"), ("exe", "runs"))
 
     def _pids() -> list[int]:
         with calls.scandir(_PROC) as entries:
             return [int(entry.name) for entry in entries if entry.name.isdigit()]
 
     def _uses(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
-        """How a process uses the directory, one way after the other; `_Hidden` if that cannot be known."""
-        here, wanted = _PROC / str(pid), str(directory)
-        for name, how in _WAYS:
-            path = _link(here / name)
-            if path is not None and _is_within(path, wanted):
+        """How a process uses the directory, and by which path; `_Hidden` if that is unknown."""
+        process, top = _PROC / str(pid), str(directory)
+        for name, how in _LINKS:
+            path = _link(process / name)
+            if path is not None and _is_within(path, top):
                 yield how, path
-        if _stands_below(here, directory):
+        if _stands_below(process, directory):
             yield "stands in", f"{directory} (by another path)"
-        for path in _open_files(here):
-            if _is_within(path, wanted):
+        for _, path in _descriptors(process):
+            if _is_within(path, top):
                 yield "has open", path
-        for path in _mapped_files(here):
-            if _is_within(path, wanted):
+        for path in _mapped_files(process):
+            if _is_within(path, top):
                 yield "has mapped", path
 
     def _writes(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
-        """How a process can write into the directory; `_Hidden` if that cannot be known."""
-        here, wanted = _PROC / str(pid), str(directory)
-        for number, path in _descriptors(here):
+        """How a process can write to the directory; `_Hidden` if that is unknown."""
+        process, top = _PROC / str(pid), str(directory)
+        for number, path in _descriptors(process):
             if path.endswith(" (deleted)"):
-                continue  # nobody will find there what is written to it, restored or not
-            if _is_within(path, wanted) and _is_for_writing(here, number):
+                continue  # nobody can find what is written to it, restored or not
+            if _is_within(path, top) and _is_for_writing(process, number):
                 yield "writes to", path
-        for path in _mapped_files(here, writable=True):
-            if _is_within(path, wanted):
+        for path in _mapped_files(process, writable=True):
+            if _is_within(path, top):
                 yield "has mapped for writing", path
 
     def _is_for_writing(process: Path, number: str) -> bool:
@@ -155,23 +151,19 @@ if sys.platform == "linux":
             return None
 
     def _stands_below(process: Path, directory: Path) -> bool:
-        """Whether a process of another mount namespace stands in the directory, however it calls it."""
+        """Whether a process of another mount namespace has its current directory there."""
         if _link(process / "ns" / "mnt") in (None, _link(_PROC / "self" / "ns" / "mnt")):
             return False
         with contextlib.suppress(OSError):
-            wanted, here = calls.stat(directory), f"{process}/cwd"
-            before = None
+            top, here, child = calls.stat(directory), f"{process}/cwd", None
             for _ in range(_DEEPEST):
                 found = calls.stat(here)
-                if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                if os.path.samestat(found, top):
                     return True
-                if (found.st_dev, found.st_ino) == before:
+                if child is not None and os.path.samestat(found, child):
                     return False
-                before, here = (found.st_dev, found.st_ino), f"{here}/.."
+                child, here = found, f"{here}/.."
         return False
-
-    def _open_files(process: Path) -> Iterator[str]:
-        return (path for _, path in _descriptors(process))
 
     def _descriptors(process: Path) -> Iterator[tuple[str, str]]:
         try:
@@ -198,8 +190,7 @@ if sys.platform == "linux":
 else:
 
     def _writes(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
-        """It cannot be told."""
-        return iter(())
+        return iter(())  # unknown
 
     def _pids() -> list[int]:
         import psutil
@@ -207,16 +198,16 @@ else:
         return psutil.pids()
 
     def _uses(pid: int, directory: Path) -> Iterator[tuple[str, str]]:
-        """How a process uses the directory, one way after the other; `_Hidden` if that cannot be known."""
+        """How a process uses the directory, and by which path; `_Hidden` if that is unknown."""
         import psutil
 
-        wanted = str(directory)
+        top = str(directory)
         try:
             process = psutil.Process(pid)
-            if _is_within(process.cwd(), wanted):
+            if _is_within(process.cwd(), top):
                 yield "stands in", process.cwd()
             for each in process.open_files():
-                if _is_within(each.path, wanted):
+                if _is_within(each.path, top):
                     yield "has open", each.path
         except psutil.AccessDenied:
             raise _Hidden from None
