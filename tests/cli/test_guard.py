@@ -82,13 +82,10 @@ def test_a_lease_that_has_run_out_is_in_nobodys_way(root: Path) -> None:
     wait_until(lambda: holdfast("guard", root / "worktrees/theirs/a").returncode == 0)
 
 
-ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "fs.small", "workspace", "workspace.glance"}
-TOLD = {
-    *("cli.output", "errors", "errors.base", "errors.system"),
-    *("workspace.plain", "workspace.plain.values"),
-}
-JUDGED = {"locks", "locks.callers", "locks.holders", "locks.processes"}
-REFUSED = ALLOWED | TOLD | JUDGED | {"clock", "leases", "leases.moments"}
+ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "fs.lookup", "repository", "repository.guard"}
+TOLD = {"cli.output", "errors", "fs.names"}
+JUDGED = {"locks", "locks.identity"}
+REFUSED = ALLOWED | TOLD | JUDGED | {"clock"}
 HOOKED = ALLOWED | TOLD | {"cli.hook_guard"}
 SLOW = {
     "asyncio",

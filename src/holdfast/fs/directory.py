@@ -370,21 +370,6 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-
-
-def read_small(path: str, limit: int) -> bytes:
-    """The content of a file, of a longer one the first `limit` bytes; raises `OSError` as it is."""
-    descriptor = calls.open(path, _FLAGS)
-    try:
-        content = b""
-        while len(content) < limit and (more := calls.read(descriptor, limit - len(content))):
-            content += more
-        return content
-    finally:
-        calls.close(descriptor)
-
-
 def exists(path: str | os.PathLike[str]) -> bool:
     """Whether something is at a path, as far as it can be seen: what we may not look at is not there."""
     try:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from holdfast.fs import calls, directory
+from holdfast.fs import calls, lookup
 
 _LONGEST_COMMAND = 1 << 16
 
@@ -41,7 +41,7 @@ if sys.platform == "linux":
         else:
             name = str(pid)
         try:
-            text = directory.read_small(f"/proc/{name}/stat", 1 << 16).decode("utf-8", "replace")
+            text = lookup.read_small(f"/proc/{name}/stat", 1 << 16).decode("utf-8", "replace")
         except OSError:
             return None
         # The command's name is in parentheses and may itself contain blanks and parentheses.
@@ -67,7 +67,7 @@ if sys.platform == "linux":
     def words_of(pid: int) -> list[str]:
         """The words of a process's command line, of a very long one the first; none if it cannot be read."""
         try:
-            words = directory.read_small(f"/proc/{pid}/cmdline", _LONGEST_COMMAND).split(b"\0")
+            words = lookup.read_small(f"/proc/{pid}/cmdline", _LONGEST_COMMAND).split(b"\0")
         except OSError:
             return []
         return [word.decode("utf-8", "replace") for word in words]
@@ -143,7 +143,7 @@ def is_there(pid: int) -> bool:
 def read_small(path: str) -> str:
     """The stripped text of a small system file, or "" if there is none."""
     try:
-        return directory.read_small(path, 4096).decode("ascii", "replace").strip()
+        return lookup.read_small(path, 4096).decode("ascii", "replace").strip()
     except OSError:
         return ""
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from holdfast.clock import format_duration, format_instant
 from holdfast.errors import LockTimeout
 from holdfast.fs import calls
-from holdfast.fs import directory as fs_directory
+from holdfast.fs import lookup
 from holdfast.fs import native as _native  # noqa: F401 - likewise
 from holdfast.fs.probe import device_number, filesystem_kind, is_network
 from holdfast.locks import identity
@@ -119,7 +119,7 @@ def _has_lock(pid: int, inode: str) -> bool:
     for name in names:
         try:
             if calls.stat(f"/proc/{pid}/fd/{name}").st_ino == number:
-                told = fs_directory.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode(
+                told = lookup.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode(
                     "ascii", "replace"
                 )
                 if any(_is_lock_on(line.split(), inode) for line in told.splitlines()):
@@ -181,7 +181,7 @@ def _flocks() -> list[list[str]]:
     `1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind for one who waits.
     """
     found = []
-    for line in fs_directory.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
+    for line in lookup.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
         fields = line.split()[1:]
         waiting = fields[:1] == ["->"]
         fields = fields[1:] if waiting else fields

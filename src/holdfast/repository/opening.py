@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from holdfast.clock import SKEW
 from holdfast.errors import AlreadyExists, NotFound, NotInitialised
-from holdfast.fs import calls
+from holdfast.fs import calls, lookup
 from holdfast.fs.directory import exists, make_directories
 from holdfast.issues.tracker import Tracker
 from holdfast.leases.deadlock import Look
@@ -103,8 +103,8 @@ def find_ledger(start: str | os.PathLike[str]) -> Path | None:
     What merely is called `ledger` is not taken for one: others call their directories so, too.
     Whether one that is kept on a server is there is found out by opening it.
     """
-    here = Path(os.path.abspath(start))
-    return next((each for each in (here, *here.parents) if _has_ledger(each)), None)
+    found = lookup.find_upwards(start, lambda directory: _has_ledger(Path(directory)))
+    return None if found is None else Path(found)
 
 
 def _has_ledger(path: Path) -> bool:
@@ -151,9 +151,9 @@ MARKS = (".jit", ".holdfast")
 def find_root(start: Path) -> Path:
     """The directory with a tracker in it, this one or the nearest above it; else `NotInitialised`."""
     for mark in MARKS:
-        for directory in (start, *start.parents):
-            if exists(directory / mark):
-                return directory
+        found = lookup.find_upwards(start, lambda directory, mark=mark: exists(os.path.join(directory, mark)))
+        if found is not None:
+            return Path(found)
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
 
 

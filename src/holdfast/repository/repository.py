@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from holdfast.clock import SKEW
 from holdfast.errors import AlreadyExists, Corrupt, Failure, LockConflict, NotFound, Refused
 from holdfast.fs import calls
+from holdfast.fs.lookup import find_upwards, is_repository
 from holdfast.fs.names import checked_text
 from holdfast.leases.rules import LeaseGranted
 from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquire
@@ -365,27 +365,20 @@ def _proof(lease: HeldLease | None) -> Proof | None:
 
 def find_repository(start: str | os.PathLike[str]) -> Path:
     """The repository that a directory belongs to: the nearest one upwards that has `.jvs/`."""
-    here = Path(os.path.abspath(start))
-    for directory in (here, *here.parents):
-        if _has_control(directory):
-            return directory
+    found = find_upwards(start, is_repository)
+    if found is not None:
+        return Path(found)
+    here = os.path.abspath(start)
     raise NotFound(
         f"{here} is not in a Holdfast repository",
         hint="Go to one, name one with --repo, or make one: 'holdfast init DIR'.",
-        path=str(here),
+        path=here,
     )
-
-
-def _has_control(root: Path) -> bool:
-    try:
-        return stat.S_ISDIR(calls.stat(root / ".jvs", follow_symlinks=False).st_mode)
-    except OSError:
-        return False
 
 
 def _require_control(root: Path) -> None:
     """Refuse what is no repository before a store is opened there: opening one makes its directory."""
-    if not _has_control(root):
+    if not is_repository(root):
         raise _no_repository(root)
 
 

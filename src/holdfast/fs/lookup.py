@@ -1,0 +1,46 @@
+"""The nearest root above a path and small files, with nothing loaded but `calls`: the guard needs no more."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from holdfast.fs import calls
+
+TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def find_upwards(start: str | os.PathLike[str], is_root: Callable[[str], bool]) -> str | None:
+    """The nearest directory that is a root: `start`, or one above it; None if there is none."""
+    here = os.path.abspath(start)
+    while not is_root(here):
+        above = os.path.dirname(here)
+        if above == here:
+            return None
+        here = above
+    return here
+
+
+def is_repository(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory has `.jvs/`, which is no symbolic link."""
+    try:
+        return stat.S_ISDIR(calls.stat(os.path.join(path, ".jvs"), follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def read_small(path: str, limit: int) -> bytes:
+    """The content of a file, of a longer one the first `limit` bytes; raises `OSError` as it is."""
+    descriptor = calls.open(path, _FLAGS)
+    try:
+        content = b""
+        while len(content) < limit and (more := calls.read(descriptor, limit - len(content))):
+            content += more
+        return content
+    finally:
+        calls.close(descriptor)
