@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
+from holdfast.findings import Severity
 from holdfast.repository import gc, gc_plan
-from holdfast.repository.doctor import Severity
 from holdfast.repository.records import MAIN, Isolation
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace

@@ -23,7 +23,7 @@ from holdfast.fs import calls
 from holdfast.issues.creating import NewIssue
 from holdfast.locks.identity import Holder, boot_clock_id, current_holder, holder_with_pid
 from holdfast.repository.agent import own_leases
-from holdfast.repository.guard import WorktreePath, check, glance, holds_nothing, full_check, place_of
+from holdfast.repository.guard import WorktreePath, check, full_check, glance, holds_nothing, place_of
 from holdfast.repository.init import initialise
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository

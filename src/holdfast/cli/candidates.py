@@ -106,9 +106,7 @@ def _records(root: str, directory: str) -> list[str]:
 
 def _record(root: str, directory: str, name: str) -> dict[str, Any]:
     try:
-        record = json.loads(
-            lookup.read_small(os.path.join(root, directory, f"{name}.json"), _MOST_BYTES)
-        )
+        record = json.loads(lookup.read_small(os.path.join(root, directory, f"{name}.json"), _MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

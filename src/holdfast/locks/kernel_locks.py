@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from holdfast.clock import format_duration, format_instant
 from holdfast.errors import LockTimeout
-from holdfast.fs import calls
-from holdfast.fs import lookup
+from holdfast.fs import calls, lookup
 from holdfast.fs import native as _native  # noqa: F401 - likewise
 from holdfast.fs.probe import device_number, filesystem_kind, is_network
 from holdfast.locks import identity
@@ -119,9 +118,7 @@ def _has_lock(pid: int, inode: str) -> bool:
     for name in names:
         try:
             if calls.stat(f"/proc/{pid}/fd/{name}").st_ino == number:
-                told = lookup.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode(
-                    "ascii", "replace"
-                )
+                told = lookup.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
                 if any(_is_lock_on(line.split(), inode) for line in told.splitlines()):
                     return True
         except OSError:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from holdfast.clock import Now, format_duration
 from holdfast.errors import LockConflict, LockNotHeld, NotFound
+from holdfast.findings import Finding, Severity
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.leases.rules import WAITER_TTL, Lease, LeaseKeys, LeaseQueue, LeaseWaiter
 from holdfast.locks.identity import Liveness, liveness
 from holdfast.repository import payloads
 from holdfast.repository.context import RepositoryContext
-from holdfast.repository.doctor import Examination, Finding, Severity
+from holdfast.repository.doctor import Examination
 from holdfast.repository.gc import collector_locked, end_dead_run
 from holdfast.repository.gc_plan import forget_plan
 from holdfast.repository.gc_plan import plans as kept_plans

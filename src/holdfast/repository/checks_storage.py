@@ -13,6 +13,7 @@ from pathlib import Path
 
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, Corrupt, LockConflict, NotFound, Refused
+from holdfast.findings import Finding, Severity
 from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory, io_failure, make_directories, move
 from holdfast.fs.names import is_safe_name
@@ -21,7 +22,7 @@ from holdfast.fs.reserve import LARGE, LARGE_BYTES
 from holdfast.repository import payloads
 from holdfast.repository.checks_leftovers import LEASES
 from holdfast.repository.context import RepositoryContext, is_ready
-from holdfast.repository.doctor import Examination, Finding, Severity
+from holdfast.repository.doctor import Examination
 from holdfast.repository.gc import collector_locked
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep, untrimmed
 from holdfast.repository.records import FORMAT, FORMAT_VERSION

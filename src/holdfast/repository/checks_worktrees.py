@@ -11,10 +11,11 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.errors import LockConflict, NotFound
+from holdfast.findings import Finding, Severity
 from holdfast.fs.directory import Directory
 from holdfast.repository import history as referring
 from holdfast.repository.context import RepositoryContext, is_ready, settled_config
-from holdfast.repository.doctor import Examination, Finding, Severity
+from holdfast.repository.doctor import Examination
 from holdfast.repository.records import (
     DESCRIPTORS,
     PINS,

@@ -45,7 +45,7 @@ from holdfast.store.model import Store
 from holdfast.store.open import CONFIG, FILES, FailingFast, close_store, open_address, read_config, skew_of
 
 if TYPE_CHECKING:
-    from holdfast.repository.doctor import Finding, Repaired
+    from holdfast.findings import Finding, Repaired
     from holdfast.repository.payloads import Right
     from holdfast.repository.records import Consistency
     from holdfast.repository.worktree_changes import Removed
