@@ -309,21 +309,21 @@ def test_the_race_is_found_if_a_collector_does_not_look_again(
 ) -> None:
     """A planted fault: it looks once, before it dooms."""
     looked: list[str] = []
-    still_right = gc._still_right
+    check_again = gc._check_again
 
     def once(control: RepositoryContext, plan: GcPlan) -> None:
         if plan.plan_id not in looked:
             looked.append(plan.plan_id)
-            still_right(control, plan)
+            check_again(control, plan)
 
-    monkeypatch.setattr(gc, "_still_right", once)
-    doom = gc._doom
+    monkeypatch.setattr(gc, "_check_again", once)
+    doom = gc._mark
 
     def slowly(control: RepositoryContext, plan: GcPlan) -> None:
         history.create_reference(control, "meanwhile", plan.snapshots[0])
         doom(control, plan)
 
-    monkeypatch.setattr(gc, "_doom", slowly)
+    monkeypatch.setattr(gc, "_mark", slowly)
     control = make_repository(scratch / "repository").control
     first = keep(control, {"id": "0"})
     keep(control, {"id": "1"})

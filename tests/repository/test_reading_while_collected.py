@@ -52,12 +52,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def doom(control: RepositoryContext, plan: GcPlan) -> None:
-    gc._doom(control, plan)
+    gc._mark(control, plan)
 
 
 def move(control: RepositoryContext, plan: GcPlan) -> None:
     doom(control, plan)
-    decided = gc._mark(control, plan, PlanState.DECIDED, "gc_decided")
+    decided = gc._set_state(control, plan, PlanState.DECIDED, "gc_decided")
     for each in decided.snapshots:
         control.places.tree(each).rename(control.places.root / ".jvs" / each)
 
