@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from holdfast.repository.overview import look_around as look_around
     from holdfast.repository.records import Descriptor as Descriptor
     from holdfast.repository.repository import Repository as Repository
-    from holdfast.repository.repository import Snapshots as Snapshots
     from holdfast.repository.repository import find_repository as find_repository
+    from holdfast.repository.snapshot_service import Snapshots as Snapshots
     from holdfast.repository.worktrees import Worktrees as Worktrees
 
 _HOMES = {
@@ -57,7 +57,7 @@ _HOMES = {
     "Repository": "holdfast.repository.repository",
     "HeldLease": "holdfast.leases.service",
     "Worktrees": "holdfast.repository.worktrees",
-    "Snapshots": "holdfast.repository.repository",
+    "Snapshots": "holdfast.repository.snapshot_service",
     "Descriptor": "holdfast.repository.records",
     "open_tracker": "holdfast.repository.opening",
     "Tracker": "holdfast.issues.tracker",

@@ -20,9 +20,10 @@ from holdfast.errors import Failure, LockConflict, NotFound, PartialSnapshot, Pl
 from holdfast.repository import compare, gc, gc_plan, history, payloads, worktree_changes, worktrees
 from holdfast.repository.context import RepositoryContext, is_ready, usable, visible
 from holdfast.repository.records import DESCRIPTORS, MAIN, WORKTREES, Isolation
-from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace, restore_in_place
 from holdfast.repository.retention import GcPlan, Policy
+from holdfast.repository.snapshot_service import Snapshots
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.store.audit import check_chain
 from holdfast.trees import changes, materialise, verify

@@ -19,9 +19,10 @@ from holdfast.repository import compare, gc, gc_plan
 from holdfast.repository.context import RepositoryContext, resolve
 from holdfast.repository.history import create_reference
 from holdfast.repository.records import MAIN, Isolation
-from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.retention import GcPlan, PlanState, Policy
+from holdfast.repository.snapshot_service import Snapshots
 from proof.interpose import Attempt, interposed
 from tests.repository.kept import keep
 from tests.repository.repositories import make_repository

@@ -247,7 +247,7 @@ def _check_events(examination: _Examination) -> Iterator[Finding]:
             yield _finding("event", "", f"at {entry.position}: {entry.record.unknown['problem']}")
 
 
-_CHECKS = (
+_CHECKS: tuple[Check[_Examination], ...] = (
     Check("commits", _check_commits),
     Check("index", _check_index),
     Check("graph", _check_graph),

@@ -28,11 +28,12 @@ import msgspec
 from holdfast.errors import Failure, LockConflict, PlanMismatch, Refused
 from holdfast.fs.directory import make_directories
 from holdfast.locks.file_lock import FileLocker
+from holdfast.repository import gc_plan
 from holdfast.repository.context import RepositoryContext
-from holdfast.repository.gc_plan import find_roots, plan_of, policy_of
+from holdfast.repository.gc_plan import Proposal, find_roots, plan_of, policy_of
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep
 from holdfast.repository.records import DESCRIPTORS, Descriptor
-from holdfast.repository.retention import PLANS, GcPlan, PlanState, retain
+from holdfast.repository.retention import PLANS, GcPlan, PlanState, Policy, retain
 from holdfast.store.model import Change, Decision, Delete, Key, Replace, View
 
 BATCH = 32
@@ -248,3 +249,30 @@ def staying_ancestor(descriptor: Descriptor, going: Mapping[str, Descriptor]) ->
 
 def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     return (ids[start : start + BATCH] for start in range(0, len(ids), BATCH))
+
+
+class GarbageCollector:
+    """Garbage collection of one repository."""
+
+    def __init__(self, control: RepositoryContext) -> None:
+        self._control = control
+
+    @property
+    def policy(self) -> Policy:
+        """The retention policy as of now."""
+        return gc_plan.policy_of(self._control)
+
+    def set_policy(self, policy: Policy) -> Policy:
+        return gc_plan.set_policy(self._control, policy)
+
+    def plan(self, *, store: bool = True) -> Proposal:
+        """What may be deleted, and what is kept and why. With `store`, the plan is stored, to be run."""
+        return gc_plan.propose(self._control, store=store)
+
+    def check(self, plan_id: str) -> GcPlan:
+        """The plan, if it can be run as it is; else raises `PlanMismatch`."""
+        return check(self._control, plan_id)
+
+    def run(self, plan_id: str, *, progress: Progress | None = None) -> Collected:
+        """Delete the snapshots of a plan, or raise `PlanMismatch` and delete none."""
+        return run(self._control, plan_id, progress=progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,10 +152,14 @@ MARKS = (".jit", ".holdfast")
 def find_root(start: Path) -> Path:
     """The directory with a tracker in it, this one or the nearest above it; else `NotInitialised`."""
     for mark in MARKS:
-        found = lookup.find_upwards(start, lambda directory, mark=mark: exists(os.path.join(directory, mark)))
+        found = lookup.find_upwards(start, partial(_has, mark))
         if found is not None:
             return Path(found)
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
+
+
+def _has(mark: str, directory: str) -> bool:
+    return exists(os.path.join(directory, mark))
 
 
 def open_tracker(
