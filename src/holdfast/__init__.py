@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from holdfast.repository.overview import Overview as Overview
     from holdfast.repository.overview import look_around as look_around
     from holdfast.repository.repository import Repository as Repository
-    from holdfast.repository.repository import Snapshots as Snapshots
     from holdfast.repository.repository import find_repository as find_repository
+    from holdfast.repository.snapshot_service import Snapshots as Snapshots
     from holdfast.repository.worktrees import Worktrees as Worktrees
 
 _MODULES = {
@@ -56,7 +56,7 @@ _MODULES = {
     "Repository": "holdfast.repository.repository",
     "HeldLease": "holdfast.leases.service",
     "Worktrees": "holdfast.repository.worktrees",
-    "Snapshots": "holdfast.repository.repository",
+    "Snapshots": "holdfast.repository.snapshot_service",
     "Descriptor": "holdfast.repository.context",
     "open_tracker": "holdfast.repository.opening",
     "Tracker": "holdfast.issues.tracker",

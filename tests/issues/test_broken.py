@@ -55,7 +55,7 @@ def torn(path: Path) -> bytes:
 
 
 def kinds(tracker: Tracker) -> list[str]:
-    return [each.kind for each in examine(tracker)]
+    return [each.code for each in examine(tracker)]
 
 
 def conflict(path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_others_go_on_and_it_is_named(tracker: Tracker, file: Path, damage: 
     assert tracker.update(BASE, Update(state=State.DONE), claim=proof(first)).state is State.DONE
     assert tracker.create(NewIssue(title="another")).state is State.READY
     assert kinds(tracker) == ["unreadable"]
-    assert [each.kind for each in repair(tracker)] == ["unreadable"]
+    assert [each.code for each in repair(tracker)] == ["unreadable"]
     assert before is None or file.read_bytes() == before
 
 
@@ -243,9 +243,9 @@ def test_it_counts_as_one_that_may_depend_on_anything_while_that_is_not_on_recor
     with pytest.raises(Corrupt, match=BROKEN):
         tracker.delete(FREE)
     assert tracker.update(FREE, Update(state=State.DONE)).state is State.DONE
-    found = {each.kind: each.fixable for each in examine(tracker)}
+    found = {each.code: each.fixable for each in examine(tracker)}
     assert found == {"unreadable": False, "dependents": False}
-    assert {each.kind for each in repair(tracker)} == found.keys()
+    assert {each.code for each in repair(tracker)} == found.keys()
 
 
 def test_an_export_is_all_of_them_or_none(tracker: Tracker, file: Path) -> None:
@@ -289,9 +289,9 @@ def test_other_documents_that_cannot_be_read_are_found_and_left(
     path = scratch / ".jit" / name
     path.write_text("{")
 
-    findings = [each for each in repair(tracker) if each.kind == "unreadable"]
+    findings = [each for each in repair(tracker) if each.code == "unreadable"]
     assert [name in each.message for each in findings] == [True]
-    assert findings[0].hint
+    assert findings[0].remedy
     assert path.read_text() == "{"
 
 
@@ -302,7 +302,7 @@ def test_what_else_is_damaged_is_still_repaired(tracker: Tracker, file: Path, sc
     shutil.copy(file, file.with_name("copy.json"))
 
     assert sorted(kinds(tracker)) == ["missing", "unlisted", "unreadable", "unreadable"]
-    assert {each.kind for each in repair(tracker)} == {"unreadable"}
+    assert {each.code for each in repair(tracker)} == {"unreadable"}
     assert json.loads(index.read_text())["all_ids"] == [BASE, BROKEN, WAITING, FREE]
 
 
@@ -326,9 +326,9 @@ def test_a_commit_whose_author_died_is_found_and_carried_out(tracker: Tracker, s
     left_behind(tracker, scratch)
 
     [found] = examine(tracker)
-    assert (found.kind, found.fixable) == ("commit unfinished", True)
+    assert (found.code, found.fixable) == ("commit unfinished", True)
     assert DEAD in found.message
-    assert "validate --fix" in found.hint
+    assert "validate --fix" in found.remedy
     assert repair(tracker) == []
     assert '"priority": "high"' in (scratch / f".jit/issues/{FREE}.json").read_text()
 
@@ -344,9 +344,9 @@ def test_a_commit_that_another_program_got_in_the_way_of_is_found_and_left(
 
     for found in ([*examine(tracker)], [*repair(tracker)]):
         [finding] = found
-        assert (finding.kind, finding.fixable) == ("commit blocked", False)
+        assert (finding.code, finding.fixable) == ("commit blocked", False)
         assert str(path) in finding.message
-        assert "remove the intent" in finding.hint
+        assert "remove the intent" in finding.remedy
     assert path.read_text() == changed
     assert intent.exists()
     with pytest.raises(Failure, match=DEAD):

@@ -95,7 +95,7 @@ class Operation:
         if outcome.acknowledged or outcome.ending is Ending.SUCCEEDED:
             assert seen == new, "what was acknowledged is lost"
         left = examine(tracker)
-        assert {each.kind for each in left} <= {"commit unfinished"}
+        assert {each.code for each in left} <= {"commit unfinished"}
         if left:  # decided, and not carried out: it is found, and finished
             assert repair(tracker) == []
             assert facts(tracker) == seen

@@ -79,7 +79,7 @@ def test_damage_is_found_and_repaired(tracker: Tracker, scratch: Path, name: str
     assert problems(tracker) == []
     damage(scratch / ".jit")
 
-    assert kind in {finding.kind for finding in examine(tracker)}
+    assert kind in {finding.code for finding in examine(tracker)}
     assert repair(tracker) == []
     assert problems(tracker) == []
 
@@ -98,7 +98,7 @@ def test_what_needs_a_decision_is_found_and_left(
 ) -> None:
     damage(scratch / ".jit")
 
-    found = [finding for finding in examine(tracker) if finding.kind == kind]
+    found = [finding for finding in examine(tracker) if finding.code == kind]
     assert found
     assert not any(finding.fixable for finding in found)
     if kind == "circle":
@@ -109,7 +109,7 @@ def test_abandoned_work_is_put_back(tracker: Tracker, clock: ManualClock) -> Non
     tracker.claims.claim(C, tracker.claims.request(ttl=10))
     clock.advance(10)
 
-    assert [finding.kind for finding in examine(tracker)] == ["abandoned"]
+    assert [finding.code for finding in examine(tracker)] == ["abandoned"]
     assert repair(tracker) == []
     assert tracker.issue(C).state is State.READY
 

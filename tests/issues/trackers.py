@@ -45,7 +45,7 @@ def proof(claimed: Claimed) -> ClaimId:
 
 def problems(tracker: Tracker) -> list[str]:
     """All that is wrong with a tracker."""
-    return [f"{each.kind} {each.issue_id}: {each.message}" for each in examine(tracker)]
+    return [f"{each.code} {each.subject}: {each.message}" for each in examine(tracker)]
 
 
 def circles(issues: list[Issue]) -> list[list[str]]:

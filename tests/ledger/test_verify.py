@@ -21,7 +21,7 @@ Damage = Callable[[Path], object]
 NOW = 1_700_000_000.0
 
 
-def look_over(root: Path) -> LedgerReport:
+def verified(root: Path) -> LedgerReport:
     return verify(open_ledger(root), root, ClaimFiles(root) if (root / "locks").exists() else None)
 
 
@@ -32,8 +32,8 @@ def test_a_sound_ledger_is_sound(scratch: Path) -> None:
         held.extend()
     claims.ledger.append_many([{"type": "note"}] * 200)
     claims.active()
-    verdict = look_over(scratch)
-    assert (verdict.sound, verdict.findings, verdict.events) == (True, [], 204)
+    report = verified(scratch)
+    assert (report.sound, report.findings, report.events) == (True, [], 204)
 
 
 def remove(number: int) -> Damage:
@@ -80,36 +80,36 @@ def test_damage_is_found_and_says_what_to_do(scratch: Path, name: str) -> None:
     damage, where = ERRORS[name]
     fill(scratch, 5)
     damage(scratch)
-    verdict = look_over(scratch)
-    found = [each for each in verdict.findings if each.severity == "error"]
-    assert [each.kind for each in found] == [name.partition(":")[0]]
-    assert found[0].where.endswith(where)
+    report = verified(scratch)
+    found = [each for each in report.findings if each.severity == "error"]
+    assert [each.code for each in found] == [name.partition(":")[0]]
+    assert found[0].subject.endswith(where)
     assert found[0].remedy.endswith(".")
-    assert not verdict.sound
+    assert not report.sound
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="needs links")
 def test_an_event_that_is_no_file_is_found(scratch: Path) -> None:
     fill(scratch, 2)
     os.symlink("event-000002.json", scratch / "ledger/event-000003.json")
-    assert [each.kind for each in look_over(scratch).findings] == ["not-a-file"]
+    assert [each.code for each in verified(scratch).findings] == ["not-a-file"]
 
 
 def test_drafts_and_foreign_files_are_only_noted(scratch: Path) -> None:
     fill(scratch, 2)
     named(".event-000003.json-0123.tmp")(scratch)
     named("README")(scratch)
-    verdict = look_over(scratch)
-    assert verdict.sound
-    assert sorted(each.kind for each in verdict.findings) == ["draft", "foreign-file"]
+    report = verified(scratch)
+    assert report.sound
+    assert sorted(each.code for each in report.findings) == ["draft", "foreign-file"]
 
 
 def test_many_gaps_are_summed_up(scratch: Path) -> None:
     fill(scratch, 1)
     write(100, b"{}")(scratch)
-    findings = look_over(scratch).findings
+    findings = verified(scratch).findings
     assert len(findings) == 21
-    assert "78 more events are missing" in findings[-1].problem
+    assert "78 more events are missing" in findings[-1].message
 
 
 @pytest.mark.req("LG-17")
@@ -119,8 +119,8 @@ def test_claims_that_overlap_and_endings_of_no_claim_are_found(scratch: Path) ->
     ledger.append(acquired("1", "b", expires_in=10, at=NOW + 5))
     ledger.append(acquired("1", "c", expires_in=10, at=NOW + 15))  # the claim of `b` has run out
     ledger.append({"type": "lock_released", "timestamp": STAMP, "node_id": "1", "owner": "a"})
-    verdict = look_over(scratch)
-    assert [(each.severity, each.kind, each.where) for each in verdict.findings] == [
+    report = verified(scratch)
+    assert [(each.severity, each.code, each.subject) for each in report.findings] == [
         ("error", "overlap", "event 2"),
         ("note", "without-claim", "event 4"),
     ]
@@ -132,8 +132,8 @@ def test_a_checkpoint_that_lies_is_found(scratch: Path) -> None:
     ledger.append_many([acquired("1", "a", expires_in=60)] * 100)
     last = ledger.read(100)
     ledger.save_checkpoint("claims", "1", last, {"claims": [], "waiters": []})
-    assert [each.kind for each in verify(ledger).findings if each.kind == "checkpoint"] == ["checkpoint"]
-    assert look_over(scratch).sound, "one that does not fit is not even looked at"
+    assert [each.code for each in verify(ledger).findings if each.code == "checkpoint"] == ["checkpoint"]
+    assert verified(scratch).sound, "one that does not fit is not even looked at"
     assert (scratch / PLACE).exists()
 
 
@@ -141,15 +141,15 @@ def test_claim_files_out_of_step_are_noted(scratch: Path) -> None:
     open_claims(scratch, files=True).claim("1", "a")
     open_claims(scratch).claim("2", "b")
     open_claims(scratch).release("1", "a")
-    verdict = look_over(scratch)
-    assert verdict.sound
-    assert [(each.kind, Path(each.where).name) for each in verdict.findings] == [
+    report = verified(scratch)
+    assert report.sound
+    assert [(each.code, Path(each.subject).name) for each in report.findings] == [
         ("claim-file", "1.lock"),
         ("claim-file", "2.lock"),
     ]
     open_claims(scratch, files=True).reap()
     open_claims(scratch, files=True).extend("2", "b")
-    assert look_over(scratch).findings == []
+    assert verified(scratch).findings == []
 
 
 def test_a_ledger_that_is_not_on_files_can_be_looked_over_too() -> None:

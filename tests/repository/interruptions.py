@@ -16,8 +16,9 @@ from typing import NamedTuple
 from holdfast.fs import calls
 from holdfast.repository.context import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES, Proof, RepositoryContext
 from holdfast.repository.history import line
-from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace, differs_from_head, restore_in_place
+from holdfast.repository.snapshot_service import Snapshots
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.repository.worktrees import settle
 from holdfast.store.files import FileStore

@@ -27,7 +27,7 @@ from holdfast.repository.context import (
     OperationKind,
     RepositoryContext,
 )
-from holdfast.repository.gc_plan import survey
+from holdfast.repository.gc_plan import find_roots
 from holdfast.repository.history import (
     add_pin,
     create_reference,
@@ -272,14 +272,14 @@ def test_what_is_protected_between_the_two_looks_is_let_go_again(
     ids = line_of(control, 3)
     gc_plan.set_policy(control, Policy(keep_last=1))
     plan = gc_plan.propose(control).plan
-    doom_all = gc._doom
+    doom_all = gc._mark
 
     def late(control: RepositoryContext, plan: GcPlan) -> None:
         doom_all(control, plan)
         assert snapshots_of(control)[ids[0]].doomed_by == plan.plan_id
         add_worktree(control, "late", head=ids[0])
 
-    monkeypatch.setattr(gc, "_doom", late)
+    monkeypatch.setattr(gc, "_mark", late)
     with pytest.raises(PlanMismatch):
         gc.run(control, plan.plan_id)
     assert snapshots_of(control).keys() == set(ids)
@@ -296,10 +296,10 @@ def test_an_interruption_before_the_decision_lets_all_go_again(
     def interrupted(control: RepositoryContext) -> object:
         if any(each.doomed_by for each in snapshots_of(control).values()):
             raise KeyboardInterrupt
-        return survey(control)
+        return find_roots(control)
 
     with monkeypatch.context() as patched:
-        patched.setattr(gc, "survey", interrupted)
+        patched.setattr(gc, "find_roots", interrupted)
         with pytest.raises(KeyboardInterrupt):
             gc.run(control, plan.plan_id)
     assert all(each.doomed_by is None for each in snapshots_of(control).values())

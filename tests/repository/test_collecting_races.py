@@ -20,9 +20,10 @@ from holdfast.errors import Failure, LockConflict, NotFound, PartialSnapshot, Pl
 from holdfast.repository import compare, gc, gc_plan, history, payloads, worktree_changes, worktrees
 from holdfast.repository.context import DESCRIPTORS, MAIN, WORKTREES, Isolation, RepositoryContext, is_ready
 from holdfast.repository.history import usable, visible
-from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace, restore_in_place
 from holdfast.repository.retention import GcPlan, Policy
+from holdfast.repository.snapshot_service import Snapshots
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.store.audit import check_chain
 from holdfast.trees.restore import materialise
@@ -310,21 +311,21 @@ def test_the_race_is_found_if_a_collector_does_not_look_again(
 ) -> None:
     """A planted fault: it looks once, before it dooms."""
     looked: list[str] = []
-    still_right = gc._still_right
+    check_again = gc._check_again
 
     def once(control: RepositoryContext, plan: GcPlan) -> None:
         if plan.plan_id not in looked:
             looked.append(plan.plan_id)
-            still_right(control, plan)
+            check_again(control, plan)
 
-    monkeypatch.setattr(gc, "_still_right", once)
-    doom = gc._doom
+    monkeypatch.setattr(gc, "_check_again", once)
+    doom = gc._mark
 
     def slowly(control: RepositoryContext, plan: GcPlan) -> None:
         history.create_reference(control, "meanwhile", plan.snapshots[0])
         doom(control, plan)
 
-    monkeypatch.setattr(gc, "_doom", slowly)
+    monkeypatch.setattr(gc, "_mark", slowly)
     control = make_repository(scratch / "repository").control
     first = keep(control, {"id": "0"})
     keep(control, {"id": "1"})

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import LockConflict, NotFound, PartialSnapshot, PlanMismatch, Refused
+from holdfast.findings import Severity
 from holdfast.repository import gc, gc_plan
 from holdfast.repository.context import MAIN, Isolation
-from holdfast.repository.doctor import Severity
 from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.retention import Policy

@@ -23,7 +23,7 @@ from holdfast.fs import calls
 from holdfast.issues.creating import NewIssue
 from holdfast.locks.identity import Holder, boot_clock_id, current_holder, holder_with_pid
 from holdfast.repository.agent import own_leases
-from holdfast.repository.guard import WorktreePath, check, glance, holds_nothing, look_closer, place_of
+from holdfast.repository.guard import WorktreePath, check, full_check, glance, holds_nothing, place_of
 from holdfast.repository.init import initialise
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
@@ -66,7 +66,7 @@ def at_a_glance(place: WorktreePath, lock_id: str | None = None, actor: str | No
 
 def at_length(place: WorktreePath, lock_id: str | None = None, actor: str | None = None) -> Answer:
     try:
-        look_closer(place, lock_id, actor)
+        full_check(place, lock_id, actor)
     except LockConflict as conflict:
         return told(conflict)
     return True

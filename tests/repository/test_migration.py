@@ -145,7 +145,7 @@ def test_what_is_in_use_is_not_moved() -> None:
     desk = LeaseService(source, TRAIL)
     desk.acquire("main", desk.request(ttl=60))
 
-    with pytest.raises(Refused, match="main is locked"):
+    with pytest.raises(Refused, match="main is leased"):
         migrate(source, MemoryStore())
 
 

@@ -18,9 +18,10 @@ from holdfast.errors import NotFound, Refused, SnapshotCollected
 from holdfast.repository import compare, gc, gc_plan
 from holdfast.repository.context import MAIN, Isolation, RepositoryContext
 from holdfast.repository.history import create_reference, resolve
-from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace
 from holdfast.repository.retention import GcPlan, PlanState, Policy
+from holdfast.repository.snapshot_service import Snapshots
 from proof.interpose import Attempt, interposed
 from tests.repository.kept import keep
 from tests.repository.repositories import make_repository
@@ -51,12 +52,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def doom(control: RepositoryContext, plan: GcPlan) -> None:
-    gc._doom(control, plan)
+    gc._mark(control, plan)
 
 
 def move(control: RepositoryContext, plan: GcPlan) -> None:
     doom(control, plan)
-    decided = gc._mark(control, plan, PlanState.DECIDED, "gc_decided")
+    decided = gc._set_state(control, plan, PlanState.DECIDED, "gc_decided")
     for each in decided.snapshots:
         control.places.tree(each).rename(control.places.root / ".jvs" / each)
 

@@ -22,9 +22,10 @@ from holdfast.repository import payloads as scratches
 from holdfast.repository import restore as repository_restore
 from holdfast.repository.context import MAIN, Isolation, RepositoryContext
 from holdfast.repository.history import add_pin, create_reference, pins, remove_pin
-from holdfast.repository.repository import Repository, Snapshots
+from holdfast.repository.repository import Repository
 from holdfast.repository.restore import InPlace, restore_in_place
 from holdfast.repository.retention import Policy
+from holdfast.repository.snapshot_service import Snapshots
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.store.model import Store
 from holdfast.trees import shared_dirs as homes_module

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import holdfast
 from holdfast.clock import format_instant
 from holdfast.repository.context import Consistency, Descriptor, Operation, OperationKind, Pin, Reference
 from holdfast.repository.retention import (
+    EFFECTS,
     Collectable,
+    Effect,
+    GcRoots,
     Policy,
     Protection,
     RetentionDecision,
-    Standing,
     Use,
-    judge,
+    effect_of,
     line,
+    retain,
     within_budget,
 )
+from holdfast.store.audit import AuditEntry
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
@@ -73,57 +80,57 @@ def operation(snapshot_id: str) -> Operation:
     )
 
 
-def collectable(verdict: RetentionDecision) -> list[str]:
-    return [each.snapshot_id for each in verdict.collectable]
+def collectable(decision: RetentionDecision) -> list[str]:
+    return [each.snapshot_id for each in decision.collectable]
 
 
-def rules(verdict: RetentionDecision, snapshot_id: str) -> set[Protection]:
-    return {reason.protection for reason in verdict.protected[snapshot_id]}
+def rules(decision: RetentionDecision, snapshot_id: str) -> set[Protection]:
+    return {reason.protection for reason in decision.protected[snapshot_id]}
 
 
 def test_without_a_policy_nothing_that_a_head_leads_to_may_go() -> None:
-    verdict = judge(Standing(a_line("a", "b", "c"), {"main": "c"}), Policy(), NOW)
-    assert collectable(verdict) == []
-    assert rules(verdict, "c") == {Protection.HEAD, Protection.HISTORY}
-    assert rules(verdict, "a") == {Protection.HISTORY}
+    decision = retain(GcRoots(a_line("a", "b", "c"), {"main": "c"}), Policy(), NOW)
+    assert collectable(decision) == []
+    assert rules(decision, "c") == {Protection.HEAD, Protection.HISTORY}
+    assert rules(decision, "a") == {Protection.HISTORY}
 
 
 @pytest.mark.req("WT-11")
 def test_what_no_head_leads_to_may_go_oldest_first() -> None:
-    verdict = judge(Standing(a_line("a", "b", "c"), {"main": "a"}), Policy(), NOW)
-    assert collectable(verdict) == ["b", "c"]
-    assert {each.why for each in verdict.collectable} == {"no head leads to it"}
+    decision = retain(GcRoots(a_line("a", "b", "c"), {"main": "a"}), Policy(), NOW)
+    assert collectable(decision) == ["b", "c"]
+    assert {each.why for each in decision.collectable} == {"no head leads to it"}
 
 
 @pytest.mark.parametrize("keep", range(1, 6))
 def test_the_newest_of_each_line_are_kept(keep: int) -> None:
-    verdict = judge(Standing(a_line(*"abcd"), {"main": "d"}), Policy(keep_last=keep), NOW)
-    assert collectable(verdict) == list("abcd")[: max(0, 4 - keep)]
+    decision = retain(GcRoots(a_line(*"abcd"), {"main": "d"}), Policy(keep_last=keep), NOW)
+    assert collectable(decision) == list("abcd")[: max(0, 4 - keep)]
 
 
 def test_a_snapshot_is_kept_if_one_of_its_lines_keeps_it() -> None:
-    standing = Standing(a_line(*"abcd"), {"main": "d", "dev": "b"})
-    assert collectable(judge(standing, Policy(keep_last=1), NOW)) == ["a", "c"]
-    assert collectable(judge(standing, Policy(keep_last=2), NOW)) == []
+    roots = GcRoots(a_line(*"abcd"), {"main": "d", "dev": "b"})
+    assert collectable(retain(roots, Policy(keep_last=1), NOW)) == ["a", "c"]
+    assert collectable(retain(roots, Policy(keep_last=2), NOW)) == []
 
 
 def test_what_is_young_is_kept_whether_a_head_leads_to_it_or_not() -> None:
-    standing = Standing(a_line(*"abcd"), {"main": "b"})
-    assert collectable(judge(standing, Policy(keep_for=1.5 * HOUR), NOW)) == ["a"]
-    assert collectable(judge(standing, Policy(keep_for=0.5 * HOUR), NOW)) == ["c", "a"]
+    roots = GcRoots(a_line(*"abcd"), {"main": "b"})
+    assert collectable(retain(roots, Policy(keep_for=1.5 * HOUR), NOW)) == ["a"]
+    assert collectable(retain(roots, Policy(keep_for=0.5 * HOUR), NOW)) == ["c", "a"]
 
 
 def test_a_snapshot_from_the_future_is_young_and_one_without_a_time_is_kept() -> None:
     strange = msgspec.structs.replace(descriptor("x"), created_at="?")
-    standing = Standing({"x": strange, "y": descriptor("y", age=-HOUR)}, {})
-    verdict = judge(standing, Policy(keep_for=60.0), NOW)
-    assert rules(verdict, "x") == {Protection.CLOCK}
-    assert rules(verdict, "y") == {Protection.KEEP_FOR}
+    roots = GcRoots({"x": strange, "y": descriptor("y", age=-HOUR)}, {})
+    decision = retain(roots, Policy(keep_for=60.0), NOW)
+    assert rules(decision, "x") == {Protection.CLOCK}
+    assert rules(decision, "y") == {Protection.KEEP_FOR}
 
 
 def test_references_pins_uses_and_operations_keep_what_nothing_else_does() -> None:
     descriptors = {name: descriptor(name) for name in "abcde"}
-    standing = Standing(
+    roots = GcRoots(
         descriptors,
         {},
         references=[reference("a")],
@@ -131,9 +138,9 @@ def test_references_pins_uses_and_operations_keep_what_nothing_else_does() -> No
         uses=[Use("c", "restore")],
         operations=[operation("d")],
     )
-    verdict = judge(standing, Policy(), NOW)
-    assert collectable(verdict) == ["e"]
-    assert [rules(verdict, each) for each in "abcd"] == [
+    decision = retain(roots, Policy(), NOW)
+    assert collectable(decision) == ["e"]
+    assert [rules(decision, each) for each in "abcd"] == [
         {Protection.REFERENCE},
         {Protection.PIN},
         {Protection.IN_USE},
@@ -144,24 +151,24 @@ def test_references_pins_uses_and_operations_keep_what_nothing_else_does() -> No
 def test_a_pending_restore_keeps_the_parent_of_what_it_has_published() -> None:
     """It may still put a snapshot between the two: nobody may take that parent away meanwhile."""
     pending = msgspec.structs.replace(operation("a"), operation_id="d")
-    standing = Standing(a_line(*"abcd"), {"main": "d"}, operations=[pending])
-    verdict = judge(standing, Policy(keep_last=1), NOW)
-    assert rules(verdict, "c") == {Protection.OPERATION}
-    assert collectable(verdict) == ["b"]
+    roots = GcRoots(a_line(*"abcd"), {"main": "d"}, operations=[pending])
+    decision = retain(roots, Policy(keep_last=1), NOW)
+    assert rules(decision, "c") == {Protection.OPERATION}
+    assert collectable(decision) == ["b"]
 
 
 def test_a_pin_that_has_run_out_keeps_nothing_and_one_that_cannot_be_read_keeps() -> None:
     unreadable = Pin(pin_id="p", snapshot_id="b", created_at="", until="some day")
     descriptors = {"a": descriptor("a"), "b": descriptor("b")}
-    standing = Standing(descriptors, {}, pins=[pin("a", left=0.0), unreadable])
-    assert collectable(judge(standing, Policy(), NOW)) == ["a"]
+    roots = GcRoots(descriptors, {}, pins=[pin("a", left=0.0), unreadable])
+    assert collectable(retain(roots, Policy(), NOW)) == ["a"]
 
 
 def test_what_another_plan_has_doomed_is_left_to_it() -> None:
-    standing = Standing({"a": descriptor("a", doomed_by="one")}, {})
-    assert rules(judge(standing, Policy(), NOW), "a") == {Protection.DOOMED}
-    assert collectable(judge(standing, Policy(), NOW, plan_id="one")) == ["a"]
-    assert collectable(judge(standing, Policy(), NOW, plan_id="two")) == []
+    roots = GcRoots({"a": descriptor("a", doomed_by="one")}, {})
+    assert rules(retain(roots, Policy(), NOW), "a") == {Protection.DOOMED}
+    assert collectable(retain(roots, Policy(), NOW, plan_id="one")) == ["a"]
+    assert collectable(retain(roots, Policy(), NOW, plan_id="two")) == []
 
 
 def test_what_a_broken_line_may_have_led_to_is_kept() -> None:
@@ -169,18 +176,18 @@ def test_what_a_broken_line_may_have_led_to_is_kept() -> None:
     found = a_line("a", "b", "lost", "c", "d")
     del found["lost"]
     younger = descriptor("younger", age=0.0)
-    verdict = judge(Standing({**found, "younger": younger}, {"main": "d"}), Policy(), NOW)
-    assert [each.snapshot_id for each in verdict.collectable] == ["younger"]
-    assert [verdict.protected[each][0].protection for each in "ab"] == [Protection.BROKEN] * 2
+    decision = retain(GcRoots({**found, "younger": younger}, {"main": "d"}), Policy(), NOW)
+    assert [each.snapshot_id for each in decision.collectable] == ["younger"]
+    assert [decision.protected[each][0].protection for each in "ab"] == [Protection.BROKEN] * 2
     del found["d"]
-    verdict = judge(Standing({**found, "younger": younger}, {"main": "d"}), Policy(), NOW)
-    assert verdict.collectable == ()
+    decision = retain(GcRoots({**found, "younger": younger}, {"main": "d"}), Policy(), NOW)
+    assert decision.collectable == ()
 
 
 def test_a_circle_of_parents_ends() -> None:
     circle = {"a": descriptor("a", "b"), "b": descriptor("b", "a")}
     assert list(line(circle, "a")) == ["a", "b"]
-    assert collectable(judge(Standing(circle, {"main": "a"}), Policy(keep_last=1), NOW)) == ["b"]
+    assert collectable(retain(GcRoots(circle, {"main": "a"}), Policy(keep_last=1), NOW)) == ["b"]
 
 
 @pytest.mark.parametrize(("budget", "count"), [(100, 0), (99, 1), (90, 1), (89, 2), (0, 10), (None, 10)])
@@ -196,8 +203,8 @@ def test_if_all_are_not_enough_for_the_budget_all_go() -> None:
 
 
 def test_with_a_budget_alone_all_but_heads_may_go() -> None:
-    verdict = judge(Standing(a_line(*"abc"), {"main": "b"}), Policy(max_bytes=0), NOW)
-    assert collectable(verdict) == ["c", "a"]  # what no head leads to comes first
+    decision = retain(GcRoots(a_line(*"abc"), {"main": "b"}), Policy(max_bytes=0), NOW)
+    assert collectable(decision) == ["c", "a"]  # what no head leads to comes first
 
 
 # --- Whatever there is ------------------------------------------------------------------------------
@@ -208,7 +215,7 @@ lefts = st.sampled_from([-1.0, 1.0])
 
 
 @st.composite
-def standings(draw: st.DrawFn) -> Standing:
+def standings(draw: st.DrawFn) -> GcRoots:
     """Snapshots with any parents, dooms and ages, and anything that may refer to them, also to nothing."""
     present = draw(st.lists(anything, unique=True))
     descriptors = {
@@ -220,7 +227,7 @@ def standings(draw: st.DrawFn) -> Standing:
         )
         for each in present
     }
-    return Standing(
+    return GcRoots(
         descriptors,
         draw(st.dictionaries(st.sampled_from(["main", "dev", "old"]), anything)),
         references=[reference(each) for each in draw(st.lists(anything, max_size=2))],
@@ -244,54 +251,54 @@ policies = st.builds(
 )
 
 
-def untouchable(standing: Standing) -> set[str]:
+def untouchable(roots: GcRoots) -> set[str]:
     """What no policy may ever let go, said a second time in other words."""
-    live_pins = [each for each in standing.pins if each.until is None or each.until > format_instant(NOW)]
+    live_pins = [each for each in roots.pins if each.until is None or each.until > format_instant(NOW)]
     named: Sequence[str] = [
-        *standing.heads.values(),
-        *(each.snapshot_id for each in standing.references),
+        *roots.heads.values(),
+        *(each.snapshot_id for each in roots.references),
         *(each.snapshot_id for each in live_pins),
-        *(each.snapshot_id for each in standing.uses),
-        *(each.snapshot_id for each in standing.operations if each.snapshot_id),
+        *(each.snapshot_id for each in roots.uses),
+        *(each.snapshot_id for each in roots.operations if each.snapshot_id),
         *(
             made.parent_id
-            for each in standing.operations
-            if (made := standing.descriptors.get(each.operation_id)) and made.parent_id
+            for each in roots.operations
+            if (made := roots.descriptors.get(each.operation_id)) and made.parent_id
         ),
-        *(each.snapshot_id for each in standing.descriptors.values() if each.doomed_by),
+        *(each.snapshot_id for each in roots.descriptors.values() if each.doomed_by),
     ]
-    return set(named) & standing.descriptors.keys()
+    return set(named) & roots.descriptors.keys()
 
 
 @settings(max_examples=300, deadline=None)
 @given(standings(), policies)
 def test_every_snapshot_is_kept_or_may_go_and_what_is_needed_never_goes(
-    standing: Standing, policy: Policy
+    roots: GcRoots, policy: Policy
 ) -> None:
-    verdict = judge(standing, policy, NOW)
-    going = collectable(verdict)
+    decision = retain(roots, policy, NOW)
+    going = collectable(decision)
     assert len(going) == len(set(going))
-    assert verdict.protected.keys() & set(going) == set()
-    assert verdict.protected.keys() | set(going) == standing.descriptors.keys()
-    assert all(verdict.protected.values())
-    assert untouchable(standing) <= verdict.protected.keys()
+    assert decision.protected.keys() & set(going) == set()
+    assert decision.protected.keys() | set(going) == roots.descriptors.keys()
+    assert all(decision.protected.values())
+    assert untouchable(roots) <= decision.protected.keys()
     if policy.keeps_all_history:
-        for head in standing.heads.values():
-            assert not set(line(standing.descriptors, head)) & set(going)
+        for head in roots.heads.values():
+            assert not set(line(roots.descriptors, head)) & set(going)
 
 
 @settings(max_examples=300, deadline=None)
 @given(standings(), policies, st.integers(0, 5), st.integers(0, 5))
 def test_a_policy_that_keeps_more_lets_less_go(
-    standing: Standing, policy: Policy, more: int, longer: int
+    roots: GcRoots, policy: Policy, more: int, longer: int
 ) -> None:
     generous = Policy(
         keep_last=None if policy.keep_last is None else policy.keep_last + more,
         keep_for=None if policy.keep_for is None else policy.keep_for + longer * HOUR,
         max_bytes=policy.max_bytes,
     )
-    kept = judge(standing, policy, NOW).protected.keys()
-    assert kept <= judge(standing, generous, NOW).protected.keys()
+    kept = retain(roots, policy, NOW).protected.keys()
+    assert kept <= retain(roots, generous, NOW).protected.keys()
 
 
 @settings(max_examples=200, deadline=None)
@@ -310,3 +317,27 @@ def test_a_larger_budget_lets_less_go_and_no_more_go_than_it_takes(
     rest = total - sum(sizes[:count])
     assert rest <= budget or count == len(sizes)
     assert count == 0 or total - sum(sizes[: count - 1]) > budget
+
+
+# --- What events mean for gc --------------------------------------------------------------------------
+
+
+def test_the_effect_of_every_event_is_known() -> None:
+    """An event that is not known may move a root: then the roots are read again, which costs time."""
+    source = "".join(path.read_text() for path in Path(holdfast.__file__).parent.rglob("*.py"))
+    written = set(re.findall(r'(?:\baudit\(\s*view, now,|AuditEvent\()\s*"([a-z_]+)"', source))
+    assert len(written) > 15
+    assert written <= EFFECTS.keys()
+
+
+def test_only_a_rename_and_what_is_unknown_move_a_root() -> None:
+    def effect(event: str) -> Effect:
+        return effect_of(AuditEntry(1, "", event, "", {}, ""))
+
+    assert effect("worktree_renamed").moves_root
+    assert effect("of_a_later_version").moves_root
+    assert not effect("lock_acquired").moves_root
+    assert {event for event in EFFECTS if effect(event).deletes_snapshot} == {
+        "snapshots_collected",
+        "tree_removed",
+    }

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.cli.entry import run
 from holdfast.errors import AlreadyExists, Failure, NotFound, StoreUnavailable
-from holdfast.repository.doctor import Finding, Severity
+from holdfast.findings import Finding, Severity
 from holdfast.repository.init import initialise
 from holdfast.repository.overview import describe
 from holdfast.repository.repository import Repository

@@ -71,12 +71,9 @@ def audit(
       holdfast audit --verify --json
       holdfast audit --follow --since 1h
     """
-    from holdfast.store.audit import AuditReader
-
     repository = open_repository(repo)
-    control = repository.control
-    reader = AuditReader(control.store, control.trail, verified=verify)
-    entries = list(deque(_wanted(reader.read(), _start(since, control.store.now())), maxlen=limit))
+    reader = repository.audit(verified=verify)
+    entries = list(deque(_wanted(reader.read(), _start(since, repository.now())), maxlen=limit))
     if follow:
         _follow(output, repository, reader, entries)
         return
@@ -94,8 +91,7 @@ def audit(
 
 
 def _follow(output: Output, repository: Repository, reader: Any, entries: list[AuditEntry]) -> None:
-    control = repository.control
-    with control.store.watch(control.trail.stream) as watch:  # before the next look: nothing is missed
+    with repository.watch_audit() as watch:  # before the next look: nothing is missed
         while True:
             for each in entries:
                 output.result({"entry": _record(each)}, [_line(each)])

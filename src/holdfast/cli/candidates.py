@@ -16,8 +16,7 @@ import click
 from holdfast.cli.options import data_directory
 from holdfast.cli.output import printable
 from holdfast.cli.repository import REPO
-from holdfast.fs import calls
-from holdfast.fs.paths import read_small
+from holdfast.fs import calls, paths
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -29,18 +28,6 @@ MOST_TOLD = 100
 _MOST_BYTES = 1 << 20
 
 Names = dict[str, str]
-
-
-def find_root(start: str, mark: str) -> str | None:
-    """The nearest directory upwards that has this in it."""
-    here = os.path.abspath(start)
-    while True:
-        if mark in _listed(here):
-            return here
-        above = os.path.dirname(here)
-        if above == here:
-            return None
-        here = above
 
 
 def worktrees(root: str, beginning: str = "") -> Names:
@@ -119,7 +106,7 @@ def _records(root: str, directory: str) -> list[str]:
 
 def _record(root: str, directory: str, name: str) -> dict[str, Any]:
     try:
-        record = json.loads(read_small(os.path.join(root, directory, f"{name}.json"), _MOST_BYTES))
+        record = json.loads(paths.read_small(os.path.join(root, directory, f"{name}.json"), _MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
@@ -186,7 +173,7 @@ def _below(mark: str, names: Callable[[str, str], Names]) -> Source:
 
     def source(context: click.Context, beginning: str) -> Names:
         start = context.params.get("repo") or os.environ.get(REPO) or os.getcwd()
-        root = find_root(start, mark)
+        root = paths.find_upwards(start, lambda directory: mark in _listed(directory))
         return {} if root is None else names(root, beginning)
 
     return source

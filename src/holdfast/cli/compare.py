@@ -14,8 +14,7 @@ from holdfast.errors import Corrupt, NotFound, PartialSnapshot, UsageFailure
 
 if TYPE_CHECKING:
     from holdfast.repository.compare import Comparison
-    from holdfast.repository.context import RepositoryContext
-    from holdfast.repository.repository import Snapshots
+    from holdfast.repository.snapshot_service import Snapshots
 
 all_option = click.option(
     "--all", "all_of_it", is_flag=True, help="Name everything below directories that came or went whole, too."
@@ -91,9 +90,9 @@ def diff(
     data = comparison_to_json(found)
     lines = _listed(found, all_of_it=all_of_it)
     if patch:
-        data["patches"], lines = _patches(opened.repository.control, found)
+        data["patches"], lines = _patches(opened.repository.snapshots, found)
     elif stat:
-        data["lines"], lines = _statistics(opened.repository.control, found)
+        data["lines"], lines = _statistics(opened.repository.snapshots, found)
     last = [] if patch else [change_summary(found.changes) if found.changes else "No difference."]
     output.result(data, [*lines, *last])
 
@@ -104,12 +103,11 @@ def _listed(found: Comparison, *, all_of_it: bool) -> Iterator[str]:
     return change_lines(found.changes) if all_of_it else brief_change_lines(found.changes)
 
 
-def _patches(control: RepositoryContext, found: Comparison) -> tuple[list[object], Iterator[str]]:
+def _patches(snapshots: Snapshots, found: Comparison) -> tuple[list[object], Iterator[str]]:
     from holdfast.cli.snapshot import change_lines
-    from holdfast.repository.compare import patches
     from holdfast.trees.manifest import escaped
 
-    made = list(patches(control, found))
+    made = list(snapshots.patches(found))
     records: list[object] = [
         {"path": escaped(each.change.path), "binary": each.lines is None, "lines": list(each.lines or ())}
         for each in made
@@ -129,11 +127,10 @@ def _patches(control: RepositoryContext, found: Comparison) -> tuple[list[object
     return records, lines()
 
 
-def _statistics(control: RepositoryContext, found: Comparison) -> tuple[list[object], Iterator[str]]:
-    from holdfast.repository.compare import patches
+def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], Iterator[str]]:
     from holdfast.trees.manifest import escaped
 
-    made = list(patches(control, found))
+    made = list(snapshots.patches(found))
     records: list[object] = [
         {
             "path": escaped(each.change.path),

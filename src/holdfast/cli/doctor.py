@@ -13,7 +13,7 @@ from holdfast.cli.output import Output
 from holdfast.cli.repository import open_repository, repo_option
 
 if TYPE_CHECKING:
-    from holdfast.repository.doctor import Finding, Repaired
+    from holdfast.findings import Finding, Repaired
 
 
 @click.command("doctor", short_help="Find out what is wrong with a repository, and repair it.")
@@ -58,7 +58,7 @@ def _tell(
 ) -> None:
     from holdfast.cli.output import CommandFailed
     from holdfast.errors import Unhealthy
-    from holdfast.repository.doctor import is_wrong
+    from holdfast.findings import is_wrong
 
     record = {**record, "findings": [each.as_record() for each in findings]}
     told = [*lines, *_lines(findings)]

@@ -48,9 +48,7 @@ def plan(output: Output, *, dry_run: bool, repo: str | None) -> None:
       holdfast gc plan
       holdfast gc plan --dry-run --json
     """
-    from holdfast.repository.gc_plan import propose
-
-    proposal = propose(open_repository(repo).control, store=not dry_run)
+    proposal = open_repository(repo).gc.plan(store=not dry_run)
     output.result(proposal_to_json(proposal), proposal_lines(proposal))
 
 
@@ -72,14 +70,13 @@ def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> Non
       holdfast gc run --plan 4f1c9a0b
     """
     from holdfast.cli.options import format_size
-    from holdfast.repository import gc
 
-    control = open_repository(repo).control
+    gc = open_repository(repo).gc
     if dry_run:
-        found = gc.check(control, plan_id)
+        found = gc.check(plan_id)
         deleted, text = 0, f"The plan {plan_id} fits: it would delete {counted(len(found.snapshots))}."
     else:
-        done = gc.run(control, plan_id)
+        done = gc.run(plan_id)
         found, deleted = done.plan, len(done.snapshots)
         text = f"Deleted {counted(deleted)}; {format_size(found.bytes)} are free. The plan {plan_id} is done."
     output.result(
@@ -150,14 +147,14 @@ def policy(
       holdfast gc policy --max-bytes 50G
       holdfast gc policy --keep-for none
     """
-    from holdfast.repository.gc_plan import check_policy, policy_of, set_policy
+    from holdfast.repository.gc_plan import check_policy
 
-    control = open_repository(repo).control
-    before = policy_of(control)
+    gc = open_repository(repo).gc
+    before = gc.policy
     wanted = _changed(before, keep_last=keep_last, keep_for=keep_for, max_bytes=max_bytes)
     check_policy(wanted)
     if wanted != before and not dry_run:
-        set_policy(control, wanted)
+        gc.set_policy(wanted)
     import msgspec
 
     output.result(

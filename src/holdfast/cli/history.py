@@ -103,9 +103,9 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
     data = {**snapshot_to_json(found), **marks_to_json(marks)}
     shown = [*snapshot_lines(found, marks)]
     if files:
-        from holdfast.trees.manifest import escaped, read_manifest
+        from holdfast.trees.manifest import escaped
 
-        entries = list(read_manifest(opened.repository.control.places.tree(found.snapshot_id)))
+        entries = list(snapshots.entries(found.snapshot_id))
         data["entries"] = [each.as_record() for each in entries]
         shown += [
             f"{each.kind} {each.mode:04o} {each.size:>12} {escaped(each.path) or '.'}" for each in entries

@@ -14,7 +14,7 @@ from holdfast.cli.output import Output
 from holdfast.errors import Corrupt, ExitStatus
 
 if TYPE_CHECKING:
-    from holdfast.issues.validate import IssueFinding
+    from holdfast.findings import Finding
 
 
 @click.command()
@@ -113,16 +113,14 @@ def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) 
       holdfast issue validate
       holdfast issue validate --fix
     """
-    from holdfast.issues.validate import examine, repair
+    from holdfast.issues.validate import examine, finding_to_json, repair
 
     with tracking(repo, actor) as tracker:
         before = examine(tracker)
         left = repair(tracker) if fix and any(each.fixable for each in before) else before
-    fixed = [each for each in before if each not in left]
-    record: dict[str, Any] = {
-        "findings": [each._asdict() for each in left],
-        "fixed": [each._asdict() for each in fixed],
-    }
+    remaining = [finding_to_json(each) for each in left]
+    fixed = [each for each in before if finding_to_json(each) not in remaining]
+    record: dict[str, Any] = {"findings": remaining, "fixed": [finding_to_json(each) for each in fixed]}
     if left and output.as_json:
         raise Corrupt(f"the tracker has {len(left)} problems", **record)
     lines = [line for each in fixed for line in _finding_lines("fixed", each)]
@@ -133,8 +131,8 @@ def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) 
     return ExitStatus.CORRUPT if left else ExitStatus.OK
 
 
-def _finding_lines(mark: str, finding: IssueFinding) -> Iterator[str]:
-    name = f" {finding.issue_id[:8]}" if finding.issue_id else ""
-    yield f"{mark} {finding.kind}:{name} {finding.message}"
-    if finding.hint and mark == "found":
-        yield f"  {finding.hint}"
+def _finding_lines(mark: str, finding: Finding) -> Iterator[str]:
+    name = f" {finding.subject[:8]}" if finding.subject else ""
+    yield f"{mark} {finding.code}:{name} {finding.message}"
+    if finding.remedy and mark == "found":
+        yield f"  {finding.remedy}"

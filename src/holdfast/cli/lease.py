@@ -234,7 +234,7 @@ def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
     """
 
     opened = open_worktree(repo, worktree)
-    config = opened.repository.control.config(opened.worktree)
+    config = opened.repository.config(opened.worktree)
     state = opened.repository.desk.state(opened.worktree)
     output.result(lease_state_to_json(config, state), lease_state_lines(config, state))
 

@@ -15,7 +15,7 @@ from holdfast.errors import Corrupt, Failure, JsonInvalid, NotFound, UsageFailur
 from holdfast.fs import strictjson
 from holdfast.ledger.log import Event, Ledger, Recorded, events_to_json, is_node_id, is_under, node_id
 from holdfast.ledger.log import event_to_json as event_to_json
-from holdfast.ledger.verify import LedgerReport
+from holdfast.ledger.verify import LedgerReport, finding_to_json
 from holdfast.locks.identity import Liveness
 from holdfast.locks.ledger_lock import LedgerLock, LedgerLockState
 from holdfast.repository.opening import OpenLedger
@@ -138,11 +138,11 @@ def _lock_of(opened: OpenLedger) -> LedgerLock:
 
 def report_verdict(verdict: LedgerReport, output: Output) -> None:
     """Say what was found; errors end as `E_CORRUPT`."""
-    findings = [each.as_record() for each in verdict.findings]
+    findings = [finding_to_json(each) for each in verdict.findings]
     errors = sum(each.severity == "error" for each in verdict.findings)
     lines = [f"{_counted(verdict.events)} can be read in order."]
     for each in verdict.findings:
-        lines += [f"{each.severity}: {each.where}", f"  {each.problem}", f"  -> {each.remedy}"]
+        lines += [f"{each.severity}: {each.subject}", f"  {each.message}", f"  -> {each.remedy}"]
     if verdict.sound:
         output.result({"sound": True, "events": verdict.events, "findings": findings}, lines)
         return

@@ -50,12 +50,9 @@ def add(
     """
     import msgspec
 
-    from holdfast.repository.history import add_pin, resolve_usable
-
     found = open_worktree(repo, worktree)
-    control = found.repository.control
-    snapshot_id = resolve_usable(control, snapshot, worktree=found.worktree).snapshot_id
-    made = add_pin(control, snapshot_id, reason=reason, keep_for=until)
+    snapshots = found.repository.snapshots
+    made = snapshots.pin(snapshot, seen_from=found.worktree, reason=reason, keep_for=until)
     lasting = f"until {made.until}" if made.until else "until the pin is removed"
     output.result(
         msgspec.structs.asdict(made),
@@ -79,11 +76,10 @@ def list_(output: Output, *, repo: str | None) -> None:
     """
     import msgspec
 
-    from holdfast.repository.history import pins
     from holdfast.repository.retention import pin_holds
 
-    control = open_repository(repo).control
-    found, now = pins(control), control.store.now()
+    repository = open_repository(repo)
+    found, now = repository.snapshots.pins(), repository.now()
     records = [{**msgspec.structs.asdict(each), "holds": pin_holds(each, now)} for each in found]
     lines = [
         f"{each.pin_id}  {each.snapshot_id}  "
@@ -108,9 +104,7 @@ def remove(output: Output, *, pin_id: str, repo: str | None) -> None:
     """
     import msgspec
 
-    from holdfast.repository.history import remove_pin
-
-    gone = remove_pin(open_repository(repo).control, pin_id)
+    gone = open_repository(repo).snapshots.remove_pin(pin_id)
     output.result(msgspec.structs.asdict(gone), [f"The pin {gone.pin_id} on {gone.snapshot_id} is gone."])
 
 
@@ -149,12 +143,8 @@ def create(
     """
     import msgspec
 
-    from holdfast.repository.history import create_reference, resolve_usable
-
     found = open_worktree(repo, worktree)
-    control = found.repository.control
-    snapshot_id = resolve_usable(control, snapshot, worktree=found.worktree).snapshot_id
-    made = create_reference(control, name, snapshot_id, note=note)
+    made = found.repository.snapshots.create_reference(name, snapshot, seen_from=found.worktree, note=note)
     output.result(msgspec.structs.asdict(made), [f"{made.name} names {made.snapshot_id}."])
 
 
@@ -171,9 +161,7 @@ def list_refs(output: Output, *, repo: str | None) -> None:
     """
     import msgspec
 
-    from holdfast.repository.history import references
-
-    found = references(open_repository(repo).control)
+    found = open_repository(repo).snapshots.references()
     lines = [f"{each.name}  {each.snapshot_id}  {each.created_at}  {each.note}".rstrip() for each in found]
     output.result(
         {"references": [msgspec.structs.asdict(each) for each in found]},
@@ -195,7 +183,5 @@ def delete(output: Output, *, name: str, repo: str | None) -> None:
     """
     import msgspec
 
-    from holdfast.repository.history import delete_reference
-
-    gone = delete_reference(open_repository(repo).control, name)
+    gone = open_repository(repo).snapshots.delete_reference(name)
     output.result(msgspec.structs.asdict(gone), [f"{gone.name} no longer names {gone.snapshot_id}."])

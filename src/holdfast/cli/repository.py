@@ -162,17 +162,16 @@ def proven(
     A lock that the environment names counts for the worktree that it names with it. The token is the
     one that came with this lock, never one that is found at the moment. None if there are no locks.
     """
-    from holdfast.repository.context import Isolation, Proof, proof_of
+    from holdfast.repository.context import Isolation, Proof
 
     repository, worktree = opened
-    control = repository.control
-    if control.config(worktree).isolation is Isolation.SHARED:
+    if repository.config(worktree).isolation is Isolation.SHARED:
         yield None
         return
     from_environment = lock_id is None and environment.get(WORKTREE, worktree) == worktree
     named = lock_id or (environment.get(LOCK_ID) if from_environment else None)
     if named:
-        yield proof_of(control, worktree, named, token_named(environment) if from_environment else None)
+        yield repository.proof(worktree, named, token_named(environment) if from_environment else None)
         return
     try:
         seconds = None if wait == UNLIMITED else wait or 0.0

@@ -123,14 +123,14 @@ def _into_new(
     snapshots = opened.repository.snapshots
     if dry_run:
         chosen = name or next(snapshots.free_names(found.snapshot_id))
-        path = opened.repository.control.places.payload(chosen)
+        path = opened.repository.payload(chosen)
         output.result(
             restored_to_json(chosen, path, found.snapshot_id, dry_run=True),
             [f"Would restore {found.snapshot_id} into the new worktree {chosen}: {path}"],
         )
         return
     config = snapshots.restore(found.snapshot_id, name)
-    path = opened.repository.control.places.payload(config.worktree_id)
+    path = opened.repository.payload(config.worktree_id)
     output.result(
         restored_to_json(config.worktree_id, path, found.snapshot_id, dry_run=False),
         [f"Restored {found.snapshot_id} into the new worktree {config.worktree_id}: {path}"],
@@ -167,7 +167,7 @@ def _not_kept(how: InPlace) -> str:
 
 def _is_inside(opened: OpenedRepository) -> bool:
     """Whether the current directory is the worktree's, or below it."""
-    here, payload = current_directory(), opened.repository.control.places.payload(opened.worktree)
+    here, payload = current_directory(), opened.repository.payload(opened.worktree)
     return payload in (here, *here.parents)
 
 
@@ -179,10 +179,9 @@ def _in_place(
     right: Callable[[], AbstractContextManager[Proof | None]],
 ) -> None:
     from holdfast.cli import output as cli_output
-    from holdfast.repository.restore import checked
     from holdfast.repository.to_json import restored_in_place_to_json
 
-    checked(opened.repository.control, opened.worktree, how)  # before anybody's lock is asked for
+    opened.repository.snapshots.check_restore(opened.worktree, how)  # before anybody's lock is asked for
     inside = how.path is None and _is_inside(opened)
     with (
         right() as proof,

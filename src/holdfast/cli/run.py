@@ -176,7 +176,7 @@ def _leased(
     repository: Repository, worktree: str, command: tuple[str, ...], output: Output, wish: RunOptions
 ) -> Iterator[HeldLease | None]:
     """The lease, renewed in the background; None for a shared worktree, which has none."""
-    if repository.control.config(worktree).isolation is Isolation.SHARED:
+    if repository.config(worktree).isolation is Isolation.SHARED:
         output.diagnostic(f"{worktree} is shared (high-risk): others may write while the command runs.")
         yield None
         return

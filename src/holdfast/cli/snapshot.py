@@ -122,12 +122,7 @@ def engine_named(flag: str | None) -> Engine | None:
 
 def _about_how_many(opened: OpenedRepository) -> int | None:
     """How many files the head has: most likely about as many as there will be."""
-    from holdfast.repository.context import DESCRIPTORS
-
-    control = opened.repository.control
-    head = control.config(opened.worktree).head_snapshot_id
-    document = control.store.read(DESCRIPTORS.key(head)) if head else None
-    return None if document is None else document.record.files
+    return opened.repository.snapshots.files_of_head(opened.worktree)
 
 
 MANY_BELOW = 20

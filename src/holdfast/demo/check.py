@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from holdfast.demo.agents import AgentExit, Stage
 from holdfast.errors import AuditChainBroken, NotFound, Refused
+from holdfast.findings import Severity
 from holdfast.fs import durable
 from holdfast.issues.model import State
 from holdfast.repository import doctor
@@ -56,7 +57,7 @@ def examine(
         *_lost(stage, repository, descriptors),
         *_stale(descriptors, events, ended, paused=paused),
         *_verified(repository, descriptors),
-        *(f"ledger: {each.problem}" for each in ledger.verify().findings if each.severity == "error"),
+        *(f"ledger: {each.message}" for each in ledger.verify().findings if each.severity == "error"),
         *_chain(repository),
         *_stuck(stage, repository),
     ]
@@ -145,7 +146,7 @@ def _stuck(stage: Stage, repository: Repository) -> Iterator[str]:
             yield f"still held: {held.kind} {held.what} by {held.who}"
     doctor.repair(repository.control, all_checks())
     for finding in doctor.examine(repository.control, all_checks()):
-        if finding.severity is not doctor.Severity.NOTE:
+        if finding.severity is not Severity.NOTE:
             yield f"an examination finds: {finding.message}"
 
 

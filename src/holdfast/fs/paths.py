@@ -7,6 +7,11 @@ import stat
 
 from holdfast.fs import calls
 
+TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -37,3 +42,19 @@ def read_small(path: str, limit: int) -> bytes:
         return content
     finally:
         calls.close(descriptor)
+
+
+def find_upwards(start: str | os.PathLike[str], is_root: Callable[[str], bool]) -> str | None:
+    """The nearest directory that is a root: `start`, or one above it; None if there is none."""
+    here = os.path.abspath(start)
+    while not is_root(here):
+        above = os.path.dirname(here)
+        if above == here:
+            return None
+        here = above
+    return here
+
+
+def is_repository(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory has `.jvs/`, which is not a symbolic link."""
+    return is_directory(os.path.join(path, ".jvs"))

@@ -1,17 +1,18 @@
-"""Checking a tracker: what is stored, against the rules; and putting right what can only be meant one way.
+"""Validating a tracker: what is stored, against the rules; and repairing what can only be meant one way.
 
-Circles, documents that cannot be read, and commits that another program has got in the way of are reported
-and left to people.
+Cycles, unreadable documents, and commits that another program has blocked are reported and left to people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 
 import msgspec
 
-from holdfast.errors import Changed, Failure, NotInitialised
+from holdfast import findings
+from holdfast.errors import Changed, Corrupt, Failure, NotInitialised
+from holdfast.findings import Check, Finding, Severity
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import rules
 from holdfast.issues.model import (
@@ -31,225 +32,242 @@ from holdfast.issues.reading import TOLERANT_ISSUES, Broken, tried
 from holdfast.issues.rules import in_order
 from holdfast.issues.tracker import Tracker
 from holdfast.issues.transactions import Draft, Seen
-from holdfast.store.model import Key, Record, Store, UnfinishedCommit, Unreadable
+from holdfast.store.model import Key, Record, Unreadable
 
 REPAIR_TOGETHER = 200
 FAMILY = "jit/"
-"""What the names of all documents of a tracker begin with."""
+"""The names of all documents of a tracker begin with this."""
+OF_COMMITS = frozenset({"commit unfinished", "commit blocked"})
+"""The codes of findings about commits to several documents."""
 
 
-class IssueFinding(NamedTuple):
-    """Something that is not as it should be. `fixable`: there is only one way to put it right. `hint` says
-    what else can be done about it, if that does not go without saying."""
-
-    kind: str
-    issue_id: str
-    message: str
-    fixable: bool
-    hint: str = ""
+def examine(tracker: Tracker) -> list[Finding]:
+    """All findings. `subject` is the id of the issue, empty if it is about none. Changes nothing."""
+    return findings.examine(_Examination(tracker), _CHECKS, _stopped)
 
 
-class TrackerExamination:
-    """One look at everything. What cannot be read is a finding, and what would rest on it is not judged."""
+def repair(tracker: Tracker) -> list[Finding]:
+    """Repair what can be repaired, each in a transaction of its own; return what is left."""
+    repaired = findings.repair(lambda: _Examination(tracker), _CHECKS, _stopped)
+    for _, failure in repaired.failed:
+        raise failure
+    return list(repaired.remaining)
+
+
+def finding_to_json(finding: Finding) -> dict[str, object]:
+    return {
+        "kind": finding.code,
+        "issue_id": finding.subject,
+        "message": finding.message,
+        "fixable": finding.fixable,
+        "hint": finding.remedy,
+    }
+
+
+class _Examination:
+    """One pass over a tracker. What depends on an unreadable document is not judged."""
 
     def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
-        self._store = tracker.store
-        index = self._store.read(INDEX)
+        self.tracker = tracker
+        self.store = tracker.store
+        self.unreadable: list[Finding] = []
+        index = self.store.read(INDEX)
         if index is None:
             raise NotInitialised("there is no issue tracker here")
-        self._listed = list(index.record.all_ids)
-        self._unreadable: list[IssueFinding] = []
-        self._broken: set[str] = set()
-        self._issues = self._load()
-        findings = list(self._examine())
-        self.findings = [*self._unreadable, *findings]
+        self.listed = list(index.record.all_ids)
 
-    def _load(self) -> dict[str, Issue]:
-        """Every issue that can be read, whether the index has it or not."""
-        found: dict[str, Issue] = {}
-        there = (name for name, _ in self._store.scan(TOLERANT_ISSUES))
-        for name in dict.fromkeys((*self._listed, *there)):
-            issue = self._tracker.transactions.look_at(name)
-            if isinstance(issue, Broken):
-                self._broken.add(name)
-                self._unreadable.append(_unreadable(name, issue.failure))
-            elif issue is not None:
-                found[name] = issue
-        return found
+    @cached_property
+    def _loaded(self) -> dict[str, Issue | Broken]:
+        """Every issue, whether the index lists it or not."""
+        stored = (name for name, _ in self.store.scan(TOLERANT_ISSUES))
+        names = dict.fromkeys((*self.listed, *stored))
+        loaded = ((name, self.tracker.transactions.look_at(name)) for name in names)
+        return {name: issue for name, issue in loaded if issue is not None}
 
-    def _read(self, key: Key[Record], issue_id: str = "") -> Record | None:
-        """Another document, if it is there and can be read."""
-        found = tried(self._store, key, issue_id)
+    @cached_property
+    def issues(self) -> dict[str, Issue]:
+        return {name: issue for name, issue in self._loaded.items() if isinstance(issue, Issue)}
+
+    @cached_property
+    def broken(self) -> set[str]:
+        """The issues that cannot be read."""
+        broken = {name: issue for name, issue in self._loaded.items() if isinstance(issue, Broken)}
+        self.unreadable += [_unreadable(name, issue.failure) for name, issue in broken.items()]
+        return set(broken)
+
+    def read(self, key: Key[Record], issue_id: str = "") -> Record | None:
+        """Another document, if it exists and can be read."""
+        found = tried(self.store, key, issue_id)
         if isinstance(found, Broken):
-            self._unreadable.append(_unreadable(issue_id, found.failure))
+            self.unreadable.append(_unreadable(issue_id, found.failure))
             return None
         return found
 
-    def _examine(self) -> Iterator[IssueFinding]:
-        yield from _examine_commits(self._store)
-        listed = set(self._listed)
-        if len(listed) != len(self._listed):
-            yield IssueFinding("index", "", "the index has an id twice", True)
-        for each in self._listed:
-            if each not in self._issues and each not in self._broken:
-                yield IssueFinding("missing", each, "the index has it, but there is no such issue", True)
-        for each in self._issues:
-            if each not in listed:
-                yield IssueFinding("unlisted", each, "it is not in the index", True)
-        yield from self._examine_graph()
-        gates = self._read(GATES)
-        known = gates.gates if gates else {}
-        for issue in self._issues.values():
-            yield from self._examine_issue(issue, known)
-        yield from self._examine_events()
-
-    def _examine_graph(self) -> Iterator[IssueFinding]:
-        edges = {each.id: each.dependencies for each in self._issues.values()}
-        for circle in in_order(edges)[1]:
-            yield IssueFinding("circle", circle[0], " -> ".join(circle), False)
-        dependents: dict[str, set[str]] = {}
-        for issue_id, deps in edges.items():
-            for on in deps:
-                dependents.setdefault(on, set()).add(issue_id)
-                if on not in self._issues and on not in self._broken:
-                    yield IssueFinding(
-                        "dangling", issue_id, f"it depends on {on}, which does not exist", True
-                    )
-        stored, whole = self._stored_dependents()
-        graph = self._read(GRAPH)
-        real = {on: each for on, each in dependents.items() if on in self._issues}
-        complete = graph is not None and graph.dependents_complete
-        if whole and not (complete and stored == real):
-            yield IssueFinding(
-                "dependents",
-                "",
-                "the record of which issues depend on which is not complete",
-                not self._broken,
-                "Repair what cannot be read first: nobody knows what that depends on."
-                if self._broken
-                else "",
-            )
-
-    def _stored_dependents(self) -> tuple[dict[str, set[str]], bool]:
-        """Which issues depend on which, as recorded, without those that cannot be read; and whether all of
-        these records can be."""
-        stored, whole = dict[str, set[str]](), True
-        for on, document in self._store.scan(DEPENDENTS.tolerant()):
-            if isinstance(document.record, Unreadable):
-                self._unreadable.append(_unreadable(on, document.record.failure))
-                whole = False
-            elif on not in self._broken and (left := set(document.record.dependents) - self._broken):
-                stored[on] = left
-        return stored, whole
-
-    def _examine_issue(self, issue: Issue, gates: Mapping[str, object]) -> Iterator[IssueFinding]:
-        lookup = self._issues.get
-        waiting = [each for each in rules.open_dependencies(issue, lookup) if each not in self._broken]
-        knows_all = self._broken.isdisjoint(issue.dependencies)
-        if knows_all and rules.state_of(issue, lookup) is not issue.state:
-            wanted = rules.state_of(issue, lookup).value
-            yield IssueFinding(
-                "state", issue.id, f"it is stored as {issue.state.value}, but is {wanted}", True
-            )
-        if issue.state is State.DONE and waiting:
-            yield IssueFinding(
-                "done too early", issue.id, f"it is done, but waits for {', '.join(waiting)}", False
-            )
-        if issue.state is State.DONE and issue.open_gates():
-            yield IssueFinding(
-                "done too early", issue.id, f"not passed: {', '.join(issue.open_gates())}", False
-            )
-        for gate in issue.gates_required:
-            if gate not in gates:
-                yield IssueFinding(
-                    "gate", issue.id, f"it requires the gate {gate}, which is not defined", False
-                )
-        claim = self._read(CLAIMS.key(issue.id), issue.id)
-        if rules.is_abandoned(issue, claim, self._tracker.transactions.moment()):
-            yield IssueFinding("abandoned", issue.id, f"the claim of {issue.assignee} has run out", True)
-
-    def _examine_events(self) -> Iterator[IssueFinding]:
-        for entry in self._store.entries(EVENTS):
-            if entry.record.type == IssueEventCodec.UNREADABLE:
-                yield IssueFinding(
-                    "event", "", f"at {entry.position}: {entry.record.unknown['problem']}", False
-                )
+    def repair_index(self) -> None:
+        self.tracker.transactions.retrying(lambda: _repair_index(self.tracker))
 
 
-def _unreadable(issue_id: str, failure: Failure) -> IssueFinding:
-    return IssueFinding("unreadable", issue_id, f"{failure.message} ({failure.code})", False, failure.hint)
+def _finding(
+    code: str, issue_id: str, message: str, fix: Callable[[], object] | None = None, *, remedy: str = ""
+) -> Finding:
+    severity = Severity.ERROR if fix is None else Severity.WARNING
+    return Finding(code, severity, issue_id, message, "The issues do not fit together.", remedy, fix)
 
 
-def _examine_commits(store: Store) -> Iterator[IssueFinding]:
-    """Commits to several documents of the tracker whose author died after the commit point."""
-    for commit in _abandoned(store):
-        obstacle = commit.obstacle
+def _unreadable(issue_id: str, failure: Failure) -> Finding:
+    return Finding(
+        "unreadable",
+        Severity.ERROR,
+        issue_id,
+        f"{failure.message} ({failure.code})",
+        "The others go on without it; its dependents go on waiting. It was not changed.",
+        failure.hint,
+    )
+
+
+def _stopped(examination: _Examination, check: Check[_Examination], failure: Failure) -> Iterator[Finding]:
+    if not isinstance(failure, Corrupt):
+        raise failure
+    yield _unreadable("", failure)
+
+
+# --- The checks -----------------------------------------------------------------------------------------
+
+
+def _check_commits(examination: _Examination) -> Iterator[Finding]:
+    """Commits to several documents of the tracker whose process died after the commit point."""
+    files = examination.store.files
+    if files is None:
+        return
+    for commit in files.unfinished_commits():
+        if not any(name.startswith(FAMILY) for name in commit.documents):
+            continue
+        decided, obstacle = f"the commit {commit.id} is decided, but", commit.obstacle
         if obstacle is None:
-            yield IssueFinding(
+            yield _finding(
                 "commit unfinished",
                 "",
-                f"the commit {commit.id} is decided, but its process died before it was carried out",
-                True,
-                "Nothing is lost: everybody sees it whole. 'holdfast issue validate --fix' carries it out, "
-                "and so does the next one who changes an issue.",
+                f"{decided} its process died before it was carried out",
+                partial(files.finish_commits, [commit]),
+                remedy="Nothing is lost: all readers see it whole. 'holdfast issue validate --fix' carries "
+                "it out, and so does the next change of an issue.",
             )
         else:
-            message = f"the commit {commit.id} is decided, but cannot be carried out: {obstacle.message}"
-            yield IssueFinding("commit blocked", "", message, False, obstacle.hint)
+            message = f"{decided} cannot be carried out: {obstacle.message}"
+            yield _finding("commit blocked", "", message, remedy=obstacle.hint)
 
 
-def _abandoned(store: Store) -> list[UnfinishedCommit]:
-    commits = [] if store.files is None else store.files.unfinished_commits()
-    return [each for each in commits if any(name.startswith(FAMILY) for name in each.documents)]
+def _check_index(examination: _Examination) -> Iterator[Finding]:
+    fix, listed = examination.repair_index, set(examination.listed)
+    if len(listed) != len(examination.listed):
+        yield _finding("index", "", "the index lists an id twice", fix)
+    for each in examination.listed:
+        if each not in examination.issues and each not in examination.broken:
+            yield _finding("missing", each, "the index lists it, but there is no such issue", fix)
+    for each in examination.issues:
+        if each not in listed:
+            yield _finding("unlisted", each, "the index does not list it", fix)
 
 
-def examine(tracker: Tracker) -> list[IssueFinding]:
-    """Everything that is not as it should be."""
-    return TrackerExamination(tracker).findings
+def _check_graph(examination: _Examination) -> Iterator[Finding]:
+    tracker, issues, broken = examination.tracker, examination.issues, examination.broken
+    edges = {each.id: each.dependencies for each in issues.values()}
+    for cycle in in_order(edges)[1]:
+        yield _finding("circle", cycle[0], " -> ".join(cycle))
+    dependents: dict[str, set[str]] = {}
+    for issue_id, dependencies in edges.items():
+        for on in dependencies:
+            dependents.setdefault(on, set()).add(issue_id)
+            if on not in issues and on not in broken:
+                message = f"it depends on {on}, which does not exist"
+                yield _finding("dangling", issue_id, message, partial(_detach, tracker, issue_id, on))
+    stored = _stored_dependents(examination)
+    graph = examination.read(GRAPH)
+    actual = {on: each for on, each in dependents.items() if on in issues}
+    complete = graph is not None and graph.dependents_complete
+    if stored is not None and not (complete and stored == actual):
+        message = "the record of which issues depend on which is not complete"
+        if examination.unreadable:
+            remedy = "Repair what cannot be read first: nobody knows what that depends on."
+            yield _finding("dependents", "", message, remedy=remedy)
+        else:
+            yield _finding("dependents", "", message, partial(_repair_dependents, tracker))
 
 
-def repair(tracker: Tracker) -> list[IssueFinding]:
-    """Put right what can be; what is left is returned. Each repair is a transaction of its own."""
-    _finish_commits(tracker.store)
-    findings = examine(tracker)
-    kinds = {each.kind for each in findings if each.fixable}
-    if kinds & {"missing", "unlisted", "index"}:
-        tracker.transactions.retrying(lambda: _repair_index(tracker))
-    for each in findings:
-        if each.kind == "dangling":
-            missing = each.message.removeprefix("it depends on ").removesuffix(", which does not exist")
-            _detach(tracker, each.issue_id, missing)
-    if kinds & {"dependents", "dangling", "unlisted", "missing"} and not _has_unreadable(findings):
-        _repair_dependents(tracker)
-    for each in findings:
-        if each.kind == "abandoned":
-            tracker.claims.reclaim(each.issue_id)
-    for each in examine(tracker):
-        if each.kind == "state":
-            _settle(tracker, each.issue_id)
-    return examine(tracker)
+def _stored_dependents(examination: _Examination) -> dict[str, set[str]] | None:
+    """The recorded dependents of each issue, as far as these can be read; None if some records cannot."""
+    stored, broken, whole = dict[str, set[str]](), examination.broken, True
+    for on, document in examination.store.scan(DEPENDENTS.tolerant()):
+        if isinstance(document.record, Unreadable):
+            examination.unreadable.append(_unreadable(on, document.record.failure))
+            whole = False
+        elif on not in broken and (left := set(document.record.dependents) - broken):
+            stored[on] = left
+    return stored if whole else None
 
 
-def _finish_commits(store: Store) -> None:
-    if store.files is not None:
-        store.files.finish_commits(each for each in _abandoned(store) if each.obstacle is None)
+def _check_issues(examination: _Examination) -> Iterator[Finding]:
+    gates = examination.read(GATES)
+    known = gates.gates if gates else {}
+    for issue in examination.issues.values():
+        for gate in issue.gates_required:
+            if gate not in known:
+                yield _finding("gate", issue.id, f"it requires the gate {gate}, which is not defined")
+        yield from _check_state(examination, issue)
 
 
-def _has_unreadable(findings: Iterable[IssueFinding]) -> bool:
-    """Whether something cannot be read: then nobody knows all dependencies."""
-    return any(each.kind == "unreadable" for each in findings)
+def _check_state(examination: _Examination, issue: Issue) -> Iterator[Finding]:
+    tracker, lookup, broken = examination.tracker, examination.issues.get, examination.broken
+    actual = rules.state_of(issue, lookup)
+    if broken.isdisjoint(issue.dependencies) and actual is not issue.state:
+        message = f"it is stored as {issue.state.value}, but is {actual.value}"
+        yield _finding("state", issue.id, message, partial(_settle, tracker, issue.id))
+    if issue.state is State.DONE:
+        waiting = [each for each in rules.open_dependencies(issue, lookup) if each not in broken]
+        if waiting:
+            yield _finding("done too early", issue.id, f"it is done, but waits for {', '.join(waiting)}")
+        if issue.open_gates():
+            yield _finding("done too early", issue.id, f"not passed: {', '.join(issue.open_gates())}")
+    claim = examination.read(CLAIMS.key(issue.id), issue.id)
+    if rules.is_abandoned(issue, claim, tracker.transactions.moment()):
+        yield Finding(
+            "abandoned",
+            Severity.NOTE,
+            issue.id,
+            f"the claim of {issue.assignee} has expired",
+            "The next agent that looks for work takes it over.",
+            fix=partial(tracker.claims.reclaim, issue.id),
+        )
+
+
+def _check_events(examination: _Examination) -> Iterator[Finding]:
+    for entry in examination.store.entries(EVENTS):
+        if entry.record.type == IssueEventCodec.UNREADABLE:
+            yield _finding("event", "", f"at {entry.position}: {entry.record.unknown['problem']}")
+
+
+_CHECKS: tuple[Check[_Examination], ...] = (
+    Check("commits", _check_commits),
+    Check("index", _check_index),
+    Check("graph", _check_graph),
+    Check("issues", _check_issues),
+    Check("events", _check_events),
+    Check("documents", lambda examination: examination.unreadable),  # what the others could not read
+)
+
+
+# --- The repairs ----------------------------------------------------------------------------------------
 
 
 def _repair_index(tracker: Tracker) -> None:
-    """Let the index have exactly what is there. What is entered or removed is locked meanwhile."""
+    """Make the index list exactly what exists. What is entered or removed is locked meanwhile."""
     index = tracker.store.read(INDEX)
     listed = list(dict.fromkeys(index.record.all_ids)) if index else []
-    there = {name for name, _ in tracker.store.scan(TOLERANT_ISSUES)}
+    stored = {name for name, _ in tracker.store.scan(TOLERANT_ISSUES)}
     look_at = tracker.transactions.look_at
     doubtful = sorted(
         each
-        for each in there.symmetric_difference(listed)
+        for each in stored.symmetric_difference(listed)
         if not isinstance(look_at(each), Broken)  # that is for a person to decide
     )
 
@@ -293,10 +311,10 @@ def _settle(tracker: Tracker, issue_id: str) -> None:
 
 
 def _repair_dependents(tracker: Tracker) -> None:
-    """Write the edges the other way round anew.
+    """Rewrite the record of dependents from the dependencies.
 
-    Not complete first, so that nobody relies on it meanwhile; then part by part, each under the locks
-    of the issues that it is about; complete only if nobody has added an edge since it was begun.
+    It is declared incomplete first, so that nobody relies on it meanwhile; then rewritten part by part, each
+    under the locks of its issues; and declared complete only if no edge was added since it was begun.
     """
     tracker.transactions.retrying(lambda: _rewrite_dependents(tracker))
 
@@ -320,10 +338,9 @@ def _rewrite_dependents(tracker: Tracker) -> None:
 
 
 def _declare_complete(tracker: Tracker, begun: tuple[int, str] | None) -> tuple[int, str]:
-    """Say whether the record of dependents is complete: it is, if nothing was added since `begun`.
+    """Declare the record of dependents complete if no edge was added since `begun`; without it, incomplete.
 
-    Dependencies are added to issues that are there, which is counted, or with new ones, which changes
-    the index.
+    Edges are added to existing issues, which is counted, or with new ones, which changes the index.
     """
 
     def body(draft: Draft) -> tuple[int, str]:

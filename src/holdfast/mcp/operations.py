@@ -22,10 +22,10 @@ from holdfast.mcp.calls import Call, Plain
 from holdfast.mcp.held import Work, WorktreeKey
 from holdfast.repository import to_json
 from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
-from holdfast.repository.context import DESCRIPTORS, Consistency, Isolation, Proof, proof_of
+from holdfast.repository.context import Consistency, Isolation, Proof
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace, checked
+from holdfast.repository.restore import InPlace
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.to_json import lease_to_json
 
@@ -133,11 +133,11 @@ def proven(
     call: Call, repository: Repository, place: WorktreeKey, lock_id: str | None, purpose: str
 ) -> Iterator[Proof | None]:
     """By which right a step publishes: the lease that is held or named, or one for its own duration."""
-    if repository.control.config(place.worktree).isolation is Isolation.SHARED:
+    if repository.config(place.worktree).isolation is Isolation.SHARED:
         yield None
         return
     if lock_id is not None:
-        yield proof_of(repository.control, place.worktree, lock_id)
+        yield repository.proof(place.worktree, lock_id)
         return
     held = call.held.lease(place)
     if held is not None:
@@ -146,7 +146,7 @@ def proven(
         return
     given = call.project.given_lease(place.worktree)
     if given is not None:
-        yield proof_of(repository.control, place.worktree, given.lock_id, given.token)
+        yield repository.proof(place.worktree, given.lock_id, given.token)
         return
     try:
         own = repository.lease(
@@ -169,9 +169,7 @@ def _proof(lease: HeldLease) -> Proof:
 def snapshot(call: Call, given: arguments.TakeSnapshot) -> Plain:
     repository = call.project.repository()
     place = WorktreeKey(repository.root, call.project.worktree(repository, given.worktree))
-    head = repository.control.config(place.worktree).head_snapshot_id
-    known = repository.control.store.read(DESCRIPTORS.key(head)) if head else None
-    call.total = known.record.files if known else None
+    call.total = repository.snapshots.files_of_head(place.worktree)
     wanted = SnapshotOptions(
         note=given.note,
         tag=given.tag,
@@ -215,7 +213,7 @@ def _restore_into_new(repository: Repository, snapshot_id: str, given: arguments
         name = given.into or next(repository.snapshots.free_names(snapshot_id))
     else:
         name = repository.snapshots.restore(snapshot_id, given.into).worktree_id
-    path = repository.control.places.payload(name)
+    path = repository.payload(name)
     return to_json.restored_to_json(name, path, snapshot_id, dry_run=given.dry_run)
 
 
@@ -227,7 +225,7 @@ def _restore_in_place(
     if given.dry_run:
         plan = repository.snapshots.plan(place.worktree, snapshot_id, how)
         return to_json.restore_plan_to_json(place.worktree, how, plan)
-    checked(repository.control, place.worktree, how)  # before anybody's lease is asked for
+    repository.snapshots.check_restore(place.worktree, how)  # before anybody's lease is asked for
     purpose = f"restore {snapshot_id} in place"
     with proven(call, repository, place, given.lock_id, purpose) as proof:
         call.check()

@@ -1,8 +1,9 @@
-"""Which checks an examination of a repository makes: those of every layer that keeps something."""
+"""All checks of the doctor, in their order; and those of the store, the ledger and the issues."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from holdfast.clock import SKEW
 from holdfast.errors import (
@@ -15,20 +16,20 @@ from holdfast.errors import (
     StoreUnavailable,
     StoreUntrusted,
 )
+from holdfast.findings import Check, Finding, Severity
 from holdfast.issues import validate
-from holdfast.issues.tracker import Tracker
 from holdfast.repository import checks_leftovers, checks_storage, checks_worktrees
-from holdfast.repository.doctor import Check, Examination, Finding, Severity
+from holdfast.repository.doctor import Examination, RepositoryCheck
 from holdfast.repository.opening import open_ledger, open_tracker
 from holdfast.store.open import CONFIG, FILES, address_of, check_store
 
-CHECKS: tuple[Check, ...] = (
-    # What is decided is carried out before anything else is judged.
+CHECKS: tuple[RepositoryCheck, ...] = (
+    # What is decided is carried out before anything is judged.
     Check("commits", checks_leftovers.commits),
     Check("operations", checks_leftovers.operations),
     Check("collections", checks_leftovers.collections),
     Check("plans", checks_leftovers.plans),
-    # What is kept.
+    # Snapshots and worktrees.
     Check("trees", checks_storage.orphans),
     Check("snapshots", checks_storage.incomplete),
     Check("content", checks_storage.damaged),
@@ -39,7 +40,7 @@ CHECKS: tuple[Check, ...] = (
     Check("directories", checks_worktrees.worktrees),
     Check("payloads", checks_worktrees.payloads),
     Check("records", checks_worktrees.records),
-    # What dead processes have left behind.
+    # Leftovers of dead processes.
     Check("scratch", checks_leftovers.scratches),
     Check("remnants", checks_storage.remnants),
     Check("drafts", checks_leftovers.drafts),
@@ -55,22 +56,16 @@ CHECKS: tuple[Check, ...] = (
 )
 """In this order: a repair may make a later one unnecessary, never an earlier one necessary."""
 
-
 ACTOR = "auto:doctor"
 
 
-def all_checks() -> tuple[Check, ...]:
+def all_checks() -> tuple[RepositoryCheck, ...]:
     """The checks in the order in which they are made and repaired."""
-    return (
-        Check("store", _store),
-        *CHECKS,
-        Check("ledger", _ledger),
-        Check("issues", _issues),
-    )
+    return (Check("store", _store), *CHECKS, Check("ledger", _ledger), Check("issues", _issues))
 
 
 def _store(examination: Examination) -> Iterator[Finding]:
-    """Whether the store answers, knows our schema, and goes by about the same time as this machine."""
+    """Whether the store answers, has our schema, and has about the same time as this machine."""
     root, store = examination.control.places.root, examination.control.store
     try:
         store.now()
@@ -81,7 +76,7 @@ def _store(examination: Examination) -> Iterator[Finding]:
     except Failure as failure:
         if failure is not examination.trouble:
             raise
-        yield _store_trouble(failure, str(failure.facts.get("store", root / CONFIG)))
+        yield _store_unusable(failure, str(failure.facts.get("store", root / CONFIG)))
         return
     if abs(health.clock_difference) > SKEW:
         yield Finding(
@@ -89,25 +84,25 @@ def _store(examination: Examination) -> Iterator[Finding]:
             Severity.WARNING,
             address,
             f"the store's clock and this machine's are {abs(health.clock_difference):.1f} s apart",
-            "Leases are judged by the store's clock. What this machine says about times is off by that much.",
+            "Leases are judged by the store's clock. Times that this machine prints are off by that much.",
             "nothing: set this machine's clock, or the server's",
             facts=health.as_record(),
         )
 
 
-_TROUBLES: dict[type[Failure], tuple[str, str]] = {
+_UNUSABLE: dict[type[Failure], tuple[str, str]] = {
     StoreAccessRefused: ("store-refused", "The server runs, but does not let this user in."),
-    StoreUntrusted: ("store-untrusted", "The server may run, but it is not to be trusted with anything."),
-    StoreMissing: ("store-missing", "The server runs, but the database with all records is not there."),
-    StoreIncompatible: ("store-incompatible", "The records are there, in a form unknown to this program."),
-    StoreUnavailable: ("store-away", "The server, or the way to it, is down."),
-    NotFound: ("store-empty", "The server runs, but the records of this repository are not in it."),
+    StoreUntrusted: ("store-untrusted", "The server may run, but cannot be trusted."),
+    StoreMissing: ("store-missing", "The server runs, but the database with all records does not exist."),
+    StoreIncompatible: ("store-incompatible", "The records exist, in a form unknown to this program."),
+    StoreUnavailable: ("store-away", "The server, or the network to it, is down."),
+    NotFound: ("store-empty", "The server runs, but has no records of this repository."),
 }
-"""What may be wrong with a store, by the failure that it shows in: the first that fits."""
+"""What may be wrong with a store, by its failure; the first that fits."""
 
 
-def _store_trouble(failure: Failure, subject: str) -> Finding:
-    fitting = (told for kind, told in _TROUBLES.items() if isinstance(failure, kind))
+def _store_unusable(failure: Failure, subject: str) -> Finding:
+    fitting = (found for kind, found in _UNUSABLE.items() if isinstance(failure, kind))
     code, meaning = next(fitting, ("store-unusable", "It is not known where the records are."))
     return Finding(
         code,
@@ -121,7 +116,7 @@ def _store_trouble(failure: Failure, subject: str) -> Finding:
 
 
 def _require_store(examination: Examination) -> None:
-    """They open the store anew: one that is away is not waited for again."""
+    """The ledger and the tracker open the store anew: one that is away is not waited for again."""
     if examination.trouble is not None:
         raise examination.trouble
 
@@ -133,15 +128,12 @@ def _ledger(examination: Examination) -> Iterator[Finding]:
         opened = open_ledger(examination.control.places.root)
     except NotFound:
         return
-    severities = {"error": Severity.ERROR, "warning": Severity.WARNING}
     for each in opened.verify().findings:
-        yield Finding(
-            f"ledger-{each.kind}",
-            severities.get(each.severity, Severity.NOTE),
-            each.where,
-            f"{each.where}: {each.problem}",
-            "The ledger is not as it was written.",
-            f"nothing: {each.remedy}",
+        yield each._replace(
+            code=f"ledger-{each.code}",
+            message=f"{each.subject}: {each.message}",
+            meaning="The ledger is not as it was written.",
+            remedy=f"nothing: {each.remedy}",
         )
 
 
@@ -149,33 +141,17 @@ def _issues(examination: Examination) -> Iterator[Finding]:
     """The issues beside the repository, if there are any."""
     _require_store(examination)
     tracker = open_tracker(examination.control.places.root, actor=ACTOR)
+    fix = partial(validate.repair, tracker)
     try:
         found = validate.examine(tracker)
     except NotInitialised:
         return
     for each in found:
-        if not each.kind.startswith("commit"):  # the check of commits has told of these
-            yield _issue_finding(each, tracker)
-
-
-_MEANINGS = {
-    "abandoned": "The next one who looks for work takes it over.",
-    "unreadable": "The others go on without it, and what waits for it goes on waiting. It was not changed.",
-}
-
-
-def _issue_finding(found: validate.IssueFinding, tracker: Tracker) -> Finding:
-    abandoned = found.kind == "abandoned"
-    meaning = _MEANINGS.get(found.kind, "The issues do not fit together.")
-    severity = Severity.NOTE if abandoned else Severity.WARNING if found.fixable else Severity.ERROR
-    return Finding(
-        f"issue-{found.kind}",
-        severity,
-        found.issue_id or "issues",
-        found.message,
-        meaning,
-        "puts it right: there is only one way"
-        if found.fixable
-        else f"nothing: {found.hint or 'a person has to look at it'}",
-        fix=(lambda: validate.repair(tracker)) if found.fixable else None,
-    )
+        if each.code not in validate.OF_COMMITS:  # the check of commits has found these
+            by_hand = f"nothing: {each.remedy or 'a person has to look at it'}"
+            yield each._replace(
+                code=f"issue-{each.code}",
+                subject=each.subject or "issues",
+                remedy="repairs it: there is only one way" if each.fixable else by_hand,
+                fix=fix if each.fixable else None,
+            )

@@ -1,4 +1,4 @@
-"""What dead processes have left behind, and nobody misses."""
+"""Checks for the leftovers of dead processes, which nobody misses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from holdfast.clock import Now, format_duration
 from holdfast.errors import LockConflict, LockNotHeld, NotFound
+from holdfast.findings import Finding, Severity
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.leases.rules import WAITER_TTL, Lease, LeaseKeys, LeaseQueue, LeaseWaiter
@@ -24,7 +25,7 @@ from holdfast.repository.context import (
     RepositoryContext,
     worktree_keys,
 )
-from holdfast.repository.doctor import Examination, Finding, Severity
+from holdfast.repository.doctor import Examination
 from holdfast.repository.gc import collector_locked, end_dead_run
 from holdfast.repository.gc_plan import forget_plan
 from holdfast.repository.gc_plan import plans as kept_plans
@@ -34,43 +35,46 @@ from holdfast.repository.worktrees import names_of, settle
 from holdfast.store.model import Decision, Delete, Family, StructCodec, View
 
 DRAFT_AGE = 3600.0
-"""A draft lives for milliseconds. Should its process really have been stopped for longer than this, its
-commit fails when it goes on, as if the disk were full: nothing is lost by removing it."""
+"""A draft lives for milliseconds. If its process was merely stopped for longer, its commit fails when it goes
+on, as on a full disk: removing the draft loses nothing."""
 
 _DRAFT = re.compile(r"\..+-[0-9a-f]{12}\.tmp", re.ASCII | re.DOTALL)
 _PROBE = re.compile(r"\.holdfast-probe-[0-9a-f]{12}", re.ASCII)
 _CONTROL = (".jvs", ".holdfast", ".jit", "ledger")
 """Where drafts are written."""
 _TREES = ("snapshots", "remnants", "quarantine", "tmp")
-"""What is in there is users' content, or in a scratch."""
+"""These hold users' content, or scratches."""
+
+LEASES: Family[Lease] = Family("jvs/leases", StructCodec(Lease))
+QUEUES: Family[LeaseQueue] = Family("jvs/queues", StructCodec(LeaseQueue))
 
 
 def scratches(examination: Examination) -> Iterator[Finding]:
-    """Scratches whose process is gone; not one that a pending operation still needs."""
+    """Scratches whose process is gone, and that no pending operation needs."""
     control = examination.control
     left = list(payloads.abandoned(control.places))
-    needed = {each.operation_id for each in examination.operations().values()}  # after that: it may end
+    needed = {each.operation_id for each in examination.operations().values()}  # read second: it may end
     for each in left:
         if each.scratch_id in needed or _is_young_and_empty(each.path, examination.now):
             continue
-        if not payloads.is_abandoned(each.path):  # when we looked first it was just about to be locked
+        if not payloads.is_abandoned(each.path):  # it was about to be locked when it was listed
             continue
         if _explains_a_tree(examination, each.scratch_id.removesuffix(payloads.SWEPT)):
             continue
-        who = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
+        holder = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
         yield Finding(
             "scratch-abandoned",
             Severity.WARNING,
             each.scratch_id,
-            f"{each.path} was left by {who} that is gone",
-            "It takes space. Nothing in it was ever visible, or it was on its way out.",
+            f"{each.path} was left by {holder} that is gone",
+            "It takes space. Nothing in it was ever visible, or it was being removed.",
             "remove it",
             fix=partial(_sweep, control, each.scratch_id),
         )
 
 
 def _is_young_and_empty(path: Path, now: float) -> bool:
-    """Whether somebody may have made it just now, and be about to lock it; if not, it takes no space."""
+    """Whether a process may have created it just now, and be about to lock it. It takes no space."""
     if path.name.endswith(payloads.SWEPT):
         return False
     try:
@@ -83,7 +87,7 @@ def _is_young_and_empty(path: Path, now: float) -> bool:
 
 
 def _explains_a_tree(examination: Examination, snapshot_id: str) -> bool:
-    """Whether there is an unpublished tree of which nothing but this scratch tells what it is."""
+    """Whether this scratch is all that tells what an unpublished tree is."""
     try:
         with Directory.open(examination.control.places.snapshots) as directory:
             there = directory.status(snapshot_id) is not None
@@ -94,11 +98,11 @@ def _explains_a_tree(examination: Examination, snapshot_id: str) -> bool:
 
 def _sweep(control: RepositoryContext, scratch_id: str) -> None:
     if not payloads.sweep(control.places, scratch_id):
-        raise LockConflict(f"somebody else is looking at the scratch {scratch_id}", scratch_id=scratch_id)
+        raise LockConflict(f"the scratch {scratch_id} is in use", scratch_id=scratch_id)
 
 
 def drafts(examination: Examination) -> Iterator[Finding]:
-    """Files that were to be published, and never were."""
+    """Files that were never published."""
     root = examination.control.places.root
     for name in _CONTROL:
         for path, age in _litter_below(root / name, examination.file_time, is_top=True):
@@ -144,7 +148,7 @@ def _remove(path: Path) -> None:
 
 
 def commits(examination: Examination) -> Iterator[Finding]:
-    """Commits to several documents whose author died after the commit point."""
+    """Commits to several documents whose process died after the commit point."""
     files = examination.control.store.files
     if files is None:
         return
@@ -156,7 +160,7 @@ def commits(examination: Examination) -> Iterator[Finding]:
                 Severity.ERROR,
                 commit.id,
                 f"the commit {commit.id} is decided, but cannot be carried out: {obstacle.message}",
-                "Readers see it whole; whoever has to change one of its documents is refused.",
+                "Readers see it whole; changes of its documents are refused.",
                 f"nothing: {obstacle.hint}",
                 facts={"documents": list(commit.documents), **obstacle.facts},
             )
@@ -166,7 +170,7 @@ def commits(examination: Examination) -> Iterator[Finding]:
             Severity.WARNING,
             commit.id,
             f"the commit {commit.id} is decided, but its process died before it was carried out",
-            "Nothing is lost: readers see it whole, and the next one who needs its documents finishes it.",
+            "Nothing is lost: readers see it whole, and the next change of its documents finishes it.",
             "carry it out",
             fix=partial(files.finish_commits, [commit]),
             facts={"documents": list(commit.documents)},
@@ -174,7 +178,7 @@ def commits(examination: Examination) -> Iterator[Finding]:
 
 
 def operations(examination: Examination) -> Iterator[Finding]:
-    """Operations on a worktree's directory that are pending though nobody is at them."""
+    """Pending operations on a worktree's directory that no process works on."""
     for worktree, pending in examination.operations().items():
         if not _is_dead(examination, worktree, pending):
             continue
@@ -183,9 +187,9 @@ def operations(examination: Examination) -> Iterator[Finding]:
             Severity.WARNING,
             worktree,
             f"the {pending.kind.value} of {worktree}, begun at {pending.begun_at} by {pending.holder_id}, "
-            "was not brought to its end",
-            "Its process died. Until it is ended nobody can lock this worktree.",
-            "bring it to its end, as the next command that needs the worktree does",
+            "was not finished",
+            "Its process died. Until it is finished nobody can lease this worktree.",
+            "finish it, as the next command that needs the worktree does",
             fix=partial(settle, examination.control, worktree),
             facts={"operation_id": pending.operation_id, "operation": pending.kind.value},
         )
@@ -202,25 +206,25 @@ def _is_dead(examination: Examination, worktree: str, pending: Operation) -> boo
 
 
 def collections(examination: Examination) -> Iterator[Finding]:
-    """Snapshots that are doomed, and plans that are decided, though no collection runs."""
+    """Snapshots that are marked for deletion, and plans that are decided, while no collection runs."""
     control = examination.control
     if not _open_plans(examination):
         return
     try:
-        with collector_locked(control):  # nobody else is at it, and nobody begins
+        with collector_locked(control):  # no collection runs, and none begins
             dead = _open_plans(examination)
     except LockConflict:
         return
-    for plan_id, doomed in dead.items():
+    for plan_id, marked in dead.items():
         yield Finding(
             "collection-unfinished",
             Severity.WARNING,
             plan_id,
-            f"the collection of the plan {plan_id} was not brought to its end; {doomed} snapshots are doomed",
-            "Its process died. What is doomed cannot be referred to or restored.",
-            "finish it if it was decided; otherwise let the snapshots go again",
+            f"the collection of the plan {plan_id} was not finished; {marked} snapshots are marked",
+            "Its process died. Marked snapshots cannot be referred to or restored.",
+            "finish it if it was decided; otherwise unmark the snapshots",
             fix=partial(end_dead_run, control, plan_id),
-            facts={"doomed": doomed},
+            facts={"doomed": marked},
         )
 
 
@@ -242,22 +246,18 @@ def plans(examination: Examination) -> Iterator[Finding]:
                 Severity.NOTE,
                 each.plan_id,
                 f"the plan {each.plan_id} expired at {each.expires_at}",
-                "It is not run any more.",
+                "It can no longer be run.",
                 "forget it",
                 fix=partial(forget_plan, examination.control, each.plan_id),
             )
 
 
-LEASES: Family[Lease] = Family("jvs/leases", StructCodec(Lease))
-LINES: Family[LeaseQueue] = Family("jvs/queues", StructCodec(LeaseQueue))
-
-
 def leases(examination: Examination) -> Iterator[Finding]:
-    """Leases that have expired, and leases of worktrees that are not there."""
+    """Expired leases, and leases of worktrees that do not exist."""
     control = examination.control
     for worktree, _ in control.store.scan(LEASES):
         orphaned = _has_no_worktree(examination, worktree)
-        state = control.desk.state(worktree)  # after that: a rename takes the lease along
+        state = control.desk.state(worktree)  # read second: a rename takes the lease along
         if state is None:
             continue
         if orphaned:
@@ -265,9 +265,9 @@ def leases(examination: Examination) -> Iterator[Finding]:
                 "lock-orphaned",
                 Severity.WARNING,
                 worktree,
-                f"{worktree} is locked by {state.lease.holder_id}, but there is no such worktree",
-                "Nothing is protected by it. A new worktree of this name could not be locked.",
-                "remove the lock; its token is never given again",
+                f"{worktree} is leased by {state.lease.holder_id}, but there is no such worktree",
+                "It protects nothing. A new worktree of this name could not be leased.",
+                "remove the lease; its token is never granted again",
                 fix=partial(_remove_orphan, control, worktree),
                 facts={"lock_id": state.lease.lock_id},
             )
@@ -276,9 +276,9 @@ def leases(examination: Examination) -> Iterator[Finding]:
                 "lock-expired",
                 Severity.NOTE,
                 worktree,
-                f"the lock of {worktree}, held by {state.lease.holder_id} ({state.liveness.value}), "
+                f"the lease of {worktree}, held by {state.lease.holder_id} ({state.liveness.value}), "
                 f"expired {format_duration(-state.time_left)} ago",
-                "Its holder did not come back. The next one who wants the lock takes it over.",
+                "Its holder did not renew it. The next one to acquire the lease takes it over.",
                 "release it",
                 fix=partial(_release, control, worktree, state.lease.lock_id),
                 facts={"lock_id": state.lease.lock_id, "liveness": state.liveness.value},
@@ -295,8 +295,7 @@ def _remove_orphan(control: RepositoryContext, worktree: str) -> None:
 
     def decide(view: View, now: float) -> Decision[None]:
         lease = view.get(keys.lease)
-        there = any(view.get(key) is not None for key in worktree_keys(worktree))
-        if lease is None or there:
+        if lease is None or any(view.get(key) is not None for key in worktree_keys(worktree)):
             return Decision([], None)
         facts = {"worktree_id": worktree, "lock_id": lease.lock_id, "fencing_token": lease.fencing_token}
         return Decision([Delete(keys.lease), control.audit(view, now, "lock_removed", **facts)], None)
@@ -310,30 +309,28 @@ def _release(control: RepositoryContext, worktree: str, lock_id: str) -> None:
 
 
 def waiters(examination: Examination) -> Iterator[Finding]:
-    """Places in line whose processes are gone."""
+    """Waiters in queues whose processes are gone."""
     control = examination.control
-    for worktree, document in control.store.scan(LINES):
-        moment = control.desk.reading().at(examination.now)
-        dead = [each for each in document.record.waiters if _is_gone(each, moment)]
+    for worktree, document in control.store.scan(QUEUES):
+        now = control.desk.reading().at(examination.now)
+        dead = [each for each in document.record.waiters if _is_gone(each, now)]
         if dead:
             yield Finding(
                 "waiter-dead",
                 Severity.NOTE,
                 worktree,
-                f"{', '.join(each.holder_id for each in dead)} wait for {worktree} no more: gone",
-                "They are passed over when the lock is given.",
-                "take them out of the line",
-                fix=partial(_take_out, control, worktree, dead),
+                f"waiters for {worktree} are gone: {', '.join(each.holder_id for each in dead)}",
+                "They are passed over when the lease is granted.",
+                "remove them from the queue",
+                fix=partial(_remove_waiters, control, worktree, dead),
             )
 
 
-def _is_gone(waiter: LeaseWaiter, moment: Now) -> bool:
+def _is_gone(waiter: LeaseWaiter, now: Now) -> bool:
     holder = waiter.identity.holder(waiter.holder_id)
-    return waiter.unseen_for(moment) >= WAITER_TTL or (
-        holder is not None and liveness(holder) is Liveness.DEAD
-    )
+    return waiter.unseen_for(now) >= WAITER_TTL or (holder is not None and liveness(holder) is Liveness.DEAD)
 
 
-def _take_out(control: RepositoryContext, worktree: str, dead: list[LeaseWaiter]) -> None:
+def _remove_waiters(control: RepositoryContext, worktree: str, dead: list[LeaseWaiter]) -> None:
     for each in dead:
         control.desk.leave(worktree, each.ticket)

@@ -1,4 +1,4 @@
-"""What everything rests on: the audit trail, the clock, the format, the filesystem, who may write."""
+"""Checks of trees and of what all rests on: the audit trail, the clock, the format, the filesystem."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, Corrupt, LockConflict, NotFound, Refused
+from holdfast.findings import Finding, Severity
 from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory, io_failure, make_directories, move
 from holdfast.fs.names import is_safe_name
@@ -21,15 +22,18 @@ from holdfast.fs.reserve import LARGE, LARGE_BYTES
 from holdfast.repository import payloads
 from holdfast.repository.checks_leftovers import LEASES
 from holdfast.repository.context import FORMAT, FORMAT_VERSION, RepositoryContext, is_ready
-from holdfast.repository.doctor import Examination, Finding, Severity
+from holdfast.repository.doctor import Examination
 from holdfast.repository.gc import collector_locked
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep, untrimmed
-from holdfast.store.audit import AuditReader, check_chain
+from holdfast.repository.retention import effect_of
+from holdfast.store.audit import AuditEntry, AuditReader, check_chain
 from holdfast.store.model import Decision, View
 from holdfast.trees.retained_dirs import Need
 
 MARGIN = 5.0
-"""So far clocks of machines that share a repository may be apart."""
+"""How far the clocks of machines that share a repository may differ."""
+
+_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
 def trail(examination: Examination) -> Iterator[Finding]:
@@ -43,28 +47,28 @@ def trail(examination: Examination) -> Iterator[Finding]:
             Severity.ERROR,
             control.trail.stream.name,
             f"the audit trail is broken: {broken.message}",
-            "Somebody changed it by hand, or the disk did. What it says from there on cannot be trusted.",
-            "nothing: a trail that is repaired proves nothing; compare it with a copy from before",
+            "It was changed by hand, or by the disk. From there on it cannot be trusted.",
+            "nothing: a repaired trail proves nothing; compare it with a backup",
             facts=broken.facts,
         )
 
 
 def clock(examination: Examination) -> Iterator[Finding]:
-    """Times in the future: a clock was set back, or those of two machines differ."""
+    """Times in the future: a clock was set back, or the clocks of two machines differ."""
     now = examination.now
-    for what, told in _latest_times(examination):
+    for subject, latest in _latest_times(examination):
         try:
-            ahead = parse_instant(told) - now
+            ahead = parse_instant(latest) - now
         except ValueError:
             continue
         if ahead > MARGIN:
             yield Finding(
                 "clock-behind",
                 Severity.WARNING,
-                what,
-                f"{what} is of {told}, which is {format_duration(ahead)} in the future",
-                "The clock of this machine was set back, or another one's is ahead. No work is at risk; but "
-                "locks seem to last longer, and what is to be kept for some time is kept for longer.",
+                subject,
+                f"{subject} is of {latest}, which is {format_duration(ahead)} in the future",
+                "The clock of this machine was set back, or another one's is ahead. No work is at risk, but "
+                "leases and retention last longer.",
                 "nothing: set the clocks, best by a time server",
                 facts={"ahead": round(ahead, 3)},
             )
@@ -73,14 +77,14 @@ def clock(examination: Examination) -> Iterator[Finding]:
 def _latest_times(examination: Examination) -> Iterator[tuple[str, str]]:
     control = examination.control
     for worktree, document in control.store.scan(LEASES):
-        yield f"the lock of {worktree}", document.record.last_renewed_at
+        yield f"the lease of {worktree}", document.record.last_renewed_at
     newest = max((each.created_at for each in examination.descriptors.values()), default=None)
     if newest is not None:
         yield "the newest snapshot", newest
 
 
 def repository_format(examination: Examination) -> Iterator[Finding]:
-    """An older format than the one that this program writes; newer ones are refused from the start."""
+    """An older format than the current one; newer ones are refused on opening."""
     document = examination.control.store.read(FORMAT)
     if document is not None and document.record.version < FORMAT_VERSION:
         yield Finding(
@@ -94,7 +98,7 @@ def repository_format(examination: Examination) -> Iterator[Finding]:
 
 
 def permissions(examination: Examination) -> Iterator[Finding]:
-    """Directories of the repository that we cannot write, or that anybody can."""
+    """Directories of the repository that this user cannot write, or that anybody can."""
     if sys.platform == "win32":
         return
     root = examination.control.places.root
@@ -111,7 +115,7 @@ def permissions(examination: Examination) -> Iterator[Finding]:
                 Severity.WARNING,
                 where,
                 f"everybody on this machine can write into {path} (mode {mode:04o})",
-                "Anybody can delete or forge what is kept there.",
+                "Anybody can delete or forge its content.",
                 f"nothing: 'chmod o-w {path}' if that is not meant",
                 facts={"mode": f"{mode:04o}"},
             )
@@ -156,7 +160,7 @@ def _can_write(status: os.stat_result) -> bool:
 
 
 def disk(examination: Examination) -> Iterator[Finding]:
-    """A disk on which nothing more can be kept."""
+    """A full disk."""
     root = examination.control.places.root
     try:
         left = calls.free_space(root)
@@ -168,9 +172,9 @@ def disk(examination: Examination) -> Iterator[Finding]:
             Severity.WARNING,
             str(root),
             f"the disk that the repository is on is full: {left >> 10} KiB are left",
-            "Snapshots fail, and so does asking for a lock. What is there is safe. Locks can be renewed and "
-            "released, and garbage can be collected, with what was set aside for that.",
-            "nothing: 'holdfast gc plan' shows what may be deleted, or make room elsewhere on the disk",
+            "Snapshots fail, and so does acquiring a lease. What exists is safe. Leases can be renewed and "
+            "released, and garbage can be collected, out of the reserve.",
+            "nothing: 'holdfast gc plan' shows what may be deleted; or free space elsewhere on the disk",
             facts={"bytes_left": left},
         )
 
@@ -189,25 +193,19 @@ def filesystem(examination: Examination) -> Iterator[Finding]:
             Severity.WARNING if troubles == [probe.UNKNOWN] else Severity.ERROR,
             str(root),
             f"the repository is on a filesystem that cannot be trusted with it: {'; '.join(troubles)}",
-            "Two processes may hold one lock, or what was acknowledged may be lost in a power cut.",
+            "Two processes may hold one lock, or acknowledged writes may be lost in a power cut.",
             "nothing: move the repository to a local filesystem, or use one of the server-backed stores",
             facts={"troubles": troubles},
         )
 
 
-_ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
-
-_GONE = frozenset({"snapshots_collected", "tree_removed"})
-"""The events after which a snapshot is rightly not there."""
-
-
 def orphans(examination: Examination) -> Iterator[Finding]:
     """Trees without a descriptor.
 
-    A publisher keeps a scratch of the same id from before its tree appears until its descriptor is there.
-    So: first the trees, then who works now, then the descriptors; what is not in the making then, and has
-    no descriptor, will never get one. What the audit trail knows tells a snapshot that never was from
-    one that is lost. While an operation is pending nothing is judged: it may have to be finished first.
+    A publisher holds a scratch of the same id from before its tree appears until its descriptor exists. So
+    this reads trees, then scratches, then descriptors: a tree that has neither will never get one. The audit
+    trail tells a snapshot that was never published from one that is lost. While an operation is pending
+    nothing is judged: it may have to be finished first.
     """
     control = examination.control
     trees = _names(control)
@@ -221,10 +219,10 @@ def orphans(examination: Examination) -> Iterator[Finding]:
         and _is_directory(control, each)
     ]
     if orphaned and not examination.operations():
-        known = _history_of(examination, orphaned)
+        last = _last_events(control, orphaned)
         needed = _needed(control)
         for each in orphaned:
-            yield _orphan(control, each, known.get(each), is_needed=needed is None or each in needed)
+            yield _orphan(control, each, last.get(each), is_needed=needed is None or each in needed)
     for name in trees:
         if not _is_ours(examination, name):
             yield Finding(
@@ -232,56 +230,54 @@ def orphans(examination: Examination) -> Iterator[Finding]:
                 Severity.WARNING,
                 name,
                 f"{control.places.snapshots / name!s:.300} is not the tree of a snapshot",
-                "Somebody put it there; Holdfast does not use it.",
+                "Holdfast did not create it, and does not use it.",
                 "nothing: it is not ours to remove",
             )
 
 
 def _needed(control: RepositoryContext) -> Need | None:
-    """What trees need of each other; None if one of them cannot say."""
+    """What trees need of each other; None if a tree cannot say."""
     try:
         return need_of_all(control.places)
     except Corrupt:
         return None
 
 
-def _orphan(control: RepositoryContext, snapshot_id: str, event: str | None, *, is_needed: bool) -> Finding:
-    """What a tree without a descriptor is, by the last event that the trail has of it."""
-    if event in _GONE:
-        return _not_missed(control, snapshot_id, is_needed=is_needed)
-    if event is not None:
+def _orphan(
+    control: RepositoryContext, snapshot_id: str, last: AuditEntry | None, *, is_needed: bool
+) -> Finding:
+    """What a tree without a descriptor is, by the last event about it."""
+    places = control.places
+    if last is not None and not effect_of(last).deletes_snapshot:
         return _lost(snapshot_id)
-    never_published = payloads.is_left(control.places, snapshot_id) or not is_ready(
-        control.places, snapshot_id
-    )
-    if never_published:
+    if last is not None or payloads.is_left(places, snapshot_id) or not is_ready(places, snapshot_id):
         return _not_missed(control, snapshot_id, is_needed=is_needed)
     return _unknown(control, snapshot_id, is_needed=is_needed)
 
 
 def _unknown(control: RepositoryContext, snapshot_id: str, *, is_needed: bool) -> Finding:
-    place = control.places.quarantine / snapshot_id
+    target = control.places.quarantine / snapshot_id
     return Finding(
         "tree-unknown",
         Severity.WARNING,
         snapshot_id,
-        f"{control.places.tree(snapshot_id)} is a whole tree, but nothing tells where it comes from",
+        f"{control.places.tree(snapshot_id)} is a complete tree of unknown origin",
         "It is not visible. Perhaps it was copied here, or its descriptor and the audit trail were lost.",
-        "nothing: other snapshots may have directories in it"
+        "nothing: other snapshots may share its directories"
         if is_needed
-        else f"move it to {place}, where you can look at it",
-        fix=None if is_needed else partial(_quarantine, control, snapshot_id, place),
-        facts={"quarantine": None if is_needed else str(place)},
+        else f"move it to {target}, where you can examine it",
+        fix=None if is_needed else partial(_quarantine, control, snapshot_id, target),
+        facts={"quarantine": None if is_needed else str(target)},
     )
 
 
-def _quarantine(control: RepositoryContext, snapshot_id: str, place: Path) -> None:
+def _quarantine(control: RepositoryContext, snapshot_id: str, target: Path) -> None:
     def decide(view: View, now: float) -> Decision[None]:
-        facts = {"tree": snapshot_id, "moved_to": str(place)}
+        facts = {"tree": snapshot_id, "moved_to": str(target)}
         return Decision([control.audit(view, now, "tree_quarantined", **facts)], None)
 
-    make_directories(place.parent)
-    move(control.places.tree(snapshot_id), place)
+    make_directories(target.parent)
+    move(control.places.tree(snapshot_id), target)
     control.store.transact([control.trail.stream], decide)
 
 
@@ -292,7 +288,7 @@ def _not_missed(control: RepositoryContext, snapshot_id: str, *, is_needed: bool
         snapshot_id,
         f"{control.places.tree(snapshot_id)} belongs to no snapshot: its process died before it was "
         "published, or it was deleted",
-        "It takes space. It is not visible, and the audit trail shows that it is not missed.",
+        "It takes space. It is not visible, and the audit trail shows that it is not needed.",
         "remove it, but for what other snapshots need of it" if is_needed else "remove it",
         fix=partial(_retire, control, snapshot_id),
     )
@@ -304,20 +300,17 @@ def _lost(snapshot_id: str) -> Finding:
         Severity.ERROR,
         snapshot_id,
         f"the snapshot {snapshot_id} was published and never deleted, but its descriptor is gone",
-        "Its files are still there, but it cannot be seen or restored.",
-        "nothing: bring the descriptor back from a copy; its tree is kept as it is",
+        "Its files still exist, but it cannot be seen or restored.",
+        "nothing: restore the descriptor from a backup; its tree is kept as it is",
     )
 
 
-def _history_of(examination: Examination, snapshot_ids: Sequence[str]) -> dict[str, str]:
+def _last_events(control: RepositoryContext, snapshot_ids: Sequence[str]) -> dict[str, AuditEntry]:
     """The last event in the audit trail that mentions each of these snapshots, if one does."""
-    wanted, last = set(snapshot_ids), dict[str, str]()
-    control = examination.control
-    for entry in AuditReader(
-        control.store, control.trail, verified=True
-    ).read():  # a forged one proves nothing
-        for each in wanted.intersection(_texts(entry.facts)):
-            last[each] = entry.event
+    ids, last = set(snapshot_ids), dict[str, AuditEntry]()
+    reader = AuditReader(control.store, control.trail, verified=True)  # a forged entry proves nothing
+    for entry in reader.read():
+        last.update(dict.fromkeys(ids.intersection(_texts(entry.facts)), entry))
     return last
 
 
@@ -330,25 +323,25 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _retire(control: RepositoryContext, snapshot_id: str) -> None:
-    """Put it among the remnants, and remove of it what nobody needs; the trail says so."""
+    """Retire a tree, remove what no tree needs of it, and record that."""
 
     def decide(view: View, now: float) -> Decision[None]:
         return Decision([control.audit(view, now, "tree_removed", tree=snapshot_id)], None)
 
-    if _is_there(control, snapshot_id):
+    if _status(control, snapshot_id) is not None:
         retire(control, [snapshot_id])
         control.store.transact([control.trail.stream], decide)
-        with contextlib.suppress(LockConflict, Corrupt, Refused):  # then it is found among the remnants
+        with contextlib.suppress(LockConflict, Corrupt, Refused):  # then the check of retired trees finds it
             _sweep(control)
 
 
 def remnants(examination: Examination) -> Iterator[Finding]:
-    """What is left of trees whose snapshots are gone, though nobody needs it, or not all of it."""
+    """Retired trees that have more than other trees need."""
     control = examination.control
     if not untrimmed(control.places):
         return
     try:
-        with collector_locked(control):  # nobody else is at it, and nobody begins
+        with collector_locked(control):  # no collection runs, and none begins
             found = untrimmed(control.places)
     except LockConflict:
         return
@@ -359,7 +352,7 @@ def remnants(examination: Examination) -> Iterator[Finding]:
             Severity.WARNING,
             name,
             f"{control.places.remnants / name} is left of a deleted snapshot, and {why}",
-            "It takes space. A collection did not come to its end, or what needed it was removed since.",
+            "It takes space. A collection was not finished, or the trees that needed it were removed.",
             "remove what is not needed",
             fix=partial(_sweep, control),
         )
@@ -371,31 +364,31 @@ def _sweep(control: RepositoryContext) -> None:
 
 
 def incomplete(examination: Examination) -> Iterator[Finding]:
-    """Snapshots whose tree is not there, or was never completed."""
+    """Snapshots whose tree is missing or incomplete."""
     for snapshot_id, descriptor in examination.descriptors.items():
         if descriptor.doomed_by is None and not is_ready(examination.control.places, snapshot_id):
-            now = examination.descriptor(snapshot_id)  # a collection dooms before it takes a tree away
+            now = examination.descriptor(snapshot_id)  # a collection marks before it retires a tree
             if now is not None and now.doomed_by is None:
                 yield Finding(
                     "snapshot-incomplete",
                     Severity.ERROR,
                     snapshot_id,
-                    f"the tree of the snapshot {snapshot_id} is not there, or has no .READY",
-                    "It cannot be restored, and is not shown. It was whole when it was published.",
-                    "nothing: bring its directory back from a copy",
+                    f"the tree of the snapshot {snapshot_id} is missing, or has no .READY",
+                    "It cannot be restored, and is not shown. It was complete when it was published.",
+                    "nothing: restore its directory from a backup",
                 )
 
 
 def damaged(examination: Examination) -> Iterator[Finding]:
-    """Snapshots whose content is not what it was: always the list of files, with `strict` every file."""
+    """Snapshots whose content has changed: always the list of files, with `strict` every file."""
     from holdfast.trees.verify import verify, verify_manifest
 
     control = examination.control
-    look = verify if examination.strict else verify_manifest
+    check = verify if examination.strict else verify_manifest
     for snapshot_id, descriptor in examination.descriptors.items():
         if descriptor.doomed_by is not None or not is_ready(control.places, snapshot_id):
             continue
-        problems = list(look(control.places.tree(snapshot_id), descriptor.payload_hash))
+        problems = list(check(control.places.tree(snapshot_id), descriptor.payload_hash))
         if not problems:
             continue
         now = examination.descriptor(snapshot_id)
@@ -404,10 +397,10 @@ def damaged(examination: Examination) -> Iterator[Finding]:
                 "snapshot-damaged",
                 Severity.ERROR,
                 snapshot_id,
-                f"the snapshot {snapshot_id} is not what it was: {problems[0]}"
+                f"the content of the snapshot {snapshot_id} has changed: {problems[0]}"
                 + (f", and {len(problems) - 1} more" if len(problems) > 1 else ""),
-                "The disk or somebody has changed it. What is restored from it would be wrong.",
-                "nothing: bring what is missing or was changed back from a copy",
+                "The disk or somebody has changed it. Restoring it would give wrong content.",
+                "nothing: restore what is missing or changed from a backup",
                 facts={"problems": [str(each) for each in problems[:20]], "count": len(problems)},
             )
 
@@ -420,21 +413,22 @@ def _names(control: RepositoryContext) -> list[str]:
         return []
 
 
-def _is_directory(control: RepositoryContext, name: str) -> bool:
+def _status(control: RepositoryContext, name: str) -> os.stat_result | None:
     try:
         with Directory.open(control.places.snapshots) as directory:
-            return directory.is_directory(name)
+            return directory.status(name)
     except NotFound:
-        return False
+        return None
+
+
+def _is_directory(control: RepositoryContext, name: str) -> bool:
+    status = _status(control, name)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _is_ours(examination: Examination, name: str) -> bool:
     """Whether it is, or was, the tree of a snapshot."""
     if _ID.fullmatch(name):
-        return _is_directory(examination.control, name) or not _is_there(examination.control, name)
+        status = _status(examination.control, name)
+        return status is None or stat.S_ISDIR(status.st_mode)
     return is_safe_name(name) and examination.descriptor(name) is not None
-
-
-def _is_there(control: RepositoryContext, name: str) -> bool:
-    with Directory.open(control.places.snapshots) as directory:
-        return directory.status(name) is not None

@@ -1,4 +1,4 @@
-"""The directories of worktrees, and files that do not belong where they are."""
+"""Checks of worktrees, heads, parents, references and pins."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.errors import LockConflict, NotFound
+from holdfast.findings import Finding, Severity
 from holdfast.fs.directory import Directory
 from holdfast.repository import history as referring
 from holdfast.repository.context import (
@@ -26,21 +27,21 @@ from holdfast.repository.context import (
     settled_config,
     worktree_keys,
 )
-from holdfast.repository.doctor import Examination, Finding, Severity
+from holdfast.repository.doctor import Examination
 from holdfast.store.model import Decision, Delete, Key, Replace, View
 
 _CONTROL_FILES = (".jvs", ".holdfast")
-"""Names that are ours: in the root of a payload they lead commands astray."""
+"""Our names: at the top of a payload they mislead commands."""
 
 
 def worktrees(examination: Examination) -> Iterator[Finding]:
     """Worktrees without a directory, and directories without a worktree.
 
-    The order is that of handing over: directories, then operations, then records. What is being
-    created has an operation until the commit that makes its record.
+    Reads directories, then operations, then records: a worktree that is being created has an operation until
+    the commit that creates its record.
     """
     places = examination.control.places
-    there = _names(places.worktrees)
+    directories = _names(places.worktrees)
     pending = set(examination.operations())
     configs = examination.configs()
     for worktree in configs:
@@ -48,27 +49,25 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
         if _is_directory(path) or worktree in examination.operations():
             continue
         if examination.config(worktree) is not None and not _is_directory(path):
-            instead = ", and something else stands there" if _exists(path) else ""
+            instead = ", and something else is in its place" if _exists(path) else ""
             yield Finding(
                 "worktree-directory-missing",
                 Severity.ERROR,
                 worktree,
-                f"the directory of {worktree} is not there{instead}: {path}",
-                "Somebody moved or deleted it. What was saved is in its snapshots.",
+                f"the directory of {worktree} is missing{instead}: {path}",
+                "It was moved or deleted. Its snapshots have what was saved.",
                 "nothing: put it back, or restore its head into a new worktree and remove this one",
                 facts={"path": str(path)},
             )
-    for name in there:
-        if name in configs or name in pending:
-            continue
-        if not _exists(places.worktrees / name):
+    for name in directories:
+        if name in configs or name in pending or not _exists(places.worktrees / name):
             continue
         yield Finding(
             "worktree-directory-unknown",
             Severity.WARNING,
             name,
             f"{places.worktrees / name} belongs to no worktree",
-            "Somebody put it there. Holdfast does not look into it, and takes no snapshots of it.",
+            "Holdfast did not create it, does not read it, and takes no snapshots of it.",
             "nothing: it may be somebody's work; move it elsewhere",
         )
 
@@ -83,14 +82,14 @@ def payloads(examination: Examination) -> Iterator[Finding]:
                     "control-file-in-payload",
                     Severity.WARNING,
                     f"{worktree}/{name}",
-                    f"{payload / name} looks like a file of Holdfast, but is among the files of {worktree}",
-                    "Commands that are run there may take it for the repository. It is in every snapshot.",
+                    f"{payload / name} is named like a file of Holdfast, but is a file of {worktree}",
+                    "Commands may take it for the repository. It is in every snapshot.",
                     "nothing: it is among your files; move it away if it is not yours",
                 )
 
 
 def records(examination: Examination) -> Iterator[Finding]:
-    """Files beside a worktree's record, which is the only source of what the worktree is."""
+    """Foreign files beside the record of a worktree."""
     directory = examination.control.places.root / ".jvs" / "worktrees"
     for worktree in _names(directory):
         for name in _names(directory / worktree):
@@ -100,7 +99,7 @@ def records(examination: Examination) -> Iterator[Finding]:
                     Severity.WARNING,
                     f"{worktree}/{name}",
                     f"{directory / worktree / name} is not a file of this version of Holdfast",
-                    "Nobody reads it: the record of a worktree is config.json alone.",
+                    "It is never read: the record of a worktree is config.json alone.",
                     "nothing: it is not ours to remove",
                 )
 
@@ -130,10 +129,9 @@ def _is_directory(path: Path) -> bool:
 
 
 def heads(examination: Examination) -> Iterator[Finding]:
-    """Heads that are not there, and heads behind the newest snapshot of their line.
+    """Missing heads, and heads behind the newest snapshot of their line.
 
-    The descriptors are read before the records: a snapshot that is in them was published before, and
-    moved its head in the same commit.
+    Reads the descriptors before the records: a snapshot moves its head in the commit that publishes it.
     """
     newer = examination.descriptors
     for worktree, config in examination.configs().items():
@@ -152,9 +150,9 @@ def _head_missing(worktree: str, head: str) -> Finding:
         "head-missing",
         Severity.ERROR,
         worktree,
-        f"the head of {worktree} is the snapshot {head}, which is not there",
-        "History cannot be shown, and no snapshot be taken on top of it. The worktree's files are untouched.",
-        "nothing: which snapshot it should be cannot be known; bring the descriptor back from a copy",
+        f"the head of {worktree} is the snapshot {head}, which does not exist",
+        "History cannot be shown, and no snapshot can be taken. The worktree's files are untouched.",
+        "nothing: the right snapshot is not known; restore the descriptor from a backup",
         facts={"snapshot_id": head},
     )
 
@@ -162,10 +160,10 @@ def _head_missing(worktree: str, head: str) -> Finding:
 def _tips_ahead(
     examination: Examination, descriptors: dict[str, Descriptor], config: WorktreeConfig, start: str | None
 ) -> list[str]:
-    """The ends of lines that go on behind the head, by snapshots that this very worktree has published."""
+    """The ends of lines that continue after the head, by snapshots that this very worktree has published."""
     own = {
         each.snapshot_id
-        for each in _behind(descriptors, start)
+        for each in _descendants(descriptors, start)
         if each.worktree_id == config.worktree_id
         and each.created_at >= config.created_at  # not those of an earlier worktree of this name
         and each.doomed_by is None
@@ -175,7 +173,7 @@ def _tips_ahead(
     return sorted(own - parents)
 
 
-def _behind(descriptors: dict[str, Descriptor], start: str | None) -> Iterator[Descriptor]:
+def _descendants(descriptors: dict[str, Descriptor], start: str | None) -> Iterator[Descriptor]:
     """All snapshots whose line leads to this one; without one, all whose line has a beginning."""
     children: dict[str | None, list[Descriptor]] = {}
     for each in descriptors.values():
@@ -198,8 +196,8 @@ def _head_behind(
         "head-behind",
         Severity.ERROR,
         config.worktree_id,
-        f"the head of {config.worktree_id} is {start}, but its line goes on to {', '.join(tips)}",
-        "History does not show a snapshot that was published, and collecting would delete it.",
+        f"the head of {config.worktree_id} is {start}, but its line continues to {', '.join(tips)}",
+        "History does not show a published snapshot, and garbage collection would delete it.",
         f"move the head to {newest}; no file of the worktree changes"
         if one
         else "nothing: there is more than one line; keep each with 'holdfast ref create'",
@@ -225,7 +223,7 @@ def _move_head(control: RepositoryContext, before: WorktreeConfig, snapshot_id: 
 
 
 def parents(examination: Examination) -> Iterator[Finding]:
-    """Parents that are not there. Collecting links children anew in the same commit, so it leaves none."""
+    """Missing parents. A collection leaves none: it attaches children to another parent in its commit."""
     descriptors = examination.descriptors
     for each in descriptors.values():
         parent = each.parent_id
@@ -237,15 +235,15 @@ def parents(examination: Examination) -> Iterator[Finding]:
                 "parent-missing",
                 Severity.ERROR,
                 each.snapshot_id,
-                f"the parent of the snapshot {each.snapshot_id} is {parent}, which is not there",
-                "History ends here though it went on. The snapshot itself is whole.",
-                "nothing: bring the descriptor back from a copy",
+                f"the parent of the snapshot {each.snapshot_id} is {parent}, which does not exist",
+                "History ends here, though it continued. The snapshot itself is complete.",
+                "nothing: restore the descriptor from a backup",
                 facts={"parent_id": parent},
             )
 
 
 def references(examination: Examination) -> Iterator[Finding]:
-    """References to nothing."""
+    """References to missing snapshots."""
     for each in referring.references(examination.control):
         key = REFERENCES.key(each.name)
         if _is_dangling(examination, key, each):
@@ -253,7 +251,7 @@ def references(examination: Examination) -> Iterator[Finding]:
                 "reference-dangling",
                 Severity.WARNING,
                 each.name,
-                f"the reference {each.name} names the snapshot {each.snapshot_id}, which is not there",
+                f"the reference {each.name} names the snapshot {each.snapshot_id}, which does not exist",
                 "It keeps nothing.",
                 "delete it; the audit trail keeps what it said",
                 fix=partial(_delete, examination.control, key, each, "reference_deleted"),
@@ -262,7 +260,7 @@ def references(examination: Examination) -> Iterator[Finding]:
 
 
 def pins(examination: Examination) -> Iterator[Finding]:
-    """Pins on nothing."""
+    """Pins on missing snapshots."""
     for each in referring.pins(examination.control):
         key = PINS.key(each.pin_id)
         if _is_dangling(examination, key, each):
@@ -270,7 +268,7 @@ def pins(examination: Examination) -> Iterator[Finding]:
                 "pin-dangling",
                 Severity.WARNING,
                 each.pin_id,
-                f"the pin {each.pin_id} is on the snapshot {each.snapshot_id}, which is not there",
+                f"the pin {each.pin_id} is on the snapshot {each.snapshot_id}, which does not exist",
                 "It keeps nothing.",
                 "remove it; the audit trail keeps what it said",
                 fix=partial(_delete, examination.control, key, each, "pin_removed"),
@@ -282,7 +280,7 @@ Referring = TypeVar("Referring", Reference, Pin)
 
 
 def _is_dangling(examination: Examination, key: Key[Referring], found: Referring) -> bool:
-    """Whether it names nothing, and is there still: else the snapshot may have been collected rightly."""
+    """Whether its snapshot is missing while it still exists: else the snapshot may have been collected."""
     if examination.descriptor(found.snapshot_id) is not None:
         return False
     document = examination.control.store.read(key)

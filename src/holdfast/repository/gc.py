@@ -1,21 +1,20 @@
-"""Garbage collection: a plan that somebody has read is run; it looks again before anything is deleted.
+"""Garbage collection: runs a plan that somebody has read, and checks it again before anything is deleted.
 
 `docs/protocols/gc.md` has the same numbers.
 
-1. The plan is checked: it is not too old, the policy is the same, nothing in it is protected by now.
-2. Every snapshot of the plan is *doomed*: its descriptor says so, and from then on nothing new can
-   refer to it. Whoever begins to need a snapshot writes that down first and looks whether it is
-   doomed afterwards; we doom first and look afterwards. One of the two sees the other.
-3. A second look. If something is protected after all, everything is let go again, and the plan is off.
-4. The plan is marked as decided. **Commit point**: before it a run is undone, after it finished.
-5. For some at a time: the trees are moved to the remnants; then one transaction deletes the
-   descriptors, links their children to the next ancestor that stays, and appends to the audit trail.
-   A line of history has no gap at any moment.
-6. Of all remnants, what no other tree needs is removed.
-7. The plan is marked as finished.
+1. Check the plan: it has not expired, the policy is the same, nothing in it is protected.
+2. *Mark* every snapshot of the plan for deletion, in its descriptor: nothing new can refer to it then. A
+   process that begins to need a snapshot writes that down first and checks for the mark afterwards; the
+   collector marks first and checks afterwards. One of the two sees the other.
+3. Check again. If something is protected after all, unmark everything and give up.
+4. The plan becomes decided. **Commit point**: before it a run is undone, after it finished.
+5. For some at a time: retire the trees; then one transaction deletes the descriptors, attaches their children
+   to the nearest ancestor that stays, and appends to the audit trail. A line of history never has a gap.
+6. Sweep: remove from all retired trees what no other tree needs.
+7. The plan becomes finished.
 
-One collection runs at a time, under a kernel lock that ends with its process. Killed anywhere, it goes
-on where it was when the same plan is run again; `doctor --fix` ends it too.
+One collection runs at a time, under a kernel lock that ends with its process. If it is killed, running the
+same plan again continues it; `doctor --fix` ends it too.
 """
 
 from __future__ import annotations
@@ -29,37 +28,38 @@ import msgspec
 from holdfast.errors import Failure, LockConflict, PlanMismatch, Refused
 from holdfast.fs.directory import make_directories
 from holdfast.locks.file_lock import FileLocker
+from holdfast.repository import gc_plan
 from holdfast.repository.context import DESCRIPTORS, Descriptor, RepositoryContext
-from holdfast.repository.gc_plan import plan_of, policy_of, survey
+from holdfast.repository.gc_plan import Proposal, find_roots, plan_of, policy_of
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep
-from holdfast.repository.retention import PLANS, GcPlan, PlanState, judge
+from holdfast.repository.retention import PLANS, GcPlan, PlanState, Policy, retain
 from holdfast.store.model import Change, Decision, Delete, Key, Replace, View
 
 BATCH = 32
-"""How many snapshots one transaction dooms or deletes."""
+"""How many snapshots one transaction marks or deletes."""
 
 Progress = Callable[[int, int], None]
-"""Is told how many snapshots are deleted, and of how many."""
+"""Is called with how many snapshots are deleted, and of how many."""
 
 
 class Collected(NamedTuple):
-    """What a run has done. `snapshots` are those that this run deleted, not an earlier one of the plan."""
+    """The result of a run. `snapshots` are those that this run deleted, not an earlier one of the plan."""
 
     plan: GcPlan
     snapshots: tuple[str, ...]
 
 
 def check(control: RepositoryContext, plan_id: str) -> GcPlan:
-    """Whether a plan can be run as it is; `PlanMismatch` says what stands against it. Changes nothing."""
+    """The plan, if it can be run as it is; else raises `PlanMismatch`. Changes nothing."""
     plan = plan_of(control, plan_id)
     if plan.state is PlanState.PROPOSED:
-        _still_right(control, plan)
+        _check_again(control, plan)
         need_of_all(control.places, but=plan.snapshots)
     return plan
 
 
 def run(control: RepositoryContext, plan_id: str, *, progress: Progress | None = None) -> Collected:
-    """Delete what a plan says, or raise `PlanMismatch` and delete nothing of it. Also on a full disk."""
+    """Delete the snapshots of a plan, or raise `PlanMismatch` and delete none. Works on a full disk."""
     collected = control.places.reserve.relieve(lambda: _run(control, plan_id, progress))
     control.places.reserve.refill()
     return collected
@@ -72,90 +72,87 @@ def _run(control: RepositoryContext, plan_id: str, progress: Progress | None) ->
             return Collected(plan, ())
         if plan.state is PlanState.PROPOSED:
             try:
-                _still_right(control, plan)  # 1
-                need_of_all(control.places, but=plan.snapshots)  # if one cannot say, nothing may go
-                _doom(control, plan)  # 2
-                _still_right(control, plan)  # 3
-            except (
-                BaseException
-            ):  # a mismatch, an interruption, a full disk: what we cannot undo, others will
+                _check_again(control, plan)  # 1
+                need_of_all(control.places, but=plan.snapshots)  # if a tree cannot say, nothing may go
+                _mark(control, plan)  # 2
+                _check_again(control, plan)  # 3
+            except BaseException:  # also an interruption or a full disk: the doctor undoes what we cannot
                 with contextlib.suppress(Failure):
-                    _call_off(control, plan.plan_id, plan.snapshots)
+                    _unmark(control, plan.plan_id, plan.snapshots)
                 raise
-            plan = _mark(control, plan, PlanState.DECIDED, "gc_decided")  # 4
-        deleted = _delete_all(control, plan, progress)  # 5
-        _sweep(control)  # 6
-        return Collected(_mark(control, plan, PlanState.FINISHED, "gc_finished"), deleted)  # 7
+            plan = _set_state(control, plan, PlanState.DECIDED, "gc_decided")  # 4
+        return _finish(control, plan, progress)
+
+
+def _finish(control: RepositoryContext, plan: GcPlan, progress: Progress | None = None) -> Collected:
+    """Carry out what is decided."""
+    deleted = _delete_all(control, plan, progress)  # 5
+    with contextlib.suppress(Refused):  # a mount in a retired tree is for people to see to
+        sweep(control)  # 6
+    return Collected(_set_state(control, plan, PlanState.FINISHED, "gc_finished"), deleted)  # 7
 
 
 @contextlib.contextmanager
 def collector_locked(control: RepositoryContext) -> Iterator[None]:
-    """Be the only one who collects, for the block; never waits."""
+    """Hold the collector's lock for the block; never waits."""
     make_directories(control.places.guards)
-    guard = FileLocker().try_lock_exclusive(control.places.guards / "collector.lock")
-    if guard is None:
+    lock = FileLocker().try_lock_exclusive(control.places.guards / "collector.lock")
+    if lock is None:
         raise LockConflict(
-            "another collection is running", hint="Wait until it is done, and look at a new plan then."
+            "another collection is running", hint="Wait until it has finished, then make a new plan."
         )
-    with guard:
+    with lock:
         yield
 
 
 def end_dead_run(control: RepositoryContext, plan_id: str) -> None:
-    """Bring a plan whose process is gone to its end: finish it if it was decided, else call it off.
+    """End the run of a process that is gone: finish it if it was decided, else undo it.
 
     `LockConflict` if a collection is running.
     """
     with collector_locked(control):
         document = control.store.read(PLANS.key(plan_id))
         if document is not None and document.record.state is PlanState.DECIDED:
-            _delete_all(control, document.record, None)
-            _sweep(control)
-            _mark(control, document.record, PlanState.FINISHED, "gc_finished")
+            _finish(control, document.record)
             return
-        doomed = tuple(
-            name for name, found in control.store.scan(DESCRIPTORS) if found.record.doomed_by == plan_id
-        )
-        _call_off(control, plan_id, doomed)
+        found = control.store.scan(DESCRIPTORS)
+        _unmark(control, plan_id, [name for name, each in found if each.record.doomed_by == plan_id])
 
 
 # --- The steps --------------------------------------------------------------------------------------
 
 
-def _still_right(control: RepositoryContext, plan: GcPlan) -> None:
-    """Steps 1 and 3: raise unless all that the plan deletes may be deleted now."""
+def _check_again(control: RepositoryContext, plan: GcPlan) -> None:
+    """Steps 1 and 3: raise unless everything in the plan may be deleted now."""
     now = control.store.now()
     if plan.is_expired(now):
         raise PlanMismatch(f"the plan {plan.plan_id} expired at {plan.expires_at}", plan=plan.plan_id)
     if policy_of(control) != plan.policy:
         raise PlanMismatch(
-            f"the policy of retention is another one than when {plan.plan_id} was made", plan=plan.plan_id
+            f"the retention policy has changed since the plan {plan.plan_id} was made", plan=plan.plan_id
         )
-    standing = survey(control)
-    verdict = judge(standing, plan.policy, now, plan_id=plan.plan_id)
+    roots = find_roots(control)
+    protected = retain(roots, plan.policy, now, plan_id=plan.plan_id).protected
     changed = [
-        {"snapshot_id": each, "why": [reason.text for reason in verdict.protected[each]]}
+        {"snapshot_id": each, "why": [reason.text for reason in protected[each]]}
         for each in plan.snapshots
-        if each in verdict.protected
+        if each in protected
     ]
-    changed += [
-        {"snapshot_id": each, "why": ["it is gone"]}
-        for each in plan.snapshots
-        if each not in standing.descriptors
-    ]
+    gone = [each for each in plan.snapshots if each not in roots.descriptors]
+    changed += [{"snapshot_id": each, "why": ["it is gone"]} for each in gone]
     if changed:
         first = changed[0]
         raise PlanMismatch(
-            f"the plan {plan.plan_id} does not fit any more: {len(changed)} of {len(plan.snapshots)} "
+            f"the plan {plan.plan_id} is out of date: {len(changed)} of {len(plan.snapshots)} "
             f"snapshots changed, such as {first['snapshot_id']}: {'; '.join(first['why'])}",
             plan=plan.plan_id,
             changed=changed,
         )
 
 
-def _doom(control: RepositoryContext, plan: GcPlan) -> None:
+def _mark(control: RepositoryContext, plan: GcPlan) -> None:
     """Step 2."""
-    for ids in batches(plan.snapshots):
+    for ids in _batches(plan.snapshots):
         keys = [DESCRIPTORS.key(each) for each in ids]
 
         def decide(view: View, now: float, keys: Sequence[Key[Descriptor]] = keys) -> Decision[None]:
@@ -163,7 +160,7 @@ def _doom(control: RepositoryContext, plan: GcPlan) -> None:
             for key in keys:
                 descriptor = view.get(key)
                 if descriptor is None or descriptor.doomed_by not in (None, plan.plan_id):
-                    raise PlanMismatch(f"the plan {plan.plan_id} does not fit any more", plan=plan.plan_id)
+                    raise PlanMismatch(f"the plan {plan.plan_id} is out of date", plan=plan.plan_id)
                 if descriptor.doomed_by is None:
                     changes.append(Replace(key, msgspec.structs.replace(descriptor, doomed_by=plan.plan_id)))
             return Decision(changes, None)
@@ -171,37 +168,37 @@ def _doom(control: RepositoryContext, plan: GcPlan) -> None:
         control.store.transact(keys, decide)
 
 
-def _call_off(control: RepositoryContext, plan_id: str, snapshot_ids: Sequence[str]) -> None:
-    """The reverse of 2, for those that are doomed by this plan."""
-    for ids in batches(snapshot_ids):
+def _unmark(control: RepositoryContext, plan_id: str, snapshot_ids: Sequence[str]) -> None:
+    """The reverse of step 2, for what this plan has marked."""
+    for ids in _batches(snapshot_ids):
         keys = [DESCRIPTORS.key(each) for each in ids]
 
         def decide(view: View, now: float, keys: Sequence[Key[Descriptor]] = keys) -> Decision[None]:
             found = [(key, each) for key in keys if (each := view.get(key)) is not None]
-            doomed = [(key, each) for key, each in found if each.doomed_by == plan_id]
-            if not doomed:
+            marked = [(key, each) for key, each in found if each.doomed_by == plan_id]
+            if not marked:
                 return Decision([], None)
-            let_go = [Replace(key, msgspec.structs.replace(each, doomed_by=None)) for key, each in doomed]
-            facts = {"plan": plan_id, "snapshot_ids": [each.snapshot_id for _, each in doomed]}
-            return Decision([*let_go, control.audit(view, now, "gc_called_off", **facts)], None)
+            unmarked = [Replace(key, msgspec.structs.replace(each, doomed_by=None)) for key, each in marked]
+            facts = {"plan": plan_id, "snapshot_ids": [each.snapshot_id for _, each in marked]}
+            return Decision([*unmarked, control.audit(view, now, "gc_called_off", **facts)], None)
 
         control.store.transact([*keys, control.trail.stream], decide)
 
 
-def _mark(control: RepositoryContext, plan: GcPlan, state: PlanState, event: str) -> GcPlan:
+def _set_state(control: RepositoryContext, plan: GcPlan, state: PlanState, event: str) -> GcPlan:
     """Steps 4 and 7."""
     key = PLANS.key(plan.plan_id)
-    marked = msgspec.structs.replace(plan, state=state)
+    changed = msgspec.structs.replace(plan, state=state)
 
     def decide(view: View, now: float) -> Decision[GcPlan]:
         facts = {"plan": plan.plan_id, "snapshots": len(plan.snapshots), "bytes": plan.bytes}
-        return Decision([Replace(key, marked), control.audit(view, now, event, **facts)], marked)
+        return Decision([Replace(key, changed), control.audit(view, now, event, **facts)], changed)
 
     return control.store.transact([key, control.trail.stream], decide).result
 
 
 def _delete_all(control: RepositoryContext, plan: GcPlan, progress: Progress | None) -> tuple[str, ...]:
-    """Step 5, for what is still there."""
+    """Step 5, for what still exists."""
     descriptors = {name: found.record for name, found in control.store.scan(DESCRIPTORS)}
     left = [
         each for each in plan.snapshots if each in descriptors and descriptors[each].doomed_by == plan.plan_id
@@ -211,7 +208,7 @@ def _delete_all(control: RepositoryContext, plan: GcPlan, progress: Progress | N
         if each.parent_id is not None:
             children.setdefault(each.parent_id, []).append(each.snapshot_id)
     done = 0
-    for ids in batches(left):
+    for ids in _batches(left):
         retire(control, ids)  # durably: then their descriptors may go
         _delete(control, plan, ids, [child for each in ids for child in children.get(each, ())])
         done += len(ids)
@@ -220,26 +217,20 @@ def _delete_all(control: RepositoryContext, plan: GcPlan, progress: Progress | N
     return tuple(left)
 
 
-def _sweep(control: RepositoryContext) -> None:
-    """Step 6. A remnant in which something is mounted stays: that is for people to see to."""
-    with contextlib.suppress(Refused):
-        sweep(control)
-
-
 def _delete(control: RepositoryContext, plan: GcPlan, ids: Sequence[str], children: Sequence[str]) -> None:
     keys: list[Key[Descriptor]] = [DESCRIPTORS.key(each) for each in dict.fromkeys([*ids, *children])]
     named: list[Any] = [*keys, control.trail.stream]
 
     def decide(view: View, now: float) -> Decision[None]:
-        there = {each.snapshot_id: each for key in keys if (each := view.get(key)) is not None}
-        going = {each: there[each] for each in ids if each in there}
+        found = {each.snapshot_id: each for key in keys if (each := view.get(key)) is not None}
+        going = {each: found[each] for each in ids if each in found}
         if not going:
             return Decision([], None)
         changes: list[Change] = [Delete(DESCRIPTORS.key(each)) for each in going]
-        for each in there.values():
+        for each in found.values():
             if each.snapshot_id not in going and each.parent_id in going:
-                relinked = msgspec.structs.replace(each, parent_id=staying_ancestor(each, going))
-                changes.append(Replace(DESCRIPTORS.key(each.snapshot_id), relinked))
+                attached = msgspec.structs.replace(each, parent_id=staying_ancestor(each, going))
+                changes.append(Replace(DESCRIPTORS.key(each.snapshot_id), attached))
         facts = {"plan": plan.plan_id, "snapshot_ids": list(going)}
         return Decision([*changes, control.audit(view, now, "snapshots_collected", **facts)], None)
 
@@ -255,6 +246,32 @@ def staying_ancestor(descriptor: Descriptor, going: Mapping[str, Descriptor]) ->
     return None if parent in seen else parent
 
 
-def batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """So many at a time as one transaction takes."""
+def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     return (ids[start : start + BATCH] for start in range(0, len(ids), BATCH))
+
+
+class GarbageCollector:
+    """Garbage collection of one repository."""
+
+    def __init__(self, control: RepositoryContext) -> None:
+        self._control = control
+
+    @property
+    def policy(self) -> Policy:
+        """The retention policy as of now."""
+        return gc_plan.policy_of(self._control)
+
+    def set_policy(self, policy: Policy) -> Policy:
+        return gc_plan.set_policy(self._control, policy)
+
+    def plan(self, *, store: bool = True) -> Proposal:
+        """What may be deleted, and what is kept and why. With `store`, the plan is stored, to be run."""
+        return gc_plan.propose(self._control, store=store)
+
+    def check(self, plan_id: str) -> GcPlan:
+        """The plan, if it can be run as it is; else raises `PlanMismatch`."""
+        return check(self._control, plan_id)
+
+    def run(self, plan_id: str, *, progress: Progress | None = None) -> Collected:
+        """Delete the snapshots of a plan, or raise `PlanMismatch` and delete none."""
+        return run(self._control, plan_id, progress=progress)

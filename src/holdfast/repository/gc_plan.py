@@ -1,6 +1,7 @@
-"""The policy of retention, and plans: what would be deleted, what is kept and why, what it frees.
+"""The retention policy, gc roots, and plans: what would be deleted, what is kept and why, and what it frees.
 
-Making a plan changes nothing but that the plan is written down, under an id by which it can be run.
+Making a plan writes nothing but the plan, under an id by which it can be run. `docs/protocols/gc.md` says why
+finding the roots misses none.
 """
 
 from __future__ import annotations
@@ -30,54 +31,50 @@ from holdfast.repository.retention import (
     RETENTION,
     Collectable,
     GcPlan,
+    GcRoots,
     Policy,
     Protection,
     Reason,
-    Standing,
     Use,
-    judge,
+    effect_of,
+    retain,
     within_budget,
 )
 from holdfast.store.model import Change, Create, Decision, Delete, Replace, View
 
-MOST_LOOKS = 50
-
-_HARMLESS = (
-    "lock_",
-    "pin_",
-    "reference_",
-    "snapshot_",
-    "snapshots_",
-    "restore_",
-    "retention_",
-    "gc_",
-    "tree_",
-)
-_HARMLESS_EVENTS = frozenset({"worktree_created", "worktree_removed", "head_repaired"})
-"""Events that move no protection from where we have not looked yet to where we have looked already."""
+MAX_READS = 50
+"""How often the roots are read again because one was moved meanwhile."""
+PLAN_TTL = 24 * 3600.0
+"""An older plan is not run: too much has happened since somebody read it."""
+MOST_SNAPSHOTS = 50_000
+"""The most that one plan deletes; the rest is left to the next one."""
+LONGEST_KEEP = 36_500 * 86_400.0
 
 
-def survey(control: RepositoryContext) -> Standing:
-    """What there is, and all that protects it."""
-    protecting = _protecting(control)
+# --- GC roots -------------------------------------------------------------------------------------------
+
+
+def find_roots(control: RepositoryContext) -> GcRoots:
+    """All snapshots, and all that protects them. Takes no lock."""
+    stream = control.trail.stream
+    for _ in range(MAX_READS):
+        end = control.store.transact([stream], lambda view, now: Decision([], view.end(stream))).result
+        roots = _read_roots(control)  # 1
+        later = control.store.entries(stream, after=end)
+        if not any(effect_of(entry.record).moves_root for entry in later):  # 2
+            break
+    else:
+        raise LockConflict(
+            "worktrees are renamed faster than they can be read",
+            hint="Try again when less is going on.",
+            looks=MAX_READS,
+        )
     descriptors = {name: document.record for name, document in control.store.scan(DESCRIPTORS)}
-    return protecting._replace(descriptors=completed(control, descriptors))  # 3
+    return roots._replace(descriptors=completed(control, descriptors))  # 3
 
 
-def _protecting(control: RepositoryContext) -> Standing:
-    for _ in range(MOST_LOOKS):
-        end = _end_of_trail(control)
-        standing = _look(control)  # 1
-        if not _has_moved(control, end):  # 2
-            return standing
-    raise LockConflict(
-        "worktrees are renamed faster than they can be looked at",
-        hint="Try again when less is going on.",
-        looks=MOST_LOOKS,
-    )
-
-
-def _look(control: RepositoryContext) -> Standing:
+def _read_roots(control: RepositoryContext) -> GcRoots:
+    """The roots, read in the order in which a protection is handed on."""
     uses = [
         Use(snapshot_id, intent.purpose)
         for intent in payloads.in_use(control.places)
@@ -86,7 +83,7 @@ def _look(control: RepositoryContext) -> Standing:
     operations = [document.record for _, document in control.store.scan(OPERATIONS)]
     configs = [document.record for _, document in control.store.scan(WORKTREES)]
     heads = {each.worktree_id: each.head_snapshot_id or each.base_snapshot_id for each in configs}
-    return Standing(
+    return GcRoots(
         descriptors={},
         uses=uses,
         operations=operations,
@@ -97,65 +94,32 @@ def _look(control: RepositoryContext) -> Standing:
 
 
 def completed(control: RepositoryContext, descriptors: dict[str, Descriptor]) -> dict[str, Descriptor]:
-    """The descriptors, with those that lines lead to by now, and without those that are gone by now."""
-    waiting = [each.snapshot_id for each in descriptors.values() if _lacks_parent(each, descriptors)]
+    """The descriptors as of now along all lines: with parents that were missing, without what is gone."""
+
+    def lacks_parent(each: Descriptor) -> bool:
+        return each.parent_id is not None and each.parent_id not in descriptors
+
+    def read(snapshot_id: str) -> Descriptor | None:
+        document = control.store.read(DESCRIPTORS.key(snapshot_id))
+        return None if document is None else document.record
+
+    waiting = [each.snapshot_id for each in descriptors.values() if lacks_parent(each)]
     while waiting:
-        child = _read(control, waiting.pop())
+        child = read(waiting.pop())
         if child is None:
             continue
         descriptors[child.snapshot_id] = child
-        if _lacks_parent(child, descriptors) and child.parent_id is not None:
-            parent = _read(control, child.parent_id)
+        if lacks_parent(child) and child.parent_id is not None:
+            parent = read(child.parent_id)
             if parent is not None:
                 descriptors[parent.snapshot_id] = parent
                 waiting.append(parent.snapshot_id)
-            elif (again := _read(control, child.snapshot_id)) is not None and again != child:
-                waiting.append(again.snapshot_id)  # it was linked anew between the two reads
+            elif (again := read(child.snapshot_id)) is not None and again != child:
+                waiting.append(again.snapshot_id)  # it got another parent between the two reads
     return descriptors
 
 
-def _lacks_parent(each: Descriptor, descriptors: dict[str, Descriptor]) -> bool:
-    return each.parent_id is not None and each.parent_id not in descriptors
-
-
-def _read(control: RepositoryContext, snapshot_id: str) -> Descriptor | None:
-    document = control.store.read(DESCRIPTORS.key(snapshot_id))
-    return None if document is None else document.record
-
-
-def _end_of_trail(control: RepositoryContext) -> int:
-    stream = control.trail.stream
-    return control.store.transact([stream], lambda view, now: Decision([], view.end(stream))).result
-
-
-def _has_moved(control: RepositoryContext, end: int) -> bool:
-    later = (entry.record.event for entry in control.store.entries(control.trail.stream, after=end))
-    return any(event not in _HARMLESS_EVENTS and not event.startswith(_HARMLESS) for event in later)
-
-
-PLAN_TTL = 24 * 3600.0
-"""A plan that is older is not begun any more: too much has happened since somebody looked at it."""
-
-MOST_SNAPSHOTS = 50_000
-"""The most that one plan deletes; what is left over is for the next one."""
-
-LONGEST_KEEP = 36_500 * 86_400.0
-
-
-class Proposal(NamedTuple):
-    """A plan, with all that people want to know about it."""
-
-    plan: GcPlan
-    candidates: tuple[Collectable, ...]
-    protected: Mapping[str, tuple[Reason, ...]]
-    total_bytes: int
-    stored: bool
-
-    @property
-    def over_budget(self) -> int:
-        """How many bytes more than the budget will be left, because what is protected takes them."""
-        budget = self.plan.policy.max_bytes
-        return 0 if budget is None else max(0, self.total_bytes - self.plan.bytes - budget)
+# --- The policy -----------------------------------------------------------------------------------------
 
 
 def policy_of(control: RepositoryContext) -> Policy:
@@ -165,16 +129,16 @@ def policy_of(control: RepositoryContext) -> Policy:
 
 
 def set_policy(control: RepositoryContext, policy: Policy) -> Policy:
-    """Put another policy in the place of the one that is there; the one that keeps everything is none."""
+    """Replace the policy; one that keeps everything is deleted."""
     check_policy(policy)
 
     def decide(view: View, now: float) -> Decision[Policy]:
-        there = view.get(RETENTION)
-        before = there or Policy()
+        stored = view.get(RETENTION)
+        before = stored or Policy()
         if before == policy:
             return Decision([], policy)
         change: Change
-        if there is None:
+        if stored is None:
             change = Create(RETENTION, policy)
         else:
             change = Delete(RETENTION) if policy.keeps_all_history else Replace(RETENTION, policy)
@@ -198,10 +162,29 @@ def check_policy(policy: Policy) -> None:
         raise SettingInvalid("max_bytes", str(policy.max_bytes), "a number of bytes, 0 or more")
 
 
-def propose(control: RepositoryContext, *, store: bool = True) -> Proposal:
-    """Find out what may be deleted. With `store`, a plan to delete something is written down to be run.
+# --- Plans ----------------------------------------------------------------------------------------------
 
-    Also on a full disk: what is set aside is used, and if it is not there any more it is set aside again.
+
+class Proposal(NamedTuple):
+    """A plan, with the reasons for it."""
+
+    plan: GcPlan
+    candidates: tuple[Collectable, ...]
+    protected: Mapping[str, tuple[Reason, ...]]
+    total_bytes: int
+    stored: bool
+
+    @property
+    def over_budget(self) -> int:
+        """By how many bytes protected snapshots exceed the budget."""
+        budget = self.plan.policy.max_bytes
+        return 0 if budget is None else max(0, self.total_bytes - self.plan.bytes - budget)
+
+
+def propose(control: RepositoryContext, *, store: bool = True) -> Proposal:
+    """Find out what may be deleted. With `store`, the plan is stored, to be run.
+
+    Works on a full disk, out of the reserve, which is refilled.
     """
     proposal = control.places.reserve.relieve(lambda: _propose(control, store=store))
     if store:
@@ -210,12 +193,12 @@ def propose(control: RepositoryContext, *, store: bool = True) -> Proposal:
 
 
 def _propose(control: RepositoryContext, *, store: bool) -> Proposal:
-    policy, standing, now = policy_of(control), survey(control), control.store.now()
-    verdict = judge(standing, policy, now)
+    policy, roots, now = policy_of(control), find_roots(control), control.store.now()
+    decision = retain(roots, policy, now)
     total = _total_bytes(control.places) if policy.max_bytes is not None else 0
-    freed = _freed_in_turn(control.places, [each.snapshot_id for each in verdict.collectable])
-    count = within_budget(verdict.collectable, policy, total, lambda ids: freed[len(ids)])
-    chosen, spared = verdict.collectable[: min(count, MOST_SNAPSHOTS)], verdict.collectable[count:]
+    sizes = _reclaimable_sizes(control.places, [each.snapshot_id for each in decision.collectable])
+    count = within_budget(decision.collectable, policy, total, lambda ids: sizes[len(ids)])
+    chosen, spared = decision.collectable[: min(count, MOST_SNAPSHOTS)], decision.collectable[count:]
     ids = [each.snapshot_id for each in chosen]
     fits = Reason(Protection.BUDGET, "fits into the budget")
     plan = GcPlan(
@@ -225,12 +208,12 @@ def _propose(control: RepositoryContext, *, store: bool) -> Proposal:
         holder_id=control.holder.holder_id,
         policy=policy,
         snapshots=tuple(ids),
-        bytes=freed[len(ids)] if ids else 0,
+        bytes=sizes[len(ids)] if ids else 0,
     )
     stored = store and bool(ids)
     if stored:
         _store(control, plan)
-    protected = {**verdict.protected, **{each.snapshot_id: (fits,) for each in spared}}
+    protected = {**decision.protected, **{each.snapshot_id: (fits,) for each in spared}}
     return Proposal(plan, chosen, protected, total, stored)
 
 
@@ -247,12 +230,12 @@ def plan_of(control: RepositoryContext, plan_id: str) -> GcPlan:
 
 
 def plans(control: RepositoryContext) -> list[GcPlan]:
-    """All plans that are kept. Takes no lock."""
+    """All stored plans. Takes no lock."""
     return [document.record for _, document in control.store.scan(PLANS)]
 
 
 def forget_plan(control: RepositoryContext, plan_id: str) -> bool:
-    """Remove a plan that has expired; False if it is not there, or is not over."""
+    """Remove an expired plan; False if it does not exist, or has not expired."""
     key = PLANS.key(plan_id)
 
     def decide(view: View, now: float) -> Decision[bool]:
@@ -274,8 +257,8 @@ def _store(control: RepositoryContext, plan: GcPlan) -> None:
     control.store.transact([key, control.trail.stream], decide)
 
 
-def _freed_in_turn(places: RepositoryPaths, snapshot_ids: Sequence[str]) -> list[int]:
-    """What is free once the first 0, 1, 2, ... of these are deleted; what is gone by now frees nothing."""
+def _reclaimable_sizes(places: RepositoryPaths, snapshot_ids: Sequence[str]) -> list[int]:
+    """What deleting the first 0, 1, 2, ... of these frees; what is gone meanwhile frees nothing."""
     from holdfast.repository.gc_sweep import need_of_all, trees_in
     from holdfast.trees.retained_dirs import freed_in_turn
 
@@ -286,7 +269,7 @@ def _freed_in_turn(places: RepositoryPaths, snapshot_ids: Sequence[str]) -> list
 
 
 def _total_bytes(places: RepositoryPaths) -> int:
-    """What all snapshots take, with what is left of others because they need it."""
+    """The size of all snapshots, with the directories that are retained for them."""
     from holdfast.repository.gc_sweep import trees_in
     from holdfast.trees.retained_dirs import tree_bytes
 

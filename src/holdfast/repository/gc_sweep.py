@@ -1,10 +1,10 @@
-"""What is left of snapshots that are gone: moved to the remnants, and trimmed to what others need.
+"""The sweep: trees of deleted snapshots are retired, and trimmed to the directories that other trees need.
 
-Most directories of a tree may be in other trees (see `holdfast.trees.shared_dirs`). So the tree of a snapshot
-that goes is *retired*: moved to `.jvs/remnants/`, where those who have directories in it find it as well. A
-*sweep* then takes from all remnants what no tree needs. It looks at the trees that are on the disk and not at
-descriptors, so it asks nobody whether a snapshot is visible, or will be. `docs/protocols/gc.md` tells why
-nothing goes that is needed.
+Most directories of a tree may be stored in other trees (see `holdfast.trees.shared_dirs`). So the tree of a
+deleted snapshot is *retired*: moved to `.jvs/remnants/`, where the trees that need its directories look as
+well. A *sweep* then removes from all retired trees what no tree needs. It reads the trees on disk, not
+descriptors, so it does not matter whether a snapshot is visible. `docs/protocols/gc.md` says why nothing
+needed is removed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 def retire(control: RepositoryContext, snapshot_ids: Iterable[str]) -> None:
-    """Move the trees of these snapshots to the remnants, durably. What is not there was moved before."""
+    """Move the trees of these snapshots to the retired ones, durably. A missing tree was moved before."""
     places, ids = control.places, tuple(snapshot_ids)
     make_directories(places.remnants)
     for each in ids:
@@ -51,17 +51,17 @@ def retire(control: RepositoryContext, snapshot_ids: Iterable[str]) -> None:
             continue
         except OSError as error:
             raise io_failure("move away", tree, error) from error
-    for directory in (places.remnants, places.snapshots):  # it is there before it is gone
+    for directory in (places.remnants, places.snapshots):  # the new name is durable first
         with Directory.open(directory) as opened:
             durable.sync_names(opened)
 
 
 def _choose(control: RepositoryContext, tree: Path, remnant: Path, *, but: Collection[str]) -> None:
-    """Retire a tree that was brought back after its snapshot had been deleted, and is now there twice.
+    """Retire a tree that was copied back after its snapshot was deleted, and now exists twice.
 
-    The remnant stays if it has all that others need: of what was brought back nobody knows whether it is all
-    of it. Only if it was a snapshot again, and others have directories there that had been trimmed away, it
-    takes the remnant's place. If neither will do, both stay.
+    The retired tree stays if it has all that others need, because the copy may be partial. Only if the copy
+    was a snapshot again, and others need directories that had been trimmed away, it replaces the retired
+    tree. If neither has everything, both stay.
     """
     need = need_of_all(control.places, but=but).get(remnant.name, set())
     manifest = readable_manifest(tree)
@@ -76,16 +76,16 @@ def _choose(control: RepositoryContext, tree: Path, remnant: Path, *, but: Colle
             raise Refused(
                 f"{tree} is not removed: other snapshots have directories in it that are neither all there "
                 f"nor all in {remnant}",
-                hint="Bring one of the two back as a whole from a copy.",
+                hint="Restore one of the two as a whole from a backup.",
                 path=str(tree),
             )
 
 
 def need_of_all(places: RepositoryPaths, *, but: Collection[str] = ()) -> Need:
-    """Which directories of which trees are needed, by all trees but some. Raises if one cannot say.
+    """The directories that all trees but some need of others. Raises if a tree cannot say.
 
-    In the order in which a tree moves: from where it is made to the snapshots, from there to the quarantine.
-    So none is missed. Remnants need nothing: what they have is their own.
+    Reads in the order in which a tree moves, so that none is missed: from its scratch directory to the
+    snapshots, from there to the quarantine. Retired trees need nothing of others.
     """
     need = needed_in_the_making(trees_in_the_making(places))
     for each in (places.snapshots, places.quarantine):
@@ -96,15 +96,15 @@ def need_of_all(places: RepositoryPaths, *, but: Collection[str] = ()) -> Need:
 
 
 def trees_in_the_making(places: RepositoryPaths) -> list[Path]:
-    """Where trees are being made, or were by processes that are gone."""
+    """The trees in scratch directories, of live processes and dead ones."""
     return [each / "tree" for each in trees_in(places.scratch)]
 
 
 def sweep(control: RepositoryContext) -> None:
-    """Take from all remnants what nobody needs. Whoever calls this is the collector.
+    """Remove from all retired trees what no tree needs. The caller holds the collector's lock.
 
-    What cannot be touched, because something is mounted in it for instance, is left; the first such failure
-    is raised when all else is done. If a tree cannot say what it needs, nothing is done.
+    A tree that cannot be trimmed, because something is mounted in it for instance, is left; the first such
+    failure is raised at the end. If a tree cannot say what it needs, nothing is done.
     """
     excessive, failures = untrimmed(control.places), list[Failure]()
     if not excessive:
@@ -121,7 +121,7 @@ def sweep(control: RepositoryContext) -> None:
 
 
 def untrimmed(places: RepositoryPaths) -> dict[str, Collection[bytes]]:
-    """The remnants that have more than is needed of them, with what is. Changes nothing, takes no lock."""
+    """The retired trees that have more than is needed of them, with what is. Takes no lock."""
     remnants, found = trees_in(places.remnants), dict[str, Collection[bytes]]()
     need = need_of_all(places) if remnants else {}
     for each in remnants:
@@ -132,7 +132,7 @@ def untrimmed(places: RepositoryPaths) -> dict[str, Collection[bytes]]:
 
 
 def trees_in(directory: Path) -> list[Path]:
-    """The trees, or remnants, that are there; none if there is no such place."""
+    """The trees in a directory; none if it does not exist."""
     try:
         with Directory.open(directory) as opened:
             return [directory / name for name in opened.directories() if is_safe_name(name)]

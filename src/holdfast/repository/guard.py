@@ -1,33 +1,30 @@
-"""A glance at whether a path may be written to, loading next to nothing: a hook asks before every write.
+"""The guard before a write: whether somebody else has leased the worktree that a path is in.
 
-What can be told from a few small files is told here, by the rules that leases have; for everything else
-(a store that is not files, a commit that is being carried out, a record that cannot be read) the answer
-is None: ask `Repository`, which takes longer because it knows more.
+A hook asks before every write of an agent, so importing this module loads next to nothing. A few small files
+answer almost always, by the rules of leases. For the rest (a store that is not files, a commit that is being
+carried out, a record that cannot be read) `check` opens the repository, which takes longer.
 """
 
 from __future__ import annotations
 
 import os
 
-from holdfast.fs import calls
-from holdfast.fs.paths import is_directory, read_small
+from holdfast.fs import calls, paths
 
-TYPE_CHECKING = False  # what checkers take for true; importing `typing` costs time
+TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any, Literal
 
     from holdfast.errors import LockConflict
-    from holdfast.leases.service import LeaseState
     from holdfast.locks.identity import Holder, Liveness
-
 
 MOST_BYTES = 1 << 16
 
 
 class WorktreePath:
-    """A worktree of a repository, by the path of something in it. (Not a tuple with names: see above.)"""
+    """A worktree of a repository, by the path of something in it. (No NamedTuple: that costs an import.)"""
 
     __slots__ = ("root", "worktree")
 
@@ -42,34 +39,49 @@ class WorktreePath:
         return hash((self.root, self.worktree))
 
     def __repr__(self) -> str:
-        return f"Place({self.root!r}, {self.worktree!r})"
+        return f"WorktreePath({self.root!r}, {self.worktree!r})"
 
 
 def place_of(path: str) -> WorktreePath | None:
     """The worktree that a path is in, wherever links on the way lead; None if it is in none."""
-    here = calls.realpath(path)
-    below: list[str] = []
-    while True:
-        if below and is_directory(os.path.join(here, ".jvs")):
-            return _worktree(here, below[::-1])
-        above, name = os.path.split(here)
-        if above == here:
-            return None
-        below.append(name)
-        here = above
+    real = calls.realpath(path)
+    root = repository_around(os.path.dirname(real))
+    if root is None:
+        return None
+    below = real[len(root) :].strip(os.sep).split(os.sep)
+    if below[0] == "main":
+        return WorktreePath(root, "main")
+    if below[0] == "worktrees" and len(below) > 1:
+        return WorktreePath(root, below[1])
+    return None
+
+
+def repository_around(start: str) -> str | None:
+    """The repository that a path is in: the nearest directory upwards with `.jvs/`; None if there is none."""
+    return paths.find_upwards(start, paths.is_repository)
+
+
+def check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
+    """Raise `LockConflict` if somebody else holds the lease of this worktree."""
+    answer = glance(place, lock_id, actor)
+    if answer is None:
+        full_check(place, lock_id, actor)
+    elif answer is not True:
+        raise answer
 
 
 def glance(
     place: WorktreePath, lock_id: str | None, actor: str | None = None
 ) -> LockConflict | Literal[True] | None:
-    """True if nobody else has leased the worktree, the conflict if somebody has; None if it takes more.
+    """True if nobody else has leased the worktree, the conflict if somebody has; None if files cannot tell.
 
-    A lease is ours if we name its `lock_id`, or if we act under it: see `acts_under`.
+    A lease is the caller's own if it names the `lock_id`, or acts under it: see `acts_under`.
     """
     try:
-        if not _is_settled(place.root):
+        if not _files_tell_all(place.root):
             return None
-        content = read_small(os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json"), MOST_BYTES)
+        path = os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json")
+        content = paths.read_small(path, MOST_BYTES)
     except FileNotFoundError:
         return True
     except (OSError, ValueError):
@@ -80,28 +92,37 @@ def glance(
         lease = json.loads(content)
         if lock_id and lease["lock_id"] == lock_id:
             return True
-        return _judged(place, lease, actor)
+        return _judge(place, lease, actor)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not as we write it
         return None
 
 
-def check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
-    """Raise `LockConflict` if somebody else holds the lease of this worktree, however long that takes."""
-    seen = glance(place, lock_id, actor)
-    if seen is None:
-        look_closer(place, lock_id, actor)
-    elif seen is not True:
-        raise seen
+def full_check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
+    """The same as `check`, asked of the repository and its store."""
+    import msgspec
+
+    from holdfast.errors import NotFound
+    from holdfast.locks.identity import acts_under
+    from holdfast.repository.repository import Repository
+
+    try:
+        state = Repository(place.root).desk.state(place.worktree)
+    except NotFound:
+        return  # not a repository after all, or one that is being created
+    if state is None or state.expired or state.lease.lock_id == lock_id:
+        return
+    if not acts_under(state.lease.holders(), state.lease.actor, actor):
+        raise conflict(place, msgspec.to_builtins(state.lease), state.time_left, state.liveness)
 
 
 def holds_nothing(start: str, lock_id: str | None, actor: str | None = None) -> bool:
-    """Whether it is certain, at a glance, that this agent has no lease in the repository around `start`."""
+    """Whether files alone prove that this agent has no lease in the repository around `start`."""
     root = repository_around(start)
     if root is None:
         return True
     leases = os.path.join(root, ".jvs", "locks")
     try:
-        return _is_settled(root) and not any(
+        return _files_tell_all(root) and not any(
             _may_be_ours(os.path.join(leases, name), lock_id, actor)
             for name in _names(leases)
             if name.endswith(".json")
@@ -138,13 +159,13 @@ def conflict(
     )
 
 
-def _judged(place: WorktreePath, lease: Mapping[str, Any], actor: str | None) -> LockConflict | Literal[True]:
+def _judge(place: WorktreePath, lease: Mapping[str, Any], actor: str | None) -> LockConflict | Literal[True]:
     from holdfast.clock import SYSTEM_CLOCK, BootMark, ClockReading
     from holdfast.locks.identity import acts_under, boot_clock_id, liveness_behind
 
     mark = BootMark(*lease["boot_expires_at"]) if lease.get("boot_expires_at") else None
-    moment = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot()).at(SYSTEM_CLOCK.wall())
-    left = moment.until(lease["lease_expires_at"], mark, margin=True)
+    now = ClockReading(boot_clock_id(), SYSTEM_CLOCK.boot()).at(SYSTEM_CLOCK.wall())
+    left = now.until(lease["lease_expires_at"], mark, margin=True)
     if left <= 0:
         return True
     holders = _holders(lease, "holder_id", "on_behalf_of")
@@ -159,7 +180,7 @@ def _may_be_ours(path: str, lock_id: str | None, actor: str | None) -> bool:
     from holdfast.locks.identity import acts_under
 
     try:
-        lease = json.loads(read_small(path, MOST_BYTES))
+        lease = json.loads(paths.read_small(path, MOST_BYTES))
         return bool(lock_id and lease["lock_id"] == lock_id) or acts_under(
             _holders(lease, "holder_id"), lease.get("actor"), actor
         )
@@ -175,60 +196,18 @@ def _holders(lease: Mapping[str, Any], *fields: str) -> list[Holder | None]:
     return [Holder.from_record({"holder_id": lease.get(each), **lease["identity"]}) for each in fields]
 
 
-def repository_around(start: str) -> str | None:
-    """The repository that a path is in: the nearest one upwards that has `.jvs/`; None if it is in none."""
-    here = os.path.abspath(start)
-    while not is_directory(os.path.join(here, ".jvs")):
-        above = os.path.dirname(here)
-        if above == here:
-            return None
-        here = above
-    return here
-
-
-def _is_settled(root: str) -> bool:
-    """Whether the files say all: the store is files, and no commit waits to be carried out."""
+def _files_tell_all(root: str) -> bool:
+    """Whether the store is files, and no commit waits to be carried out."""
     ours = os.path.join(root, ".holdfast")
     return "config.json" not in _names(ours) and all(
         name.endswith(".done") for name in _names(os.path.join(ours, "intents"))
     )
 
 
-def _worktree(root: str, below: list[str]) -> WorktreePath | None:
-    if below[0] == "main":
-        return WorktreePath(root, "main")
-    if below[0] == "worktrees" and len(below) > 1:
-        return WorktreePath(root, below[1])
-    return None
-
-
 def _names(path: str) -> set[str]:
-    """What is in a directory; nothing if there is none. One that cannot be looked into raises `OSError`."""
+    """The entries of a directory; none if it does not exist. An unreadable one raises `OSError`."""
     try:
         with calls.scandir(path) as entries:
             return {entry.name for entry in entries}
     except (FileNotFoundError, NotADirectoryError):
         return set()
-
-
-def look_closer(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
-    """Raise `LockConflict` if somebody else holds the lease of this worktree, whatever that is kept in."""
-    import msgspec
-
-    from holdfast.locks.identity import acts_under
-
-    state = _state(place)
-    if state is None or state.expired or state.lease.lock_id == lock_id:
-        return
-    if not acts_under(state.lease.holders(), state.lease.actor, actor):
-        raise conflict(place, msgspec.to_builtins(state.lease), state.time_left, state.liveness)
-
-
-def _state(place: WorktreePath) -> LeaseState | None:
-    from holdfast.errors import NotFound
-    from holdfast.repository.repository import Repository
-
-    try:
-        return Repository(place.root).desk.state(place.worktree)
-    except NotFound:
-        return None  # not a repository after all, or a newcomer in the making

@@ -1,4 +1,4 @@
-"""What is known about something that somebody holds, in one form for all kinds of locks."""
+"""`Holding`: something that is held, in one form for leases, claims and locks; and locks as holdings."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.clock import format_instant
 from holdfast.fs import calls
-from holdfast.leases.wait_notes import WaitNote
+from holdfast.leases.wait_notes import WaitNote, WaitNotes
 from holdfast.locks import identity
-from holdfast.locks.identity import Liveness
+from holdfast.locks.identity import Holder, Liveness
 from holdfast.locks.kernel_locks import FileLockHolder, find_holders, find_locked_files, inode_of, with_queue
-from holdfast.repository.waits import FILE_LOCK, QUEUE
+from holdfast.locks.repo_lock import RepoLock
+from holdfast.repository.waits import FILE_LOCK, QUEUE, is_repo_lock_of, waits_of_data
 
 
 class Reclaim(NamedTuple):
-    """Whether what is held can be had without harm, and how: a command, or what to wait for."""
+    """Whether it can be taken over safely, and how: a command, or what to wait for."""
 
     safe: bool
     how: str
 
 
 class HoldingWaiter(NamedTuple):
-    """One who waits, and in which place, from 1; None if there is no order in which they are served."""
+    """A waiter, and its position in the queue, from 1; None if waiters are not served in order."""
 
     who: str
     place: int | None
@@ -33,30 +35,28 @@ class HoldingWaiter(NamedTuple):
     liveness: Liveness = Liveness.UNKNOWN
 
     def as_record(self) -> dict[str, object]:
-        """Plain values."""
         return {**self._asdict(), "liveness": self.liveness.value}
 
 
 class Holding(NamedTuple):
-    """Something that somebody holds. What is not known is None.
+    """Something that is held. What is not known is None.
 
-    `who` is the name that its holder gave itself, else its process; `process` is that in any case.
+    `who` is the actor, else the process; `process` is always the process.
     """
 
     kind: str
     what: str
     who: str
-    since: str | None
-    until: str | None
-    time_left: float | None
-    liveness: Liveness
-    purpose: str
-    waiting: tuple[HoldingWaiter, ...]
-    reclaim: Reclaim
+    since: str | None = None
+    until: str | None = None
+    time_left: float | None = None
+    liveness: Liveness = Liveness.UNKNOWN
+    purpose: str = ""
+    waiting: tuple[HoldingWaiter, ...] = ()
+    reclaim: Reclaim = Reclaim(False, "")
     process: str | None = None
 
     def as_record(self) -> dict[str, object]:
-        """Plain values."""
         return {
             **self._asdict(),
             "liveness": self.liveness.value,
@@ -66,19 +66,19 @@ class Holding(NamedTuple):
 
 
 GUARDS = (".jvs/guards", ".jvs/audit", ".jit", ".jit/issues", "ledger", ".holdfast")
-"""Where our own are: they are found even if their holder cannot be looked into."""
+"""Where our own locks are: they are found even if their holder hides its open files."""
 
 TURNSTILE = "ledger/.ledger.lock.turnstile"
-"""Where our own processes line up for the ledger lock: shown with that, not by itself."""
+"""Where processes queue for the ledger lock: shown with that lock, not by itself."""
 
 NOTES = ".jvs/waits/"
-"""Locked by those who wait, for as long as they do: they are shown with what they wait for."""
+"""Locked by waiters: shown with what they wait for."""
 
 _OURS = (".jvs/", ".jit/", ".holdfast/", "ledger/", "locks/")
 
 
 def file_locks(root: Path, notes: Sequence[WaitNote] = ()) -> Iterator[Holding]:
-    """Each lock on a file below `root`, with those who wait for it; elsewhere, each that is waited for."""
+    """All locks on files below `root`, with their waiters; elsewhere, those that have noted waiters."""
     top = calls.realpath(root)  # as the kernel names what is open
     noted = {note.thing.name for note in notes if note.thing.kind == FILE_LOCK}
     below = find_locked_files(top, [os.path.join(top, each) for each in GUARDS])
@@ -89,22 +89,19 @@ def file_locks(root: Path, notes: Sequence[WaitNote] = ()) -> Iterator[Holding]:
 
 
 def waiting_at(path: Path) -> tuple[HoldingWaiter, ...]:
-    """Those who wait for the lock on a file."""
-    return _line(str(path), find_holders(path) or [], ())
+    """The waiters for the lock on a file."""
+    return _queue(str(path), find_holders(path) or [], ())
 
 
 def _file_lock(path: str, shown: str, notes: Sequence[WaitNote]) -> Iterator[Holding]:
     seen = find_holders(path) or []
-    waiting = _line(path, seen, notes)
+    waiting = _queue(path, seen, notes)
     for holder in (each for each in seen if not each.waiting):
         yield Holding(
             kind="file lock",
             what=shown,
             who=_who(holder),
-            since=None,
-            until=None,
-            time_left=None,
-            liveness=Liveness.ALIVE,  # the kernel drops the locks of the dead
+            liveness=Liveness.ALIVE,  # the kernel drops the locks of dead processes
             purpose=holder.command or "",
             waiting=waiting,
             reclaim=_reclaim(path, shown, holder),
@@ -121,7 +118,7 @@ def _reclaim(path: str, shown: str, holder: FileLockHolder) -> Reclaim:
 
 
 def _is_fair(path: str) -> bool:
-    """Whether those who wait for the lock are served in turn: then who comes has to line up too."""
+    """Whether waiters for the lock are served in turn."""
     try:
         calls.stat(path + QUEUE)
     except OSError:
@@ -129,19 +126,19 @@ def _is_fair(path: str) -> bool:
     return True
 
 
-def _line(path: str, seen: list[FileLockHolder], notes: Sequence[WaitNote]) -> tuple[HoldingWaiter, ...]:
-    """Those who wait: as the kernel has them, and by their notes those who ask again and again instead.
+def _queue(path: str, seen: list[FileLockHolder], notes: Sequence[WaitNote]) -> tuple[HoldingWaiter, ...]:
+    """The waiters: those that the kernel knows, and by their notes those that poll instead.
 
-    The kernel serves them in no order. Of a fair lock it is known whose turn it is, and no more than that.
+    The kernel serves them in no order. Of a fair lock it is known only who is next.
     """
-    told = {note.holder.pid: note for note in reversed(notes) if _is_about(note, path)}
-    at_the_lock = [each for each in seen if each.waiting]
+    noted = {note.holder.pid: note for note in reversed(notes) if _is_about(note, path)}
+    blocked = [each for each in seen if each.waiting]
     waiting = []
-    for each in with_queue(path, at_the_lock):
-        note = told.pop(each.pid or 0, None)
-        next_one = _is_fair(path) and at_the_lock == [each]
+    for each in with_queue(path, blocked):
+        note = noted.pop(each.pid or 0, None)
+        next_one = _is_fair(path) and blocked == [each]
         waiting.append(_waiting(_who(each), 1 if next_one else None, note, each.command))
-    rest = sorted(told.values(), key=lambda note: note.since)
+    rest = sorted(noted.values(), key=lambda note: note.since)
     return (*waiting, *(_waiting(f"pid {note.holder.pid}", None, note, None) for note in rest))
 
 
@@ -150,13 +147,45 @@ def _is_about(note: WaitNote, path: str) -> bool:
     return note.thing.kind == FILE_LOCK and bool(inode) and inode in note.thing.place.split()
 
 
-def _waiting(who: str, place: int | None, note: WaitNote | None, command: str | None) -> HoldingWaiter:
-    """One who waits. `since` is known of those who wait long enough to have left a note."""
+def _waiting(name: str, position: int | None, note: WaitNote | None, command: str | None) -> HoldingWaiter:
+    """A waiter. `since` is known of those that waited long enough to leave a note."""
     if note is None:
-        return HoldingWaiter(who, place, None, command or "", Liveness.ALIVE)
+        return HoldingWaiter(name, position, None, command or "", Liveness.ALIVE)
     purpose = command or identity.command_of(note.holder.pid) or ""
-    return HoldingWaiter(note.actor or who, place, note.since, purpose, Liveness.ALIVE)
+    return HoldingWaiter(note.actor or name, position, note.since, purpose, Liveness.ALIVE)
 
 
 def _who(each: FileLockHolder) -> str:
     return f"pid {each.pid}" if each.pid else "a process that cannot be seen from here"
+
+
+def repo_lock_holdings(locks: RepoLock, notes: Sequence[WaitNote]) -> Iterator[Holding]:
+    """All repo locks with their waiters, who poll, so there is no order among them."""
+    known = (*notes, *WaitNotes([waits_of_data(locks.data_dir)]).notes(sweep=False))
+    waiting = [
+        note for note in {each.ticket: each for each in known}.values() if is_repo_lock_of(note, locks)
+    ]
+    for repo_id, state in locks.states().items():
+        if state is None:
+            continue
+        info = state.info
+        holder: Holder | None = info.holder if info else None
+        created_at = info.created_at if info else None
+        pid = f"pid {info.pid}" if info and info.pid else "somebody"
+        command = f"holdfast repo-lock run {repo_id} --wait 10m -- COMMAND"
+        yield Holding(
+            kind="repo lock",
+            what=repo_id,
+            who=holder.holder_id if holder else pid,
+            since=None if created_at is None else format_instant(created_at),
+            liveness=state.liveness,
+            purpose=info.cmd if info else "",
+            waiting=tuple(
+                HoldingWaiter(
+                    note.actor or note.holder.holder_id, None, note.since, note.purpose, Liveness.ALIVE
+                )
+                for note in waiting
+                if note.thing.name == repo_id
+            ),
+            reclaim=Reclaim(state.stale, command if state.stale else f"wait: {command}"),
+        )

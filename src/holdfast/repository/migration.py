@@ -1,11 +1,11 @@
-"""Moving everything from one store to another: every row of the layout, as it is stored, byte for byte.
+"""Migration from one store to another: every row of the layout, as it is stored, byte for byte.
 
-1. Refuse if somebody holds a lease: what is being written would be written to a store that nobody reads.
-2. Copy what differs, in small commits. What the target has must be a beginning of what the source has, so a
-   migration that was interrupted goes on, and nothing foreign is overwritten.
-3. Read everything again, from both, and compare. If the source has changed meanwhile, 2 again.
+1. Refuse if a lease is held: its holder would go on writing to a store that nobody reads.
+2. Copy what differs, in small commits. The target's content must be a beginning of the source's, so an
+   interrupted migration continues, and nothing foreign is overwritten.
+3. Read everything again, from both, and compare. If the source has changed meanwhile, repeat from 2.
 
-Nothing in the source is changed. Only when all is equal may the directory be told to use the target.
+The source is not changed. Only when all is equal may the directory be configured to use the target.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from holdfast.store.model import (
 
 MOST_CHANGES = 50
 MOST_AT_ONCE = 512 << 10
-"""Commits of at most this many changes and bytes, which every server takes; a larger record goes alone."""
+"""The largest commit that every server accepts; a larger record goes alone."""
 
 PASSES = 5
 
 
 class RawCodec:
-    """Content as it is stored, if it is strict JSON. Final line breaks are each store's own affair."""
+    """Content as it is stored, if it is strict JSON. A final line break is up to each store."""
 
     def encode(self, record: bytes) -> bytes:
         return record
@@ -59,7 +59,7 @@ _LEASES = "jvs/leases/{name}"
 
 
 class Moved(NamedTuple):
-    """What a migration has found and done: how many there are in all, and how many of them were copied."""
+    """How many documents and records there are, and how many of them were copied."""
 
     documents: int
     records: int
@@ -87,20 +87,20 @@ class _Pass:
 
     def documents_of(self, row: Row) -> None:
         changes: list[Change] = []
-        here, there = _contents(self._source, row), _contents(self._target, row)
-        self.documents += len(here)
-        for name in sorted(here.keys() | there.keys()):
-            if here.get(name) == there.get(name):
+        source, target = _contents(self._source, row), _contents(self._target, row)
+        self.documents += len(source)
+        for name in sorted(source.keys() | target.keys()):
+            if source.get(name) == target.get(name):
                 continue
-            if name in there and not (self._overwrite or name in self._written):
+            if name in target and not (self._overwrite or name in self._written):
                 raise _foreign(name)
             self._written.add(name)
             self.copied_documents += 1
             key = Key(name, _RAW)
-            if name not in here:
+            if name not in source:
                 changes.append(Delete(key))
             else:
-                changes.append((Replace if name in there else Create)(key, here[name]))
+                changes.append((Replace if name in target else Create)(key, source[name]))
         self._apply(changes)
 
     def records_of(self, row: Row) -> None:
@@ -151,39 +151,38 @@ def migrate(
     dry_run: bool = False,
     overwrite: bool = False,
 ) -> Moved:
-    """Copy everything, and see that it is all there. A dry run only looks, and refuses what this would.
+    """Copy everything, and verify the copy. A dry run writes nothing, and refuses what a real one would.
 
-    With `overwrite` documents of the target may be replaced: those of an older copy of the source. Its
-    streams must be a beginning of the source's all the same.
+    With `overwrite`, documents of the target may be replaced, as for an older copy of the source. Its streams
+    must still be a beginning of the source's.
     """
     _refuse_held_leases(source, rows)  # 1.
     written: set[str] = set()
     copied_documents = copied_records = 0
     for number in range(1, PASSES + 1):
-        walk = _Pass(source, target, written, dry_run=dry_run, overwrite=overwrite)
-        for row in rows:  # 2. and 3.: the walk that finds nothing to copy is the proof
+        current = _Pass(source, target, written, dry_run=dry_run, overwrite=overwrite)
+        for row in rows:  # 2. and 3.: a pass that finds nothing to copy is the proof
             if row.kind is Kind.DOCUMENT:
-                walk.documents_of(row)
+                current.documents_of(row)
             else:
-                walk.records_of(row)
-        copied_documents += walk.copied_documents
-        copied_records += walk.copied_records
-        if dry_run or not walk.found_differences:
-            return Moved(walk.documents, walk.records, copied_documents, copied_records, number)
+                current.records_of(row)
+        copied_documents += current.copied_documents
+        copied_records += current.copied_records
+        if dry_run or not current.found_differences:
+            return Moved(current.documents, current.records, copied_documents, copied_records, number)
     raise TooManyRetries(PASSES, Refused("the source changes faster than it can be copied"))
 
 
 def _refuse_held_leases(store: Store, rows: Sequence[Row]) -> None:
     if not any(row.key == _LEASES for row in rows):
         return
-    desk = LeaseService(store, AuditTrail())
-    names = [name for name, _ in store.scan(Family("jvs/leases", _RAW))]
-    for name in names:
-        state = desk.state(name)
+    leases = LeaseService(store, AuditTrail())
+    for name in [name for name, _ in store.scan(Family("jvs/leases", _RAW))]:
+        state = leases.state(name)
         if state is not None and not state.expired:
             raise Refused(
-                f"{name} is locked by {state.lease.holder_id}: what is in use cannot be moved",
-                hint="Wait until it is given back or has run out, and stop all who use the repository.",
+                f"{name} is leased by {state.lease.holder_id}: a store in use cannot be migrated",
+                hint="Wait until the lease is released or expires, and stop all users of the repository.",
                 worktree=name,
                 holder_id=state.lease.holder_id,
             )
@@ -200,7 +199,7 @@ def _contents(store: Store, row: Row) -> dict[str, bytes]:
 
 def _foreign(name: str) -> Refused:
     return Refused(
-        f"the target has something else under {name}: it is not a copy of this store",
+        f"the target has other content under {name}: it is not a copy of this store",
         hint="Choose an empty target: another schema or prefix; for an older copy: --overwrite.",
         key=name,
     )

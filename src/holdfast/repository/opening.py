@@ -11,7 +11,7 @@ from holdfast.clock import format_duration
 from holdfast.errors import AlreadyExists, NotFound, NotInitialised
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
-from holdfast.fs.paths import exists
+from holdfast.fs.paths import exists, find_upwards
 from holdfast.issues.tracker import Tracker
 from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_files, read_meta
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
@@ -141,8 +141,8 @@ def find_ledger(start: str | os.PathLike[str]) -> Path | None:
     A directory that merely is called `ledger` does not count: others use that name too. Whether a ledger on a
     server exists is only known when it is opened.
     """
-    here = Path(os.path.abspath(start))
-    return next((each for each in (here, *here.parents) if _has_ledger(each)), None)
+    found = find_upwards(start, lambda directory: _has_ledger(Path(directory)))
+    return None if found is None else Path(found)
 
 
 def _has_ledger(path: Path) -> bool:
@@ -175,10 +175,14 @@ MARKS = (".jit", ".holdfast")
 def find_root(start: Path) -> Path:
     """The nearest directory upwards, from `start` on, that has an issue tracker; else `NotInitialised`."""
     for mark in MARKS:
-        for directory in (start, *start.parents):
-            if exists(directory / mark):
-                return directory
+        found = find_upwards(start, partial(_has, mark))
+        if found is not None:
+            return Path(found)
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
+
+
+def _has(mark: str, directory: str) -> bool:
+    return exists(os.path.join(directory, mark))
 
 
 def open_tracker(

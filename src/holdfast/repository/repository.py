@@ -1,31 +1,25 @@
-"""A repository, opened: the directory with `.jvs/`, wired to its store, its leases and its parts."""
+"""A repository, opened: the directory with `.jvs/`, with its store, its leases and its parts."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
-from holdfast.errors import AlreadyExists, Corrupt, Failure, LockConflict, NotFound, Refused
+from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, Refused
 from holdfast.fs import calls
-from holdfast.fs.names import checked_text
-from holdfast.fs.paths import is_directory
+from holdfast.fs.paths import find_upwards, is_repository
 from holdfast.leases.rules import LeaseGranted
 from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquire
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
 from holdfast.locks.identity import Holder
-from holdfast.repository import compare, history, restore, snapshots
-from holdfast.repository.compare import Comparison
 from holdfast.repository.context import (
-    DESCRIPTORS,
     FORMAT,
     FORMAT_VERSION,
     MAIN,
-    WORKTREES,
     Descriptor,
     Proof,
     RepositoryContext,
@@ -33,33 +27,34 @@ from holdfast.repository.context import (
     RepositoryPaths,
     WorktreeConfig,
     may_be_leased,
+    proof_of,
     worktree_keys,
 )
-from holdfast.repository.history import History
 from holdfast.repository.payloads import directory_of, worktree_name
-from holdfast.repository.restore import InPlace, Restored
-from holdfast.repository.snapshots import AS_USUAL, SnapshotOptions
 from holdfast.repository.worktrees import Worktrees, settle
 from holdfast.store.addresses import without_secrets
-from holdfast.store.audit import AuditTrail
-from holdfast.store.model import Store
+from holdfast.store.audit import AuditReader, AuditTrail
+from holdfast.store.model import Store, Watch
 from holdfast.store.open import CONFIG, FILES, FailingFast, open_address, read_config
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.findings import Finding, Repaired
     from holdfast.leases.deadlock import ReadGraph
     from holdfast.repository.context import Consistency
-    from holdfast.repository.doctor import Finding, Repaired
+    from holdfast.repository.gc import GarbageCollector
     from holdfast.repository.payloads import Right
+    from holdfast.repository.restore import Restored
+    from holdfast.repository.snapshot_service import Snapshots
     from holdfast.repository.waits import ClaimGraph
     from holdfast.repository.worktree_changes import Removed
     from holdfast.trees.engines import Engine
-    from holdfast.trees.restore import Materialised
     from holdfast.trees.scan import Progress
-    from holdfast.trees.verify import Problem
 
 
-_LOOK_AGAIN = 0.05
-"""How often one who waits looks whether an operation on the worktree is over."""
+_POLL = 0.05
+"""Seconds between two looks whether an operation on the worktree has ended."""
 
 
 class _OtherGraphs:
@@ -90,10 +85,10 @@ class _OtherGraphs:
 class Repository:
     """One repository. Its parts are loaded when they are first used.
 
-    `actor` (`kind:name`) is in whose name leases are taken. Programs that run several agents in one process
-    open it once for each: by the process alone nobody could tell them apart. `ledger_address` is where the
-    ledger of the directory is kept, if that is not as it was settled for it: who waits for a lease may wait
-    in a circle with those who wait for its claims.
+    Leases are taken in the name of `actor` (`kind:name`). A program that runs several agents in one process
+    opens it once for each, because the process alone does not tell them apart. `ledger_address` is the store
+    of the ledger, if it is not the configured one: a wait for a lease may be part of a deadlock with its
+    claims. With `to_examine` it opens even if its store cannot be used: see `trouble`.
     """
 
     def __init__(
@@ -105,11 +100,9 @@ class Repository:
         ledger_address: str | None = None,
         to_examine: bool = False,
     ) -> None:
-        """`to_examine` opens it even if the server that has its records cannot be used: see `trouble`."""
-        places = RepositoryPaths(
-            Path(calls.realpath(root))
-        )  # so that it is known again, whatever path leads to it
-        _require_control(places.root)
+        places = RepositoryPaths(Path(calls.realpath(root)))  # the same, whatever path leads to it
+        if not is_repository(places.root):  # before a store is opened there, which creates its directory
+            raise _no_repository(places.root)
         if to_examine and not _is_on_files(places.root):
             store: Store = FailingFast(lambda: _opened_to_examine(places.root))
         else:
@@ -131,16 +124,16 @@ class Repository:
 
     @cached_property
     def format(self) -> RepositoryFormat:
-        """What the repository says of itself: read when it is opened, except to be examined."""
+        """The format of the repository: read when it is opened, except to be examined."""
         return checked_format(self.control.store, self.root)
 
     @property
     def trouble(self) -> Failure | None:
-        """Why its records cannot be had, if it was opened to be examined and they could not."""
+        """Why its records cannot be read, if it was opened to be examined."""
         return self.control.store.trouble
 
     def close(self) -> None:
-        """Let go of the files that are kept open for speed: for who opens many, or again and again."""
+        """Close the files that are kept open for speed, for programs that open many repositories."""
         self._other_graphs.close()
         self.control.store.close()
 
@@ -156,7 +149,7 @@ class Repository:
 
     @cached_property
     def desk(self) -> LeaseService:
-        """Where leases are asked for."""
+        """Lease operations; each is one transaction."""
         return self.control.desk
 
     def lease(
@@ -171,11 +164,11 @@ class Repository:
         client: Holder | None = None,
         cancelled: threading.Event | None = None,
     ) -> HeldLease:
-        """Acquire the lease of a worktree, to be used as a context manager, also an asynchronous one.
+        """Acquire the lease of a worktree, a context manager, also an asynchronous one.
 
-        `wait` is how many seconds to wait in line, None without limit. With `behalf_of` the lease is
-        somebody else's, and is not released by the end of this process; with `client` it is held for
-        that: see `Desk.request`. Who sets `cancelled` ends the waiting at once, as if the time were up.
+        `wait` is how many seconds to wait in the queue, None for no limit. With `behalf_of` the lease is that
+        holder's, and outlives this process; with `client` it is held for that process: see
+        `LeaseService.request`. Setting `cancelled` ends the wait at once, as if the time were up.
         """
         name = worktree_name(worktree)
         request = self.desk.request(
@@ -191,7 +184,7 @@ class Repository:
                 given_up = left == 0.0 or (cancelled is not None and cancelled.is_set())
                 if "operation" not in conflict.facts or given_up:
                     raise
-            time.sleep(_LOOK_AGAIN)  # somebody is renaming or restoring it, which is soon over
+            time.sleep(_POLL)  # it is being renamed or restored, which ends soon
 
     async def lease_async(
         self,
@@ -202,9 +195,9 @@ class Repository:
         purpose: str = "",
         priority: int = 0,
     ) -> HeldLease:
-        """The same for coroutines: waiting holds up nobody else. `async with await repository.lease_async()`.
+        """The same for coroutines: `async with await repository.lease_async()`.
 
-        What a cancelled coroutine is given all the same, because it came too late, is given back.
+        A lease that is granted to a coroutine after it was cancelled is released.
         """
         from holdfast.leases.queue import in_a_thread
 
@@ -216,10 +209,10 @@ class Repository:
         return await in_a_thread(wait_for_it, HeldLease.release)
 
     def file_locker(self, timeout: float | None = DEFAULT_TIMEOUT, *, fair: bool = False) -> FileLocker:
-        """A `FileLocker` whose waits are seen by all who wait for something of this repository.
+        """A `FileLocker` whose waits count for the deadlock detection of this repository.
 
-        A wait that would never end, because the holder of the file waits in turn for what this process
-        holds, raises `Deadlock` if it is the youngest of its circle; so do those for leases and claims then.
+        A wait that is part of a deadlock raises `Deadlock` if it is the youngest there; so do waits for
+        leases and claims.
         """
         from holdfast.leases.wait_notes import WaitNotes
         from holdfast.repository.waits import LockWaits, WaitContext, waits_of_repository
@@ -237,7 +230,7 @@ class Repository:
         purpose: str = "",
         behalf_of: Holder | None = None,
     ) -> LeaseGranted:
-        """Take over a lease that has expired, and only such a one."""
+        """Take over an expired lease, and only such a one."""
         name = worktree_name(worktree)
         settle(self.control, name)
         return self.desk.steal(name, self.desk.request(ttl=ttl, purpose=purpose, behalf_of=behalf_of))
@@ -253,7 +246,7 @@ class Repository:
         return MAIN
 
     def path(self, worktree: str = MAIN) -> Path:
-        """The directory to work in. It is there, and it is no link to some other place."""
+        """The directory of a worktree. It exists, and is no symbolic link."""
         name = worktree_name(worktree)
         settle(self.control, name)
         self.control.config(name)
@@ -262,15 +255,45 @@ class Repository:
     @cached_property
     def worktrees(self) -> Worktrees:
         """Creating, listing, renaming and removing worktrees."""
-        from holdfast.repository.worktrees import Worktrees
-
         return Worktrees(self.control)
 
     @cached_property
     def snapshots(self) -> Snapshots:
-        """Taking, naming, comparing, verifying and restoring snapshots."""
+        """Taking, naming, comparing, verifying, restoring and keeping snapshots."""
+        from holdfast.repository.snapshot_service import Snapshots
 
         return Snapshots(self.control)
+
+    @cached_property
+    def gc(self) -> GarbageCollector:
+        """Planning and running garbage collection."""
+        from holdfast.repository.gc import GarbageCollector
+
+        return GarbageCollector(self.control)
+
+    def payload(self, worktree: str = MAIN) -> Path:
+        """Where the directory of a worktree is, whether it exists or not."""
+        return self.control.places.payload(worktree)
+
+    def config(self, worktree: str = MAIN) -> WorktreeConfig:
+        """The record of a worktree as of now; `NotFound` if there is none. Takes no lock."""
+        return self.control.config(worktree)
+
+    def proof(self, worktree: str, lock_id: str, token: int | None = None) -> Proof:
+        """The proof of holding the lease `lock_id`; without a token, the current one is read."""
+        return proof_of(self.control, worktree, lock_id, token)
+
+    def now(self) -> float:
+        """The time by the store's clock."""
+        return self.control.store.now()
+
+    def audit(self, *, verified: bool = False) -> AuditReader:
+        """A reader of the audit trail, from its beginning."""
+        return AuditReader(self.control.store, self.control.trail, verified=verified)
+
+    def watch_audit(self) -> Watch:
+        """Wakes up when the audit trail grows."""
+        return self.control.store.watch(self.control.trail.stream)
 
     def snapshot(
         self,
@@ -283,20 +306,20 @@ class Repository:
         engine: Engine | None = None,
         progress: Progress | None = None,
     ) -> Descriptor:
-        """Keep what is in a worktree. In an exclusive one it takes its lease, as `lease` gives it.
+        """Take a snapshot of a worktree. An exclusive one needs its lease.
 
         Raises `FencingMismatch` or `LockExpired` if that is lost, and `ConsistencyUnavailable` if
         something wrote meanwhile; nothing of the snapshot is visible then.
         """
         from holdfast.repository.snapshots import SnapshotOptions
 
-        wanted = SnapshotOptions(
+        options = SnapshotOptions(
             note=note, tag=tag, consistency=consistency, engine=engine, progress=progress
         )
-        return self.snapshots.take(worktree_name(worktree), _proof(lease), wanted)
+        return self.snapshots.take(worktree_name(worktree), _proof(lease), options)
 
     def save(self, worktree: str, lease: HeldLease | None, *, note: str) -> str:
-        """Keep what is in a worktree; the id of the snapshot."""
+        """Take a snapshot of a worktree; returns its id."""
         return self.snapshot(worktree, lease, note=note).snapshot_id
 
     def restore(
@@ -308,10 +331,10 @@ class Repository:
         reason: str,
         path: str | None = None,
     ) -> Restored:
-        """Make a worktree, or what is at `path` in it, be as it is in a snapshot, in one step.
+        """Restore a worktree, or `path` in it, from a snapshot, in one step.
 
-        What was there is kept as a snapshot first. In an exclusive worktree it takes its lease. To get a
-        new worktree instead, which takes none: `snapshots.restore`.
+        Its content becomes a snapshot first. An exclusive worktree needs its lease. `snapshots.restore`
+        creates a new worktree instead, which needs none.
         """
         from holdfast.repository.restore import InPlace
 
@@ -323,19 +346,19 @@ class Repository:
     def remove_worktree(
         self, name: str, *, keep_unsaved: bool = True, force: bool = False, lock_id: str | None = None
     ) -> Removed:
-        """Remove a worktree; what is unsaved in it becomes a snapshot first, unless it is not to be kept."""
+        """Remove a worktree; unsaved content becomes a snapshot first, unless `keep_unsaved` is false."""
         from holdfast.repository.snapshots import SnapshotOptions
 
         def save(right: Right) -> str | None:
-            wanted = SnapshotOptions(note=f"before {name} was removed")
-            made = self.snapshots.take_if_changed(name, _proof(right.lease), wanted)
+            options = SnapshotOptions(note=f"before {name} was removed")
+            made = self.snapshots.take_if_changed(name, _proof(right.lease), options)
             return None if made is None else made.snapshot_id
 
         kept = save if keep_unsaved else None
         return self.worktrees.remove(name, save=kept, force=force, lock_id=lock_id)
 
     def examine(self, *, strict: bool = False) -> list[Finding]:
-        """What is wrong here; changes nothing. `strict` reads every file of every snapshot."""
+        """Find what is wrong; changes nothing. `strict` reads every file of every snapshot."""
         from holdfast.repository.checks import all_checks
         from holdfast.repository.doctor import examine
 
@@ -352,12 +375,12 @@ class Repository:
 def _is_on_files(root: Path) -> bool:
     try:
         return read_config(root).store == FILES
-    except Failure:  # then nobody knows, and nothing is touched
+    except Failure:  # not known, so nothing is touched
         return False
 
 
 def _opened(root: Path) -> tuple[Store, RepositoryFormat]:
-    """The store of a repository, and its format. No server is asked to make one: it is `NotFound` then."""
+    """The store of a repository, and its format. A server that has none raises `NotFound`."""
     address = read_config(root).store
     store = open_address(root, address, create=address == FILES)
     try:
@@ -366,11 +389,11 @@ def _opened(root: Path) -> tuple[Store, RepositoryFormat]:
         store.close()
         if address == FILES:
             raise
-        place = without_secrets(address)
+        shown = without_secrets(address)
         raise NotFound(
-            f"the store {place} has no records of {root}",
-            hint=f"Check the address in {CONFIG}. If it is right, bring the records back from a copy.",
-            store=place,
+            f"the store {shown} has no records of {root}",
+            hint=f"Check the address in {CONFIG}. If it is right, restore the records from a backup.",
+            store=shown,
             path=str(root),
         ) from failure
     except BaseException:
@@ -381,12 +404,12 @@ def _opened(root: Path) -> tuple[Store, RepositoryFormat]:
 def _opened_to_examine(root: Path) -> Store:
     try:
         return _opened(root)[0]
-    except Corrupt as failure:  # which is not to be taken for damage of what was asked for
+    except Corrupt as failure:  # not to be taken for damage of what is examined
         raise Refused(failure.message, hint=failure.hint, **failure.facts) from failure
 
 
 def _proof(lease: HeldLease | None) -> Proof | None:
-    """What shows that a lease is held; one that is known to be lost is refused at once."""
+    """The proof of a held lease; one that is known to be lost is refused at once."""
     if lease is None:
         return None
     lease.check()
@@ -394,27 +417,21 @@ def _proof(lease: HeldLease | None) -> Proof | None:
 
 
 def find_repository(start: str | os.PathLike[str]) -> Path:
-    """The repository that a directory belongs to: the nearest one upwards that has `.jvs/`."""
-    here = Path(os.path.abspath(start))
-    for directory in (here, *here.parents):
-        if is_directory(directory / ".jvs"):
-            return directory
+    """The repository that a directory is in: the nearest one upwards that has `.jvs/`."""
+    found = find_upwards(start, is_repository)
+    if found is not None:
+        return Path(found)
+    here = os.path.abspath(start)
     raise NotFound(
         f"{here} is not in a Holdfast repository",
-        hint="Go to one, name one with --repo, or make one: 'holdfast init DIR'.",
-        path=str(here),
+        hint="Go to one, name one with --repo, or create one: 'holdfast init DIR'.",
+        path=here,
     )
-
-
-def _require_control(root: Path) -> None:
-    """Refuse what is no repository before a store is opened there: opening one makes its directory."""
-    if not is_directory(root / ".jvs"):
-        raise _no_repository(root)
 
 
 def _no_repository(root: Path) -> NotFound:
     return NotFound(
-        f"{root} is not a Holdfast repository", hint="Make one with 'holdfast init DIR'.", path=str(root)
+        f"{root} is not a Holdfast repository", hint="Create one with 'holdfast init DIR'.", path=str(root)
     )
 
 
@@ -425,8 +442,7 @@ def checked_format(store: Store, root: Path) -> RepositoryFormat:
         raise _no_repository(root)
     if document.record.version > FORMAT_VERSION:
         raise Refused(
-            f"{root} has the format {document.record.version}, "
-            f"but this program knows {FORMAT_VERSION} at most",
+            f"{root} has format {document.record.version}, but this program knows {FORMAT_VERSION} at most",
             hint="Use the newer version of Holdfast that wrote it: an older one could do harm.",
             path=str(root),
             version=document.record.version,
@@ -441,128 +457,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-class RestorePlan(NamedTuple):
-    """What restoring in place would do: `comparison.changes` are what would be undone, from the snapshot's
-    content to what is there now; `keeps` says that what is there would be kept as a snapshot first."""
-
-    source: Descriptor
-    comparison: Comparison
-    keeps: bool
-
-
-class Snapshots:
-    """The snapshots of one repository."""
-
-    def __init__(self, control: RepositoryContext) -> None:
-        self._control = control
-
-    def take(self, worktree: str, proof: Proof | None, wanted: SnapshotOptions = AS_USUAL) -> Descriptor:
-        """Keep what is in a worktree; see `snapshots.snapshot`."""
-        checked_text(wanted.note, what="note")
-        settle(self._control, worktree)
-        return snapshots.snapshot(self._control, worktree, proof, wanted)
-
-    def take_if_changed(
-        self, worktree: str, proof: Proof | None, wanted: SnapshotOptions = AS_USUAL
-    ) -> Descriptor | None:
-        """The same, unless the worktree is as its head is; None then."""
-        config = self._control.config(worktree)
-        if not restore.differs_from_head(self._control, config):
-            return None
-        return snapshots.snapshot(self._control, worktree, proof, wanted)
-
-    # --- Looking: takes no lock and changes nothing ------------------------------------------------
-
-    def named(self, text: str, *, seen_from: str = MAIN) -> Descriptor:
-        """The snapshot that `text` names: an id, a part of one, a reference, `head`, `head~2`."""
-        return history.resolve(self._control, text, worktree=seen_from)
-
-    def line(self, worktree: str, *, limit: int | None = None) -> History:
-        """The snapshots that led to the head of a worktree."""
-        return history.line(self._control, worktree, limit=limit)
-
-    def everything(self, *, limit: int | None = None) -> History:
-        """All snapshots of all lines."""
-        return history.everything(self._control, limit=limit)
-
-    def marks(self, snapshot_id: str) -> history.Marks:
-        """What points at a snapshot."""
-        return history.marks_of(self._control).get(snapshot_id, history.Marks())
-
-    def status(self, worktree: str) -> Comparison:
-        """What has changed in a worktree since its head."""
-        return compare.status(self._control, worktree)
-
-    def compare(self, worktree: str, old: str | None = None, new: str | None = None) -> Comparison:
-        """What is different between two snapshots, or a snapshot and the worktree."""
-        return compare.compare(self._control, worktree, old, new)
-
-    def verify(self, snapshot_id: str) -> Iterator[Problem]:
-        """Read everything that a snapshot holds; what is wrong with it.
-
-        `SnapshotCollected` if it is deleted meanwhile: that is no damage.
-        """
-        from holdfast.trees.verify import verify
-
-        descriptor = history.visible(self._control, snapshot_id)
-        for problem in verify(self._control.places.tree(snapshot_id), descriptor.payload_hash):
-            history.refuse_if_collected(self._control, snapshot_id)
-            yield problem
-
-    def all_ids(self) -> list[str]:
-        """Every snapshot that has a descriptor, complete or not."""
-        return [name for name, _ in self._control.store.scan(DESCRIPTORS)]
-
-    def export(
-        self,
-        snapshot_id: str,
-        destination: Path,
-        *,
-        path: bytes | None = None,
-        progress: Progress | None = None,
-    ) -> Materialised:
-        """Write what a snapshot holds, or the one `path` of it, to a new directory; see `exporting`."""
-        from holdfast.repository.compare import export
-
-        return export(self._control, snapshot_id, destination, path=path, progress=progress)
-
-    # --- Restoring ---------------------------------------------------------------------------------
-
-    def restore(self, snapshot_id: str, name: str | None = None) -> WorktreeConfig:
-        """Make a new worktree with the content of a snapshot. Nothing that exists is touched."""
-        worktrees = Worktrees(self._control)
-        for candidate in [name] if name else self.free_names(snapshot_id):
-            try:
-                return worktrees.create(candidate, snapshot=snapshot_id)
-            except AlreadyExists:
-                if name:
-                    raise
-        raise AssertionError("never reached")
-
-    def free_names(self, snapshot_id: str) -> Iterator[str]:
-        """Names that a worktree restored from a snapshot may get, as far as they are free now."""
-        first, number = f"restored-{snapshot_id[:8]}", 1
-        while True:
-            name = first if number == 1 else f"{first}-{number}"
-            number += 1
-            if self._control.store.read(WORKTREES.key(name)) is None:
-                yield name
-
-    def plan(self, worktree: str, snapshot_id: str, how: InPlace) -> RestorePlan:
-        """What restoring in place would do. Changes nothing."""
-        config = restore.checked(self._control, worktree, how)
-        source = history.usable(history.visible(self._control, snapshot_id))
-        found = compare.compare(self._control, worktree, snapshot_id, None)
-        if how.path is not None:
-            found = found._replace(changes=tuple(compare.below(how.path, found.changes)))
-        keeps = how.keep and restore.differs_from_head(self._control, config)
-        return RestorePlan(source, found, keeps)
-
-    def restore_in_place(
-        self, worktree: str, snapshot_id: str, proof: Proof | None, how: InPlace
-    ) -> Restored:
-        """Make a worktree hold what a snapshot holds; see `restoring`."""
-        settle(self._control, worktree)
-        return restore.restore_in_place(self._control, worktree, snapshot_id, proof, how)

@@ -1,19 +1,19 @@
-"""What is kept and why, what may be collected and in which order: decided by pure functions.
+"""Retention as pure functions: which snapshots are kept and why, which may be collected and in which order.
 
-A snapshot is protected by any one of these, whatever the policy says:
+Each of these protects a snapshot, whatever the policy says:
 
-- it is the head of a worktree (for a worktree without one: the snapshot that it was made from);
-- a reference names it; a pin that has not run out is on it;
-- a running process needs it (the intent of its scratch says so), or a pending operation does: what is
-  restored, and the parent of what a restore has published, on top of which it may put another one yet;
-- another plan has doomed it: that is decided there;
-- a line is broken, because a descriptor was lost, and it may have been on the other side: what no head leads
-  to is kept then, as far as it is not younger than the break.
+- it is the head of a worktree (for a worktree without one: the snapshot that it was created from);
+- a reference names it, or a pin that has not expired is on it;
+- a running process needs it (the intent of its scratch says so), or a pending operation does: the source of a
+  restore, and the parent of the snapshot that a restore has published, which may insert another between them;
+- another plan has marked it for deletion, and decides about it;
+- a line of history is broken, because a descriptor was lost: what no head leads to and is not younger than
+  the gap may be on its other side.
 
-The ancestors of heads are protected as the policy says: without one, all of them. With one, the
-newest `keep_last` of each line, and whatever is younger than `keep_for`. What no head leads to is
-kept only as long as `keep_for` says. With `max_bytes`, what is left is collected only as far as it
-takes to come down to that many bytes: first what no head leads to, then the oldest.
+The policy protects ancestors of heads: without one, all; with one, the newest `keep_last` of each line, and
+everything younger than `keep_for`. Snapshots that no head leads to are kept only for `keep_for`. With
+`max_bytes`, the rest is collected only until all snapshots fit into it: first those that no head leads to,
+then the oldest.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import msgspec
 
 from holdfast.clock import format_duration, parse_instant
 from holdfast.repository.context import Descriptor, Operation, Pin, Reference
+from holdfast.store.audit import AuditEntry
 from holdfast.store.model import Family, Key, StructCodec
 
 
@@ -33,11 +34,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How much is kept of the history that heads lead to. Nothing set: all of it."""
 
     keep_last: int | None = None
-    """So many of the newest snapshots of each line, its head included."""
+    """The newest snapshots of each line, its head included."""
     keep_for: float | None = None
-    """Every snapshot that is younger than this, in seconds."""
+    """Every snapshot that is younger, in seconds."""
     max_bytes: int | None = None
-    """What is beyond the above is kept too, as long as all snapshots together take no more than this."""
+    """The rest too, as long as all snapshots together take no more."""
 
     @property
     def keeps_all_history(self) -> bool:
@@ -49,12 +50,12 @@ class PlanState(StrEnum):
 
     PROPOSED = "proposed"
     DECIDED = "decided"
-    """Looked at again after all of it was doomed: from here on it is carried out, by whoever comes by."""
+    """Checked again after all of it was marked for deletion. It is carried out, by whoever comes next."""
     FINISHED = "finished"
 
 
 class GcPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Which snapshots are to be deleted."""
+    """The snapshots to be deleted."""
 
     plan_id: str
     created_at: str
@@ -63,11 +64,11 @@ class GcPlan(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     snapshots: tuple[str, ...]
     bytes: int
-    """What deleting them frees."""
+    """The reclaimable size."""
     state: PlanState = PlanState.PROPOSED
 
     def is_expired(self, now: float) -> bool:
-        """Whether it is too old to be begun; what is decided is carried out at any age."""
+        """Whether it is too old to be started; a decided plan is carried out at any age."""
         return self.state is not PlanState.DECIDED and now >= parse_instant(self.expires_at)
 
 
@@ -106,8 +107,8 @@ class Use(NamedTuple):
     purpose: str
 
 
-class Standing(NamedTuple):
-    """All that the decision rests on, as of one moment. `heads` has the start of each worktree's line."""
+class GcRoots(NamedTuple):
+    """All snapshots, and all that protects some. `heads` has the start of each worktree's line."""
 
     descriptors: Mapping[str, Descriptor]
     heads: Mapping[str, str]
@@ -128,32 +129,64 @@ class Collectable(NamedTuple):
 
 
 class RetentionDecision(NamedTuple):
-    """Every snapshot is in one of the two. What is collectable stands in the order of collecting."""
+    """Each snapshot is in one of the two. `collectable` is in the order of collecting."""
 
     protected: Mapping[str, tuple[Reason, ...]]
     collectable: tuple[Collectable, ...]
 
 
-def judge(standing: Standing, policy: Policy, now: float, *, plan_id: str | None = None) -> RetentionDecision:
-    """Say of each snapshot whether it is protected. `plan_id` is the plan whose own doom does not count."""
-    reasons: dict[str, list[Reason]] = {each: [] for each in standing.descriptors}
-    reached = dict(_reached(standing))
-    for snapshot_id, reason in _all_reasons(standing, reached, policy, now, plan_id):
-        if snapshot_id in reasons:  # what is not there cannot be kept: that is for the doctor
+class Effect(NamedTuple):
+    """What an audited event means for gc."""
+
+    moves_root: bool = False
+    """It may move a root from a record that is not read yet to one that was already read."""
+    deletes_snapshot: bool = False
+    """The snapshots that it names are gone, as they should be."""
+
+
+_HARMLESS = """
+    lock_acquired lock_released lock_stolen lock_removed
+    pin_added pin_removed reference_created reference_deleted retention_changed
+    snapshot_published head_repaired restore_begun restore_finished restore_given_up
+    worktree_created worktree_removed tree_quarantined
+    gc_planned gc_plan_expired gc_called_off gc_decided gc_finished
+""".split()
+EFFECTS: Mapping[str, Effect] = {
+    **dict.fromkeys(_HARMLESS, Effect()),
+    **dict.fromkeys(("snapshots_collected", "tree_removed"), Effect(deletes_snapshot=True)),
+    **dict.fromkeys(("repository_created", "worktree_renamed"), Effect(moves_root=True)),
+}
+"""The effect of every event of the audit trail."""
+
+
+def effect_of(entry: AuditEntry) -> Effect:
+    """The effect of an event. One that a later version writes may move a root."""
+    return EFFECTS.get(entry.event, Effect(moves_root=True))
+
+
+def retain(roots: GcRoots, policy: Policy, now: float, *, plan_id: str | None = None) -> RetentionDecision:
+    """Decide for each snapshot whether it is protected. Marks of the plan `plan_id` do not protect."""
+    reasons: dict[str, list[Reason]] = {each: [] for each in roots.descriptors}
+    reached = _reached(roots)
+    for snapshot_id, reason in _all_reasons(roots, reached, policy, now, plan_id):
+        if snapshot_id in reasons:  # a root without a descriptor is for the doctor
             reasons[snapshot_id].append(reason)
     protected = {each: tuple(why) for each, why in reasons.items() if why}
-    rest = [each for each in standing.descriptors.values() if each.snapshot_id not in protected]
+    rest = [each for each in roots.descriptors.values() if each.snapshot_id not in protected]
     rest.sort(key=lambda each: (each.snapshot_id in reached, each.created_at, each.snapshot_id))
     return RetentionDecision(protected, tuple(_collectable(each, reached, policy) for each in rest))
 
 
 def within_budget(
-    collectable: Sequence[Collectable], policy: Policy, total: int, freed: Callable[[Sequence[str]], int]
+    collectable: Sequence[Collectable],
+    policy: Policy,
+    total: int,
+    reclaimable: Callable[[Sequence[str]], int],
 ) -> int:
-    """How many of the collectable ones, from the first, must go for the rest to fit into `max_bytes`.
+    """How many collectable snapshots, from the first, must go for the rest to fit into `max_bytes`.
 
-    `freed` tells what deleting these frees: never less for more of them (snapshots share files, so it is
-    not a sum). Without a budget, all of them go; if all are not enough, all of them go as well.
+    `reclaimable` is what deleting these frees: never less for more of them, and not a sum, because snapshots
+    share files. Without a budget, or if all are not enough, all go.
     """
     if policy.max_bytes is None:
         return len(collectable)
@@ -161,7 +194,7 @@ def within_budget(
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2
-        if total - freed(ids[:middle]) <= policy.max_bytes:
+        if total - reclaimable(ids[:middle]) <= policy.max_bytes:
             high = middle
         else:
             low = middle + 1
@@ -175,18 +208,17 @@ class _Reached(NamedTuple):
     rank: int
 
 
-def _reached(standing: Standing) -> Iterator[tuple[str, tuple[_Reached, ...]]]:
+def _reached(roots: GcRoots) -> dict[str, list[_Reached]]:
     """For each snapshot that a head leads to: by which lines, and how far from their heads."""
     found: dict[str, list[_Reached]] = {}
-    for worktree, head in standing.heads.items():
-        for rank, snapshot_id in enumerate(line(standing.descriptors, head), 1):
+    for worktree, head in roots.heads.items():
+        for rank, snapshot_id in enumerate(line(roots.descriptors, head), 1):
             found.setdefault(snapshot_id, []).append(_Reached(worktree, rank))
-    for snapshot_id, by in found.items():
-        yield snapshot_id, tuple(by)
+    return found
 
 
 def line(descriptors: Mapping[str, Descriptor], start: str | None) -> Iterator[str]:
-    """A snapshot and its ancestors, as far as they are there; a circle ends where it closes."""
+    """A snapshot and its ancestors, as far as they exist; a cycle ends where it closes."""
     seen: set[str] = set()
     while start is not None and start in descriptors and start not in seen:
         seen.add(start)
@@ -195,34 +227,34 @@ def line(descriptors: Mapping[str, Descriptor], start: str | None) -> Iterator[s
 
 
 def _all_reasons(
-    standing: Standing,
-    reached: Mapping[str, tuple[_Reached, ...]],
+    roots: GcRoots,
+    reached: Mapping[str, Sequence[_Reached]],
     policy: Policy,
     now: float,
     plan_id: str | None,
 ) -> Iterator[tuple[str, Reason]]:
-    for worktree, head in standing.heads.items():
+    for worktree, head in roots.heads.items():
         yield head, Reason(Protection.HEAD, f"head of {worktree}")
-    for reference in standing.references:
+    for reference in roots.references:
         yield reference.snapshot_id, Reason(Protection.REFERENCE, f"reference {reference.name}")
-    for pin in standing.pins:
+    for pin in roots.pins:
         if pin_holds(pin, now):
             yield pin.snapshot_id, Reason(Protection.PIN, _pin_text(pin))
-    for use in standing.uses:
+    for use in roots.uses:
         yield use.snapshot_id, Reason(Protection.IN_USE, f"needed by a running {use.purpose}")
-    yield from _by_operations(standing)
-    for each in standing.descriptors.values():
+    yield from _by_operations(roots)
+    for each in roots.descriptors.values():
         if each.doomed_by is not None and each.doomed_by != plan_id:
             yield each.snapshot_id, Reason(Protection.DOOMED, f"being collected by the plan {each.doomed_by}")
         yield from _by_age(each, policy, now)
     yield from _by_history(reached, policy)
-    yield from _by_breaks(standing, reached)
+    yield from _by_breaks(roots, reached)
 
 
-def _by_breaks(standing: Standing, reached: Mapping[str, object]) -> Iterator[tuple[str, Reason]]:
-    """What no head leads to, but may have before a descriptor was lost. Collecting leaves no such gap."""
-    breaks = list(_breaks(standing))
-    for each in standing.descriptors.values() if breaks else ():
+def _by_breaks(roots: GcRoots, reached: Mapping[str, object]) -> Iterator[tuple[str, Reason]]:
+    """Snapshots that a head may have led to before a descriptor was lost. Collecting leaves no such gap."""
+    breaks = list(_breaks(roots))
+    for each in roots.descriptors.values() if breaks else ():
         if each.snapshot_id in reached:
             continue
         for lost, child in breaks:
@@ -232,28 +264,28 @@ def _by_breaks(standing: Standing, reached: Mapping[str, object]) -> Iterator[tu
                 break
 
 
-def _breaks(standing: Standing) -> Iterator[tuple[str, Descriptor | None]]:
-    """The snapshots that lines lead to and that are not there, each with its child; a head has none."""
-    for head in standing.heads.values():
+def _breaks(roots: GcRoots) -> Iterator[tuple[str, Descriptor | None]]:
+    """The lost snapshots that lines lead to, each with its child; a lost head has none."""
+    for head in roots.heads.values():
         last = None
-        for each in line(standing.descriptors, head):
-            last = standing.descriptors[each]
+        for each in line(roots.descriptors, head):
+            last = roots.descriptors[each]
         lost = head if last is None else last.parent_id
-        if lost is not None and lost not in standing.descriptors:
+        if lost is not None and lost not in roots.descriptors:
             yield lost, last
 
 
-def _by_operations(standing: Standing) -> Iterator[tuple[str, Reason]]:
-    for operation in standing.operations:
+def _by_operations(roots: GcRoots) -> Iterator[tuple[str, Reason]]:
+    for operation in roots.operations:
         text = f"needed by a pending {operation.kind.value} of {operation.worktree_id}"
-        made = standing.descriptors.get(operation.operation_id)
+        made = roots.descriptors.get(operation.operation_id)
         for needed in (operation.snapshot_id, made.parent_id if made else None):
             if needed is not None:
                 yield needed, Reason(Protection.OPERATION, text)
 
 
 def pin_holds(pin: Pin, now: float) -> bool:
-    """Whether a pin has not run out. One whose end cannot be read holds."""
+    """Whether a pin has not expired. One whose end cannot be read holds."""
     try:
         return pin.until is None or now < parse_instant(pin.until)
     except ValueError:
@@ -272,14 +304,14 @@ def _by_age(each: Descriptor, policy: Policy, now: float) -> Iterator[tuple[str,
     try:
         age = now - parse_instant(each.created_at)
     except ValueError:
-        yield each.snapshot_id, Reason(Protection.CLOCK, f"its age cannot be told: {each.created_at!a}")
+        yield each.snapshot_id, Reason(Protection.CLOCK, f"its age is not known: {each.created_at!a}")
         return
     if age < policy.keep_for:
         text = f"{format_duration(max(age, 0.0))} old, kept for {format_duration(policy.keep_for)}"
         yield each.snapshot_id, Reason(Protection.KEEP_FOR, text)
 
 
-def _by_history(reached: Mapping[str, tuple[_Reached, ...]], policy: Policy) -> Iterator[tuple[str, Reason]]:
+def _by_history(reached: Mapping[str, Sequence[_Reached]], policy: Policy) -> Iterator[tuple[str, Reason]]:
     for snapshot_id, by in reached.items():
         if policy.keeps_all_history:
             text = f"in the history of {_of(by)}; no policy lets it go"
@@ -292,20 +324,15 @@ def _by_history(reached: Mapping[str, tuple[_Reached, ...]], policy: Policy) -> 
 
 
 def _of(lines: Sequence[_Reached]) -> str:
-    """Whose lines, in a few words: most of the worktrees may share most of the history."""
+    """The worktrees in a few words: most of them may share most of the history."""
     return lines[0].worktree + (f" and {len(lines) - 1} more" if len(lines) > 1 else "")
 
 
 def _collectable(each: Descriptor, reached: Mapping[str, object], policy: Policy) -> Collectable:
-    if each.snapshot_id not in reached:
-        return _told(each, "no head leads to it")
-    kept: list[str] = []
-    if policy.keep_last is not None:
-        kept.append(f"the newest {policy.keep_last}")
+    kept = [] if policy.keep_last is None else [f"the newest {policy.keep_last}"]
     if policy.keep_for is not None:
         kept.append(f"what is younger than {format_duration(policy.keep_for)}")
-    return _told(each, f"beyond {' and '.join(kept)}" if kept else "an ancestor of a head")
-
-
-def _told(each: Descriptor, why: str) -> Collectable:
+    why = f"beyond {' and '.join(kept)}" if kept else "an ancestor of a head"
+    if each.snapshot_id not in reached:
+        why = "no head leads to it"
     return Collectable(each.snapshot_id, why, each.created_at, each.worktree_id, each.note)

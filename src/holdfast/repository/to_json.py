@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from holdfast.repository.compare import Comparison, Side
     from holdfast.repository.context import WorktreeConfig
     from holdfast.repository.history import History, HistoryEntry, Marks
-    from holdfast.repository.repository import RestorePlan
     from holdfast.repository.restore import InPlace, Restored
+    from holdfast.repository.snapshot_service import RestorePlan
     from holdfast.repository.worktrees import WorktreeState
     from holdfast.trees.verify import Change
 

@@ -11,7 +11,7 @@ import pytest
 from holdfast.errors import LockConflict
 from holdfast.repository import gc_plan
 from holdfast.repository.context import DESCRIPTORS, WORKTREES, RepositoryContext
-from holdfast.repository.retention import Policy, Standing, judge
+from holdfast.repository.retention import GcRoots, Policy, retain
 from holdfast.store.files import FileStore
 from holdfast.store.model import Create, Decision, Delete, Replace, View
 from tests.repository.kept import line_of, snapshots_of
@@ -69,14 +69,14 @@ def test_a_head_that_moves_to_another_name_is_seen(
     between_listing_and_reading(
         control, monkeypatch, "jvs/worktrees", lambda: rename(control, *next(renames)), times=2
     )
-    assert "dev" not in gc_plan._look(control).heads  # one look alone would miss it
-    assert gc_plan.survey(control).heads["newer"] == head
+    assert "dev" not in gc_plan._read_roots(control).heads  # one look alone would miss it
+    assert gc_plan.find_roots(control).heads["newer"] == head
 
 
 def test_renames_without_end_are_a_conflict(
     control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gc_plan, "MOST_LOOKS", 3)
+    monkeypatch.setattr(gc_plan, "MAX_READS", 3)
     add_worktree(control, "a")
     names = iter("abcdefgh")
     current = [next(names)]
@@ -87,7 +87,7 @@ def test_renames_without_end_are_a_conflict(
 
     between_listing_and_reading(control, monkeypatch, "jvs/worktrees", meddle, times=3)
     with pytest.raises(LockConflict):
-        gc_plan.survey(control)
+        gc_plan.find_roots(control)
 
 
 def relink(control: RepositoryContext, child: str, parent: str | None, *, without: str | None = None) -> None:
@@ -111,8 +111,8 @@ def test_a_line_that_is_linked_anew_while_it_is_read_stays_whole(control: Reposi
     del descriptors["c"]  # the child as it was, the parent as it is
     found = gc_plan.completed(control, descriptors)
     assert found["a"].parent_id == "b"
-    verdict = judge(Standing(found, {"main": "a"}), Policy(), 0.0)
-    assert verdict.collectable == ()
+    decision = retain(GcRoots(found, {"main": "a"}), Policy(), 0.0)
+    assert decision.collectable == ()
 
 
 def test_a_snapshot_that_is_put_between_two_while_they_are_read_is_seen(
@@ -127,11 +127,11 @@ def test_a_snapshot_that_is_put_between_two_while_they_are_read_is_seen(
         relink(control, "a", "late")
 
     between_listing_and_reading(control, monkeypatch, "jvs/descriptors", put_between)
-    standing = gc_plan.survey(control)
-    assert set(standing.descriptors) == {"a", "b", "late"}
-    assert judge(standing, Policy(), 0.0).collectable == ()
+    roots = gc_plan.find_roots(control)
+    assert set(roots.descriptors) == {"a", "b", "late"}
+    assert retain(roots, Policy(), 0.0).collectable == ()
 
 
 def test_a_parent_that_is_really_missing_ends_the_line(control: RepositoryContext) -> None:
     add_snapshot(control, "a", parent="gone")
-    assert set(gc_plan.survey(control).descriptors) == {"a"}
+    assert set(gc_plan.find_roots(control).descriptors) == {"a"}

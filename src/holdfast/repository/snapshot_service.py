@@ -1,0 +1,206 @@
+"""The snapshots of a repository as its users have them: taken, named, compared, verified, restored, kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.errors import AlreadyExists
+from holdfast.fs.names import checked_text
+from holdfast.repository import compare, history, restore, snapshots
+from holdfast.repository.compare import Comparison
+from holdfast.repository.context import (
+    DESCRIPTORS,
+    MAIN,
+    WORKTREES,
+    Descriptor,
+    Pin,
+    Proof,
+    Reference,
+    RepositoryContext,
+    WorktreeConfig,
+)
+from holdfast.repository.history import History
+from holdfast.repository.restore import InPlace, Restored
+from holdfast.repository.snapshots import AS_USUAL, SnapshotOptions
+from holdfast.repository.worktrees import Worktrees, settle
+
+if TYPE_CHECKING:
+    from holdfast.trees.manifest import ManifestEntry
+    from holdfast.trees.restore import Materialised
+    from holdfast.trees.scan import Progress
+    from holdfast.trees.verify import Problem
+
+
+class RestorePlan(NamedTuple):
+    """What restoring in place would do: undo `comparison.changes`, from the snapshot to the worktree.
+
+    With `keeps`, the content of the worktree would become a snapshot first.
+    """
+
+    source: Descriptor
+    comparison: Comparison
+    keeps: bool
+
+
+class Snapshots:
+    """The snapshots of one repository."""
+
+    def __init__(self, control: RepositoryContext) -> None:
+        self._control = control
+
+    def take(self, worktree: str, proof: Proof | None, options: SnapshotOptions = AS_USUAL) -> Descriptor:
+        """Take a snapshot of a worktree; see `snapshots.snapshot`."""
+        checked_text(options.note, what="note")
+        settle(self._control, worktree)
+        return snapshots.snapshot(self._control, worktree, proof, options)
+
+    def take_if_changed(
+        self, worktree: str, proof: Proof | None, options: SnapshotOptions = AS_USUAL
+    ) -> Descriptor | None:
+        """The same, unless the worktree equals its head; None then."""
+        config = self._control.config(worktree)
+        if not restore.differs_from_head(self._control, config):
+            return None
+        return snapshots.snapshot(self._control, worktree, proof, options)
+
+    # --- Reading: takes no lock and changes nothing ------------------------------------------------
+
+    def named(self, text: str, *, seen_from: str = MAIN) -> Descriptor:
+        """The snapshot that `text` names: an id or the beginning of one, a reference, `head`, `head~2`."""
+        return history.resolve(self._control, text, worktree=seen_from)
+
+    def line(self, worktree: str, *, limit: int | None = None) -> History:
+        """The snapshots that led to the head of a worktree."""
+        return history.line(self._control, worktree, limit=limit)
+
+    def everything(self, *, limit: int | None = None) -> History:
+        """All snapshots of all lines."""
+        return history.everything(self._control, limit=limit)
+
+    def marks(self, snapshot_id: str) -> history.Marks:
+        """What points at a snapshot."""
+        return history.marks_of(self._control).get(snapshot_id, history.Marks())
+
+    def status(self, worktree: str) -> Comparison:
+        """What has changed in a worktree since its head."""
+        return compare.status(self._control, worktree)
+
+    def patches(self, comparison: Comparison) -> Iterator[compare.Patch]:
+        """The differing lines of every file and symbolic link whose content differs."""
+        return compare.patches(self._control, comparison)
+
+    def entries(self, snapshot_id: str) -> Iterator[ManifestEntry]:
+        """Everything in a snapshot, from its manifest."""
+        from holdfast.trees.manifest import read_manifest
+
+        return read_manifest(self._control.places.tree(snapshot_id))
+
+    def files_of_head(self, worktree: str) -> int | None:
+        """How many files the head of a worktree has; None if there is none."""
+        head = self._control.config(worktree).head_snapshot_id
+        document = self._control.store.read(DESCRIPTORS.key(head)) if head else None
+        return None if document is None else document.record.files
+
+    def compare(self, worktree: str, old: str | None = None, new: str | None = None) -> Comparison:
+        """What is different between two snapshots, or a snapshot and the worktree."""
+        return compare.compare(self._control, worktree, old, new)
+
+    def verify(self, snapshot_id: str) -> Iterator[Problem]:
+        """Read everything in a snapshot, and yield what is wrong with it.
+
+        `SnapshotCollected` if it is deleted meanwhile: that is no damage.
+        """
+        from holdfast.trees.verify import verify
+
+        descriptor = history.visible(self._control, snapshot_id)
+        for problem in verify(self._control.places.tree(snapshot_id), descriptor.payload_hash):
+            history.refuse_if_collected(self._control, snapshot_id)
+            yield problem
+
+    def all_ids(self) -> list[str]:
+        """All snapshots that have a descriptor, complete or not."""
+        return [name for name, _ in self._control.store.scan(DESCRIPTORS)]
+
+    def export(
+        self,
+        snapshot_id: str,
+        destination: Path,
+        *,
+        path: bytes | None = None,
+        progress: Progress | None = None,
+    ) -> Materialised:
+        """Write a snapshot, or the one `path` in it, to a new directory; see `compare.export`."""
+        return compare.export(self._control, snapshot_id, destination, path=path, progress=progress)
+
+    # --- Restoring ---------------------------------------------------------------------------------
+
+    def restore(self, snapshot_id: str, name: str | None = None) -> WorktreeConfig:
+        """Create a new worktree from a snapshot. Nothing that exists is touched."""
+        worktrees = Worktrees(self._control)
+        for candidate in [name] if name else self.free_names(snapshot_id):
+            try:
+                return worktrees.create(candidate, snapshot=snapshot_id)
+            except AlreadyExists:
+                if name:
+                    raise
+        raise AssertionError("never reached")
+
+    def free_names(self, snapshot_id: str) -> Iterator[str]:
+        """Names for a worktree restored from a snapshot that are free now."""
+        first, number = f"restored-{snapshot_id[:8]}", 1
+        while True:
+            name = first if number == 1 else f"{first}-{number}"
+            number += 1
+            if self._control.store.read(WORKTREES.key(name)) is None:
+                yield name
+
+    def check_restore(self, worktree: str, how: InPlace) -> None:
+        """Refuse what restoring in place would refuse, before a lease is asked for."""
+        restore.checked(self._control, worktree, how)
+
+    def plan(self, worktree: str, snapshot_id: str, how: InPlace) -> RestorePlan:
+        """What restoring in place would do. Changes nothing."""
+        config = restore.checked(self._control, worktree, how)
+        source = history.usable(history.visible(self._control, snapshot_id))
+        found = compare.compare(self._control, worktree, snapshot_id, None)
+        if how.path is not None:
+            found = found._replace(changes=tuple(compare.below(how.path, found.changes)))
+        keeps = how.keep and restore.differs_from_head(self._control, config)
+        return RestorePlan(source, found, keeps)
+
+    def restore_in_place(
+        self, worktree: str, snapshot_id: str, proof: Proof | None, how: InPlace
+    ) -> Restored:
+        """Restore a worktree from a snapshot, in its place; see `restore.restore_in_place`."""
+        settle(self._control, worktree)
+        return restore.restore_in_place(self._control, worktree, snapshot_id, proof, how)
+
+    # --- Keeping -----------------------------------------------------------------------------------
+
+    def pin(
+        self, text: str, *, seen_from: str = MAIN, reason: str = "", keep_for: float | None = None
+    ) -> Pin:
+        """Keep the snapshot that `text` names, for `keep_for` seconds or until the pin is removed."""
+        return history.add_pin(self._control, self._usable(text, seen_from), reason=reason, keep_for=keep_for)
+
+    def remove_pin(self, pin_id: str) -> Pin:
+        return history.remove_pin(self._control, pin_id)
+
+    def pins(self) -> list[Pin]:
+        """All pins, the expired ones too."""
+        return history.pins(self._control)
+
+    def create_reference(self, name: str, text: str, *, seen_from: str = MAIN, note: str = "") -> Reference:
+        """Give the snapshot that `text` names another name, and keep it as long as it has one."""
+        return history.create_reference(self._control, name, self._usable(text, seen_from), note=note)
+
+    def delete_reference(self, name: str) -> Reference:
+        return history.delete_reference(self._control, name)
+
+    def references(self) -> list[Reference]:
+        return history.references(self._control)
+
+    def _usable(self, text: str, seen_from: str) -> str:
+        return history.resolve_usable(self._control, text, worktree=seen_from).snapshot_id
