@@ -48,7 +48,7 @@ def test_the_layers_hold(copy: Path) -> None:
         ("fs/names.py", "import holdfast.locks\n", "holdfast.fs.names -> holdfast.locks"),
         ("fs/names.py", "def lazy():\n    import holdfast.cli\n", "holdfast.fs.names -> holdfast.cli"),
         (
-            "errors/__init__.py",
+            "errors.py",
             "def lazy():\n    from holdfast.clock import Clock\n",
             "holdfast.errors -> holdfast.clock",
         ),

@@ -337,7 +337,7 @@ def test_a_lock_with_another_identity_is_left_alone(data_dir: Path, options: lis
         assert lock_file(data_dir).exists()
 
     assert result.returncode == 4
-    assert "Look at the lock again" in result.stderr
+    assert "Check the lock again" in result.stderr
 
 
 def test_breaking_needs_an_identity(data_dir: Path) -> None:
