@@ -208,7 +208,7 @@ def _nothing_ready(broken: Sequence[Broken]) -> NotFound:
         return NotFound("no issue is ready to be worked on", hint=hint)
     paths = ", ".join(each.path for each in broken)
     return NotFound(
-        f"no readable issue is ready to be worked on; unreadable: {paths}",
+        f"no issue is ready to be worked on, and some cannot be read ({paths})",
         hint=f"{hint} 'holdfast issue validate' shows what to repair.",
         broken=[each.as_record() for each in broken],
     )
