@@ -21,15 +21,15 @@ from tests.repository.repositories import make_repository
 def root(scratch: Path) -> Path:
     """A repository with three snapshots."""
     made = make_repository(scratch / "repository")
-    made.control.places.worktrees.mkdir()
-    line_of(made.control, 3)
+    made.context.places.worktrees.mkdir()
+    line_of(made.context, 3)
     return made.root
 
 
 def ids(root: Path) -> list[str]:
     """Its snapshots, newest first."""
-    control = opened(root)
-    found, head = snapshots_of(control), control.config("main").head_snapshot_id
+    context = opened(root)
+    found, head = snapshots_of(context), context.config("main").head_snapshot_id
     ordered: list[str] = []
     while head is not None:
         ordered.append(head)
@@ -38,7 +38,7 @@ def ids(root: Path) -> list[str]:
 
 
 def opened(root: Path) -> RepositoryContext:
-    return Repository(root).control
+    return Repository(root).context
 
 
 def test_a_reference_is_made_listed_and_deleted(root: Path) -> None:
@@ -134,11 +134,11 @@ def test_a_broken_chain_is_told_with_its_code_and_place(root: Path) -> None:
 
 
 def test_the_trail_is_followed_line_by_line_through_a_pipe(root: Path) -> None:
-    control = opened(root)
+    context = opened(root)
     with Running("audit", "--follow", "--verify", "--json", "--repo", root) as following:
         lines = [json.loads(following.hear()) for _ in range(3)]
         assert [each["data"]["entry"]["number"] for each in lines] == [1, 2, 3]
-        keep(control, {"new": "file"})
+        keep(context, {"new": "file"})
         line = json.loads(following.hear())
         assert line["data"]["entry"]["event"] == "snapshot_published"
         following.send(signal.SIGINT)
@@ -146,12 +146,12 @@ def test_the_trail_is_followed_line_by_line_through_a_pipe(root: Path) -> None:
 
 
 def test_one_who_follows_ends_when_nobody_reads_any_more(root: Path) -> None:
-    control = opened(root)
+    context = opened(root)
     with Running("audit", "--follow", "--repo", root) as following:
         assert following.hear()
         assert following.process.stdout is not None
         following.process.stdout.close()
-        keep(control, {"new": "file"})
+        keep(context, {"new": "file"})
         wait_until(lambda: following.process.poll() is not None)
 
 
@@ -163,16 +163,16 @@ def test_a_repository_that_is_well_is_healthy(root: Path) -> None:
 
 @pytest.mark.req("LC-28")
 def test_the_doctor_tells_what_is_wrong_and_repairs_it_when_asked(root: Path) -> None:
-    control = opened(root)
-    damage.abandoned_scratch(control)
-    damage.orphaned_tree(control)
+    context = opened(root)
+    damage.abandoned_scratch(context)
+    damage.orphaned_tree(context)
     told = holdfast("doctor", "--strict", "--json", cwd=root)
     assert told.returncode == 6
     failure = error(told)
     assert failure["code"] == "E_UNHEALTHY"
     assert {each["code"] for each in failure["findings"]} == {"scratch-abandoned", "tree-orphaned"}
     assert all(each["fixable"] and each["remedy"] == "remove it" for each in failure["findings"])
-    assert (control.places.scratch / "left").is_dir()  # looking changes nothing
+    assert (context.places.scratch / "left").is_dir()  # looking changes nothing
     read = holdfast("doctor", cwd=root)
     assert "scratch-abandoned" in read.stdout
     assert "--fix: remove it" in read.stdout
@@ -184,12 +184,12 @@ def test_the_doctor_tells_what_is_wrong_and_repairs_it_when_asked(root: Path) ->
 
 
 def test_the_doctor_says_so_if_it_cannot_repair(root: Path) -> None:
-    control = opened(root)
-    damage.head_missing(control)
+    context = opened(root)
+    damage.head_missing(context)
     result = holdfast("doctor", "--fix", cwd=root)
     assert result.returncode == 6
     assert "head-missing" in result.stdout
-    assert control.store.read(DESCRIPTORS.key("f" * 16)) is None
+    assert context.store.read(DESCRIPTORS.key("f" * 16)) is None
 
 
 def test_notes_alone_are_no_illness(root: Path) -> None:

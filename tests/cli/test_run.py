@@ -133,10 +133,10 @@ def test_who_is_ended_while_it_waits_leaves_the_line(repo: Path, number: signal.
     line = LeaseKeys.of("main").line
     with repository.lease() as held:
         with Running("run", "--repo", repo, "--wait", "none", "--", "true") as waiting:
-            wait_until(lambda: repository.control.store.read(line))
+            wait_until(lambda: repository.context.store.read(line))
             waiting.send(number)
             result = waiting.finish()
-        assert repository.control.store.read(line) is None
+        assert repository.context.store.read(line) is None
         held.check()
     assert died_of(result) is signal.SIGTERM or result.returncode == 130
 
@@ -242,12 +242,12 @@ def test_what_succeeds_is_snapshotted_if_wished_and_what_fails_is_not(repo: Path
     saved = outcome(result.stderr)["snapshot_id"]
     assert isinstance(saved, str)
     repository = Repository(repo)
-    assert repository.control.config("main").head_snapshot_id == saved
-    assert files_kept(repository.control.places.tree(saved)) == {"made": "by the command"}
+    assert repository.context.config("main").head_snapshot_id == saved
+    assert files_kept(repository.context.places.tree(saved)) == {"made": "by the command"}
     failed = holdfast("run", *options, *python(f"{write}; raise SystemExit(1)"), cwd=repo)
     assert failed.returncode == 1
     assert outcome(failed.stderr)["snapshot_id"] is None
-    assert Repository(repo).control.config("main").head_snapshot_id == saved
+    assert Repository(repo).context.config("main").head_snapshot_id == saved
     assert is_free(repo)
 
 

@@ -149,7 +149,7 @@ def test_a_snapshot_that_is_cancelled_publishes_nothing(shop: Path) -> None:
     repository = Repository(shop)
 
     def begun() -> bool:
-        place = repository.control.places.scratch
+        place = repository.context.places.scratch
         return place.is_dir() and any(each.is_dir() for each in place.iterdir())
 
     async def test() -> None:

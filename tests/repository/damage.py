@@ -47,59 +47,59 @@ class Damage(NamedTuple):
     also: tuple[str, ...] = ()
 
 
-def prepare(control: RepositoryContext) -> None:
+def prepare(context: RepositoryContext) -> None:
     """What is there before: two snapshots, a reference, a pin, a directory for more worktrees."""
-    control.places.worktrees.mkdir(exist_ok=True)
-    first, second = line_of(control, 2)
+    context.places.worktrees.mkdir(exist_ok=True)
+    first, second = line_of(context, 2)
     for key, record in (
         (REFERENCES.key("v1"), Reference(name="v1", snapshot_id=first, created_at=format_instant(0))),
         (PINS.key("p1"), Pin(pin_id="p1", snapshot_id=second, created_at=format_instant(0))),
     ):
-        commit(control, Create(key, record))
+        commit(context, Create(key, record))
 
 
-def commit(control: RepositoryContext, *changes: Change) -> None:
+def commit(context: RepositoryContext, *changes: Change) -> None:
     keys: list[Key[Any]] = [change.key for change in changes if not hasattr(change, "stream")]
-    control.store.transact(keys, lambda view, now: Decision(list(changes), None))
+    context.store.transact(keys, lambda view, now: Decision(list(changes), None))
 
 
-def head_of(control: RepositoryContext) -> str:
-    head = control.config(MAIN).head_snapshot_id
+def head_of(context: RepositoryContext) -> str:
+    head = context.config(MAIN).head_snapshot_id
     assert head is not None
     return head
 
 
-def change(control: RepositoryContext, key: Key[Any], **fields: object) -> None:
-    document = control.store.read(key)
+def change(context: RepositoryContext, key: Key[Any], **fields: object) -> None:
+    document = context.store.read(key)
     assert document is not None
-    commit(control, Replace(key, msgspec.structs.replace(document.record, **fields)))
+    commit(context, Replace(key, msgspec.structs.replace(document.record, **fields)))
 
 
 # --- What dead processes leave ------------------------------------------------------------------------
 
 
-def unfinished_commit(control: RepositoryContext) -> None:
+def unfinished_commit(context: RepositoryContext) -> None:
     """A commit to two documents, decided and not carried out."""
-    store = control.store
+    store = context.store
     assert isinstance(store, FileStore)
-    plan = gc_plan.propose(control, store=False).plan
+    plan = gc_plan.propose(context, store=False).plan
     content = msgspec.json.encode(plan).decode() + "\n"
     steps = (Step("jvs/plans/x1", "put", content), Step("jvs/plans/x2", "put", content))
     Intents(store._root, Layout()).publish(Intent("dead", steps))
 
 
-def blocked_commit(control: RepositoryContext) -> None:
+def blocked_commit(context: RepositoryContext) -> None:
     """The same, and another program has put something else where one of them is to be."""
-    unfinished_commit(control)
-    place = control.places.root / Layout().locate("jvs/plans/x2").path
+    unfinished_commit(context)
+    place = context.places.root / Layout().locate("jvs/plans/x2").path
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text("{}")
 
 
-def unfinished_operation(control: RepositoryContext) -> None:
+def unfinished_operation(context: RepositoryContext) -> None:
     """A creation whose process died before its directory was in place."""
     commit(
-        control,
+        context,
         Create(
             OPERATIONS.key("new"),
             Operation(
@@ -113,221 +113,221 @@ def unfinished_operation(control: RepositoryContext) -> None:
     )
 
 
-def undecided_collection(control: RepositoryContext) -> None:
-    parent = snapshots_of(control)[head_of(control)].parent_id
+def undecided_collection(context: RepositoryContext) -> None:
+    parent = snapshots_of(context)[head_of(context)].parent_id
     assert parent is not None
-    change(control, DESCRIPTORS.key(parent), doomed_by="gone")
+    change(context, DESCRIPTORS.key(parent), doomed_by="gone")
 
 
-def decided_collection(control: RepositoryContext) -> None:
+def decided_collection(context: RepositoryContext) -> None:
     """A run that was killed between the deletion of the tree and that of the descriptor."""
-    extra = keep(control, {"extra": "x"}, head=False)
-    plan = gc_plan.propose(control).plan
+    extra = keep(context, {"extra": "x"}, head=False)
+    plan = gc_plan.propose(context).plan
     assert plan.snapshots == (extra,)
-    change(control, PLANS.key(plan.plan_id), state=PlanState.DECIDED)
-    change(control, DESCRIPTORS.key(extra), doomed_by=plan.plan_id)
-    os.rename(control.places.tree(extra), control.places.root.parent / "elsewhere")
+    change(context, PLANS.key(plan.plan_id), state=PlanState.DECIDED)
+    change(context, DESCRIPTORS.key(extra), doomed_by=plan.plan_id)
+    os.rename(context.places.tree(extra), context.places.root.parent / "elsewhere")
 
 
-def expired_plan(control: RepositoryContext) -> None:
-    plan = gc_plan.propose(control, store=False).plan
-    old = msgspec.structs.replace(plan, expires_at=format_instant(control.store.now() - 1))
-    commit(control, Create(PLANS.key(plan.plan_id), old))
+def expired_plan(context: RepositoryContext) -> None:
+    plan = gc_plan.propose(context, store=False).plan
+    old = msgspec.structs.replace(plan, expires_at=format_instant(context.store.now() - 1))
+    commit(context, Create(PLANS.key(plan.plan_id), old))
 
 
-def abandoned_scratch(control: RepositoryContext) -> None:
-    place = control.places.scratch / "left"
+def abandoned_scratch(context: RepositoryContext) -> None:
+    place = context.places.scratch / "left"
     (place / "tree" / "payload").mkdir(parents=True)
     (place / "tree" / "payload" / "file").write_text("half")
 
 
-def orphaned_tree(control: RepositoryContext) -> None:
+def orphaned_tree(context: RepositoryContext) -> None:
     """What a snapshot leaves that is killed just before its commit: its scratch, and a whole tree."""
-    unknown_tree(control)
-    scratch = control.places.scratch / "0123456789abcdef"
+    unknown_tree(context)
+    scratch = context.places.scratch / "0123456789abcdef"
     scratch.mkdir(parents=True, exist_ok=True)
     (scratch / "lock").touch()
 
 
-def useless_remnant(control: RepositoryContext) -> None:
+def useless_remnant(context: RepositoryContext) -> None:
     """What a collection leaves that is killed before it looks who needs what."""
-    remnant = control.places.remnants / "fedcba9876543210"
+    remnant = context.places.remnants / "fedcba9876543210"
     (remnant / "payload" / "directory").mkdir(parents=True)
     (remnant / "payload" / "directory" / "file").write_text("of nobody")
     (remnant / ".READY").touch()
 
 
-def partial_tree(control: RepositoryContext) -> None:
-    (control.places.tree("0123456789abcdef") / "payload").mkdir(parents=True)
+def partial_tree(context: RepositoryContext) -> None:
+    (context.places.tree("0123456789abcdef") / "payload").mkdir(parents=True)
 
 
-def unknown_tree(control: RepositoryContext) -> None:
-    tree = control.places.tree("0123456789abcdef")
+def unknown_tree(context: RepositoryContext) -> None:
+    tree = context.places.tree("0123456789abcdef")
     (tree / "payload").mkdir(parents=True)
     (tree / ".READY").touch()
 
 
-def old_draft(control: RepositoryContext) -> None:
-    draft = control.places.root / ".jvs" / "refs" / ".v2.json-0123456789ab.tmp"
+def old_draft(context: RepositoryContext) -> None:
+    draft = context.places.root / ".jvs" / "refs" / ".v2.json-0123456789ab.tmp"
     draft.write_text("{")
     old = time.time() - 7200
     os.utime(draft, (old, old))
 
 
-def old_probe(control: RepositoryContext) -> None:
-    directory = control.places.root / ".jvs" / ".holdfast-probe-0123456789ab"
+def old_probe(context: RepositoryContext) -> None:
+    directory = context.places.root / ".jvs" / ".holdfast-probe-0123456789ab"
     directory.mkdir()
     (directory / "a").touch()
     old = time.time() - 7200
     os.utime(directory, (old, old))
 
 
-def expired_lease(control: RepositoryContext) -> None:
-    lease = control.desk.acquire(MAIN, control.desk.request(ttl=60.0)).lease
+def expired_lease(context: RepositoryContext) -> None:
+    lease = context.desk.acquire(MAIN, context.desk.request(ttl=60.0)).lease
     change(
-        control,
+        context,
         LeaseKeys.of(MAIN).lease,
-        lease_expires_at=format_instant(control.store.now() - 3600),
+        lease_expires_at=format_instant(context.store.now() - 3600),
         boot_expires_at=None,
     )
     assert lease.lock_id
 
 
-def orphaned_lease(control: RepositoryContext) -> None:
-    lease = control.desk.acquire(MAIN, control.desk.request(ttl=60.0)).lease
-    control.desk.release(MAIN, lease.lock_id)
-    commit(control, Create(LeaseKeys.of("gone").lease, msgspec.structs.replace(lease, worktree_id="gone")))
+def orphaned_lease(context: RepositoryContext) -> None:
+    lease = context.desk.acquire(MAIN, context.desk.request(ttl=60.0)).lease
+    context.desk.release(MAIN, lease.lock_id)
+    commit(context, Create(LeaseKeys.of("gone").lease, msgspec.structs.replace(lease, worktree_id="gone")))
 
 
-def dead_waiter(control: RepositoryContext) -> None:
-    now = format_instant(control.store.now() - 600)
+def dead_waiter(context: RepositoryContext) -> None:
+    now = format_instant(context.store.now() - 600)
     waiter = LeaseWaiter(
         ticket="t", holder_id="elsewhere:u:1:1", priority=0, since=now, seen_at=now, identity=Identity()
     )
-    commit(control, Create(LeaseKeys.of(MAIN).line, LeaseQueue(MAIN, (waiter,))))
+    commit(context, Create(LeaseKeys.of(MAIN).line, LeaseQueue(MAIN, (waiter,))))
 
 
 # --- What should not be -------------------------------------------------------------------------------
 
 
-def lost_descriptor(control: RepositoryContext) -> None:
-    extra = keep(control, {"extra": "x"}, head=False)
-    commit(control, Delete(DESCRIPTORS.key(extra)))
+def lost_descriptor(context: RepositoryContext) -> None:
+    extra = keep(context, {"extra": "x"}, head=False)
+    commit(context, Delete(DESCRIPTORS.key(extra)))
 
 
-def strange_snapshot_directory(control: RepositoryContext) -> None:
-    (control.places.snapshots / "a note to myself").write_text("mine")
+def strange_snapshot_directory(context: RepositoryContext) -> None:
+    (context.places.snapshots / "a note to myself").write_text("mine")
 
 
-def lost_tree(control: RepositoryContext) -> None:
-    os.rename(control.places.tree(head_of(control)), control.places.root.parent / "elsewhere")
+def lost_tree(context: RepositoryContext) -> None:
+    os.rename(context.places.tree(head_of(context)), context.places.root.parent / "elsewhere")
 
 
-def lost_mark(control: RepositoryContext) -> None:
-    (control.places.tree(head_of(control)) / ".READY").unlink()
+def lost_mark(context: RepositoryContext) -> None:
+    (context.places.tree(head_of(context)) / ".READY").unlink()
 
 
-def lost_payload(control: RepositoryContext) -> None:
-    os.rename(control.places.tree(head_of(control)) / "payload", control.places.root.parent / "elsewhere")
+def lost_payload(context: RepositoryContext) -> None:
+    os.rename(context.places.tree(head_of(context)) / "payload", context.places.root.parent / "elsewhere")
 
 
-def lost_file(control: RepositoryContext) -> None:
-    tree = control.places.tree(head_of(control))
+def lost_file(context: RepositoryContext) -> None:
+    tree = context.places.tree(head_of(context))
     (tree / "payload").chmod(0o700)
     (tree / "payload" / "file-1").unlink()
 
 
-def changed_manifest(control: RepositoryContext) -> None:
-    path = control.places.tree(head_of(control)) / "manifest"
+def changed_manifest(context: RepositoryContext) -> None:
+    path = context.places.tree(head_of(context)) / "manifest"
     path.chmod(0o600)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
 
 
-def changed_file(control: RepositoryContext) -> None:
-    path = control.places.tree(head_of(control)) / "payload" / "file-1"
+def changed_file(context: RepositoryContext) -> None:
+    path = context.places.tree(head_of(context)) / "payload" / "file-1"
     path.chmod(0o600)
     status = path.stat()
     path.write_text("x" * status.st_size)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def head_behind(control: RepositoryContext) -> None:
-    keep(control, {"extra": "x"}, head=False)
+def head_behind(context: RepositoryContext) -> None:
+    keep(context, {"extra": "x"}, head=False)
 
 
-def head_forked(control: RepositoryContext) -> None:
-    keep(control, {"extra": "x"}, head=False)
-    keep(control, {"extra": "y"}, head=False)
+def head_forked(context: RepositoryContext) -> None:
+    keep(context, {"extra": "x"}, head=False)
+    keep(context, {"extra": "y"}, head=False)
 
 
-def head_missing(control: RepositoryContext) -> None:
-    change(control, WORKTREES.key(MAIN), head_snapshot_id="f" * 16)
+def head_missing(context: RepositoryContext) -> None:
+    change(context, WORKTREES.key(MAIN), head_snapshot_id="f" * 16)
 
 
-def parent_missing(control: RepositoryContext) -> None:
-    change(control, DESCRIPTORS.key(head_of(control)), parent_id="f" * 16)
+def parent_missing(context: RepositoryContext) -> None:
+    change(context, DESCRIPTORS.key(head_of(context)), parent_id="f" * 16)
 
 
-def dangling_reference(control: RepositoryContext) -> None:
-    change(control, REFERENCES.key("v1"), snapshot_id="f" * 16)
+def dangling_reference(context: RepositoryContext) -> None:
+    change(context, REFERENCES.key("v1"), snapshot_id="f" * 16)
 
 
-def dangling_pin(control: RepositoryContext) -> None:
-    change(control, PINS.key("p1"), snapshot_id="f" * 16)
+def dangling_pin(context: RepositoryContext) -> None:
+    change(context, PINS.key("p1"), snapshot_id="f" * 16)
 
 
-def missing_directory(control: RepositoryContext) -> None:
-    os.rename(control.places.payload(MAIN), control.places.root.parent / "elsewhere")
+def missing_directory(context: RepositoryContext) -> None:
+    os.rename(context.places.payload(MAIN), context.places.root.parent / "elsewhere")
 
 
-def unknown_directory(control: RepositoryContext) -> None:
-    (control.places.worktrees / "mine").mkdir()
-    (control.places.worktrees / "mine" / "work").write_text("precious")
+def unknown_directory(context: RepositoryContext) -> None:
+    (context.places.worktrees / "mine").mkdir()
+    (context.places.worktrees / "mine" / "work").write_text("precious")
 
 
-def control_file_in_payload(control: RepositoryContext) -> None:
-    (control.places.payload(MAIN) / ".jvs").mkdir()
+def control_file_in_payload(context: RepositoryContext) -> None:
+    (context.places.payload(MAIN) / ".jvs").mkdir()
 
 
-def foreign_record(control: RepositoryContext) -> None:
-    (control.places.root / ".jvs" / "worktrees" / MAIN / "head_snapshot").write_text("x")
+def foreign_record(context: RepositoryContext) -> None:
+    (context.places.root / ".jvs" / "worktrees" / MAIN / "head_snapshot").write_text("x")
 
 
-def _trail(control: RepositoryContext) -> Path:
-    return control.places.root / ".jvs" / "audit" / "audit.jsonl"
+def _trail(context: RepositoryContext) -> Path:
+    return context.places.root / ".jvs" / "audit" / "audit.jsonl"
 
 
-def forged_entry(control: RepositoryContext) -> None:
-    path = _trail(control)
+def forged_entry(context: RepositoryContext) -> None:
+    path = _trail(context)
     lines = path.read_text().splitlines(keepends=True)
     lines[0] = lines[0].replace("snapshot_published", "snapshot_forgotten")
     path.write_text("".join(lines))
 
 
-def unreadable_entry(control: RepositoryContext) -> None:
-    path = _trail(control)
+def unreadable_entry(context: RepositoryContext) -> None:
+    path = _trail(context)
     path.write_text("not json\n" + path.read_text())
 
 
-def corrupt_document(control: RepositoryContext) -> None:
-    (control.places.root / ".jvs" / "refs" / "v1.json").write_text("{")
+def corrupt_document(context: RepositoryContext) -> None:
+    (context.places.root / ".jvs" / "refs" / "v1.json").write_text("{")
 
 
-def clock_set_back(control: RepositoryContext) -> None:
-    later = format_instant(control.store.now() + 3600)
-    change(control, DESCRIPTORS.key(head_of(control)), created_at=later)
+def clock_set_back(context: RepositoryContext) -> None:
+    later = format_instant(context.store.now() + 3600)
+    change(context, DESCRIPTORS.key(head_of(context)), created_at=later)
 
 
-def clock_of_a_lease(control: RepositoryContext) -> None:
-    control.desk.acquire(MAIN, control.desk.request(ttl=60.0))
-    later = format_instant(control.store.now() + 3600)
-    change(control, LeaseKeys.of(MAIN).lease, last_renewed_at=later)
+def clock_of_a_lease(context: RepositoryContext) -> None:
+    context.desk.acquire(MAIN, context.desk.request(ttl=60.0))
+    later = format_instant(context.store.now() + 3600)
+    change(context, LeaseKeys.of(MAIN).lease, last_renewed_at=later)
 
 
-def open_to_all(control: RepositoryContext) -> None:
-    (control.places.root / ".jvs" / "descriptors").chmod(0o777)
+def open_to_all(context: RepositoryContext) -> None:
+    (context.places.root / ".jvs" / "descriptors").chmod(0o777)
 
 
 WARNING, ERROR, NOTE = "warning", "error", "note"

@@ -78,11 +78,11 @@ def world(contents: Contents = MANY) -> Iterator[World]:
         repository = make_repository(root)
         lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=24 * 3600.0)).lease
         proof = Proof(lease.lock_id, lease.fencing_token)
-        payload = repository.control.places.payload(MAIN)
+        payload = repository.context.places.payload(MAIN)
         write(payload, contents.first)
-        first = snapshot(repository.control, MAIN, proof, SnapshotOptions(note="first")).snapshot_id
+        first = snapshot(repository.context, MAIN, proof, SnapshotOptions(note="first")).snapshot_id
         write(payload, contents.second)
-        second = snapshot(repository.control, MAIN, proof, SnapshotOptions(note="second")).snapshot_id
+        second = snapshot(repository.context, MAIN, proof, SnapshotOptions(note="second")).snapshot_id
         write(payload, contents.unsaved)
         yield World(root, proof, first, second, contents)
 
@@ -104,10 +104,10 @@ def content_of(directory: Path) -> Content:
 
 @contextmanager
 def opened(directory: Path) -> Iterator[RepositoryContext]:
-    control = Repository(directory).control
-    assert isinstance(control.store, FileStore)
-    with control.store:
-        yield control
+    context = Repository(directory).context
+    assert isinstance(context.store, FileStore)
+    with context.store:
+        yield context
 
 
 class Case:
@@ -132,65 +132,65 @@ class Case:
         shutil.copytree(self.world.root, directory, symlinks=True, dirs_exist_ok=True)
 
     def operate(self, directory: Path) -> None:
-        with opened(directory) as control:
-            self.operation(control, self.world)
+        with opened(directory) as context:
+            self.operation(context, self.world)
 
     def check(self, directory: Path, outcome: Outcome) -> None:
-        with opened(directory) as control:
-            self._check(control, outcome)
+        with opened(directory) as context:
+            self._check(context, outcome)
 
-    def _check(self, control: RepositoryContext, outcome: Outcome) -> None:
-        payload = control.places.payload(MAIN)
-        added = self.added(control)
+    def _check(self, context: RepositoryContext, outcome: Outcome) -> None:
+        payload = context.places.payload(MAIN)
+        added = self.added(context)
         unsaved = self.world.contents.unsaved
         assert content_of(payload) in (unsaved, self.after), "the worktree is neither old nor new"
         if outcome.ending is Ending.SUCCEEDED:
             assert len(added) == len(self.steps), "it succeeded, but not all is there"
             assert content_of(payload) == self.after
-        self.settled(control)
-        assert self.added(control) == added
+        self.settled(context)
+        assert self.added(context) == added
         done = content_of(payload) == self.after
         assert done or content_of(payload) == unsaved
         if self.after not in (unsaved, PART):
             assert done is (len(added) == len(self.steps)), "the worktree does not fit the history"
-        self.next(control)
+        self.next(context)
 
-    def added(self, control: RepositoryContext) -> list[str]:
+    def added(self, context: RepositoryContext) -> list[str]:
         """The snapshots that are there and were not before: the first of those that are to come, whole."""
-        found = [each.descriptor for each in line(control, MAIN).entries][::-1]
+        found = [each.descriptor for each in line(context, MAIN).entries][::-1]
         assert [each.snapshot_id for each in found[:2]] == [self.world.first, self.world.second]
         for each in found:
-            tree = control.places.tree(each.snapshot_id)
+            tree = context.places.tree(each.snapshot_id)
             problems = [
                 problem for problem in verify(tree, each.payload_hash) if problem.what not in self.unknown
             ]
             assert problems == [], f"{each.snapshot_id} does not verify: {problems}"
-        trees = [files_kept(control.places.tree(each.snapshot_id)) for each in found]
+        trees = [files_kept(context.places.tree(each.snapshot_id)) for each in found]
         assert trees == [*self.world.contents[:2], *self.steps][: len(trees)]
-        assert {name for name, _ in control.store.scan(DESCRIPTORS)} == {each.snapshot_id for each in found}
+        assert {name for name, _ in context.store.scan(DESCRIPTORS)} == {each.snapshot_id for each in found}
         return [each.snapshot_id for each in found[2:]]
 
-    def settled(self, control: RepositoryContext) -> None:
-        settle(control, MAIN)
-        assert control.store.read(OPERATIONS.key(MAIN)) is None
+    def settled(self, context: RepositoryContext) -> None:
+        settle(context, MAIN)
+        assert context.store.read(OPERATIONS.key(MAIN)) is None
 
-    def next(self, control: RepositoryContext) -> None:
+    def next(self, context: RepositoryContext) -> None:
         """The next operation works, and is on top of all."""
-        before = line(control, MAIN).entries
-        made = snapshot(control, MAIN, self.world.proof, SnapshotOptions(note="next"))
-        entries = line(control, MAIN).entries
+        before = line(context, MAIN).entries
+        made = snapshot(context, MAIN, self.world.proof, SnapshotOptions(note="next"))
+        entries = line(context, MAIN).entries
         assert entries[0].descriptor == made
         assert [each.descriptor for each in entries[1:]] == [each.descriptor for each in before]
-        assert not differs_from_head(control, control.config(MAIN))
+        assert not differs_from_head(context, context.config(MAIN))
 
 
 def cases(world: World) -> dict[str, Case]:
-    def take(control: RepositoryContext, world: World) -> None:
-        snapshot(control, MAIN, world.proof, SnapshotOptions(note="taken", tag="v1"))
+    def take(context: RepositoryContext, world: World) -> None:
+        snapshot(context, MAIN, world.proof, SnapshotOptions(note="taken", tag="v1"))
 
     def restore(**how: object) -> Callable[[RepositoryContext, World], object]:
         wanted = InPlace(**{"reason": "tested", **how})  # type: ignore[arg-type]
-        return lambda control, world: restore_in_place(control, MAIN, world.first, world.proof, wanted)
+        return lambda context, world: restore_in_place(context, MAIN, world.first, world.proof, wanted)
 
     first, _, unsaved = world.contents
     return {
@@ -209,21 +209,21 @@ class NewWorktree(Case):
         super().__init__(world, self.restore, [], world.contents.unsaved)
 
     @staticmethod
-    def restore(control: RepositoryContext, world: World) -> None:
-        Snapshots(control).restore(world.first, "new")
+    def restore(context: RepositoryContext, world: World) -> None:
+        Snapshots(context).restore(world.first, "new")
 
-    def _check(self, control: RepositoryContext, outcome: Outcome) -> None:
-        settle(control, "new")
-        new = control.places.payload("new")
-        made = control.store.read(WORKTREES.key("new"))
+    def _check(self, context: RepositoryContext, outcome: Outcome) -> None:
+        settle(context, "new")
+        new = context.places.payload("new")
+        made = context.store.read(WORKTREES.key("new"))
         assert (made is not None) is new.exists()
         if made is not None:
             assert made.record.head_snapshot_id == self.world.first
             assert content_of(new) == self.world.contents.first
         assert made is not None or outcome.ending is not Ending.SUCCEEDED
-        super()._check(control, outcome)
+        super()._check(context, outcome)
         if made is None:
-            self.restore(control, self.world)
+            self.restore(context, self.world)
         assert content_of(new) == self.world.contents.first
 
 

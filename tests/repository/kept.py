@@ -34,7 +34,7 @@ _TICK = 0.03
 
 
 def keep(
-    control: RepositoryContext,
+    context: RepositoryContext,
     content: Content,
     *,
     worktree: str = MAIN,
@@ -50,22 +50,22 @@ def keep(
     For that it takes a moment: what was written just now could be written once more within the same tick.
     """
     snapshot_id = snapshot_id or new_snapshot_id()
-    payload, tree = control.places.payload(worktree), control.places.tree(snapshot_id)
+    payload, tree = context.places.payload(worktree), context.places.tree(snapshot_id)
     for name, text in content.items():
         (payload / name).parent.mkdir(parents=True, exist_ok=True)
         (payload / name).write_text(text)
     cache = None
     if shared:
         time.sleep(_TICK)
-        control.places.caches.mkdir(parents=True, exist_ok=True)
-        cache = control.places.stat_cache(worktree)
-    before = control.config(worktree).head_snapshot_id
+        context.places.caches.mkdir(parents=True, exist_ok=True)
+        cache = context.places.stat_cache(worktree)
+    before = context.config(worktree).head_snapshot_id
     tree.parent.mkdir(parents=True, exist_ok=True)
     captured = capture(
         payload,
         tree,
         engine=Engine.LINKED,
-        base=control.places.tree(before) if before and is_ready(control.places, before) else None,
+        base=context.places.tree(before) if before and is_ready(context.places, before) else None,
         cache=cache,
         quiesced=False,
     )
@@ -87,18 +87,18 @@ def keep(
             note=note,
         )
         moved = msgspec.structs.replace(config, head_snapshot_id=snapshot_id)
-        entry = control.audit(view, now, "snapshot_published", snapshot_id=snapshot_id)
+        entry = context.audit(view, now, "snapshot_published", snapshot_id=snapshot_id)
         changes: list[Change] = [Create(key, descriptor), entry]
         if head:
             changes.append(Replace(config_key, moved))
         return Decision(changes, None)
 
-    control.store.transact([key, config_key, control.trail.stream], publish)
+    context.store.transact([key, config_key, context.trail.stream], publish)
     return snapshot_id
 
 
 def line_of(
-    control: RepositoryContext, count: int, *, worktree: str = MAIN, age: float = 0.0, shared: bool = False
+    context: RepositoryContext, count: int, *, worktree: str = MAIN, age: float = 0.0, shared: bool = False
 ) -> list[str]:
     """So many snapshots, one on top of the other, oldest first.
 
@@ -111,35 +111,35 @@ def line_of(
             content |= {f"{below}/first": "1", f"{below}/lost/file": "2", f"{below}/kept/file": "3"}
             if number:
                 content[f"{worktree}-{number - 1}/lost/file"] = "changed"
-        made.append(keep(control, content, worktree=worktree, age=age, shared=shared))
+        made.append(keep(context, content, worktree=worktree, age=age, shared=shared))
     return made
 
 
-def snapshots_of(control: RepositoryContext) -> dict[str, Descriptor]:
-    return {name: document.record for name, document in control.store.scan(DESCRIPTORS)}
+def snapshots_of(context: RepositoryContext) -> dict[str, Descriptor]:
+    return {name: document.record for name, document in context.store.scan(DESCRIPTORS)}
 
 
-def trees_of(control: RepositoryContext) -> set[str]:
-    return {path.name for path in control.places.snapshots.iterdir()}
+def trees_of(context: RepositoryContext) -> set[str]:
+    return {path.name for path in context.places.snapshots.iterdir()}
 
 
-def remnants_of(control: RepositoryContext) -> set[str]:
+def remnants_of(context: RepositoryContext) -> set[str]:
     """The snapshots that are gone, and of which something is left."""
     return (
-        {path.name for path in control.places.remnants.iterdir()}
-        if control.places.remnants.exists()
+        {path.name for path in context.places.remnants.iterdir()}
+        if context.places.remnants.exists()
         else set()
     )
 
 
-def require_no_more_than_needed(control: RepositoryContext) -> None:
+def require_no_more_than_needed(context: RepositoryContext) -> None:
     """Nothing is left of what is gone but directories that a tree names; and of each all that it needs."""
     need: dict[str, set[str]] = {}
-    for tree in control.places.snapshots.iterdir():
+    for tree in context.places.snapshots.iterdir():
         for home in read_shared_directories(tree).values():
             need.setdefault(home.tree, set()).add(os.fsdecode(home.path))
-    for remnant in remnants_of(control):
-        top = control.places.remnants / remnant
+    for remnant in remnants_of(context):
+        top = context.places.remnants / remnant
         assert [path.name for path in top.iterdir()] == ["payload"], f"{remnant} is not trimmed"
         kept = {
             os.path.relpath(each, top / "payload") for each, _, files in os.walk(top / "payload") if files
@@ -154,22 +154,22 @@ def require_no_more_than_needed(control: RepositoryContext) -> None:
         assert ends <= wanted, f"{remnant} has {ends - wanted}, which nobody needs"
 
 
-def parents_of(control: RepositoryContext, start: str | None) -> list[str]:
+def parents_of(context: RepositoryContext, start: str | None) -> list[str]:
     """A line of history, from a snapshot to its oldest ancestor; a missing one is an error."""
     found: list[str] = []
     while start is not None:
         found.append(start)
-        document = control.store.read(DESCRIPTORS.key(start))
+        document = context.store.read(DESCRIPTORS.key(start))
         assert document is not None, f"{start} is not there"
         start = document.record.parent_id
     return found
 
 
-def require_whole(control: RepositoryContext) -> None:
+def require_whole(context: RepositoryContext) -> None:
     """Every snapshot that is visible is what it was when it was taken."""
-    for snapshot_id, descriptor in snapshots_of(control).items():
-        if is_ready(control.places, snapshot_id):
-            problems = list(verify(control.places.tree(snapshot_id), descriptor.payload_hash))
+    for snapshot_id, descriptor in snapshots_of(context).items():
+        if is_ready(context.places, snapshot_id):
+            problems = list(verify(context.places.tree(snapshot_id), descriptor.payload_hash))
             assert problems == [], f"{snapshot_id}: {problems}"
         else:
             assert descriptor.doomed_by is not None, f"{snapshot_id} is not complete, and not doomed"

@@ -34,12 +34,12 @@ def make_repository(root: Path, *, isolation: Isolation = Isolation.EXCLUSIVE) -
     with FileStore(root) as store:
         store.transact([FORMAT], lambda view, now: Decision([Create(FORMAT, record)], None))
     repository = Repository(root)
-    add_worktree(repository.control, MAIN, isolation=isolation)
+    add_worktree(repository.context, MAIN, isolation=isolation)
     return repository
 
 
 def add_worktree(
-    control: RepositoryContext,
+    context: RepositoryContext,
     name: str,
     *,
     isolation: Isolation = Isolation.EXCLUSIVE,
@@ -55,14 +55,14 @@ def add_worktree(
         head_snapshot_id=head,
         snapshot_defaults=SnapshotDefaults(consistency) if consistency else None,
     )
-    control.places.payload(name).mkdir(parents=True)
+    context.places.payload(name).mkdir(parents=True)
     key = WORKTREES.key(name)
-    control.store.transact([key], lambda view, now: Decision([Create(key, config)], None))
+    context.store.transact([key], lambda view, now: Decision([Create(key, config)], None))
     return config
 
 
 def add_snapshot(
-    control: RepositoryContext,
+    context: RepositoryContext,
     snapshot_id: str,
     *,
     parent: str | None = None,
@@ -88,20 +88,20 @@ def add_snapshot(
         doomed_by=doomed_by,
     )
     if tree:
-        control.places.tree(snapshot_id).mkdir(parents=True)
+        context.places.tree(snapshot_id).mkdir(parents=True)
     if tree and ready:
-        (control.places.tree(snapshot_id) / ".READY").touch()
-    key, config = DESCRIPTORS.key(snapshot_id), control.config(worktree)
+        (context.places.tree(snapshot_id) / ".READY").touch()
+    key, config = DESCRIPTORS.key(snapshot_id), context.config(worktree)
     changes: list[Change] = [Create(key, descriptor)]
     if head:
         fields = {name: getattr(config, name) for name in config.__struct_fields__}
         moved = WorktreeConfig(**{**fields, "head_snapshot_id": snapshot_id})
         changes.append(Replace(WORKTREES.key(worktree), moved))
-    control.store.transact([key, WORKTREES.key(worktree)], lambda view, now: Decision(changes, None))
+    context.store.transact([key, WORKTREES.key(worktree)], lambda view, now: Decision(changes, None))
     return descriptor
 
 
-def add_reference(control: RepositoryContext, name: str, snapshot_id: str) -> None:
+def add_reference(context: RepositoryContext, name: str, snapshot_id: str) -> None:
     key = REFERENCES.key(name)
     record = Reference(name=name, snapshot_id=snapshot_id, created_at=format_instant(BEGIN))
-    control.store.transact([key], lambda view, now: Decision([Create(key, record)], None))
+    context.store.transact([key], lambda view, now: Decision([Create(key, record)], None))

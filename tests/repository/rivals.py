@@ -59,27 +59,27 @@ class Rival:
 
     def __init__(self, root: Path, *, timeout: float = 60.0) -> None:
         self.clock = ManualClock(wall=BEGIN)
-        self.control = control_at(root, self.clock, timeout=timeout)
+        self.context = control_at(root, self.clock, timeout=timeout)
         self.proof: Proof | None = None
 
     def acquire(self, at: float) -> Answer:
         """Get the lease at this time, from whoever had it before."""
         self.clock.advance(BEGIN + at - self.clock.wall())
         try:
-            lease = self.control.desk.acquire(MAIN, self.control.desk.request(ttl=TTL)).lease
+            lease = self.context.desk.acquire(MAIN, self.context.desk.request(ttl=TTL)).lease
         except Failure as failure:
             return Answer(failure.code)
         self.proof = Proof(lease.lock_id, lease.fencing_token)
         return Answer("acquired")
 
     def snapshot(self) -> Answer:
-        return self._published(lambda: snapshots.snapshot(self.control, MAIN, self.proof).snapshot_id)
+        return self._published(lambda: snapshots.snapshot(self.context, MAIN, self.proof).snapshot_id)
 
     def restore(self, snapshot_id: str) -> Answer:
         how = InPlace(reason="tested")
 
         def restore() -> str:
-            restored = restore_in_place(self.control, MAIN, snapshot_id, self.proof, how)
+            restored = restore_in_place(self.context, MAIN, snapshot_id, self.proof, how)
             assert restored.published is not None
             return restored.published.snapshot_id
 
@@ -95,10 +95,10 @@ class Rival:
 # --- Judging ----------------------------------------------------------------------------------------
 
 
-def stale_commits(control: RepositoryContext) -> list[int]:
+def stale_commits(context: RepositoryContext) -> list[int]:
     """The audit entries of what was published with a token that was not the current one any more."""
     current, stale = 0, []
-    for entry in verify(control.store.entries(control.trail.stream)):
+    for entry in verify(context.store.entries(context.trail.stream)):
         if entry.event == "lock_acquired":
             current = _number(entry.facts["fencing_token"])
         elif entry.event == "lock_stolen":
@@ -110,21 +110,21 @@ def stale_commits(control: RepositoryContext) -> list[int]:
     return stale
 
 
-def published(control: RepositoryContext) -> list[str]:
+def published(context: RepositoryContext) -> list[str]:
     """The snapshots that were published, in the order of the audit trail."""
     names = {"snapshot_published": "snapshot_id", "restore_begun": "operation_id"}
-    entries = verify(control.store.entries(control.trail.stream))
+    entries = verify(context.store.entries(context.trail.stream))
     return [str(each.facts[names[each.event]]) for each in entries if each.event in PUBLISHING]
 
 
-def require_one_line(control: RepositoryContext, *, hidden: Sequence[str] = ()) -> None:
+def require_one_line(context: RepositoryContext, *, hidden: Sequence[str] = ()) -> None:
     """All that was published is one line in that order, and there is nothing else, visible or not."""
-    expected = published(control)
-    assert [each.descriptor.snapshot_id for each in line(control, MAIN).entries] == expected[::-1]
-    assert {name for name, _ in control.store.scan(DESCRIPTORS)} == set(expected)
-    trees = {path.name for path in control.places.snapshots.iterdir()}
+    expected = published(context)
+    assert [each.descriptor.snapshot_id for each in line(context, MAIN).entries] == expected[::-1]
+    assert {name for name, _ in context.store.scan(DESCRIPTORS)} == set(expected)
+    trees = {path.name for path in context.places.snapshots.iterdir()}
     assert trees == set(expected) | set(hidden)
-    assert all(is_ready(control.places, each) for each in expected)
+    assert all(is_ready(context.places, each) for each in expected)
 
 
 def _number(value: object) -> int:

@@ -56,12 +56,12 @@ def expire(repository: Repository, worktree: str = MAIN) -> Lease:
         )
         return Decision([Replace(keys.lease, past)], past)
 
-    return repository.control.store.transact(keys.all(), decide).result
+    return repository.context.store.transact(keys.all(), decide).result
 
 
 def events(repository: Repository) -> list[AuditEntry]:
     """What the audit trail says; reading it checks its chain."""
-    return list(verify(repository.control.store.entries(repository.control.trail.stream)))
+    return list(verify(repository.context.store.entries(repository.context.trail.stream)))
 
 
 def put_files(directory: Path, files: dict[str, str]) -> None:
@@ -95,7 +95,7 @@ def json_at(path: Path) -> Any:
 
 def snapshot_by_hand(repository: Repository, worktree: str, snapshot_id: str) -> Descriptor:
     """A snapshot of a worktree, put there without any of the care that publishing one takes."""
-    places = repository.control.places
+    places = repository.context.places
     engine = choose_engine(places.payload(worktree), places.snapshots)
     captured = capture(places.payload(worktree), places.tree(snapshot_id), engine=engine, quiesced=False)
     descriptor = Descriptor(
@@ -110,5 +110,5 @@ def snapshot_by_hand(repository: Repository, worktree: str, snapshot_id: str) ->
         bytes=captured.bytes,
     )
     key = DESCRIPTORS.key(snapshot_id)
-    repository.control.store.transact([key], lambda view, now: Decision([Create(key, descriptor)], None))
+    repository.context.store.transact([key], lambda view, now: Decision([Create(key, descriptor)], None))
     return descriptor

@@ -52,15 +52,15 @@ from tests.repository.repositories import add_worktree, make_repository
 
 
 @pytest.fixture
-def control(scratch: Path) -> RepositoryContext:
-    return make_repository(scratch / "repository").control
+def context(scratch: Path) -> RepositoryContext:
+    return make_repository(scratch / "repository").context
 
 
-def head_of(control: RepositoryContext, worktree: str = MAIN) -> str | None:
-    return control.config(worktree).head_snapshot_id
+def head_of(context: RepositoryContext, worktree: str = MAIN) -> str | None:
+    return context.config(worktree).head_snapshot_id
 
 
-def doom(control: RepositoryContext, snapshot_id: str, plan_id: str | None) -> None:
+def doom(context: RepositoryContext, snapshot_id: str, plan_id: str | None) -> None:
     key = DESCRIPTORS.key(snapshot_id)
 
     def decide(view: View, now: float) -> Decision[None]:
@@ -68,32 +68,32 @@ def doom(control: RepositoryContext, snapshot_id: str, plan_id: str | None) -> N
         assert descriptor is not None
         return Decision([Replace(key, msgspec.structs.replace(descriptor, doomed_by=plan_id))], None)
 
-    control.store.transact([key], decide)
+    context.store.transact([key], decide)
 
 
 # --- Plans ------------------------------------------------------------------------------------------
 
 
-def test_a_plan_is_all_that_planning_writes_and_a_dry_one_writes_nothing(control: RepositoryContext) -> None:
-    line_of(control, 3)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    before = fingerprint(control.places.root)
-    dry = gc_plan.propose(control, store=False)
-    assert fingerprint(control.places.root) == before
-    wet = gc_plan.propose(control)
-    changed = {name for name, what in fingerprint(control.places.root).items() if before.get(name) != what}
+def test_a_plan_is_all_that_planning_writes_and_a_dry_one_writes_nothing(context: RepositoryContext) -> None:
+    line_of(context, 3)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    before = fingerprint(context.places.root)
+    dry = gc_plan.propose(context, store=False)
+    assert fingerprint(context.places.root) == before
+    wet = gc_plan.propose(context)
+    changed = {name for name, what in fingerprint(context.places.root).items() if before.get(name) != what}
     new = {f".jvs/plans/{wet.plan.plan_id}.json", ".jvs/audit/audit.jsonl", ".jvs/plans"}
     assert {name for name in changed if "guards" not in name and ".holdfast" not in name} == new
     assert dry.plan.snapshots == wet.plan.snapshots
     with pytest.raises(NotFound):
-        gc.run(control, dry.plan.plan_id)
+        gc.run(context, dry.plan.plan_id)
 
 
-def test_a_plan_says_what_goes_what_stays_and_why_and_what_it_frees(control: RepositoryContext) -> None:
-    first, second, third = line_of(control, 3)
-    create_reference(control, "v1", second)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    proposal = gc_plan.propose(control)
+def test_a_plan_says_what_goes_what_stays_and_why_and_what_it_frees(context: RepositoryContext) -> None:
+    first, second, third = line_of(context, 3)
+    create_reference(context, "v1", second)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    proposal = gc_plan.propose(context)
     assert proposal.plan.snapshots == (first,)
     assert proposal.candidates[0].why == "beyond the newest 1"
     assert [each.protection for each in proposal.protected[second]] == [Protection.REFERENCE]
@@ -103,116 +103,116 @@ def test_a_plan_says_what_goes_what_stays_and_why_and_what_it_frees(control: Rep
 
 @pytest.mark.req("WT-11")
 def test_the_snapshots_of_a_removed_worktree_stay_until_they_are_collected(
-    control: RepositoryContext,
+    context: RepositoryContext,
 ) -> None:
-    (root,) = line_of(control, 1)
-    add_worktree(control, "dev", head=root)
-    pinned, named, loose = line_of(control, 3, worktree="dev")
-    add_pin(control, pinned)
-    create_reference(control, "named", named)
-    assert gc_plan.propose(control).plan.snapshots == ()
-    worktree_changes.remove(control, "dev", save=None, force=True)
-    assert {root, pinned, named, loose} == snapshots_of(control).keys()
-    plan = gc_plan.propose(control).plan
+    (root,) = line_of(context, 1)
+    add_worktree(context, "dev", head=root)
+    pinned, named, loose = line_of(context, 3, worktree="dev")
+    add_pin(context, pinned)
+    create_reference(context, "named", named)
+    assert gc_plan.propose(context).plan.snapshots == ()
+    worktree_changes.remove(context, "dev", save=None, force=True)
+    assert {root, pinned, named, loose} == snapshots_of(context).keys()
+    plan = gc_plan.propose(context).plan
     assert plan.snapshots == (loose,)
-    gc.run(control, plan.plan_id)
-    assert {root, pinned, named} == snapshots_of(control).keys() == trees_of(control)
+    gc.run(context, plan.plan_id)
+    assert {root, pinned, named} == snapshots_of(context).keys() == trees_of(context)
 
 
-def test_with_a_budget_the_oldest_go_until_the_rest_fits(control: RepositoryContext) -> None:
-    ids = [keep(control, {"file": "x" * 40_000 * number}) for number in range(1, 6)]
-    gc_plan.set_policy(control, Policy(max_bytes=1 << 40))
-    assert gc_plan.propose(control).plan.snapshots == ()
-    total = gc_plan.propose(control).total_bytes
-    gc_plan.set_policy(control, Policy(max_bytes=total - 1))
-    proposal = gc_plan.propose(control)
+def test_with_a_budget_the_oldest_go_until_the_rest_fits(context: RepositoryContext) -> None:
+    ids = [keep(context, {"file": "x" * 40_000 * number}) for number in range(1, 6)]
+    gc_plan.set_policy(context, Policy(max_bytes=1 << 40))
+    assert gc_plan.propose(context).plan.snapshots == ()
+    total = gc_plan.propose(context).total_bytes
+    gc_plan.set_policy(context, Policy(max_bytes=total - 1))
+    proposal = gc_plan.propose(context)
     assert proposal.plan.snapshots == (ids[0],)
     assert proposal.over_budget == 0
     assert {each.protection for each in proposal.protected[ids[1]]} == {Protection.BUDGET}
-    gc_plan.set_policy(control, Policy(max_bytes=0))
-    proposal = gc_plan.propose(control)
+    gc_plan.set_policy(context, Policy(max_bytes=0))
+    proposal = gc_plan.propose(context)
     assert proposal.plan.snapshots == tuple(ids[:-1])
     assert proposal.over_budget > 0
 
 
 def test_a_policy_that_makes_no_sense_is_refused_and_the_one_that_keeps_all_is_none(
-    control: RepositoryContext,
+    context: RepositoryContext,
 ) -> None:
     nonsense = [Policy(keep_last=0), Policy(keep_for=0.0), Policy(keep_for=math.nan), Policy(max_bytes=-1)]
     for wrong in nonsense:
         with pytest.raises(SettingInvalid):
-            gc_plan.set_policy(control, wrong)
-    assert control.store.read(RETENTION) is None
-    assert gc_plan.set_policy(control, Policy(keep_last=3)) == gc_plan.policy_of(control)
-    gc_plan.set_policy(control, Policy())
-    assert control.store.read(RETENTION) is None
+            gc_plan.set_policy(context, wrong)
+    assert context.store.read(RETENTION) is None
+    assert gc_plan.set_policy(context, Policy(keep_last=3)) == gc_plan.policy_of(context)
+    gc_plan.set_policy(context, Policy())
+    assert context.store.read(RETENTION) is None
 
 
 # --- Runs -------------------------------------------------------------------------------------------
 
 
-def test_a_run_deletes_what_the_plan_says_and_links_the_children_anew(control: RepositoryContext) -> None:
-    ids = line_of(control, 6)
-    create_reference(control, "kept", ids[2])
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    plan = gc_plan.propose(control).plan
+def test_a_run_deletes_what_the_plan_says_and_links_the_children_anew(context: RepositoryContext) -> None:
+    ids = line_of(context, 6)
+    create_reference(context, "kept", ids[2])
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    plan = gc_plan.propose(context).plan
     assert set(plan.snapshots) == {ids[0], ids[1], ids[3], ids[4]}
-    done = gc.run(control, plan.plan_id)
+    done = gc.run(context, plan.plan_id)
     assert set(done.snapshots) == set(plan.snapshots)
     assert done.plan.state is PlanState.FINISHED
-    assert parents_of(control, ids[5]) == [ids[5], ids[2]]
-    assert snapshots_of(control).keys() == trees_of(control) == {ids[2], ids[5]}
-    assert list(control.places.scratch.iterdir()) == []
-    require_whole(control)
-    events = [entry.record.event for entry in control.store.entries(control.trail.stream)]
+    assert parents_of(context, ids[5]) == [ids[5], ids[2]]
+    assert snapshots_of(context).keys() == trees_of(context) == {ids[2], ids[5]}
+    assert list(context.places.scratch.iterdir()) == []
+    require_whole(context)
+    events = [entry.record.event for entry in context.store.entries(context.trail.stream)]
     assert events[-3:] == ["gc_decided", "snapshots_collected", "gc_finished"]
-    check_chain(control.store, control.trail)
+    check_chain(context.store, context.trail)
 
 
-def test_running_a_plan_again_does_nothing(control: RepositoryContext) -> None:
-    line_of(control, 3)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    plan = gc_plan.propose(control).plan
-    gc.run(control, plan.plan_id)
-    before = fingerprint(control.places.root)
-    assert gc.run(control, plan.plan_id).snapshots == ()
-    assert fingerprint(control.places.root) == before
+def test_running_a_plan_again_does_nothing(context: RepositoryContext) -> None:
+    line_of(context, 3)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    plan = gc_plan.propose(context).plan
+    gc.run(context, plan.plan_id)
+    before = fingerprint(context.places.root)
+    assert gc.run(context, plan.plan_id).snapshots == ()
+    assert fingerprint(context.places.root) == before
 
 
 def test_many_snapshots_go_in_several_transactions_and_the_lines_stay_whole(
-    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
+    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gc, "BATCH", 3)
-    ids = line_of(control, 11)
-    gc_plan.set_policy(control, Policy(keep_last=2))
+    ids = line_of(context, 11)
+    gc_plan.set_policy(context, Policy(keep_last=2))
     seen: list[tuple[int, int]] = []
-    plan = gc_plan.propose(control).plan
-    gc.run(control, plan.plan_id, progress=lambda done, of: seen.append((done, of)))
+    plan = gc_plan.propose(context).plan
+    gc.run(context, plan.plan_id, progress=lambda done, of: seen.append((done, of)))
     assert seen == [(3, 9), (6, 9), (9, 9)]
-    assert parents_of(control, ids[-1]) == [ids[10], ids[9]]
+    assert parents_of(context, ids[-1]) == [ids[10], ids[9]]
 
 
-def test_freed_bytes_are_those_that_nothing_shares(control: RepositoryContext) -> None:
-    keep(control, {"large": "x" * 1_000_000})
-    keep(control, {"small": "y"})
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    assert gc_plan.propose(control).plan.bytes < 500_000  # the large file is in the head too
+def test_freed_bytes_are_those_that_nothing_shares(context: RepositoryContext) -> None:
+    keep(context, {"large": "x" * 1_000_000})
+    keep(context, {"small": "y"})
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    assert gc_plan.propose(context).plan.bytes < 500_000  # the large file is in the head too
 
 
 # --- When things have changed since -----------------------------------------------------------------
 
 
-def refused_after(control: RepositoryContext, plan_id: str, *, untouched: set[str]) -> PlanMismatch:
+def refused_after(context: RepositoryContext, plan_id: str, *, untouched: set[str]) -> PlanMismatch:
     with pytest.raises(PlanMismatch) as caught:
-        gc.check(control, plan_id)
+        gc.check(context, plan_id)
     with pytest.raises(PlanMismatch) as caught:
-        gc.run(control, plan_id)
-    assert snapshots_of(control).keys() == trees_of(control) == untouched
-    assert all(each.doomed_by is None for each in snapshots_of(control).values())
+        gc.run(context, plan_id)
+    assert snapshots_of(context).keys() == trees_of(context) == untouched
+    assert all(each.doomed_by is None for each in snapshots_of(context).values())
     return caught.value
 
 
-def operate(control: RepositoryContext, snapshot_id: str) -> None:
+def operate(context: RepositoryContext, snapshot_id: str) -> None:
     record = Operation(
         operation_id="0",
         kind=OperationKind.RESTORE,
@@ -222,148 +222,148 @@ def operate(control: RepositoryContext, snapshot_id: str) -> None:
         snapshot_id=snapshot_id,
     )
     key = OPERATIONS.key(MAIN)
-    control.store.transact([key], lambda view, now: Decision([Create(key, record)], None))
+    context.store.transact([key], lambda view, now: Decision([Create(key, record)], None))
 
 
 @pytest.mark.parametrize("how", ["reference", "pin", "head", "operation", "policy", "expired", "gone"])
-def test_a_plan_that_does_not_fit_any_more_deletes_nothing(control: RepositoryContext, how: str) -> None:
-    ids = line_of(control, 4)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    plan = gc_plan.propose(control).plan
+def test_a_plan_that_does_not_fit_any_more_deletes_nothing(context: RepositoryContext, how: str) -> None:
+    ids = line_of(context, 4)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    plan = gc_plan.propose(context).plan
     untouched = set(ids)
     if how == "reference":
-        create_reference(control, "late", ids[1])
+        create_reference(context, "late", ids[1])
     elif how == "pin":
-        add_pin(control, ids[1], reason="wait", keep_for=60.0)
+        add_pin(context, ids[1], reason="wait", keep_for=60.0)
     elif how == "head":
-        add_worktree(control, "late", head=ids[1])
+        add_worktree(context, "late", head=ids[1])
     elif how == "operation":
-        operate(control, ids[1])
+        operate(context, ids[1])
     elif how == "policy":
-        gc_plan.set_policy(control, Policy(keep_last=2))
+        gc_plan.set_policy(context, Policy(keep_last=2))
     elif how == "expired":
         key = PLANS.key(plan.plan_id)
-        old = msgspec.structs.replace(plan, expires_at=format_instant(control.store.now() - 1))
-        control.store.transact([key], lambda view, now: Decision([Replace(key, old)], None))
+        old = msgspec.structs.replace(plan, expires_at=format_instant(context.store.now() - 1))
+        context.store.transact([key], lambda view, now: Decision([Replace(key, old)], None))
     else:
-        other = gc_plan.propose(control).plan
-        gc.run(control, other.plan_id)
+        other = gc_plan.propose(context).plan
+        gc.run(context, other.plan_id)
         untouched = {ids[-1]}
-    failure = refused_after(control, plan.plan_id, untouched=untouched)
+    failure = refused_after(context, plan.plan_id, untouched=untouched)
     assert failure.code == "E_GC_PLAN_MISMATCH"
     if how in ("reference", "pin", "head", "operation"):
         assert [each["snapshot_id"] for each in failure.facts["changed"]] == [ids[1]]  # type: ignore[attr-defined]
 
 
-def test_what_a_running_process_needs_is_not_deleted(control: RepositoryContext) -> None:
-    ids = line_of(control, 3)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    plan = gc_plan.propose(control).plan
-    with payloads.scratch(control, "restore", uses=[ids[0]]):
-        refused_after(control, plan.plan_id, untouched=set(ids))
-    gc.run(control, plan.plan_id)
-    assert snapshots_of(control).keys() == {ids[2]}
+def test_what_a_running_process_needs_is_not_deleted(context: RepositoryContext) -> None:
+    ids = line_of(context, 3)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    plan = gc_plan.propose(context).plan
+    with payloads.scratch(context, "restore", uses=[ids[0]]):
+        refused_after(context, plan.plan_id, untouched=set(ids))
+    gc.run(context, plan.plan_id)
+    assert snapshots_of(context).keys() == {ids[2]}
 
 
 def test_what_is_protected_between_the_two_looks_is_let_go_again(
-    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
+    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one does who wrote its intent before the doom, and whom only the second look can see."""
-    ids = line_of(control, 3)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    plan = gc_plan.propose(control).plan
+    ids = line_of(context, 3)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    plan = gc_plan.propose(context).plan
     doom_all = gc._mark
 
-    def late(control: RepositoryContext, plan: GcPlan) -> None:
-        doom_all(control, plan)
-        assert snapshots_of(control)[ids[0]].doomed_by == plan.plan_id
-        add_worktree(control, "late", head=ids[0])
+    def late(context: RepositoryContext, plan: GcPlan) -> None:
+        doom_all(context, plan)
+        assert snapshots_of(context)[ids[0]].doomed_by == plan.plan_id
+        add_worktree(context, "late", head=ids[0])
 
     monkeypatch.setattr(gc, "_mark", late)
     with pytest.raises(PlanMismatch):
-        gc.run(control, plan.plan_id)
-    assert snapshots_of(control).keys() == set(ids)
-    assert all(each.doomed_by is None for each in snapshots_of(control).values())
+        gc.run(context, plan.plan_id)
+    assert snapshots_of(context).keys() == set(ids)
+    assert all(each.doomed_by is None for each in snapshots_of(context).values())
 
 
 def test_an_interruption_before_the_decision_lets_all_go_again(
-    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
+    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = line_of(control, 3)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    plan = gc_plan.propose(control).plan
+    ids = line_of(context, 3)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    plan = gc_plan.propose(context).plan
 
-    def interrupted(control: RepositoryContext) -> object:
-        if any(each.doomed_by for each in snapshots_of(control).values()):
+    def interrupted(context: RepositoryContext) -> object:
+        if any(each.doomed_by for each in snapshots_of(context).values()):
             raise KeyboardInterrupt
-        return find_roots(control)
+        return find_roots(context)
 
     with monkeypatch.context() as patched:
         patched.setattr(gc, "find_roots", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            gc.run(control, plan.plan_id)
-    assert all(each.doomed_by is None for each in snapshots_of(control).values())
-    gc.run(control, plan.plan_id)
-    assert snapshots_of(control).keys() == {ids[-1]}
+            gc.run(context, plan.plan_id)
+    assert all(each.doomed_by is None for each in snapshots_of(context).values())
+    gc.run(context, plan.plan_id)
+    assert snapshots_of(context).keys() == {ids[-1]}
 
 
-def test_nothing_new_refers_to_a_doomed_snapshot(control: RepositoryContext) -> None:
-    (only,) = line_of(control, 1)
-    doom(control, only, "some-plan")
+def test_nothing_new_refers_to_a_doomed_snapshot(context: RepositoryContext) -> None:
+    (only,) = line_of(context, 1)
+    doom(context, only, "some-plan")
     with pytest.raises(Refused):
-        create_reference(control, "late", only)
+        create_reference(context, "late", only)
     with pytest.raises(Refused):
-        add_pin(control, only)
-    assert references(control) == []
-    assert pins(control) == []
+        add_pin(context, only)
+    assert references(context) == []
+    assert pins(context) == []
 
 
-def test_one_collection_runs_at_a_time(control: RepositoryContext) -> None:
-    line_of(control, 2)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    plan = gc_plan.propose(control).plan
-    with gc.collector_locked(control), pytest.raises(LockConflict):
-        gc.run(control, plan.plan_id)
-    gc.run(control, plan.plan_id)
+def test_one_collection_runs_at_a_time(context: RepositoryContext) -> None:
+    line_of(context, 2)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    plan = gc_plan.propose(context).plan
+    with gc.collector_locked(context), pytest.raises(LockConflict):
+        gc.run(context, plan.plan_id)
+    gc.run(context, plan.plan_id)
 
 
-def test_a_dead_run_that_was_not_decided_is_called_off(control: RepositoryContext) -> None:
-    ids = line_of(control, 3)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    plan = gc_plan.propose(control).plan
-    doom(control, ids[0], plan.plan_id)
-    gc.end_dead_run(control, plan.plan_id)
-    assert all(each.doomed_by is None for each in snapshots_of(control).values())
-    gc.run(control, plan.plan_id)  # the plan itself still fits
-    assert snapshots_of(control).keys() == {ids[2]}
+def test_a_dead_run_that_was_not_decided_is_called_off(context: RepositoryContext) -> None:
+    ids = line_of(context, 3)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    plan = gc_plan.propose(context).plan
+    doom(context, ids[0], plan.plan_id)
+    gc.end_dead_run(context, plan.plan_id)
+    assert all(each.doomed_by is None for each in snapshots_of(context).values())
+    gc.run(context, plan.plan_id)  # the plan itself still fits
+    assert snapshots_of(context).keys() == {ids[2]}
 
 
 # --- References and pins ----------------------------------------------------------------------------
 
 
-def test_a_reference_is_created_once_and_deleted_once(control: RepositoryContext) -> None:
-    first, second = line_of(control, 2)
-    create_reference(control, "v1", first, note="why")
+def test_a_reference_is_created_once_and_deleted_once(context: RepositoryContext) -> None:
+    first, second = line_of(context, 2)
+    create_reference(context, "v1", first, note="why")
     with pytest.raises(AlreadyExists):
-        create_reference(control, "v1", second)
+        create_reference(context, "v1", second)
     with pytest.raises(NotFound):
-        create_reference(control, "v2", "0" * 16)
+        create_reference(context, "v2", "0" * 16)
     with pytest.raises(UsageFailure):
-        create_reference(control, "head", second)
-    (made,) = references(control)
+        create_reference(context, "head", second)
+    (made,) = references(context)
     assert (made.name, made.snapshot_id, made.note) == ("v1", first, "why")
-    assert delete_reference(control, "v1").snapshot_id == first
+    assert delete_reference(context, "v1").snapshot_id == first
     with pytest.raises(NotFound):
-        delete_reference(control, "v1")
+        delete_reference(context, "v1")
 
 
-def test_a_snapshot_has_as_many_pins_as_people_who_need_it(control: RepositoryContext) -> None:
-    (only,) = line_of(control, 1)
-    mine, yours = add_pin(control, only, reason="mine"), add_pin(control, only, reason="yours")
-    remove_pin(control, mine.pin_id)
-    assert [each.reason for each in pins(control)] == ["yours"]
+def test_a_snapshot_has_as_many_pins_as_people_who_need_it(context: RepositoryContext) -> None:
+    (only,) = line_of(context, 1)
+    mine, yours = add_pin(context, only, reason="mine"), add_pin(context, only, reason="yours")
+    remove_pin(context, mine.pin_id)
+    assert [each.reason for each in pins(context)] == ["yours"]
     with pytest.raises(NotFound):
-        remove_pin(control, mine.pin_id)
-    remove_pin(control, yours.pin_id)
-    events = [entry.record.event for entry in control.store.entries(control.trail.stream)]
+        remove_pin(context, mine.pin_id)
+    remove_pin(context, yours.pin_id)
+    events = [entry.record.event for entry in context.store.entries(context.trail.stream)]
     assert events[-4:] == ["pin_added", "pin_added", "pin_removed", "pin_removed"]

@@ -54,61 +54,61 @@ class Tally(NamedTuple):
     violations: tuple[str, ...] = ()
 
 
-def take_any(control: RepositoryContext) -> str | None:
+def take_any(context: RepositoryContext) -> str | None:
     """The id of some snapshot that may be collected any moment: an old one, and no head."""
-    heads = {document.record.head_snapshot_id for _, document in control.store.scan(WORKTREES)}
-    found = [document.record for _, document in control.store.scan(DESCRIPTORS)]
+    heads = {document.record.head_snapshot_id for _, document in context.store.scan(WORKTREES)}
+    found = [document.record for _, document in context.store.scan(DESCRIPTORS)]
     old = sorted((each.created_at, each.snapshot_id) for each in found if each.snapshot_id not in heads)
     return random.choice(old[:4])[1] if old else None
 
 
-def require_there(control: RepositoryContext, snapshot_id: str) -> None:
-    document = control.store.read(DESCRIPTORS.key(snapshot_id))
+def require_there(context: RepositoryContext, snapshot_id: str) -> None:
+    document = context.store.read(DESCRIPTORS.key(snapshot_id))
     assert document is not None, f"{snapshot_id} has no descriptor any more"
-    assert document.record.doomed_by is None or is_ready(control.places, snapshot_id), "its tree is gone"
-    problems = list(verify(control.places.tree(snapshot_id), document.record.payload_hash))
+    assert document.record.doomed_by is None or is_ready(context.places, snapshot_id), "its tree is gone"
+    problems = list(verify(context.places.tree(snapshot_id), document.record.payload_hash))
     assert problems == [], f"{snapshot_id}: {problems}"
 
 
-def refer(control: RepositoryContext, snapshot_id: str, round_: int) -> None:
+def refer(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
     name = f"ref-{round_}"
-    history.create_reference(control, name, snapshot_id)
-    require_there(control, snapshot_id)
-    history.delete_reference(control, name)
+    history.create_reference(context, name, snapshot_id)
+    require_there(context, snapshot_id)
+    history.delete_reference(context, name)
 
 
-def pin(control: RepositoryContext, snapshot_id: str, round_: int) -> None:
-    made = history.add_pin(control, snapshot_id)
-    require_there(control, snapshot_id)
-    history.remove_pin(control, made.pin_id)
+def pin(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
+    made = history.add_pin(context, snapshot_id)
+    require_there(context, snapshot_id)
+    history.remove_pin(context, made.pin_id)
 
 
-def use(control: RepositoryContext, snapshot_id: str, round_: int) -> None:
+def use(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
     """As a snapshot does with its parent, and a restore with what it restores: intent, look, work."""
-    with payloads.scratch(control, "restore", uses=[snapshot_id]) as room:
-        usable(visible(control, snapshot_id))
-        tree = control.places.tree(snapshot_id)
+    with payloads.scratch(context, "restore", uses=[snapshot_id]) as room:
+        usable(visible(context, snapshot_id))
+        tree = context.places.tree(snapshot_id)
         materialise(tree, room.path / "payload")
         assert list(changes(room.path / "payload", tree)) == []
-        require_there(control, snapshot_id)
+        require_there(context, snapshot_id)
 
 
-def create(control: RepositoryContext, snapshot_id: str, round_: int) -> None:
+def create(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
     name = f"made-{round_}"
-    worktrees.create(control, worktrees.CreateOptions(name, snapshot_id, Isolation.SHARED))
-    require_there(control, snapshot_id)
-    assert control.config(name).head_snapshot_id == snapshot_id
-    worktree_changes.remove(control, name, save=None, force=True)
+    worktrees.create(context, worktrees.CreateOptions(name, snapshot_id, Isolation.SHARED))
+    require_there(context, snapshot_id)
+    assert context.config(name).head_snapshot_id == snapshot_id
+    worktree_changes.remove(context, name, save=None, force=True)
 
 
-def restore(control: RepositoryContext, snapshot_id: str, round_: int) -> None:
+def restore(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
     """In place, which makes a new head with the same content; nothing that was there is kept."""
     how = InPlace(reason="tested", allow_shared=True, keep=False)
-    done = restore_in_place(control, TARGET, snapshot_id, None, how)
+    done = restore_in_place(context, TARGET, snapshot_id, None, how)
     assert done.published is not None
     assert done.published.payload_hash == done.source.payload_hash
-    assert control.config(TARGET).head_snapshot_id == done.published.snapshot_id
-    require_there(control, done.published.snapshot_id)
+    assert context.config(TARGET).head_snapshot_id == done.published.snapshot_id
+    require_there(context, done.published.snapshot_id)
 
 
 USERS: dict[str, Callable[[RepositoryContext, str, int], None]] = {
@@ -123,16 +123,16 @@ USERS: dict[str, Callable[[RepositoryContext, str, int], None]] = {
 def user(root: Path, act: Callable[[RepositoryContext, str, int], None]) -> Callable[[Line], None]:
     def task(line: Line) -> None:
         delay_calls(most=0.001)
-        control, succeeded, refused, violations = Repository(root).control, 0, 0, list[str]()
+        context, succeeded, refused, violations = Repository(root).context, 0, 0, list[str]()
         round_ = 0
         while succeeded < SUCCESSES and not violations and not line.has_news():
             round_ += 1
-            snapshot_id = take_any(control)
+            snapshot_id = take_any(context)
             if snapshot_id is None:
                 time.sleep(PAUSE)
                 continue
             try:
-                act(control, snapshot_id, round_)
+                act(context, snapshot_id, round_)
                 succeeded += 1
             except TOO_LATE:
                 refused += 1
@@ -147,13 +147,13 @@ def writer(root: Path) -> Callable[[Line], None]:
     """Takes snapshots, so that there is always something to collect."""
 
     def task(line: Line) -> None:
-        control, count = Repository(root).control, 0
+        context, count = Repository(root).context, 0
         while not line.has_news():
-            if len(snapshots_of(control)) < 20:
+            if len(snapshots_of(context)) < 20:
                 count += 1
-                (control.places.payload(MAIN) / "id").write_text(f"{count}")
-                parent = control.config(MAIN).head_snapshot_id
-                made = snapshot(control, MAIN, None, SnapshotOptions(note=f"{count}"))
+                (context.places.payload(MAIN) / "id").write_text(f"{count}")
+                parent = context.config(MAIN).head_snapshot_id
+                made = snapshot(context, MAIN, None, SnapshotOptions(note=f"{count}"))
                 assert made.parent_id == parent
             else:
                 time.sleep(PAUSE)
@@ -165,12 +165,12 @@ def writer(root: Path) -> Callable[[Line], None]:
 def collector(root: Path) -> Callable[[Line], None]:
     def task(line: Line) -> None:
         delay_calls(most=0.001)
-        control, deleted, refused = Repository(root).control, 0, 0
+        context, deleted, refused = Repository(root).context, 0, 0
         while not line.has_news():
             try:
-                plan = gc_plan.propose(control).plan
+                plan = gc_plan.propose(context).plan
                 if plan.snapshots:
-                    deleted += len(gc.run(control, plan.plan_id).snapshots)
+                    deleted += len(gc.run(context, plan.plan_id).snapshots)
                 else:
                     time.sleep(PAUSE)
             except (PlanMismatch, LockConflict):
@@ -182,10 +182,10 @@ def collector(root: Path) -> Callable[[Line], None]:
 
 def test_a_snapshot_that_somebody_uses_never_vanishes(scratch: Path) -> None:
     root = scratch / "repository"
-    control = make_repository(root, isolation=Isolation.SHARED).control
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    keep(control, {"id": "0"}, note="0")
-    add_worktree(control, TARGET, isolation=Isolation.SHARED)
+    context = make_repository(root, isolation=Isolation.SHARED).context
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    keep(context, {"id": "0"}, note="0")
+    add_worktree(context, TARGET, isolation=Isolation.SHARED)
     with Workers() as workers:
         users = [workers.start(user(root, act)) for act in USERS.values()]
         others = [workers.start(writer(root)), workers.start(collector(root))]
@@ -200,36 +200,36 @@ def test_a_snapshot_that_somebody_uses_never_vanishes(scratch: Path) -> None:
     assert not any(each.violations for each in seen.values()), seen
     assert all(each.succeeded == SUCCESSES for each in seen.values())
     assert collected.succeeded >= 1
-    require_whole(control)
-    parents_of(control, control.config(MAIN).head_snapshot_id)
-    check_chain(control.store, control.trail)
+    require_whole(context)
+    parents_of(context, context.config(MAIN).head_snapshot_id)
+    check_chain(context.store, context.trail)
     assert Repository(root).examine(strict=True) == []
 
 
 # --- Round by round ---------------------------------------------------------------------------------
 
 
-def hold_reference(control: RepositoryContext, snapshot_id: str) -> None:
-    history.create_reference(control, "held", snapshot_id)
+def hold_reference(context: RepositoryContext, snapshot_id: str) -> None:
+    history.create_reference(context, "held", snapshot_id)
 
 
-def hold_pin(control: RepositoryContext, snapshot_id: str) -> None:
-    history.add_pin(control, snapshot_id)
+def hold_pin(context: RepositoryContext, snapshot_id: str) -> None:
+    history.add_pin(context, snapshot_id)
 
 
-def hold_worktree(control: RepositoryContext, snapshot_id: str) -> None:
-    worktrees.create(control, worktrees.CreateOptions("held", snapshot_id, Isolation.SHARED))
+def hold_worktree(context: RepositoryContext, snapshot_id: str) -> None:
+    worktrees.create(context, worktrees.CreateOptions("held", snapshot_id, Isolation.SHARED))
 
 
-def read_only(control: RepositoryContext, snapshot_id: str) -> None:
-    use(control, snapshot_id, 0)
+def read_only(context: RepositoryContext, snapshot_id: str) -> None:
+    use(context, snapshot_id, 0)
 
 
-def look(control: RepositoryContext, snapshot_id: str) -> None:
+def look(context: RepositoryContext, snapshot_id: str) -> None:
     """Without keeping it: what is seen is right, or it is said that it is being collected."""
-    found = compare.compare(control, MAIN, snapshot_id, "head")
-    assert all(each.lines is not None for each in compare.patches(control, found))
-    assert list(Snapshots(control).verify(snapshot_id)) == []
+    found = compare.compare(context, MAIN, snapshot_id, "head")
+    assert all(each.lines is not None for each in compare.patches(context, found))
+    assert list(Snapshots(context).verify(snapshot_id)) == []
 
 
 HOLDERS = [hold_reference, hold_pin, hold_worktree]
@@ -240,12 +240,12 @@ def in_turn(root: Path, act: Callable[[RepositoryContext, str], object]) -> Call
 
     def task(line: Line) -> None:
         delay_calls(most=0.001)
-        control = Repository(root).control
+        context = Repository(root).context
         while True:
             wanted, delay = line.wait()
             time.sleep(delay)
             try:
-                act(control, wanted)
+                act(context, wanted)
                 line.say("")
             except Failure as failure:
                 line.say(failure.code)
@@ -253,20 +253,20 @@ def in_turn(root: Path, act: Callable[[RepositoryContext, str], object]) -> Call
     return task
 
 
-def let_go(control: RepositoryContext) -> None:
-    for reference in history.references(control):
-        history.delete_reference(control, reference.name)
-    for each in history.pins(control):
-        history.remove_pin(control, each.pin_id)
-    if control.store.read(WORKTREES.key("held")) is not None:
-        worktree_changes.remove(control, "held", save=None, force=True)
+def let_go(context: RepositoryContext) -> None:
+    for reference in history.references(context):
+        history.delete_reference(context, reference.name)
+    for each in history.pins(context):
+        history.remove_pin(context, each.pin_id)
+    if context.store.read(WORKTREES.key("held")) is not None:
+        worktree_changes.remove(context, "held", save=None, force=True)
 
 
 def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_way(scratch: Path) -> None:
     """Each round: one snapshot that may go, all told at once, all answer, the answers are judged."""
     root = scratch / "repository"
-    control = make_repository(root, isolation=Isolation.SHARED).control
-    keep(control, {"id": "0"})
+    context = make_repository(root, isolation=Isolation.SHARED).context
+    keep(context, {"id": "0"})
     outcomes: Counter[str] = Counter()
     with Workers() as workers:
         collecting_ = workers.start(in_turn(root, gc.run))
@@ -275,8 +275,8 @@ def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_
         watcher = workers.start(in_turn(root, look))
         met = ("held", "collected", "refused", "looked")
         for round_ in until(lambda: all(outcomes[each] for each in met), ROUNDS):
-            snapshot_id = keep(control, {"id": f"{round_}"}, head=False)
-            plan = gc_plan.propose(control).plan
+            snapshot_id = keep(context, {"id": f"{round_}"}, head=False)
+            plan = gc_plan.propose(context).plan
             assert plan.snapshots == (snapshot_id,)
             taking_part = random.sample(holders, k=random.choice([0, 1, 1, 1, 2, 3]))
             collecting_.say((plan.plan_id, 0.0))
@@ -289,8 +289,8 @@ def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_
             assert {*answers, read, looked} <= told, (answers, read, looked)
             if "" in answers:
                 assert collected == "E_GC_PLAN_MISMATCH"
-                require_there(control, snapshot_id)
-                assert snapshots_of(control)[snapshot_id].doomed_by is None
+                require_there(context, snapshot_id)
+                assert snapshots_of(context)[snapshot_id].doomed_by is None
                 outcomes["held"] += 1
             else:
                 assert collected in ("", "E_GC_PLAN_MISMATCH")  # both may see each other, and both step back
@@ -298,11 +298,11 @@ def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_
             outcomes["refused"] += sum(each != "" for each in (*answers, read, looked))
             outcomes["looked"] += looked == ""
             outcomes["overtaken"] += looked == "E_SNAPSHOT_COLLECTED"
-            require_whole(control)
-            let_go(control)
-            if (rest := gc_plan.propose(control)).stored:
-                gc.run(control, rest.plan.plan_id)
-            assert snapshot_id not in snapshots_of(control)
+            require_whole(context)
+            let_go(context)
+            if (rest := gc_plan.propose(context)).stored:
+                gc.run(context, rest.plan.plan_id)
+            assert snapshot_id not in snapshots_of(context)
     assert Repository(root).examine(strict=True) == []
 
 
@@ -313,23 +313,23 @@ def test_the_race_is_found_if_a_collector_does_not_look_again(
     looked: list[str] = []
     check_again = gc._check_again
 
-    def once(control: RepositoryContext, plan: GcPlan) -> None:
+    def once(context: RepositoryContext, plan: GcPlan) -> None:
         if plan.plan_id not in looked:
             looked.append(plan.plan_id)
-            check_again(control, plan)
+            check_again(context, plan)
 
     monkeypatch.setattr(gc, "_check_again", once)
     doom = gc._mark
 
-    def slowly(control: RepositoryContext, plan: GcPlan) -> None:
-        history.create_reference(control, "meanwhile", plan.snapshots[0])
-        doom(control, plan)
+    def slowly(context: RepositoryContext, plan: GcPlan) -> None:
+        history.create_reference(context, "meanwhile", plan.snapshots[0])
+        doom(context, plan)
 
     monkeypatch.setattr(gc, "_mark", slowly)
-    control = make_repository(scratch / "repository").control
-    first = keep(control, {"id": "0"})
-    keep(control, {"id": "1"})
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    gc.run(control, gc_plan.propose(control).plan.plan_id)
+    context = make_repository(scratch / "repository").context
+    first = keep(context, {"id": "0"})
+    keep(context, {"id": "1"})
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    gc.run(context, gc_plan.propose(context).plan.plan_id)
     with pytest.raises(AssertionError, match="no descriptor"):
-        require_there(control, first)
+        require_there(context, first)

@@ -20,13 +20,13 @@ from tests.repository.repositories import make_repository
 class Site:
     def __init__(self, root: Path) -> None:
         repository = make_repository(root)
-        self.control: RepositoryContext = repository.control
-        self.payload = self.control.places.payload(MAIN)
+        self.context: RepositoryContext = repository.context
+        self.payload = self.context.places.payload(MAIN)
         lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
         self.proof = Proof(lease.lock_id, lease.fencing_token)
 
     def take(self, tag: str) -> str:
-        return snapshot(self.control, MAIN, self.proof, SnapshotOptions(tag=tag)).snapshot_id
+        return snapshot(self.context, MAIN, self.proof, SnapshotOptions(tag=tag)).snapshot_id
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def told(found: Comparison) -> set[tuple[str, str]]:
 
 
 def test_before_the_first_snapshot_everything_is_new(site: Site) -> None:
-    assert status(site.control, MAIN).changes == ()
+    assert status(site.context, MAIN).changes == ()
     write(site.payload, {"file": "1", "directory/below": "2"})
-    found = status(site.control, MAIN)
+    found = status(site.context, MAIN)
     assert told(found) == {("file", "added"), ("directory", "added"), ("directory/below", "added")}
     assert found.old.descriptor is None
 
@@ -49,11 +49,11 @@ def test_before_the_first_snapshot_everything_is_new(site: Site) -> None:
 def test_status_tells_what_has_changed_since_the_head(site: Site) -> None:
     write(site.payload, {"same": "1", "changed": "1", "gone": "1"})
     site.take("v1")
-    assert status(site.control, MAIN).changes == ()
+    assert status(site.context, MAIN).changes == ()
     write(site.payload, {"same": "1", "changed": "2", "new": "1"})
     os.utime(site.payload / "same", ns=(0, 0))
     found = {
-        (os.fsdecode(each.path), each.what, each.aspects[:1]) for each in status(site.control, MAIN).changes
+        (os.fsdecode(each.path), each.what, each.aspects[:1]) for each in status(site.context, MAIN).changes
     }
     assert {each for each in found if each[0] != "same"} == {
         ("changed", "modified", ("content",)),
@@ -67,7 +67,7 @@ def test_the_mere_time_of_a_directory_is_no_change(site: Site) -> None:
     site.take("v1")
     (site.payload / "passing").touch()
     (site.payload / "passing").unlink()
-    assert status(site.control, MAIN).changes == ()
+    assert status(site.context, MAIN).changes == ()
 
 
 def test_two_snapshots_are_compared_in_the_order_that_was_asked_for(site: Site) -> None:
@@ -75,19 +75,19 @@ def test_two_snapshots_are_compared_in_the_order_that_was_asked_for(site: Site) 
     site.take("v1")
     write(site.payload, {"b": "1"})
     site.take("v2")
-    assert told(compare(site.control, MAIN, "v1", "v2")) == {("a", "removed"), ("b", "added")}
-    assert told(compare(site.control, MAIN, "head", "head~1")) == {("a", "added"), ("b", "removed")}
-    assert told(compare(site.control, MAIN, "v1", None)) == {("a", "removed"), ("b", "added")}
-    assert compare(site.control, MAIN, None, None).changes == ()
-    assert compare(site.control, MAIN, "v1", "v1").changes == ()
+    assert told(compare(site.context, MAIN, "v1", "v2")) == {("a", "removed"), ("b", "added")}
+    assert told(compare(site.context, MAIN, "head", "head~1")) == {("a", "added"), ("b", "removed")}
+    assert told(compare(site.context, MAIN, "v1", None)) == {("a", "removed"), ("b", "added")}
+    assert compare(site.context, MAIN, None, None).changes == ()
+    assert compare(site.context, MAIN, "v1", "v1").changes == ()
 
 
 @pytest.mark.req("LC-27")
 def test_a_partial_snapshot_is_not_compared(site: Site) -> None:
-    (site.control.places.tree(site.take("v1")) / ".READY").unlink()
+    (site.context.places.tree(site.take("v1")) / ".READY").unlink()
     for old in ("v1", None):
         with pytest.raises(PartialSnapshot):
-            compare(site.control, MAIN, old, None)
+            compare(site.context, MAIN, old, None)
 
 
 def test_a_patch_shows_the_lines_of_text(site: Site) -> None:
@@ -98,7 +98,7 @@ def test_a_patch_shows_the_lines_of_text(site: Site) -> None:
     (site.payload / "binary").write_bytes(b"\0\1\3")
     found = {
         os.fsdecode(each.change.path): each
-        for each in patches(site.control, compare(site.control, MAIN, None, None))
+        for each in patches(site.context, compare(site.context, MAIN, None, None))
     }
     assert found["text"].lines == (
         "--- a/text",
@@ -127,7 +127,7 @@ def test_a_patch_shows_where_a_link_leads_and_does_not_follow_it(site: Site) -> 
     site.take("v1")
     (site.payload / "link").unlink()
     (site.payload / "link").symlink_to("elsewhere")
-    (found,) = patches(site.control, compare(site.control, MAIN, None, None))
+    (found,) = patches(site.context, compare(site.context, MAIN, None, None))
     assert found.lines is not None
     assert [each for each in found.lines if each[0] in "+-"][2:] == ["-/etc/hostname", "+elsewhere"]
 
@@ -136,7 +136,7 @@ def test_a_patch_shows_where_a_link_leads_and_does_not_follow_it(site: Site) -> 
 def test_a_line_break_in_a_name_forges_no_lines(site: Site) -> None:
     site.take("v1")
     (site.payload / "a\n+++ forged").write_text("text\n")
-    (found,) = patches(site.control, compare(site.control, MAIN, None, None))
+    (found,) = patches(site.context, compare(site.context, MAIN, None, None))
     assert found.lines == ("--- /dev/null", "+++ b/a\\n+++ forged", "@@ -0,0 +1 @@", "+text")
 
 
@@ -144,7 +144,7 @@ def test_comparing_changes_nothing(site: Site) -> None:
     write(site.payload, {"a": "1"})
     site.take("v1")
     write(site.payload, {"b": "1"})
-    before = state_of(site.control.places.root)
-    compare(site.control, MAIN, None, None)
-    list(patches(site.control, compare(site.control, MAIN, "v1", None)))
-    assert state_of(site.control.places.root) == before
+    before = state_of(site.context.places.root)
+    compare(site.context, MAIN, None, None)
+    list(patches(site.context, compare(site.context, MAIN, "v1", None)))
+    assert state_of(site.context.places.root) == before

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="plants what onl
 @pytest.fixture
 def repository(scratch: Path) -> Repository:
     made = make_repository(scratch / "repository")
-    damage.prepare(made.control)
+    damage.prepare(made.context)
     return made
 
 
@@ -53,7 +53,7 @@ def test_a_repository_that_is_well_has_no_findings_and_is_not_changed(repository
 @pytest.mark.parametrize("name", damage.ALL)
 def test_planted_damage_is_found_and_repaired_if_that_is_safe(repository: Repository, name: str) -> None:
     planted = damage.ALL[name]
-    planted.plant(repository.control)
+    planted.plant(repository.context)
     before = fingerprint(repository.root)
     findings = repository.examine(strict=planted.strict)
     found = [each for each in findings if each.code == planted.code]
@@ -107,7 +107,7 @@ def test_every_code_is_documented_with_its_severity_and_whether_it_is_repaired()
 
 
 def test_a_file_that_changed_is_found_only_by_reading_it(repository: Repository) -> None:
-    damage.changed_file(repository.control)
+    damage.changed_file(repository.context)
     assert repository.examine() == []
     assert codes(repository.examine(strict=True)) == {"snapshot-damaged"}
 
@@ -147,8 +147,8 @@ def test_of_two_users_one_cannot_write_what_the_other_owns() -> None:
 
 
 def test_a_scratch_in_use_is_left_alone(repository: Repository) -> None:
-    control = repository.control
-    with payloads.scratch(control, "snapshot") as room:
+    context = repository.context
+    with payloads.scratch(context, "snapshot") as room:
         room.tree.mkdir()
         assert repository.examine() == []
         assert repository.repair().fixed == ()
@@ -159,22 +159,22 @@ def test_a_scratch_that_is_about_to_be_locked_is_left_alone(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lock file is there a moment before it is locked; and it may be locked a moment after we looked."""
-    begun = repository.control.places.scratch / ("b" * 16)
+    begun = repository.context.places.scratch / ("b" * 16)
     begun.mkdir(parents=True)
     (begun / payloads.LOCK).touch()
     assert repository.examine() == []
-    with payloads.scratch(repository.control, "test") as room:
+    with payloads.scratch(repository.context, "test") as room:
         seen = payloads.AbandonedScratch(room.scratch_id, room.path, None)
         monkeypatch.setattr(payloads, "abandoned", lambda places: iter([seen]))
         assert repository.examine() == []
 
 
 def test_a_scratch_that_a_pending_operation_needs_is_left_until_that_is_over(repository: Repository) -> None:
-    control = repository.control
-    damage.unfinished_operation(control)
-    place = control.places.scratch / "dead"  # the scratch of that operation
+    context = repository.context
+    damage.unfinished_operation(context)
+    place = context.places.scratch / "dead"  # the scratch of that operation
     make_directories(place / "payload")
-    with payload_locked(control, "new"):
+    with payload_locked(context, "new"):
         assert repository.examine() == []  # somebody is at it
     assert codes(repository.examine()) == {"operation-unfinished"}
     assert "operation-unfinished" in codes(repository.repair().fixed)
@@ -182,48 +182,48 @@ def test_a_scratch_that_a_pending_operation_needs_is_left_until_that_is_over(rep
 
 
 def test_a_tree_that_is_being_published_is_left_alone(repository: Repository) -> None:
-    control = repository.control
-    with payloads.scratch(control, "snapshot", scratch_id="0123456789abcdef"):
-        damage.unknown_tree(control)
+    context = repository.context
+    with payloads.scratch(context, "snapshot", scratch_id="0123456789abcdef"):
+        damage.unknown_tree(context)
         assert repository.examine() == []
     assert codes(repository.examine()) == {"tree-unknown"}
 
 
 def test_what_is_put_into_quarantine_is_whole_and_the_trail_says_where(repository: Repository) -> None:
-    control = repository.control
-    damage.unknown_tree(control)
-    (control.places.tree("0123456789abcdef") / "payload" / "file").write_text("precious")
+    context = repository.context
+    damage.unknown_tree(context)
+    (context.places.tree("0123456789abcdef") / "payload" / "file").write_text("precious")
     repository.repair()
     place = repository.root / ".jvs" / "quarantine" / "0123456789abcdef"
     assert (place / "payload" / "file").read_text() == "precious"
-    last = list(control.store.entries(control.trail.stream))[-1].record
+    last = list(context.store.entries(context.trail.stream))[-1].record
     assert (last.event, last.facts["moved_to"]) == ("tree_quarantined", str(place))
 
 
 def test_snapshots_outlive_the_loss_of_all_records_of_them(repository: Repository) -> None:
     for name in ("descriptors", "audit"):
         shutil.rmtree(repository.root / ".jvs" / name)
-    trees = {path.name for path in repository.control.places.snapshots.iterdir()}
+    trees = {path.name for path in repository.context.places.snapshots.iterdir()}
     repository.repair()
     assert {path.name for path in (repository.root / ".jvs" / "quarantine").iterdir()} == trees
 
 
 def test_a_running_collection_is_left_alone(repository: Repository) -> None:
-    damage.undecided_collection(repository.control)
-    guard = FileLocker().lock_exclusive(repository.control.places.guards / "collector.lock")
+    damage.undecided_collection(repository.context)
+    guard = FileLocker().lock_exclusive(repository.context.places.guards / "collector.lock")
     with guard:
         assert repository.examine() == []
 
 
 def test_a_commit_in_progress_is_left_alone(repository: Repository) -> None:
-    damage.unfinished_commit(repository.control)
-    guard = FileLocker().lock_exclusive(repository.control.places.guards / "retention.lock")
+    damage.unfinished_commit(repository.context)
+    guard = FileLocker().lock_exclusive(repository.context.places.guards / "retention.lock")
     with guard:
         assert "commit-unfinished" not in codes(repository.examine())
 
 
 def test_a_young_draft_is_left_alone(repository: Repository) -> None:
-    damage.old_draft(repository.control)
+    damage.old_draft(repository.context)
     (draft,) = (repository.root / ".jvs" / "refs").glob(".v2*")
     os.utime(draft, (time.time(), time.time() - checks_leftovers.DRAFT_AGE / 2))
     assert repository.examine() == []
@@ -231,13 +231,13 @@ def test_a_young_draft_is_left_alone(repository: Repository) -> None:
 
 def test_a_worktree_of_the_same_name_as_a_removed_one_is_not_behind(repository: Repository) -> None:
     """Its name has published snapshots on top of this head before: those were another worktree's."""
-    control = repository.control
-    head = damage.head_of(control)
-    add_worktree(control, "dev", head=head)
-    keep(control, {"dev": "x"}, worktree="dev", head=False)
+    context = repository.context
+    head = damage.head_of(context)
+    add_worktree(context, "dev", head=head)
+    keep(context, {"dev": "x"}, worktree="dev", head=False)
     assert codes(repository.examine()) == {"head-behind"}
-    later = control.store.now() + 60
-    damage.change(control, WORKTREES.key("dev"), created_at=format_instant(later))
+    later = context.store.now() + 60
+    damage.change(context, WORKTREES.key("dev"), created_at=format_instant(later))
     assert repository.examine() == []
 
 
@@ -245,34 +245,34 @@ def test_a_worktree_of_the_same_name_as_a_removed_one_is_not_behind(repository: 
 
 
 def test_a_repair_leaves_strange_directories_and_their_content(repository: Repository) -> None:
-    control = repository.control
-    damage.unknown_directory(control)
-    damage.strange_snapshot_directory(control)
-    (control.places.snapshots / "backup").mkdir()
-    (control.places.snapshots / "notes.txt").write_text("precious")
-    (control.places.snapshots / ("f" * 16)).write_text("no directory")
-    damage.lost_descriptor(control)
-    trees = set(control.places.snapshots.iterdir())
+    context = repository.context
+    damage.unknown_directory(context)
+    damage.strange_snapshot_directory(context)
+    (context.places.snapshots / "backup").mkdir()
+    (context.places.snapshots / "notes.txt").write_text("precious")
+    (context.places.snapshots / ("f" * 16)).write_text("no directory")
+    damage.lost_descriptor(context)
+    trees = set(context.places.snapshots.iterdir())
     repository.repair(strict=True)
-    assert (control.places.worktrees / "mine" / "work").read_text() == "precious"
-    assert set(control.places.snapshots.iterdir()) == trees
+    assert (context.places.worktrees / "mine" / "work").read_text() == "precious"
+    assert set(context.places.snapshots.iterdir()) == trees
 
 
 def test_after_a_repair_the_head_shows_what_was_published(repository: Repository) -> None:
-    control = repository.control
-    extra = keep(control, {"extra": "x"}, head=False)
+    context = repository.context
+    extra = keep(context, {"extra": "x"}, head=False)
     repository.repair()
-    assert damage.head_of(control) == extra
-    require_whole(control)
+    assert damage.head_of(context) == extra
+    require_whole(context)
 
 
 def test_a_tree_is_not_taken_for_unpublished_if_the_trail_was_tampered_with(repository: Repository) -> None:
-    damage.lost_descriptor(repository.control)
+    damage.lost_descriptor(repository.context)
     path = repository.root / ".jvs" / "audit" / "audit.jsonl"
     path.write_text("".join([*path.read_text().splitlines(keepends=True)[:-2], '{"forged": true}\n']))
-    trees = set(repository.control.places.snapshots.iterdir())
+    trees = set(repository.context.places.snapshots.iterdir())
     repository.repair()
-    assert set(repository.control.places.snapshots.iterdir()) == trees
+    assert set(repository.context.places.snapshots.iterdir()) == trees
 
 
 # --- The frame --------------------------------------------------------------------------------------
@@ -296,30 +296,30 @@ def lasting(examination: Examination) -> Iterator[Finding]:
 
 def test_checks_of_other_layers_can_be_added_and_a_failing_one_stops_no_other(repository: Repository) -> None:
     checks = [Check("failing", failing), Check("stubborn", stubborn)]
-    findings = doctor.examine(repository.control, checks)
+    findings = doctor.examine(repository.context, checks)
     assert [each.code for each in findings] == ["check-failed", "stubborn"]
-    repaired = doctor.repair(repository.control, checks)
+    repaired = doctor.repair(repository.context, checks)
     assert [each.code for each, _ in repaired.failed] == ["stubborn"]
     assert [each.code for each in repaired.remaining] == ["check-failed", "stubborn"]
 
 
 def test_a_repair_that_does_not_help_ends(repository: Repository) -> None:
-    repaired = doctor.repair(repository.control, [Check("lasting", lasting)])
+    repaired = doctor.repair(repository.context, [Check("lasting", lasting)])
     assert len(repaired.fixed) <= MAX_ROUNDS
     assert codes(repaired.remaining) == {"lasting"}
 
 
 def test_one_unreadable_record_is_told_once_and_stops_what_depends_on_it(repository: Repository) -> None:
-    head = damage.head_of(repository.control)
+    head = damage.head_of(repository.context)
     (repository.root / ".jvs" / "descriptors" / f"{head}.json").write_text("{")
-    damage.orphaned_tree(repository.control)
+    damage.orphaned_tree(repository.context)
     repaired = repository.repair()
     assert [each.code for each in repaired.remaining].count("document-corrupt") == 1
-    assert {path.name for path in repository.control.places.snapshots.iterdir()} >= {head}
+    assert {path.name for path in repository.context.places.snapshots.iterdir()} >= {head}
 
 
 def test_findings_are_records_for_programs(repository: Repository) -> None:
-    damage.dangling_pin(repository.control)
+    damage.dangling_pin(repository.context)
     (finding,) = repository.examine()
     record = finding.as_record()
     assert record["code"] == "pin-dangling"

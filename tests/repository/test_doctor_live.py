@@ -32,27 +32,27 @@ Act = Callable[[Repository, int], object]
 def take(repository: Repository, round_: int) -> None:
     if len(repository.snapshots.all_ids()) > 15:
         return  # those who collect come first
-    (repository.control.places.payload(MAIN) / "file").write_text(f"{round_}")
+    (repository.context.places.payload(MAIN) / "file").write_text(f"{round_}")
     repository.snapshots.take(MAIN, None)
 
 
 def come_and_go(repository: Repository, round_: int) -> None:
-    repository.worktrees.create("here", snapshot=repository.control.config(MAIN).head_snapshot_id)
+    repository.worktrees.create("here", snapshot=repository.context.config(MAIN).head_snapshot_id)
     repository.worktrees.change_name("here", "there", force=True)
     repository.remove_worktree("there", force=True)
 
 
 def restore(repository: Repository, round_: int) -> None:
-    head = repository.control.config(MAIN).head_snapshot_id
+    head = repository.context.config(MAIN).head_snapshot_id
     assert head is not None
     how = InPlace(reason="tested", allow_shared=True)
     repository.snapshots.restore_in_place("target", head, None, how)
 
 
 def collect(repository: Repository, round_: int) -> None:
-    proposal = gc_plan.propose(repository.control)
+    proposal = gc_plan.propose(repository.context)
     if proposal.stored:
-        gc.run(repository.control, proposal.plan.plan_id)
+        gc.run(repository.context, proposal.plan.plan_id)
 
 
 def busy(root: Path, act: Act) -> Callable[[Line], None]:
@@ -75,11 +75,11 @@ def busy(root: Path, act: Act) -> Callable[[Line], None]:
 def test_nothing_is_wrong_with_a_repository_in_which_others_are_at_work(scratch: Path) -> None:
     root = scratch / "repository"
     repository = make_repository(root, isolation=Isolation.SHARED)
-    control = repository.control
-    control.places.worktrees.mkdir()
-    add_worktree(control, "target", isolation=Isolation.SHARED)
-    line_of(control, 2)
-    gc_plan.set_policy(control, Policy(keep_last=3))
+    context = repository.context
+    context.places.worktrees.mkdir()
+    add_worktree(context, "target", isolation=Isolation.SHARED)
+    line_of(context, 2)
+    gc_plan.set_policy(context, Policy(keep_last=3))
     with Workers() as workers:
         at_work = [workers.start(busy(root, act)) for act in (take, come_and_go, restore, collect)]
         for _ in range(LOOKS):
@@ -89,5 +89,5 @@ def test_nothing_is_wrong_with_a_repository_in_which_others_are_at_work(scratch:
             assert [each for each in repaired.fixed if each.severity is not Severity.NOTE] == []
         rounds = [worker.ask("enough") for worker in at_work]
     assert all(each > 0 for each in rounds), rounds
-    require_whole(control)
+    require_whole(context)
     assert repository.examine(strict=True) == []

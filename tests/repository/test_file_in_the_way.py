@@ -41,7 +41,7 @@ class Site:
 
     def __init__(self, root: Path) -> None:
         self.repository = make_repository(root)
-        self.control = self.repository.control
+        self.context = self.repository.context
         self.repository.worktrees.create("dev")
         self.path = self.repository.path("dev")
         put_files(self.path, SAVED)
@@ -88,7 +88,7 @@ def test_every_operation_says_what_is_wrong_and_touches_nothing(site: Site) -> N
     with pytest.raises(AlreadyExists):
         repository.worktrees.create("dev")
     assert site.path.read_text() == PRECIOUS
-    assert site.control.store.read(OPERATIONS.key("dev")) is None
+    assert site.context.store.read(OPERATIONS.key("dev")) is None
     assert repository.snapshots.named("head", seen_from="dev").snapshot_id == site.saved
 
 
@@ -146,9 +146,9 @@ def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
     how = InPlace(reason="tested")
     site.repository.snapshots.restore_in_place("dev", site.saved, site.proof, how)
     assert files_in(site.path) == SAVED
-    late = line(site.control, "dev").entries[1].descriptor
+    late = line(site.context, "dev").entries[1].descriptor
     assert "written while" in late.note
-    assert files_kept(site.control.places.tree(late.snapshot_id)) == {"dev": PRECIOUS}
+    assert files_kept(site.context.places.tree(late.snapshot_id)) == {"dev": PRECIOUS}
     assert site.repository.examine(strict=True) == []
 
 
@@ -166,8 +166,8 @@ def test_a_renaming_is_brought_to_its_end_around_a_file(scratch: Path, when: Kil
             shutil.move(directory, scratch / f"{at}-taken")
         file.write_text(PRECIOUS)
         for name in ("old", "new"):
-            settle(repository.control, name)
-            assert repository.control.store.read(OPERATIONS.key(name)) is None
+            settle(repository.context, name)
+            assert repository.context.store.read(OPERATIONS.key(name)) is None
         assert file.read_text() == PRECIOUS
         (left,) = names(repository)
         if file == directory:
@@ -184,10 +184,10 @@ def test_a_removal_waits_until_the_file_is_moved_away(scratch: Path) -> None:
     shutil.move(file, scratch / "taken")
     file.write_text(PRECIOUS)
     with pytest.raises(DirectoryReplaced):
-        settle(repository.control, "dev")
+        settle(repository.context, "dev")
     assert file.read_text() == PRECIOUS
     file.rename(scratch / "file")
-    settle(repository.control, "dev")
+    settle(repository.context, "dev")
     assert names(repository) == []
     assert files_in(scratch / "taken") == WORK
 
@@ -196,7 +196,7 @@ def test_a_creation_never_takes_a_file_for_its_directory(scratch: Path) -> None:
     repository = begun(CreationFromASnapshot(), scratch / "repo", Kill.BEFORE)
     file = repository.root / "worktrees" / "dev"
     file.write_text(PRECIOUS)
-    settle(repository.control, "dev")
+    settle(repository.context, "dev")
     assert names(repository) == []
     assert file.read_text() == PRECIOUS
 
@@ -210,11 +210,11 @@ def test_a_restore_that_was_killed_keeps_the_file_as_a_snapshot(site: Site) -> N
 
     assert cut_short(restore, Kill.BEFORE, 1, names=("rename_exchange",)) is not None
     site.replace()
-    settle(site.control, "dev")
+    settle(site.context, "dev")
     assert files_in(site.path) == SAVED
     contents = [
-        files_kept(site.control.places.tree(each.descriptor.snapshot_id))
-        for each in line(site.control, "dev").entries
+        files_kept(site.context.places.tree(each.descriptor.snapshot_id))
+        for each in line(site.context, "dev").entries
     ]
     assert {"dev": PRECIOUS} in contents
     assert {**SAVED, "unsaved": "work"} in contents

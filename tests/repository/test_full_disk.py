@@ -104,7 +104,7 @@ def test_a_full_disk_can_be_emptied_by_gc_and_locks_can_be_released(loop_mount: 
     with Repository(root) as repository:
         assert repository.snapshots.all_ids() == [newest]
         descriptor = repository.snapshots.named("head")
-        assert list(verify(repository.control.places.tree(newest), descriptor.payload_hash)) == []
+        assert list(verify(repository.context.places.tree(newest), descriptor.payload_hash)) == []
         assert "lock_released" in [each.event for each in events(repository)]
 
 
@@ -134,7 +134,7 @@ def on_a_full_disk(disk: Path) -> tuple[Path, str]:
         older = repository.snapshot(MAIN, held).snapshot_id
         put_files(repository.path(MAIN), {"file": "y"})
         repository.snapshot(MAIN, held)
-    set_policy(Repository(root).control, Policy(keep_last=1))
+    set_policy(Repository(root).context, Policy(keep_last=1))
     return root, older
 
 
@@ -192,7 +192,7 @@ def test_on_a_full_disk_what_keeps_a_snapshot_can_be_taken_away_and_the_space_is
 def test_on_a_full_disk_the_doctor_repairs_what_it_finds(small_disk: Path, name: str) -> None:
     root, _ = on_a_full_disk(small_disk)
     planted = damage.ALL[name]
-    planted.plant(Repository(root).control)
+    planted.plant(Repository(root).context)
     fill_to_the_last_byte(small_disk)
     assert planted.code in found(root)
 
@@ -233,8 +233,8 @@ def test_without_anything_set_aside_gc_fails_and_says_why(loop_mount: Mount) -> 
         for number in range(2):
             put_files(repository.path(MAIN), {"file": str(number)})
             repository.snapshot(MAIN, held)
-        set_policy(repository.control, Policy(keep_last=1))
-        while repository.control.places.reserve.release():
+        set_policy(repository.context, Policy(keep_last=1))
+        while repository.context.places.reserve.release():
             pass
     fill_to_the_last_byte(disk)
     failed = holdfast("gc", "plan", "--repo", disk / "repository", "--json")
@@ -280,12 +280,12 @@ def test_with_a_quota_that_is_used_up_too(scratch: Path, code: int) -> None:
             put_files(repository.path(MAIN), {"file": str(number)})
             repository.snapshot(MAIN, held)
     lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
-    control, reserve = repository.control, repository.control.places.reserve
+    context, reserve = repository.context, repository.context.places.reserve
     steps: list[Callable[[], object]] = [
         lambda: repository.desk.renew(MAIN, lease.lock_id),
         lambda: repository.desk.release(MAIN, lease.lock_id),
-        lambda: set_policy(control, Policy(keep_last=1)),
-        lambda: gc.run(control, propose(control).plan.plan_id),
+        lambda: set_policy(context, Policy(keep_last=1)),
+        lambda: gc.run(context, propose(context).plan.plan_id),
     ]
     for step in steps:
         assert reserve.fill()

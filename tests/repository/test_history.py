@@ -26,7 +26,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 @pytest.fixture
 def context(scratch: Path) -> RepositoryContext:
-    return make_repository(scratch).control
+    return make_repository(scratch).context
 
 
 def ids(found: History) -> list[str]:
@@ -161,7 +161,7 @@ def test_history_takes_no_lock_and_changes_nothing(context: RepositoryContext) -
         store._locks.locked([store._locate(DESCRIPTORS.key("s1"))]),  # while somebody else has the locks
         interposed(watch, calls.CHANGING),
     ):
-        opened = Repository(root).control
+        opened = Repository(root).context
         assert ids(line(opened, "main")) == ["s2", "s1"]
         assert ids(everything(opened)) == ["s2", "s1"]
     assert seen == []

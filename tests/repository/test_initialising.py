@@ -37,7 +37,7 @@ def test_a_new_repository_has_a_format_and_an_exclusive_main(scratch: Path) -> N
     assert config["worktree_id"] == MAIN
     assert config["isolation"] == "exclusive"
     assert config["base_snapshot_id"] is config["head_snapshot_id"] is None
-    assert repository.control.config(MAIN).isolation is Isolation.EXCLUSIVE
+    assert repository.context.config(MAIN).isolation is Isolation.EXCLUSIVE
     assert [entry.name for entry in (made.root / ".jvs/worktrees/main").iterdir()] == ["config.json"]
     assert [entry.event for entry in events(repository)] == ["repository_created"]
 

@@ -402,7 +402,7 @@ def test_with_the_records_on_a_server_a_mount_may_remember(
     with Repository(remembering / "served") as repository:
         for number, each in enumerate(taken):
             assert list(repository.snapshots.verify(each.snapshot_id)) == []
-            kept = files_kept(repository.control.places.tree(each.snapshot_id))
+            kept = files_kept(repository.context.places.tree(each.snapshot_id))
             assert kept[f"file-{number}"] == str(number)
         assert [each.code for each in repository.examine(strict=True)] == []
     info = told("info", cwd=remembering / "served")

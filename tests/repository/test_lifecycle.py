@@ -161,7 +161,7 @@ def test_a_link_that_leads_outside_is_refused_and_nothing_there_is_touched(
         with pytest.raises(PathEscape):
             attempt()
     assert files_in(outside) == {"precious": "mine", "dev/precious": "mine"}
-    assert repository.control.config("dev").worktree_id == "dev"
+    assert repository.context.config("dev").worktree_id == "dev"
 
 
 # --- Renaming -----------------------------------------------------------------------------------------
@@ -254,9 +254,9 @@ def test_what_is_written_while_a_worktree_is_removed_is_kept(repository: Reposit
         removed = repository.remove_worktree("dev")
     assert removed.saved is not None
     caught = repository.snapshots.named(removed.saved)
-    assert files_kept(repository.control.places.tree(caught.snapshot_id)) == {"a": "1", "late": "2"}
+    assert files_kept(repository.context.places.tree(caught.snapshot_id)) == {"a": "1", "late": "2"}
     assert caught.parent_id is not None
-    assert files_kept(repository.control.places.tree(caught.parent_id)) == {"a": "1"}
+    assert files_kept(repository.context.places.tree(caught.parent_id)) == {"a": "1"}
     assert [each.event for each in events(repository)][-2:] == ["snapshot_published", "worktree_removed"]
     assert list((repository.root / ".jvs/tmp").iterdir()) == []
 
@@ -274,7 +274,7 @@ def test_what_is_half_deleted_is_not_taken_for_work(repository: Repository) -> N
     with interposed(fail, ("rmdir",)), pytest.raises(Failure, match="Input/output"):
         repository.remove_worktree("dev")
     before = repository.snapshots.all_ids()
-    assert settle(repository.control, "dev") is not None
+    assert settle(repository.context, "dev") is not None
     assert repository.snapshots.all_ids() == before
     assert events(repository)[-1].event == "worktree_removed"
 
@@ -298,7 +298,7 @@ def test_the_holder_removes_what_it_holds(repository: Repository) -> None:
     repository.worktrees.remove("dev", save=None, lock_id=held.lock_id)
     assert repository.desk.state("dev") is None
     with pytest.raises(NotFound):
-        repository.control.config("dev")
+        repository.context.config("dev")
 
 
 def test_a_worktree_whose_directory_was_deleted_by_hand_can_be_removed(repository: Repository) -> None:
@@ -358,4 +358,4 @@ def test_tokens_grow_over_release_steal_rename_remove_and_creation_anew(reposito
     assert counter["fencing_token"] == seen["b"][-1]
     repository.worktrees.remove("b", save=None)
     assert json_at(repository.root / ".jvs/tokens/b.json")["fencing_token"] >= seen["b"][-1]
-    assert repository.control.store.read(LeaseKeys.of("b").lease) is None
+    assert repository.context.store.read(LeaseKeys.of("b").lease) is None

@@ -17,7 +17,7 @@ FIRST, SECOND, THIRD = "4f1c000000000001", "4f2d000000000002", "a000000000000003
 @pytest.fixture
 def context(scratch: Path) -> RepositoryContext:
     """A line of three snapshots in `main`, and a reference to the second."""
-    context = make_repository(scratch).control
+    context = make_repository(scratch).context
     add_snapshot(context, FIRST)
     add_snapshot(context, SECOND, parent=FIRST)
     add_snapshot(context, THIRD, parent=SECOND)

@@ -47,7 +47,7 @@ SHORT = 0.02
 def root(scratch: Path) -> Path:
     """A repository with one snapshot and an unsaved change."""
     repository = make_repository(scratch)
-    payload = repository.control.places.payload(MAIN)
+    payload = repository.context.places.payload(MAIN)
     (payload / "work").write_text("saved")
     rival = Rival(scratch)
     rival.acquire(0)
@@ -89,7 +89,7 @@ def stopped_everywhere(root: Path, publish: Callable[[Rival], Answer]) -> Iterat
             late: Answer = worker.hear()
             if stolen and late.what != "published":
                 assert late.what in REFUSED
-                assert published(taker.control)[-1] == last
+                assert published(taker.context)[-1] == last
             yield late.what if stolen else f"not stolen, {late.what}"
         finally:
             worker.kill()
@@ -111,7 +111,7 @@ def stops(worker: Worker) -> bool:
 
 @pytest.mark.req("LC-17", "LC-18", "LC-29", "LC-30")
 def test_a_snapshot_stopped_before_any_call_and_stolen_from_publishes_nothing(root: Path) -> None:
-    context = Rival(root).control
+    context = Rival(root).context
     outcomes: Counter[str] = Counter()
     for outcome in stopped_everywhere(root, Rival.snapshot):
         outcomes[outcome] += 1
@@ -124,7 +124,7 @@ def test_a_snapshot_stopped_before_any_call_and_stolen_from_publishes_nothing(ro
 
 @pytest.mark.req("LC-17", "LC-18")
 def test_a_restore_in_place_stopped_before_any_call_and_stolen_from_changes_nothing(root: Path) -> None:
-    context = Rival(root).control
+    context = Rival(root).context
     first = published(context)[0]
     outcomes = Counter(stopped_everywhere(root, lambda rival: rival.restore(first)))
     assert stale_commits(context) == []
@@ -138,7 +138,7 @@ class Duel:
     def __init__(
         self, root: Path, workers: Workers, publish: Callable[[Rival], Answer] = Rival.snapshot
     ) -> None:
-        self.control = Rival(root).control
+        self.context = Rival(root).context
         self.publisher = workers.start(delayed_publisher(root, publish))
         self.thief = workers.start(thief(root))
         self.number = 0
@@ -159,23 +159,23 @@ def test_delayed_at_random_no_stale_holder_ever_publishes(root: Path, workers: W
     outcomes: Counter[tuple[str, str]] = Counter()
     for _ in until(lambda: outcomes["E_FENCING_MISMATCH", "published"], ROUNDS):
         outcomes[duel.round()] += 1
-    assert stale_commits(duel.control) == []
+    assert stale_commits(duel.context) == []
     assert set(outcomes) <= {("published", "published"), *((code, "published") for code in REFUSED)}, outcomes
-    assert len(published(duel.control)) == 1 + sum(
+    assert len(published(duel.context)) == 1 + sum(
         count * words.count("published") for words, count in outcomes.items()
     )
-    require_one_line(duel.control)
+    require_one_line(duel.context)
 
 
 @pytest.mark.req("LC-17", "LC-18")
 def test_delayed_at_random_no_stale_holder_ever_restores_in_place(root: Path, workers: Workers) -> None:
-    first = published(Rival(root).control)[0]
+    first = published(Rival(root).context)[0]
     duel = Duel(root, workers, lambda rival: rival.restore(first))
     outcomes = Counter(duel.round() for _ in range(rounds(50)))
-    assert stale_commits(duel.control) == []
+    assert stale_commits(duel.context) == []
     assert {its for its, _ in outcomes} <= {"published", *REFUSED, "E_LOCK_CONFLICT"}, outcomes
     assert {thiefs for _, thiefs in outcomes} == {"published"}
-    require_one_line(duel.control)
+    require_one_line(duel.context)
 
 
 # --- The detectors ----------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_stopping_finds_a_restore_that_validates_first_and_decides_then(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restore, "token_check", checked_too_early)
-    context = Rival(root).control
+    context = Rival(root).context
     first = published(context)[0]
     assert any(stale_commits(context) for _ in stopped_everywhere(root, lambda rival: rival.restore(first)))
 
@@ -224,7 +224,7 @@ def mistaken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("mistaken")
 def test_stopping_finds_who_validates_first_and_publishes_then(root: Path) -> None:
-    context = Rival(root).control
+    context = Rival(root).context
     assert any(stale_commits(context) for _ in stopped_everywhere(root, Rival.snapshot))
 
 
@@ -233,7 +233,7 @@ def test_delays_find_who_validates_first_and_publishes_then(root: Path, workers:
     duel = Duel(root, workers)
     for _ in range(ROUNDS):
         duel.round()
-        if duel.number % 20 == 0 and stale_commits(duel.control):
+        if duel.number % 20 == 0 and stale_commits(duel.context):
             return
     raise AssertionError("the mistake was not found")
 
@@ -257,12 +257,12 @@ def test_two_snapshots_at_once_in_one_lease_make_one_line_and_none_is_lost(
     holder = Rival(root)
     holder.acquire(1000)
     pair = workers.start_many(2, snapshots_in_one_lease(root, holder))
-    made = published(holder.control)
+    made = published(holder.context)
     for _ in range(rounds(200, least=10)):
         for worker in pair:
             worker.say("go")
         answers = [worker.hear() for worker in pair]
         assert [each.what for each in answers] == ["published", "published"]
         made += [each.snapshot_id for each in answers]
-    assert sorted(published(holder.control)) == sorted(made)
-    require_one_line(holder.control)
+    assert sorted(published(holder.context)) == sorted(made)
+    require_one_line(holder.context)

@@ -39,31 +39,31 @@ class World(NamedTuple):
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """Three snapshots, of which the one in the middle may go (and its child is linked anew), and a plan."""
     root = tmp_path_factory.mktemp("world") / "repository"
-    control = make_repository(root, isolation=Isolation.SHARED).control
-    first = keep(control, {"file": "zero\n"})
-    old = keep(control, {"file": "one\n", "other": "same\n"})
-    keep(control, {"file": "two\n"})
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    create_reference(control, "first", first)
-    return World(root, old, gc_plan.propose(control).plan.plan_id)
+    context = make_repository(root, isolation=Isolation.SHARED).context
+    first = keep(context, {"file": "zero\n"})
+    old = keep(context, {"file": "one\n", "other": "same\n"})
+    keep(context, {"file": "two\n"})
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    create_reference(context, "first", first)
+    return World(root, old, gc_plan.propose(context).plan.plan_id)
 
 
 # --- How far a collection has come ------------------------------------------------------------------
 
 
-def doom(control: RepositoryContext, plan: GcPlan) -> None:
-    gc._mark(control, plan)
+def doom(context: RepositoryContext, plan: GcPlan) -> None:
+    gc._mark(context, plan)
 
 
-def move(control: RepositoryContext, plan: GcPlan) -> None:
-    doom(control, plan)
-    decided = gc._set_state(control, plan, PlanState.DECIDED, "gc_decided")
+def move(context: RepositoryContext, plan: GcPlan) -> None:
+    doom(context, plan)
+    decided = gc._set_state(context, plan, PlanState.DECIDED, "gc_decided")
     for each in decided.snapshots:
-        control.places.tree(each).rename(control.places.root / ".jvs" / each)
+        context.places.tree(each).rename(context.places.root / ".jvs" / each)
 
 
-def finish(control: RepositoryContext, plan: GcPlan) -> None:
-    gc.run(control, plan.plan_id)
+def finish(context: RepositoryContext, plan: GcPlan) -> None:
+    gc.run(context, plan.plan_id)
 
 
 STAGES: dict[str, Callable[[RepositoryContext, GcPlan], None]] = {
@@ -76,29 +76,29 @@ STAGES: dict[str, Callable[[RepositoryContext, GcPlan], None]] = {
 # --- Readers ----------------------------------------------------------------------------------------
 
 
-def diff(control: RepositoryContext, old: str) -> object:
-    found = compare.compare(control, MAIN, old, "head")
-    return [(each.change.path, each.lines) for each in compare.patches(control, found)]
+def diff(context: RepositoryContext, old: str) -> object:
+    found = compare.compare(context, MAIN, old, "head")
+    return [(each.change.path, each.lines) for each in compare.patches(context, found)]
 
 
-def diff_worktree(control: RepositoryContext, old: str) -> object:
-    return [each.path for each in compare.compare(control, MAIN, old, None).changes]
+def diff_worktree(context: RepositoryContext, old: str) -> object:
+    return [each.path for each in compare.compare(context, MAIN, old, None).changes]
 
 
-def verify(control: RepositoryContext, old: str) -> object:
-    return list(Snapshots(control).verify(old))
+def verify(context: RepositoryContext, old: str) -> object:
+    return list(Snapshots(context).verify(old))
 
 
-def name(control: RepositoryContext, old: str) -> object:
+def name(context: RepositoryContext, old: str) -> object:
     """By its beginning; `head~1` is another one when it is gone, never nothing."""
-    resolve(control, old[:10])
-    parent = resolve(control, "head~1").snapshot_id
-    return parent == old or parent == resolve(control, "first").snapshot_id
+    resolve(context, old[:10])
+    parent = resolve(context, "head~1").snapshot_id
+    return parent == old or parent == resolve(context, "first").snapshot_id
 
 
-def plan_restore(control: RepositoryContext, old: str) -> object:
+def plan_restore(context: RepositoryContext, old: str) -> object:
     how = InPlace(reason="tested", allow_shared=True)
-    return [each.path for each in Snapshots(control).plan(MAIN, old, how).comparison.changes]
+    return [each.path for each in Snapshots(context).plan(MAIN, old, how).comparison.changes]
 
 
 READERS = {
@@ -137,18 +137,18 @@ def test_what_is_read_is_right_or_the_failure_names_the_collection(
 ) -> None:
     read, advance = READERS[reader], STAGES[stage]
     shutil.copytree(world.root, scratch / "whole", symlinks=True)
-    right = read(Repository(scratch / "whole").control, world.old)
+    right = read(Repository(scratch / "whole").context, world.old)
     index, told, seen = 0, 0, 0
     while True:
         index += 1
         root = scratch / "repository"
         shutil.copytree(world.root, root, symlinks=True)
-        control, rival = Repository(root).control, Repository(root).control
+        context, rival = Repository(root).context, Repository(root).context
         plan = gc_plan.plan_of(rival, world.plan)
         overtaken = Overtaken(index, partial(advance, rival, plan))
         try:
             with interposed(overtaken):
-                found = read(control, world.old)
+                found = read(context, world.old)
             assert found == right, f"before call {index}"
             seen += 1
         except SnapshotCollected:

@@ -110,11 +110,11 @@ def test_a_stranger_in_the_way_of_a_renaming_is_told_from_the_worktree_after_a_r
     repository.close()
     rebooted(mounted)
     with Repository(mounted.path / "repo") as again:
-        settle(again.control, "old")
+        settle(again.context, "old")
         assert names(again) == [left]
         assert files_in(again.path(left)) == WORK
         assert files_in(again.root / "worktrees" / stranger_at) == {"precious": "a stranger's"}
-        assert again.control.store.read(OPERATIONS.key("old")) is None
+        assert again.context.store.read(OPERATIONS.key("old")) is None
 
 
 @pytest.mark.parametrize("when", [Kill.BEFORE, Kill.AFTER])
@@ -128,13 +128,13 @@ def test_what_cannot_be_told_is_not_guessed(scratch: Path, when: Kill) -> None:
         before = files_in(copy.root / "worktrees")
         for name in ("old", "new"):
             with pytest.raises(Refused, match="cannot be told") as caught:
-                settle(copy.control, name)
+                settle(copy.context, name)
             assert "Move the one" in caught.value.hint
         repaired = copy.repair()
         assert {finding.code for finding, _ in repaired.failed} == {"operation-unfinished"}
         assert files_in(copy.root / "worktrees") == before
         (copy.root / "worktrees" / stranger).rename(scratch / "elsewhere")
-        settle(copy.control, "old")
+        settle(copy.context, "old")
         assert names(copy) == ["new"]
         assert files_in(copy.path("new")) == WORK
 

@@ -51,16 +51,16 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="trees need dire
 
 
 @pytest.fixture
-def control(scratch: Path) -> RepositoryContext:
-    control = make_repository(scratch / "repository", isolation=Isolation.SHARED).control
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    return control
+def context(scratch: Path) -> RepositoryContext:
+    context = make_repository(scratch / "repository", isolation=Isolation.SHARED).context
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    return context
 
 
-def collect(control: RepositoryContext) -> tuple[str, ...]:
+def collect(context: RepositoryContext) -> tuple[str, ...]:
     """Let go whatever may go."""
-    proposal = gc_plan.propose(control)
-    return gc.run(control, proposal.plan.plan_id).snapshots if proposal.stored else ()
+    proposal = gc_plan.propose(context)
+    return gc.run(context, proposal.plan.plan_id).snapshots if proposal.stored else ()
 
 
 def used(places: list[Path]) -> int:
@@ -82,17 +82,17 @@ def used(places: list[Path]) -> int:
 class Histories:
     """Two lines of snapshots of random content, in which directories come, change, move and go."""
 
-    def __init__(self, control: RepositoryContext, chance: random.Random) -> None:
-        self.control = control
+    def __init__(self, context: RepositoryContext, chance: random.Random) -> None:
+        self.context = context
         self.chance = chance
         self.held: dict[str, dict[str, str]] = {}
 
     def grow(self) -> None:
         worktree = self.chance.choice([MAIN, "dev"])
-        top = self.control.places.payload(worktree)
+        top = self.context.places.payload(worktree)
         for _ in range(self.chance.randrange(3)):
             self._change(top)
-        taken = keep(self.control, {}, worktree=worktree, shared=True)
+        taken = keep(self.context, {}, worktree=worktree, shared=True)
         self.held[taken] = fingerprint(top)
 
     def _change(self, top: Path) -> None:
@@ -113,110 +113,110 @@ class Histories:
 
     def protect(self) -> None:
         """Let go what was pinned, and pin some others."""
-        for pin in pins(self.control):
-            remove_pin(self.control, pin.pin_id)
-        alive = sorted(snapshots_of(self.control))
+        for pin in pins(self.context):
+            remove_pin(self.context, pin.pin_id)
+        alive = sorted(snapshots_of(self.context))
         for each in self.chance.sample(alive, self.chance.randrange(len(alive) // 2 + 1)):
-            add_pin(self.control, each)
+            add_pin(self.context, each)
 
 
 @pytest.mark.req("WT-11")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.sampled(1)
 def test_whatever_is_collected_in_whatever_order_the_rest_is_whole_and_nothing_else_is_left(
-    control: RepositoryContext, scratch: Path, seed: int
+    context: RepositoryContext, scratch: Path, seed: int
 ) -> None:
-    add_worktree(control, "dev", isolation=Isolation.SHARED)
+    add_worktree(context, "dev", isolation=Isolation.SHARED)
     chance = random.Random(seed)
-    histories = Histories(control, chance)
+    histories = Histories(context, chance)
     shared = 0
     for generation in range(5):
         for _ in range(chance.randrange(2, 6)):
             histories.grow()
         histories.protect()
         policy = chance.choice([Policy(keep_last=1), Policy(keep_last=2), Policy(max_bytes=50_000)])
-        gc_plan.set_policy(control, policy)
-        proposal = gc_plan.propose(control)
+        gc_plan.set_policy(context, policy)
+        proposal = gc_plan.propose(context)
         if not proposal.stored:
             continue
-        places = [control.places.snapshots, control.places.remnants]
+        places = [context.places.snapshots, context.places.remnants]
         before = used(places)
-        gc.run(control, proposal.plan.plan_id)
+        gc.run(context, proposal.plan.plan_id)
         assert before - used(places) == proposal.plan.bytes
-        require_whole(control)
-        require_no_more_than_needed(control)
-        assert trees_of(control) == snapshots_of(control).keys()
-        assert list(control.places.scratch.iterdir()) == []
-        for each in trees_of(control):
+        require_whole(context)
+        require_no_more_than_needed(context)
+        assert trees_of(context) == snapshots_of(context).keys()
+        assert list(context.places.scratch.iterdir()) == []
+        for each in trees_of(context):
             restored = scratch / f"{generation}-{each}"
-            materialise(control.places.tree(each), restored)
+            materialise(context.places.tree(each), restored)
             assert fingerprint(restored) == histories.held[each]
-        shared += len(remnants_of(control))
+        shared += len(remnants_of(context))
     assert shared > 0, "nothing was shared"
-    assert Repository(control.places.root).examine(strict=True) == []
+    assert Repository(context.places.root).examine(strict=True) == []
 
 
-def test_a_remnant_goes_with_the_last_snapshot_that_needs_it(control: RepositoryContext) -> None:
-    ids = line_of(control, 4, shared=True)
-    collect(control)
-    assert remnants_of(control)
-    shutil.rmtree(control.places.payload(MAIN))
-    control.places.payload(MAIN).mkdir()
-    last = keep(control, {"file": "nothing else"}, shared=True)
-    plan = gc_plan.propose(control).plan
-    places = [control.places.snapshots, control.places.remnants]
+def test_a_remnant_goes_with_the_last_snapshot_that_needs_it(context: RepositoryContext) -> None:
+    ids = line_of(context, 4, shared=True)
+    collect(context)
+    assert remnants_of(context)
+    shutil.rmtree(context.places.payload(MAIN))
+    context.places.payload(MAIN).mkdir()
+    last = keep(context, {"file": "nothing else"}, shared=True)
+    plan = gc_plan.propose(context).plan
+    places = [context.places.snapshots, context.places.remnants]
     before = used(places)
-    gc.run(control, plan.plan_id)
+    gc.run(context, plan.plan_id)
     assert before - used(places) == plan.bytes
-    assert (remnants_of(control), trees_of(control)) == (set(), {last})
-    assert ids[0] not in snapshots_of(control)
+    assert (remnants_of(context), trees_of(context)) == (set(), {last})
+    assert ids[0] not in snapshots_of(context)
 
 
-def test_what_is_needed_counts_for_the_budget_but_not_as_free(control: RepositoryContext) -> None:
-    keep(control, {"large/file": "x" * 400_000, "file": "1"}, shared=True)
-    keep(control, {"file": "2"}, shared=True)
-    keep(control, {"file": "3"}, shared=True)
-    gc_plan.set_policy(control, Policy(max_bytes=100_000))
-    proposal = gc_plan.propose(control)
+def test_what_is_needed_counts_for_the_budget_but_not_as_free(context: RepositoryContext) -> None:
+    keep(context, {"large/file": "x" * 400_000, "file": "1"}, shared=True)
+    keep(context, {"file": "2"}, shared=True)
+    keep(context, {"file": "3"}, shared=True)
+    gc_plan.set_policy(context, Policy(max_bytes=100_000))
+    proposal = gc_plan.propose(context)
     assert len(proposal.plan.snapshots) == 2
     assert proposal.plan.bytes < 100_000
     assert proposal.over_budget > 250_000
-    gc.run(control, proposal.plan.plan_id)
-    assert gc_plan.propose(control).total_bytes >= 400_000
+    gc.run(context, proposal.plan.plan_id)
+    assert gc_plan.propose(context).total_bytes >= 400_000
 
 
-def test_a_shared_directory_is_shared_on_after_its_home_is_trimmed(control: RepositoryContext) -> None:
+def test_a_shared_directory_is_shared_on_after_its_home_is_trimmed(context: RepositoryContext) -> None:
     """Its time is what it was: else all of it would be stored once more."""
-    first, *_ = line_of(control, 3, shared=True)
-    collect(control)
-    assert first in remnants_of(control)
-    newest = keep(control, {"file": "another"}, shared=True)
-    assert first in {home.tree for home in read_shared_directories(control.places.tree(newest)).values()}
+    first, *_ = line_of(context, 3, shared=True)
+    collect(context)
+    assert first in remnants_of(context)
+    newest = keep(context, {"file": "another"}, shared=True)
+    assert first in {home.tree for home in read_shared_directories(context.places.tree(newest)).values()}
 
 
-def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(control: RepositoryContext) -> None:
-    ids = line_of(control, 3, shared=True)
-    shutil.copytree(control.places.tree(ids[0]), control.places.root / "copy", symlinks=True)
-    collect(control)
-    assert ids[0] in remnants_of(control)
-    (control.places.root / "copy").rename(control.places.tree(ids[0]))
-    gc_sweep.retire(control, [ids[0]])
-    gc_sweep.sweep(control)
-    require_whole(control)
-    require_no_more_than_needed(control)
-    assert trees_of(control) == {ids[2]}
+def test_a_tree_that_was_brought_back_from_a_copy_is_collected_again(context: RepositoryContext) -> None:
+    ids = line_of(context, 3, shared=True)
+    shutil.copytree(context.places.tree(ids[0]), context.places.root / "copy", symlinks=True)
+    collect(context)
+    assert ids[0] in remnants_of(context)
+    (context.places.root / "copy").rename(context.places.tree(ids[0]))
+    gc_sweep.retire(context, [ids[0]])
+    gc_sweep.sweep(context)
+    require_whole(context)
+    require_no_more_than_needed(context)
+    assert trees_of(context) == {ids[2]}
 
 
 @pytest.mark.req("WT-11")
 @pytest.mark.parametrize("damage", ["empty", "some files", "no manifest"])
 def test_a_part_of_a_tree_that_was_brought_back_does_not_replace_what_others_need(
-    control: RepositoryContext, damage: str
+    context: RepositoryContext, damage: str
 ) -> None:
     """Copying it back was interrupted; what is left of it among the remnants is all that there is."""
-    ids = line_of(control, 3, shared=True)
-    tree, copy = control.places.tree(ids[0]), control.places.root / "copy"
+    ids = line_of(context, 3, shared=True)
+    tree, copy = context.places.tree(ids[0]), context.places.root / "copy"
     shutil.copytree(tree, copy, symlinks=True)
-    collect(control)
+    collect(context)
     if damage == "empty":
         shutil.rmtree(copy)
         copy.mkdir()
@@ -226,59 +226,59 @@ def test_a_part_of_a_tree_that_was_brought_back_does_not_replace_what_others_nee
     if damage == "no manifest":
         (copy / "manifest").unlink()
     copy.rename(tree)
-    repository = Repository(control.places.root)
+    repository = Repository(context.places.root)
     repository.repair()
     assert repository.examine(strict=True) == []
-    assert trees_of(control) == {ids[2]}
-    require_whole(control)
-    require_no_more_than_needed(control)
+    assert trees_of(context) == {ids[2]}
+    require_whole(context)
+    require_no_more_than_needed(context)
 
 
 def test_a_tree_that_was_a_snapshot_again_takes_the_place_of_what_was_left_of_it(
-    control: RepositoryContext,
+    context: RepositoryContext,
 ) -> None:
     """A directory that had been on the way to a needed one is needed itself by then."""
-    first = keep(control, {"d/file": "1", "d/below/file": "1"}, shared=True)
-    shutil.copytree(control.places.tree(first), control.places.root / "copy", symlinks=True)
-    second = keep(control, {"d/file": "2", "file": "2"}, shared=True)
-    assert read_shared_directories(control.places.tree(second)) == {
+    first = keep(context, {"d/file": "1", "d/below/file": "1"}, shared=True)
+    shutil.copytree(context.places.tree(first), context.places.root / "copy", symlinks=True)
+    second = keep(context, {"d/file": "2", "file": "2"}, shared=True)
+    assert read_shared_directories(context.places.tree(second)) == {
         b"d/below": SharedDirectory(first, b"d/below")
     }
-    collect(control)
-    (control.places.root / "copy").rename(control.places.tree(first))
-    shutil.copytree(control.places.tree(second), control.places.tree("0" * 16), symlinks=True)
-    (control.places.tree("0" * 16) / "homes").unlink()
+    collect(context)
+    (context.places.root / "copy").rename(context.places.tree(first))
+    shutil.copytree(context.places.tree(second), context.places.tree("0" * 16), symlinks=True)
+    (context.places.tree("0" * 16) / "homes").unlink()
     write_homes(
-        control.places.tree("0" * 16),
+        context.places.tree("0" * 16),
         [(b"d/below", SharedDirectory(first, b"d/below")), (b"d", SharedDirectory(first, b"d"))],
     )
-    gc_sweep.retire(control, [first])
-    gc_sweep.sweep(control)
-    assert (control.places.remnants / first / "payload" / "d" / "file").read_text() == "1"
-    require_whole(control)
-    require_no_more_than_needed(control)
+    gc_sweep.retire(context, [first])
+    gc_sweep.sweep(context)
+    assert (context.places.remnants / first / "payload" / "d" / "file").read_text() == "1"
+    require_whole(context)
+    require_no_more_than_needed(context)
 
 
 def test_of_two_trees_neither_of_which_has_all_that_is_needed_none_is_removed(
-    control: RepositoryContext,
+    context: RepositoryContext,
 ) -> None:
-    ids = line_of(control, 3, shared=True)
-    shutil.copytree(control.places.tree(ids[0]), control.places.root / "copy", symlinks=True)
-    collect(control)
+    ids = line_of(context, 3, shared=True)
+    shutil.copytree(context.places.tree(ids[0]), context.places.root / "copy", symlinks=True)
+    collect(context)
     kept = "main-0/kept/file"
-    for top in (control.places.root / "copy", control.places.remnants / ids[0]):
+    for top in (context.places.root / "copy", context.places.remnants / ids[0]):
         (top / "payload" / kept).unlink()
-    (control.places.root / "copy").rename(control.places.tree(ids[0]))
+    (context.places.root / "copy").rename(context.places.tree(ids[0]))
     with pytest.raises(Refused, match="neither"):
-        gc_sweep.retire(control, [ids[0]])
-    assert ids[0] in trees_of(control) & remnants_of(control)
+        gc_sweep.retire(context, [ids[0]])
+    assert ids[0] in trees_of(context) & remnants_of(context)
 
 
 # --- What cannot be known ---------------------------------------------------------------------------
 
 
-def spoil(control: RepositoryContext, snapshot_id: str, *, lost: bool = False) -> None:
-    where = control.places.tree(snapshot_id) / "homes"
+def spoil(context: RepositoryContext, snapshot_id: str, *, lost: bool = False) -> None:
+    where = context.places.tree(snapshot_id) / "homes"
     where.chmod(0o600)
     if lost:
         where.unlink()
@@ -288,157 +288,157 @@ def spoil(control: RepositoryContext, snapshot_id: str, *, lost: bool = False) -
 
 @pytest.mark.parametrize("how", ["cut off", "lost", "lost after a restore"])
 def test_while_one_tree_cannot_say_what_it_needs_nothing_is_deleted(
-    control: RepositoryContext, how: str
+    context: RepositoryContext, how: str
 ) -> None:
-    ids = line_of(control, 4, shared=True)
+    ids = line_of(context, 4, shared=True)
     if how == "lost after a restore":
-        restore_in_place(control, MAIN, ids[1], None, InPlace(reason="tested", allow_shared=True))
-        ids.append(str(control.config(MAIN).head_snapshot_id))
-    plan = gc_plan.propose(control).plan
-    spoil(control, ids[-1], lost=how != "cut off")
-    before = fingerprint(control.places.root)
+        restore_in_place(context, MAIN, ids[1], None, InPlace(reason="tested", allow_shared=True))
+        ids.append(str(context.config(MAIN).head_snapshot_id))
+    plan = gc_plan.propose(context).plan
+    spoil(context, ids[-1], lost=how != "cut off")
+    before = fingerprint(context.places.root)
     with pytest.raises(Corrupt, match="homes"):
-        gc.run(control, plan.plan_id)
+        gc.run(context, plan.plan_id)
     with pytest.raises(Corrupt, match="homes"):
-        gc_plan.propose(control)
-    after = {name: what for name, what in fingerprint(control.places.root).items() if "guards" not in name}
+        gc_plan.propose(context)
+    after = {name: what for name, what in fingerprint(context.places.root).items() if "guards" not in name}
     assert after.items() <= before.items()
-    codes = {each.code for each in Repository(control.places.root).examine()}
+    codes = {each.code for each in Repository(context.places.root).examine()}
     assert codes == {"snapshot-damaged"}
 
 
-def test_one_that_is_spoilt_after_the_decision_stops_the_sweep_alone(control: RepositoryContext) -> None:
-    ids = line_of(control, 4, shared=True)
-    plan = gc_plan.propose(control).plan
-    whole = (control.places.tree(ids[-1]) / "homes").read_bytes()
+def test_one_that_is_spoilt_after_the_decision_stops_the_sweep_alone(context: RepositoryContext) -> None:
+    ids = line_of(context, 4, shared=True)
+    plan = gc_plan.propose(context).plan
+    whole = (context.places.tree(ids[-1]) / "homes").read_bytes()
     retire = gc_sweep.retire
-    repository = Repository(control.places.root)
+    repository = Repository(context.places.root)
 
-    def late(control: RepositoryContext, snapshot_ids: Any) -> None:
-        retire(control, snapshot_ids)
-        spoil(control, ids[-1])
+    def late(context: RepositoryContext, snapshot_ids: Any) -> None:
+        retire(context, snapshot_ids)
+        spoil(context, ids[-1])
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(gc, "retire", late)
         with pytest.raises(Corrupt):
-            gc.run(control, plan.plan_id)
-    assert remnants_of(control) == set(ids[:-1])
+            gc.run(context, plan.plan_id)
+    assert remnants_of(context) == set(ids[:-1])
     assert repository.repair().failed  # it says so, and touches nothing
-    assert remnants_of(control) == set(ids[:-1])
-    (control.places.tree(ids[-1]) / "homes").write_bytes(whole)
-    gc.run(control, plan.plan_id)
-    require_whole(control)
-    require_no_more_than_needed(control)
+    assert remnants_of(context) == set(ids[:-1])
+    (context.places.tree(ids[-1]) / "homes").write_bytes(whole)
+    gc.run(context, plan.plan_id)
+    require_whole(context)
+    require_no_more_than_needed(context)
     assert repository.examine() == []
 
 
-def test_a_spoilt_one_can_be_deleted_itself(control: RepositoryContext) -> None:
-    ids = line_of(control, 4, shared=True)
-    spoil(control, ids[2])
-    collect(control)
-    require_whole(control)
-    require_no_more_than_needed(control)
-    assert trees_of(control) == {ids[3]}
+def test_a_spoilt_one_can_be_deleted_itself(context: RepositoryContext) -> None:
+    ids = line_of(context, 4, shared=True)
+    spoil(context, ids[2])
+    collect(context)
+    require_whole(context)
+    require_no_more_than_needed(context)
+    assert trees_of(context) == {ids[3]}
 
 
 # --- Trees in the making ----------------------------------------------------------------------------
 
 
-def in_the_making(control: RepositoryContext, home: str, path: bytes) -> Path:
+def in_the_making(context: RepositoryContext, home: str, path: bytes) -> Path:
     """A complete tree that a process has not put in its place yet."""
-    tree = control.places.scratch / "0123456789abcdef" / "tree"
+    tree = context.places.scratch / "0123456789abcdef" / "tree"
     (tree / "payload").mkdir(parents=True)
     write_homes(tree, [(path, SharedDirectory(home, path))])
     (tree / ".READY").touch()
     return tree
 
 
-def require_kept_for(control: RepositoryContext, tree: Path) -> None:
+def require_kept_for(context: RepositoryContext, tree: Path) -> None:
     for home in read_shared_directories(tree).values():
-        assert (control.places.remnants / home.tree / "payload" / os.fsdecode(home.path)).is_dir(), (
+        assert (context.places.remnants / home.tree / "payload" / os.fsdecode(home.path)).is_dir(), (
             "it is gone"
         )
 
 
-def test_what_a_tree_in_the_making_needs_stays(control: RepositoryContext) -> None:
-    ids = line_of(control, 3, shared=True)
-    tree = in_the_making(control, ids[0], b"main-0/lost")
-    collect(control)
-    require_kept_for(control, tree)
-    repository = Repository(control.places.root)
+def test_what_a_tree_in_the_making_needs_stays(context: RepositoryContext) -> None:
+    ids = line_of(context, 3, shared=True)
+    tree = in_the_making(context, ids[0], b"main-0/lost")
+    collect(context)
+    require_kept_for(context, tree)
+    repository = Repository(context.places.root)
     assert {each.code for each in repository.examine()} == {"scratch-abandoned"}
     repository.repair()  # its process is gone: so is the need
     assert repository.examine() == []
-    require_no_more_than_needed(control)
+    require_no_more_than_needed(context)
 
 
-def test_what_a_tree_in_quarantine_needs_stays(control: RepositoryContext) -> None:
-    ids = line_of(control, 3, shared=True)
-    tree = in_the_making(control, ids[0], b"main-0/lost")
-    control.places.quarantine.mkdir()
-    tree = tree.rename(control.places.quarantine / "0123456789abcdef")
-    shutil.rmtree(control.places.scratch)
-    collect(control)
-    require_kept_for(control, tree)
-    assert Repository(control.places.root).examine() == []
+def test_what_a_tree_in_quarantine_needs_stays(context: RepositoryContext) -> None:
+    ids = line_of(context, 3, shared=True)
+    tree = in_the_making(context, ids[0], b"main-0/lost")
+    context.places.quarantine.mkdir()
+    tree = tree.rename(context.places.quarantine / "0123456789abcdef")
+    shutil.rmtree(context.places.scratch)
+    collect(context)
+    require_kept_for(context, tree)
+    assert Repository(context.places.root).examine() == []
 
 
 # --- The doctor -------------------------------------------------------------------------------------
 
 
 def test_a_tree_without_a_descriptor_that_others_need_is_never_taken_from_them(
-    control: RepositoryContext,
+    context: RepositoryContext,
 ) -> None:
     """One of which nothing is known is left where it is; one that is not missed is left as a remnant."""
-    ids = line_of(control, 3, shared=True)
-    repository = Repository(control.places.root)
+    ids = line_of(context, 3, shared=True)
+    repository = Repository(context.places.root)
     unknown = "0123456789abcdef"
-    needing = control.places.tree(ids[2]) / "homes"
-    homes = read_shared_directories(control.places.tree(ids[2]))
+    needing = context.places.tree(ids[2]) / "homes"
+    homes = read_shared_directories(context.places.tree(ids[2]))
     needing.unlink()
     write_homes(
-        control.places.tree(ids[2]),
+        context.places.tree(ids[2]),
         [
             (path, SharedDirectory(unknown, home.path) if home.tree == ids[0] else home)
             for path, home in homes.items()
         ],
     )
-    shutil.copytree(control.places.tree(ids[0]), control.places.tree(unknown), symlinks=True)
+    shutil.copytree(context.places.tree(ids[0]), context.places.tree(unknown), symlinks=True)
     (found,) = repository.examine()
     assert (found.code, found.fix) == ("tree-unknown", None)
     assert repository.repair().fixed == ()
-    require_whole(control)
-    control.places.scratch.mkdir(exist_ok=True)
-    (control.places.scratch / unknown).mkdir()  # now it is known: its process died before it was published
+    require_whole(context)
+    context.places.scratch.mkdir(exist_ok=True)
+    (context.places.scratch / unknown).mkdir()  # now it is known: its process died before it was published
     (found,) = repository.examine()
     assert (found.code, "need" in found.remedy) == ("tree-orphaned", True)
     assert repository.repair().remaining == ()
-    assert remnants_of(control) == {unknown}
-    require_whole(control)
-    require_no_more_than_needed(control)
-    once = fingerprint(control.places.root)
+    assert remnants_of(context) == {unknown}
+    require_whole(context)
+    require_no_more_than_needed(context)
+    once = fingerprint(context.places.root)
     assert repository.repair() == ((), (), ())
-    assert fingerprint(control.places.root) == once
+    assert fingerprint(context.places.root) == once
 
 
-def test_a_home_that_is_lost_is_told_as_damage(control: RepositoryContext) -> None:
-    ids = line_of(control, 3, shared=True)
-    collect(control)
-    assert ids[0] in remnants_of(control)
-    (control.places.remnants / ids[0]).rename(control.places.root / "away")
-    (found,) = Repository(control.places.root).examine()
+def test_a_home_that_is_lost_is_told_as_damage(context: RepositoryContext) -> None:
+    ids = line_of(context, 3, shared=True)
+    collect(context)
+    assert ids[0] in remnants_of(context)
+    (context.places.remnants / ids[0]).rename(context.places.root / "away")
+    (found,) = Repository(context.places.root).examine()
     assert (found.code, found.subject) == ("snapshot-damaged", ids[2])
     assert ids[0] in found.message
     assert found.fix is None
 
 
 def test_the_doctor_says_nothing_of_what_a_running_collection_is_about_to_do(
-    control: RepositoryContext,
+    context: RepositoryContext,
 ) -> None:
-    ids = line_of(control, 3, shared=True)
-    with gc.collector_locked(control):
-        gc_sweep.retire(control, [ids[0]])
-        codes = {each.code for each in Repository(control.places.root).examine()}
+    ids = line_of(context, 3, shared=True)
+    with gc.collector_locked(context):
+        gc_sweep.retire(context, [ids[0]])
+        codes = {each.code for each in Repository(context.places.root).examine()}
     assert "remnant-excessive" not in codes
 
 
@@ -462,23 +462,23 @@ class Overtaken:
         return attempt.perform()
 
 
-def verify(control: RepositoryContext, snapshot_id: str) -> object:
-    return list(Snapshots(control).verify(snapshot_id))
+def verify(context: RepositoryContext, snapshot_id: str) -> object:
+    return list(Snapshots(context).verify(snapshot_id))
 
 
-def restore(control: RepositoryContext, snapshot_id: str) -> object:
-    into = control.places.root / "restored"
-    materialise(control.places.tree(snapshot_id), into)
+def restore(context: RepositoryContext, snapshot_id: str) -> object:
+    into = context.places.root / "restored"
+    materialise(context.places.tree(snapshot_id), into)
     return fingerprint(into)
 
 
-def diff(control: RepositoryContext, snapshot_id: str) -> object:
-    found = compare.compare(control, MAIN, "first", snapshot_id)
-    return [(each.change.path, each.lines) for each in compare.patches(control, found)]
+def diff(context: RepositoryContext, snapshot_id: str) -> object:
+    found = compare.compare(context, MAIN, "first", snapshot_id)
+    return [(each.change.path, each.lines) for each in compare.patches(context, found)]
 
 
-def examine(control: RepositoryContext, snapshot_id: str) -> object:
-    codes = {each.code for each in Repository(control.places.root).examine()}
+def examine(context: RepositoryContext, snapshot_id: str) -> object:
+    codes = {each.code for each in Repository(context.places.root).examine()}
     return codes - {"collection-unfinished"}
 
 
@@ -495,16 +495,16 @@ class Homely(NamedTuple):
 def homely(tmp_path_factory: pytest.TempPathFactory) -> Homely:
     """A head with directories in two trees that may go."""
     root = tmp_path_factory.mktemp("homely") / "repository"
-    control = make_repository(root, isolation=Isolation.SHARED).control
+    context = make_repository(root, isolation=Isolation.SHARED).context
     ids = [
-        keep(control, {"a": "0", "one/file": "1", "one/two/file": "2"}, shared=True),
-        keep(control, {"a": "1", "three/file": "3"}, shared=True),
-        keep(control, {"a": "2"}, shared=True),
-        keep(control, {"a": "3"}, shared=True),
+        keep(context, {"a": "0", "one/file": "1", "one/two/file": "2"}, shared=True),
+        keep(context, {"a": "1", "three/file": "3"}, shared=True),
+        keep(context, {"a": "2"}, shared=True),
+        keep(context, {"a": "3"}, shared=True),
     ]
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    create_reference(control, "first", ids[0])
-    return Homely(root, ids[3], gc_plan.propose(control).plan.plan_id)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    create_reference(context, "first", ids[0])
+    return Homely(root, ids[3], gc_plan.propose(context).plan.plan_id)
 
 
 @pytest.mark.parametrize("reader", list(READERS))
@@ -526,11 +526,11 @@ def overtaken(
         index += step
         root = scratch / "repository"
         shutil.copytree(homely.root, root, symlinks=True)
-        control, rival = Repository(root).control, Repository(root).control
+        context, rival = Repository(root).context, Repository(root).context
         rule = Overtaken(index, partial(gc.run, rival, homely.plan))
         try:
             with interposed(rule, ["open", "stat", "scandir"]):
-                found = read(control, homely.head)
+                found = read(context, homely.head)
         except Failure as failure:
             found = failure.code
         if found not in seen:
@@ -570,20 +570,20 @@ class Begun(NamedTuple):
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
     """Two snapshots, and a directory that is in the second by being in the first."""
     root = tmp_path_factory.mktemp("begun") / "repository"
-    control = make_repository(root, isolation=Isolation.SHARED).control
-    old = keep(control, {"a": "0", "one/file": "1", "one/two/file": "2"}, shared=True)
-    keep(control, {"a": "1", "three/file": "3"}, shared=True)
-    gc_plan.set_policy(control, Policy(keep_last=1))
+    context = make_repository(root, isolation=Isolation.SHARED).context
+    old = keep(context, {"a": "0", "one/file": "1", "one/two/file": "2"}, shared=True)
+    keep(context, {"a": "1", "three/file": "3"}, shared=True)
+    gc_plan.set_policy(context, Policy(keep_last=1))
     return Begun(root, old)
 
 
-def take(control: RepositoryContext, old: str) -> None:
-    snapshot(control, MAIN, None, SnapshotOptions(note="taken"))
+def take(context: RepositoryContext, old: str) -> None:
+    snapshot(context, MAIN, None, SnapshotOptions(note="taken"))
 
 
-def put_back(control: RepositoryContext, old: str) -> None:
+def put_back(context: RepositoryContext, old: str) -> None:
     how = InPlace(reason="tested", allow_shared=True, keep=False, force=True)
-    restore_in_place(control, MAIN, old, None, how)
+    restore_in_place(context, MAIN, old, None, how)
 
 
 TOO_LATE = ("", "E_REFUSED", "E_NOT_FOUND", "E_SNAPSHOT_COLLECTED")
@@ -592,11 +592,11 @@ TOO_LATE = ("", "E_REFUSED", "E_NOT_FOUND", "E_SNAPSHOT_COLLECTED")
 SHARERS = {"snapshot": take, "restore in place": put_back}
 
 
-def collect_all_but_a_new_head(control: RepositoryContext) -> None:
+def collect_all_but_a_new_head(context: RepositoryContext) -> None:
     """Somebody else publishes a snapshot that shares no directory, and collects whatever may go."""
-    keep(control, {})
+    keep(context, {})
     with contextlib.suppress(PlanMismatch, LockConflict):
-        collect(control)
+        collect(context)
 
 
 class BetweenTransactions(Overtaken):
@@ -629,22 +629,22 @@ def met(
         index += step
         root = scratch / "repository"
         shutil.copytree(begun.root, root, symlinks=True)
-        control, rival = Repository(root).control, Repository(root).control
-        keep(control, {"three/more": "4"}, shared=True)  # with the inodes that it has here
-        rule = BetweenTransactions(index, partial(collect_all_but_a_new_head, rival), control.store)
+        context, rival = Repository(root).context, Repository(root).context
+        keep(context, {"three/more": "4"}, shared=True)  # with the inodes that it has here
+        rule = BetweenTransactions(index, partial(collect_all_but_a_new_head, rival), context.store)
         try:
             with interposed(rule):
-                share(control, begun.old)
-            head = control.config(MAIN).head_snapshot_id
-            shared += bool(read_shared_directories(control.places.tree(head or "")))
+                share(context, begun.old)
+            head = context.config(MAIN).head_snapshot_id
+            shared += bool(read_shared_directories(context.places.tree(head or "")))
         except Failure as failure:
             if rule.left > 0 or failure.code not in TOO_LATE:
                 yield f"before call {index}: {failure}"
         try:
-            require_whole(control)
-            collect(control)
-            require_whole(control)
-            require_no_more_than_needed(control)
+            require_whole(context)
+            collect(context)
+            require_whole(context)
+            require_no_more_than_needed(context)
         except AssertionError as problem:
             yield f"before call {index}: {problem}"
         over = rule.left > 0
@@ -681,19 +681,19 @@ def taker(root: Path) -> Callable[[Line], None]:
 
     def task(line: Line) -> None:
         delay_calls(most=0.0001)
-        control, chance, count = Repository(root).control, random.Random(1), 0
-        top = control.places.payload(MAIN)
+        context, chance, count = Repository(root).context, random.Random(1), 0
+        top = context.places.payload(MAIN)
         while (told := line.wait()) != "enough":
             count += 1
             try:
                 if count % 10 == 0:
                     how = InPlace(reason="tested", allow_shared=True, keep=False, force=True)
-                    restore_in_place(control, MAIN, told, None, how)
+                    restore_in_place(context, MAIN, told, None, how)
                 else:
                     directory = top / f"d{chance.randrange(8)}" / f"e{chance.randrange(3)}"
                     directory.mkdir(parents=True, exist_ok=True)
                     (directory / "file").write_text(f"{count}")
-                    snapshot(control, MAIN, None, SnapshotOptions(note=f"{count}"))
+                    snapshot(context, MAIN, None, SnapshotOptions(note=f"{count}"))
                 line.say("")
             except Failure as failure:
                 line.say(failure.code)
@@ -704,65 +704,65 @@ def taker(root: Path) -> Callable[[Line], None]:
 def gatherer(root: Path) -> Callable[[Line], None]:
     def task(line: Line) -> None:
         delay_calls(most=0.0001)
-        control = Repository(root).control
+        context = Repository(root).context
         while line.wait() != "enough":
             try:
-                line.say(len(collect(control)))
+                line.say(len(collect(context)))
             except (PlanMismatch, LockConflict):
                 line.say(0)
 
     return task
 
 
-def storm(control: RepositoryContext, full: int = ROUNDS) -> None:
+def storm(context: RepositoryContext, full: int = ROUNDS) -> None:
     """Take snapshots and collect at the same time; all that is visible is whole all the time.
     It goes on until some were collected and somebody needed a remnant."""
-    root, seen = control.places.root, Counter[str]()
+    root, seen = context.places.root, Counter[str]()
     with Workers() as workers:
         takes, collects = workers.start(taker(root)), workers.start(gatherer(root))
         for _ in until(lambda: seen["collected"] and seen["shared"], full):
-            takes.say(random.choice(sorted(snapshots_of(control))))
+            takes.say(random.choice(sorted(snapshots_of(context))))
             collects.say("go")
             assert takes.hear() in TOO_LATE
             seen["collected"] += collects.hear()
-            require_whole(control)
-            seen["shared"] += bool(remnants_of(control))
+            require_whole(context)
+            seen["shared"] += bool(remnants_of(context))
         for worker in (takes, collects):
             worker.say("enough")
 
 
-def test_of_what_is_captured_while_others_collect_nothing_is_ever_missing(control: RepositoryContext) -> None:
-    line_of(control, 3, shared=True)
-    storm(control)
-    collect(control)
-    require_no_more_than_needed(control)
-    assert Repository(control.places.root).examine(strict=True) == []
+def test_of_what_is_captured_while_others_collect_nothing_is_ever_missing(context: RepositoryContext) -> None:
+    line_of(context, 3, shared=True)
+    storm(context)
+    collect(context)
+    require_no_more_than_needed(context)
+    assert Repository(context.places.root).examine(strict=True) == []
 
 
 def test_who_collects_and_is_killed_at_any_time_leaves_nothing_that_one_repair_does_not_end(
-    control: RepositoryContext,
+    context: RepositoryContext,
 ) -> None:
     """While somebody goes on taking snapshots, and after each kill is asked for more."""
-    line_of(control, 3, shared=True)
-    root, killed = control.places.root, Counter[bool]()
+    line_of(context, 3, shared=True)
+    root, killed = context.places.root, Counter[bool]()
     with Workers() as workers:
         takes = workers.start(taker(root))
         for _ in until(lambda: killed[True], 12):
             for _ in range(3):
-                assert takes.ask(random.choice(sorted(snapshots_of(control)))) in TOO_LATE
+                assert takes.ask(random.choice(sorted(snapshots_of(context)))) in TOO_LATE
             collects = workers.start(gatherer(root))
             collects.say("go")
-            takes.say(random.choice(sorted(snapshots_of(control))))
+            takes.say(random.choice(sorted(snapshots_of(context))))
             time.sleep(random.uniform(0.0, 0.06))
             collects.kill()
             killed[not collects.line.has_news()] += 1
             collects.wait()
             assert takes.hear() in TOO_LATE
-            require_whole(control)
+            require_whole(context)
             repaired = Repository(root).repair()
             assert (repaired.failed, repaired.remaining) == ((), ())
-            require_whole(control)
-            require_no_more_than_needed(control)
+            require_whole(context)
+            require_no_more_than_needed(context)
         takes.say("enough")
 
 
@@ -770,69 +770,69 @@ def test_who_collects_and_is_killed_at_any_time_leaves_nothing_that_one_repair_d
 
 
 def test_a_sweep_that_looks_at_what_was_needed_before_is_found(
-    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
+    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line_of(control, 3, shared=True)
-    collect(control)
-    stale = gc_sweep.need_of_all(control.places)
+    line_of(context, 3, shared=True)
+    collect(context)
+    stale = gc_sweep.need_of_all(context.places)
     monkeypatch.setattr(gc_sweep, "need_of_all", lambda places: stale)
     with pytest.raises(AssertionError):
-        storm(control, ROUNDS)
+        storm(context, ROUNDS)
 
 
 def test_a_sweep_that_leaves_trees_in_the_making_out_is_found(
-    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
+    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ids = line_of(control, 3, shared=True)
-    tree = in_the_making(control, ids[0], b"main-0/lost")
+    ids = line_of(context, 3, shared=True)
+    tree = in_the_making(context, ids[0], b"main-0/lost")
     monkeypatch.setattr(gc_sweep, "trees_in_the_making", lambda places: [])
-    collect(control)
+    collect(context)
     with pytest.raises(AssertionError, match="it is gone"):
-        require_kept_for(control, tree)
+        require_kept_for(context, tree)
 
 
 def test_a_sweep_that_takes_one_directory_too_much_is_found(
-    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
+    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line_of(control, 4, shared=True)
+    line_of(context, 4, shared=True)
     real = gc_sweep.need_of_all
 
     def less(places: Any, **options: Any) -> Any:
         return {name: set(sorted(paths)[1:]) for name, paths in real(places, **options).items()}
 
     monkeypatch.setattr(gc_sweep, "need_of_all", less)
-    collect(control)
+    collect(context)
     with pytest.raises(AssertionError):
-        require_whole(control)
+        require_whole(context)
 
 
 def test_a_sweep_that_leaves_something_is_found(
-    control: RepositoryContext, monkeypatch: pytest.MonkeyPatch
+    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line_of(control, 4, shared=True)
-    monkeypatch.setattr(gc, "sweep", lambda control: None)
-    collect(control)
+    line_of(context, 4, shared=True)
+    monkeypatch.setattr(gc, "sweep", lambda context: None)
+    collect(context)
     with pytest.raises(AssertionError, match="not trimmed"):
-        require_no_more_than_needed(control)
+        require_no_more_than_needed(context)
 
 
-def test_a_worktree_that_is_removed_frees_what_only_it_needed(control: RepositoryContext) -> None:
-    (first,) = line_of(control, 1, shared=True)
-    add_worktree(control, "dev", head=first, isolation=Isolation.SHARED)
-    keep(control, {"only/here": "1"}, worktree="dev", shared=True)
-    keep(control, {"file": "2"}, worktree="dev", shared=True)
-    collect(control)
-    assert remnants_of(control)
-    worktree_changes.remove(control, "dev", save=None, force=True)
-    collect(control)
-    assert remnants_of(control) == set()
-    require_whole(control)
+def test_a_worktree_that_is_removed_frees_what_only_it_needed(context: RepositoryContext) -> None:
+    (first,) = line_of(context, 1, shared=True)
+    add_worktree(context, "dev", head=first, isolation=Isolation.SHARED)
+    keep(context, {"only/here": "1"}, worktree="dev", shared=True)
+    keep(context, {"file": "2"}, worktree="dev", shared=True)
+    collect(context)
+    assert remnants_of(context)
+    worktree_changes.remove(context, "dev", save=None, force=True)
+    collect(context)
+    assert remnants_of(context) == set()
+    require_whole(context)
 
 
-def test_a_snapshot_whose_base_is_doomed_shares_nothing_with_it(control: RepositoryContext) -> None:
+def test_a_snapshot_whose_base_is_doomed_shares_nothing_with_it(context: RepositoryContext) -> None:
     """A scratch that names its base is seen by the collector: of the two, one steps back."""
-    ids = line_of(control, 3, shared=True)
-    plan = gc_plan.propose(control).plan
-    with scratches.scratch(control, "snapshot", uses=[ids[1]]), pytest.raises(PlanMismatch):
-        gc.run(control, plan.plan_id)
-    assert trees_of(control) == set(ids)
+    ids = line_of(context, 3, shared=True)
+    plan = gc_plan.propose(context).plan
+    with scratches.scratch(context, "snapshot", uses=[ids[1]]), pytest.raises(PlanMismatch):
+        gc.run(context, plan.plan_id)
+    assert trees_of(context) == set(ids)

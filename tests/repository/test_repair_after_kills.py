@@ -31,10 +31,10 @@ EVERY = 2
 @pytest.fixture(scope="module")
 def old() -> Iterator[World]:
     with world() as made:
-        control = Repository(made.root).control
-        control.places.worktrees.mkdir(exist_ok=True)
+        context = Repository(made.root).context
+        context.places.worktrees.mkdir(exist_ok=True)
         Repository(made.root).worktrees.create("dev", snapshot=made.first)
-        (control.places.payload("dev") / "unsaved").write_text("precious")
+        (context.places.payload("dev") / "unsaved").write_text("precious")
         yield made
 
 
@@ -66,14 +66,14 @@ class Killed:
 
     def check(self, directory: Path, outcome: Outcome) -> None:
         repository = Repository(directory)
-        control = repository.control
+        context = repository.context
         repaired(repository)
-        require_whole(control)
-        assert trees_of(control) == set(repository.snapshots.all_ids())
+        require_whole(context)
+        assert trees_of(context) == set(repository.snapshots.all_ids())
         for config in repository.worktrees.configs():
-            parents_of(control, config.head_snapshot_id)
-        assert list(control.places.scratch.iterdir()) == []
-        (control.places.payload(MAIN) / "next").write_text("works")
+            parents_of(context, config.head_snapshot_id)
+        assert list(context.places.scratch.iterdir()) == []
+        (context.places.payload(MAIN) / "next").write_text("works")
         repository.snapshots.take(MAIN, self.old.proof)
         assert repository.examine() == []
 

@@ -36,7 +36,7 @@ def begin_removal(repository: Repository, name: str) -> None:
         begun_at="2026-01-01T00:00:00Z",
         holder_id="host:user:1:1",
     )
-    repository.control.store.transact([key], lambda view, now: Decision([Create(key, operation)], None))
+    repository.context.store.transact([key], lambda view, now: Decision([Create(key, operation)], None))
 
 
 def test_a_lease_is_held_for_a_block_and_checked_in_it(repository: Repository) -> None:
@@ -66,7 +66,7 @@ def test_a_coroutine_that_is_cancelled_while_it_waits_leaves_the_line_and_holds_
 
     async def work() -> None:
         waiting = asyncio.ensure_future(repository.lease_async(wait=None))
-        while repository.control.store.read(line) is None:
+        while repository.context.store.read(line) is None:
             await asyncio.sleep(0.005)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -75,7 +75,7 @@ def test_a_coroutine_that_is_cancelled_while_it_waits_leaves_the_line_and_holds_
 
     held = repository.lease()
     asyncio.run(work())
-    assert repository.control.store.read(line) is None
+    assert repository.context.store.read(line) is None
     assert repository.desk.state(MAIN) is None
 
 
@@ -89,7 +89,7 @@ def test_after_a_failed_renewal_the_library_refuses_to_write(repository: Reposit
     for attempt in (held.check, held.renew, lambda: repository.snapshot(MAIN, held)):
         with pytest.raises(Exception, match="expired"):
             attempt()
-    assert repository.control.config(MAIN).head_snapshot_id is None
+    assert repository.context.config(MAIN).head_snapshot_id is None
 
 
 def test_there_is_no_lease_of_a_worktree_that_is_not_there(repository: Repository) -> None:
@@ -115,7 +115,7 @@ def test_who_waits_for_the_lease_waits_for_an_operation_as_well(repository: Repo
     repository.worktrees.create("dev")
 
     def change(line: Line) -> None:
-        with payload_locked(Repository(repository.root).control, "dev"):
+        with payload_locked(Repository(repository.root).context, "dev"):
             line.say("at it")
             line.wait()
 

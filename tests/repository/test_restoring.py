@@ -73,28 +73,28 @@ class Site:
 
     def __init__(self, root: Path) -> None:
         self.repository = make_repository(root)
-        self.control = self.repository.control
-        self.payload = self.control.places.payload(MAIN)
+        self.context = self.repository.context
+        self.payload = self.context.places.payload(MAIN)
         lease = self.repository.desk.acquire(MAIN, self.repository.desk.request(ttl=3600.0)).lease
         self.proof = Proof(lease.lock_id, lease.fencing_token)
         write(self.payload, OLD)
-        self.first = snapshot(self.control, MAIN, self.proof).snapshot_id
+        self.first = snapshot(self.context, MAIN, self.proof).snapshot_id
         write(self.payload, NEW)
 
     def restore(self, **how: Any) -> Restored:
         wanted = InPlace(**{"reason": "tested", **how})
-        return restore_in_place(self.control, MAIN, self.first, self.proof, wanted)
+        return restore_in_place(self.context, MAIN, self.first, self.proof, wanted)
 
     def history(self, worktree: str = MAIN) -> list[Descriptor]:
-        return [each.descriptor for each in line(self.control, worktree).entries]
+        return [each.descriptor for each in line(self.context, worktree).entries]
 
     def kept(self, snapshot_id: str) -> dict[str, str]:
-        return files_kept(self.control.places.tree(snapshot_id))
+        return files_kept(self.context.places.tree(snapshot_id))
 
     def require_nothing_happened(self) -> None:
         assert content_of(self.payload) == NEW
         assert [each.snapshot_id for each in self.history()] == [self.first]
-        assert self.control.store.read(OPERATIONS.key(MAIN)) is None
+        assert self.context.store.read(OPERATIONS.key(MAIN)) is None
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_restoring_into_a_new_worktree_takes_no_lock_of_an_existing_one(site: Si
     """Somebody holds the lock of `main`; nothing there is touched."""
     before = site.repository.desk.state(MAIN)
     config = site.repository.snapshots.restore(site.first)
-    assert content_of(site.control.places.payload(config.worktree_id)) == OLD
+    assert content_of(site.context.places.payload(config.worktree_id)) == OLD
     assert config.base_snapshot_id == config.head_snapshot_id == site.first
     assert config.worktree_id.startswith("restored-")
     assert site.repository.snapshots.status(config.worktree_id).changes == ()
@@ -137,7 +137,7 @@ def test_restoring_into_a_new_worktree_takes_no_lock_of_an_existing_one(site: Si
 
 @pytest.mark.req("LC-27")
 def test_a_partial_snapshot_is_restored_by_nobody(site: Site) -> None:
-    (site.control.places.tree(site.first) / ".READY").unlink()
+    (site.context.places.tree(site.first) / ".READY").unlink()
     with pytest.raises(PartialSnapshot):
         site.repository.snapshots.restore(site.first)
     with pytest.raises(PartialSnapshot):
@@ -160,13 +160,13 @@ def test_in_place_everything_is_replaced_and_what_was_there_is_kept(site: Site) 
     assert new.restored_from == site.first
     assert new.note == "tested"
     assert new.payload_hash == first.payload_hash
-    assert list(verify(site.control.places.tree(new.snapshot_id), new.payload_hash)) == []
+    assert list(verify(site.context.places.tree(new.snapshot_id), new.payload_hash)) == []
     assert site.repository.snapshots.status(MAIN).changes == ()
-    assert list(site.control.places.scratch.iterdir()) == []
+    assert list(site.context.places.scratch.iterdir()) == []
 
 
 def test_what_is_the_same_as_the_head_is_not_kept_twice(site: Site) -> None:
-    saved = snapshot(site.control, MAIN, site.proof).snapshot_id
+    saved = snapshot(site.context, MAIN, site.proof).snapshot_id
     assert site.restore().kept is None
     assert [each.snapshot_id for each in site.history()][1:] == [saved, site.first]
 
@@ -180,9 +180,9 @@ def test_what_is_replaced_is_given_up_only_if_told_to(site: Site) -> None:
 @pytest.mark.req("LC-26")
 def test_in_place_needs_the_lock_and_a_reason(site: Site) -> None:
     with pytest.raises(LockNotHeld):
-        restore_in_place(site.control, MAIN, site.first, None, InPlace(reason="tested"))
+        restore_in_place(site.context, MAIN, site.first, None, InPlace(reason="tested"))
     with pytest.raises(FencingMismatch):
-        restore_in_place(site.control, MAIN, site.first, Proof("other", 1), InPlace(reason="tested"))
+        restore_in_place(site.context, MAIN, site.first, Proof("other", 1), InPlace(reason="tested"))
     with pytest.raises(UsageFailure, match="reason"):
         site.restore(reason="  ")
     site.require_nothing_happened()
@@ -201,20 +201,20 @@ def test_a_lease_that_is_stolen_while_it_is_prepared_changes_nothing(site: Site,
     with interposed(steal, ("sync_filesystem",)), pytest.raises(FencingMismatch):
         site.restore(keep=False, path=path)
     site.require_nothing_happened()
-    assert {each.name for each in site.control.places.snapshots.iterdir()} == {site.first}
-    assert list(site.control.places.scratch.iterdir()) == []
+    assert {each.name for each in site.context.places.snapshots.iterdir()} == {site.first}
+    assert list(site.context.places.scratch.iterdir()) == []
 
 
 @pytest.mark.req("LC-26")
 def test_in_place_is_refused_in_a_shared_worktree_unless_switched_on(site: Site) -> None:
-    add_worktree(site.control, "open", isolation=Isolation.SHARED)
-    payload = site.control.places.payload("open")
+    add_worktree(site.context, "open", isolation=Isolation.SHARED)
+    payload = site.context.places.payload("open")
     write(payload, NEW)
     with pytest.raises(Refused, match="shared"):
-        restore_in_place(site.control, "open", site.first, None, InPlace(reason="tested"))
+        restore_in_place(site.context, "open", site.first, None, InPlace(reason="tested"))
     assert content_of(payload) == NEW
     how = InPlace(reason="tested", allow_shared=True)
-    restored = restore_in_place(site.control, "open", site.first, None, how)
+    restored = restore_in_place(site.context, "open", site.first, None, how)
     assert content_of(payload) == OLD
     assert restored.kept is not None
     assert restored.kept.consistency_level is Consistency.BEST_EFFORT
@@ -223,8 +223,8 @@ def test_in_place_is_refused_in_a_shared_worktree_unless_switched_on(site: Site)
 
 def test_a_doomed_snapshot_is_not_restored(site: Site) -> None:
     key = DESCRIPTORS.key(site.first)
-    doomed = msgspec.structs.replace(resolve(site.control, site.first), doomed_by="plan")
-    site.control.store.transact([key], lambda view, now: Decision([Replace(key, doomed)], None))
+    doomed = msgspec.structs.replace(resolve(site.context, site.first), doomed_by="plan")
+    site.context.store.transact([key], lambda view, now: Decision([Replace(key, doomed)], None))
     with pytest.raises(Refused, match="plan"):
         site.restore()
     site.require_nothing_happened()
@@ -243,7 +243,7 @@ def test_what_is_written_at_the_last_moment_is_kept_too(site: Site) -> None:
     assert site.kept(kept.snapshot_id) == NEW
     assert [new.parent_id, caught.parent_id] == [caught.snapshot_id, kept.snapshot_id]
     assert first.snapshot_id == site.first
-    assert list(verify(site.control.places.tree(caught.snapshot_id), caught.payload_hash)) == []
+    assert list(verify(site.context.places.tree(caught.snapshot_id), caught.payload_hash)) == []
 
 
 @pytest.mark.parametrize("call", ["moving aside", "publishing its tree", "ending"])
@@ -271,28 +271,28 @@ def test_what_is_written_late_is_kept_also_by_who_finishes(site: Site, call: str
     with interposed(act, ("rename_exchange", names)), pytest.raises(Failure, match="Input/output"):
         site.restore()
     assert content_of(site.payload) == OLD
-    settle(site.control, MAIN)
+    settle(site.context, MAIN)
     assert content_of(site.payload) == OLD
     assert [site.kept(each.snapshot_id) for each in site.history()] == [OLD, late, NEW, OLD]
-    assert {each.name for each in site.control.places.snapshots.iterdir()} == {
+    assert {each.name for each in site.context.places.snapshots.iterdir()} == {
         each.snapshot_id for each in site.history()
     }
-    assert list(site.control.places.scratch.iterdir()) == []
+    assert list(site.context.places.scratch.iterdir()) == []
 
 
 def test_the_first_content_of_a_worktree_is_kept_as_well(site: Site) -> None:
-    add_worktree(site.control, "fresh")
-    write(site.control.places.payload("fresh"), NEW)
+    add_worktree(site.context, "fresh")
+    write(site.context.places.payload("fresh"), NEW)
     lease = site.repository.lease("fresh")
     proof = Proof(lease.lock_id, lease.token)
-    restore_in_place(site.control, "fresh", site.first, proof, InPlace(reason="tested"))
+    restore_in_place(site.context, "fresh", site.first, proof, InPlace(reason="tested"))
     new, kept = site.history("fresh")
     assert site.kept(kept.snapshot_id) == NEW
     assert new.restored_from == site.first
 
 
 def test_a_worktree_that_has_lost_its_directory_gets_it_back(site: Site) -> None:
-    site.payload.rename(site.control.places.root / "away")
+    site.payload.rename(site.context.places.root / "away")
     site.restore()
     assert content_of(site.payload) == OLD
 
@@ -305,14 +305,14 @@ def test_what_is_on_record_can_be_finished_by_anybody_and_only_once(site: Site) 
         site.restore()
     assert content_of(site.payload) == NEW
     with pytest.raises(LockConflict, match="restored in place"):
-        snapshot(site.control, MAIN, site.proof)
-    finished = settle(site.control, MAIN)
+        snapshot(site.context, MAIN, site.proof)
+    finished = settle(site.context, MAIN)
     assert finished is not None
     assert content_of(site.payload) == OLD
-    assert settle(site.control, MAIN) is None
-    repository_exchange.finish_restore(site.control, finished)  # once more, by one who did not know
+    assert settle(site.context, MAIN) is None
+    repository_exchange.finish_restore(site.context, finished)  # once more, by one who did not know
     assert content_of(site.payload) == OLD
-    assert list(site.control.places.scratch.iterdir()) == []
+    assert list(site.context.places.scratch.iterdir()) == []
     assert len(site.history()) == 3
 
 
@@ -331,15 +331,15 @@ def test_a_copy_of_the_repository_can_finish_what_was_on_record(
     with interposed(fail, ("rename_exchange",)), pytest.raises(Failure, match="Input/output"):
         site.restore()
     copy = tmp_path / "copy"
-    shutil.copytree(site.control.places.root, copy, copy_function=shutil.copyfile)
+    shutil.copytree(site.context.places.root, copy, copy_function=shutil.copyfile)
     if lost == "scratch":
         shutil.rmtree(copy / ".jvs" / "tmp")
-    control = Repository(copy).control
-    settle(control, MAIN)
-    assert content_of(control.places.payload(MAIN)) == OLD
-    assert control.store.read(OPERATIONS.key(MAIN)) is None
+    context = Repository(copy).context
+    settle(context, MAIN)
+    assert content_of(context.places.payload(MAIN)) == OLD
+    assert context.store.read(OPERATIONS.key(MAIN)) is None
     kept = [
-        files_kept(control.places.tree(each.descriptor.snapshot_id)) for each in line(control, MAIN).entries
+        files_kept(context.places.tree(each.descriptor.snapshot_id)) for each in line(context, MAIN).entries
     ]
     assert kept[0] == kept[-1] == OLD
     assert NEW in kept
@@ -398,10 +398,10 @@ def test_what_is_written_into_a_part_at_the_last_moment_is_kept_too(site: Site, 
     part = {name: text for name, text in late.items() if name == path or name.startswith(f"{path}/")}
     assert site.kept(caught.snapshot_id) == {**NEW, **part}
     assert (caught.parent_id, caught.consistency_level) == (kept.snapshot_id, Consistency.BEST_EFFORT)
-    assert list(verify(site.control.places.tree(caught.snapshot_id), caught.payload_hash)) == []
+    assert list(verify(site.context.places.tree(caught.snapshot_id), caught.payload_hash)) == []
     there = content_of(site.payload)
     assert {name: there[name] for name in part} == {name: OLD[name] for name in part}
-    assert list(site.control.places.scratch.iterdir()) == []
+    assert list(site.context.places.scratch.iterdir()) == []
 
 
 def die_before_the_exchange(site: Site, path: str) -> None:
@@ -412,14 +412,14 @@ def die_before_the_exchange(site: Site, path: str) -> None:
 
     with interposed(die, ("rename_exchange",)), pytest.raises(SystemExit):
         site.restore(path=path)
-    assert site.control.store.read(OPERATIONS.key(MAIN)) is not None
+    assert site.context.store.read(OPERATIONS.key(MAIN)) is not None
 
 
 def test_what_somebody_writes_before_a_part_is_finished_by_another_is_kept(site: Site) -> None:
     """The process died after its decision; its user goes on, and the next command finishes it."""
     die_before_the_exchange(site, "file")
     (site.payload / "file").write_text("the work of a day")
-    settle(site.control, MAIN)
+    settle(site.context, MAIN)
     assert (site.payload / "file").read_text() == "old"
     caught, kept, _ = site.history()
     assert site.kept(caught.snapshot_id) == {**NEW, "file": "the work of a day"}
@@ -430,17 +430,17 @@ def test_what_somebody_writes_before_a_part_is_finished_by_another_is_kept(site:
 def test_a_part_to_which_the_way_was_taken_away_is_given_up(site: Site, became: str) -> None:
     """Or the worktree would be stuck for good; and a link would lead the restore to somewhere else."""
     die_before_the_exchange(site, "directory/a")
-    directory, away = site.payload / "directory", site.control.places.root / "away"
+    directory, away = site.payload / "directory", site.context.places.root / "away"
     directory.rename(away)
     if became == "a file":
         directory.write_text("mine")
     elif became == "a link":
         directory.symlink_to(away)
-    settle(site.control, MAIN)
+    settle(site.context, MAIN)
     assert (away / "a").read_text() == "new"
-    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
-    assert list(site.control.places.scratch.iterdir()) == []
-    snapshot(site.control, MAIN, site.proof)
+    assert site.context.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.context.places.scratch.iterdir()) == []
+    snapshot(site.context, MAIN, site.proof)
 
 
 def test_a_part_to_which_the_way_is_taken_away_at_the_last_moment_is_not_restored(
@@ -450,14 +450,14 @@ def test_a_part_to_which_the_way_is_taken_away_at_the_last_moment_is_not_restore
 
     def take_away(*arguments: Any) -> bool:
         found = is_done(*arguments)
-        (site.payload / "directory").rename(site.control.places.root / "away")
+        (site.payload / "directory").rename(site.context.places.root / "away")
         return found
 
     monkeypatch.setattr(repository_exchange._Exchange, "is_done", take_away)
     with pytest.raises(ConsistencyUnavailable, match="nothing was replaced"):
         site.restore(path="directory/a")
-    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
-    assert list(site.control.places.scratch.iterdir()) == []
+    assert site.context.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.context.places.scratch.iterdir()) == []
 
 
 @pytest.mark.parametrize("by", ["itself", "another"])
@@ -473,10 +473,10 @@ def test_a_part_that_cannot_be_exchanged_is_given_up(site: Site, by: str) -> Non
     else:
         die_before_the_exchange(site, "directory/a")
         with interposed(refuse, ("rename_exchange",)):
-            settle(site.control, MAIN)
+            settle(site.context, MAIN)
     assert content_of(site.payload) == NEW
-    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
-    assert list(site.control.places.scratch.iterdir()) == []
+    assert site.context.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.context.places.scratch.iterdir()) == []
     site.restore(path="directory/a")
     assert content_of(site.payload) == {**NEW, "directory/a": "old"}
 
@@ -484,7 +484,7 @@ def test_a_part_that_cannot_be_exchanged_is_given_up(site: Site, by: str) -> Non
 def test_a_part_whose_name_is_not_in_unicode_is_refused_and_comes_back_with_its_directory(site: Site) -> None:
     name = os.fsdecode(b"\xff")
     (site.payload / "directory" / name).write_text("old")
-    site.first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    site.first = snapshot(site.context, MAIN, site.proof).snapshot_id
     (site.payload / "directory" / name).write_text("new")
     with pytest.raises(UsageFailure, match="not valid UTF-8"):
         site.restore(path=f"directory/{name}")
@@ -501,11 +501,11 @@ def test_a_part_whose_path_is_too_long_for_the_system_is_refused(site: Site) -> 
         os.close(here)
         here = below
     os.close(here)
-    site.first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    site.first = snapshot(site.context, MAIN, site.proof).snapshot_id
     with pytest.raises(IoFailure, match="too long"):
         site.restore(path=deep)
-    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
-    assert list(site.control.places.scratch.iterdir()) == []
+    assert site.context.store.read(OPERATIONS.key(MAIN)) is None
+    assert list(site.context.places.scratch.iterdir()) == []
 
 
 def test_in_place_is_refused_where_something_is_mounted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,7 +536,7 @@ def test_a_part_replaces_what_is_of_another_kind(site: Site) -> None:
 
 
 def test_a_path_that_is_not_in_the_snapshot_or_leads_elsewhere_is_refused(site: Site) -> None:
-    outside = site.control.places.root / "outside"
+    outside = site.context.places.root / "outside"
     outside.mkdir()
     (outside / "a").write_text("not yours")
     with pytest.raises(NotFound):
@@ -551,7 +551,7 @@ def test_a_path_that_is_not_in_the_snapshot_or_leads_elsewhere_is_refused(site: 
     with pytest.raises(PathEscape):
         site.restore(path="directory/a", keep=False)
     assert (outside / "a").read_text() == "not yours"
-    assert list(site.control.places.scratch.iterdir()) == []
+    assert list(site.context.places.scratch.iterdir()) == []
 
 
 # --- The plan ---------------------------------------------------------------------------------------
@@ -612,10 +612,10 @@ def require_mended(made: World) -> None:
             with fresh(base) as directory:
                 case.prepare(directory)
                 cut_short(lambda: case.operate(directory), Kill.AFTER, index, names=("rename_noreplace",))
-                with opened(directory) as control:
-                    settle(control, MAIN)
-                    assert content_of(control.places.payload(MAIN)) in (UNSAVED, FIRST)
-                    assert control.store.read(OPERATIONS.key(MAIN)) is None
+                with opened(directory) as context:
+                    settle(context, MAIN)
+                    assert content_of(context.places.payload(MAIN)) in (UNSAVED, FIRST)
+                    assert context.store.read(OPERATIONS.key(MAIN)) is None
 
 
 # --- A link in the place of the directory -------------------------------------------------------------
@@ -630,7 +630,7 @@ def replace_by_link(site: Site, elsewhere: Path) -> None:
 
 def test_a_link_in_the_place_of_the_directory_is_not_followed(scratch: Path) -> None:
     site = Site(scratch / "repo")
-    first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    first = snapshot(site.context, MAIN, site.proof).snapshot_id
     replace_by_link(site, scratch / "elsewhere")
 
     snapshots = site.repository.snapshots
@@ -642,15 +642,15 @@ def test_a_link_in_the_place_of_the_directory_is_not_followed(scratch: Path) -> 
     ):
         with pytest.raises(PathEscape, match="is a symbolic link"):
             follow()
-    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
-    assert resolve(site.control, "head", worktree=MAIN).snapshot_id == first
+    assert site.context.store.read(OPERATIONS.key(MAIN)) is None
+    assert resolve(site.context, "head", worktree=MAIN).snapshot_id == first
 
 
 def test_a_link_that_comes_during_a_restore_does_not_leave_the_worktree_stuck(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(scratch / "repo")
-    first = snapshot(site.control, MAIN, site.proof).snapshot_id
+    first = snapshot(site.context, MAIN, site.proof).snapshot_id
     exchange = repository_exchange._Exchange.make
 
     def link_first(*arguments: Any) -> None:
@@ -658,8 +658,8 @@ def test_a_link_that_comes_during_a_restore_does_not_leave_the_worktree_stuck(
         exchange(*arguments)
 
     monkeypatch.setattr(repository_exchange._Exchange, "make", link_first)
-    restore_in_place(site.control, MAIN, first, site.proof, InPlace(reason="x"))
+    restore_in_place(site.context, MAIN, first, site.proof, InPlace(reason="x"))
 
-    assert site.control.store.read(OPERATIONS.key(MAIN)) is None
+    assert site.context.store.read(OPERATIONS.key(MAIN)) is None
     assert not site.payload.is_symlink()
     assert (scratch / "elsewhere/theirs").read_text() == "theirs"

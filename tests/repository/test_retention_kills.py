@@ -58,7 +58,7 @@ def repaired(repository: Repository) -> None:
     assert repository.repair() == ((), (), ())
     twice = fingerprint(repository.root)
     assert twice == once, {name for name in once.keys() | twice.keys() if once.get(name) != twice.get(name)}
-    check_chain(repository.control.store, repository.control.trail)
+    check_chain(repository.context.store, repository.context.trail)
 
 
 class World(NamedTuple):
@@ -86,8 +86,8 @@ class Copied:
 
     def check(self, directory: Path, outcome: Outcome) -> None:
         repository = Repository(directory)
-        assert isinstance(repository.control.store, FileStore)
-        with repository.control.store:
+        assert isinstance(repository.context.store, FileStore)
+        with repository.context.store:
             self.judge(repository, outcome)
 
     def judge(self, repository: Repository, outcome: Outcome) -> None:
@@ -109,57 +109,57 @@ class CollectionKilled(Copied):
 
     def operate(self, directory: Path) -> None:
         gc.BATCH = 2
-        gc.run(Repository(directory).control, self.world.plan_id)
+        gc.run(Repository(directory).context, self.world.plan_id)
 
     def judge(self, repository: Repository, outcome: Outcome) -> None:
-        control, world = repository.control, self.world
-        self.require_sound(control)
+        context, world = repository.context, self.world
+        self.require_sound(context)
         if outcome.call is None or outcome.call.index % 2:
-            state = gc_plan.plan_of(control, world.plan_id).state
+            state = gc_plan.plan_of(context, world.plan_id).state
             repaired(repository)
             gone = frozenset() if state is PlanState.PROPOSED else world.going
-            assert snapshots_of(control).keys() == (world.staying | world.going) - gone
-            assert trees_of(control) == snapshots_of(control).keys()
-            self.require_sound(control)
-        done = gc.run(control, world.plan_id)  # goes on, or does nothing
+            assert snapshots_of(context).keys() == (world.staying | world.going) - gone
+            assert trees_of(context) == snapshots_of(context).keys()
+            self.require_sound(context)
+        done = gc.run(context, world.plan_id)  # goes on, or does nothing
         assert done.plan.state is PlanState.FINISHED
-        assert snapshots_of(control).keys() == trees_of(control) == world.staying
-        self.require_sound(control)
+        assert snapshots_of(context).keys() == trees_of(context) == world.staying
+        self.require_sound(context)
         repaired(repository)
-        require_no_more_than_needed(control)
-        assert remnants_of(control) == world.left
-        keep(control, {"next": "works"})
-        self.require_sound(control)
+        require_no_more_than_needed(context)
+        assert remnants_of(context) == world.left
+        keep(context, {"next": "works"})
+        self.require_sound(context)
 
-    def require_sound(self, control: RepositoryContext) -> None:
-        require_whole(control)
-        assert world_is_there(control, self.world.staying)
+    def require_sound(self, context: RepositoryContext) -> None:
+        require_whole(context)
+        assert world_is_there(context, self.world.staying)
         for worktree in (MAIN, "dev"):
-            parents_of(control, control.config(worktree).head_snapshot_id)
+            parents_of(context, context.config(worktree).head_snapshot_id)
 
 
-def world_is_there(control: RepositoryContext, snapshot_ids: frozenset[str]) -> bool:
-    found = snapshots_of(control)
+def world_is_there(context: RepositoryContext, snapshot_ids: frozenset[str]) -> bool:
+    found = snapshots_of(context)
     return all(each in found and found[each].doomed_by is None for each in snapshot_ids)
 
 
 def test_a_collection_that_is_killed_anywhere_loses_nothing_and_goes_on(
     make_world: Callable[[str], Repository],
 ) -> None:
-    control = make_world("collection").control
-    ids = line_of(control, 5, shared=True)
-    create_reference(control, "kept", ids[2])
-    add_worktree(control, "dev", head=ids[1])
-    line_of(control, 2, worktree="dev", shared=True)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    plan = gc_plan.propose(control).plan
+    context = make_world("collection").context
+    ids = line_of(context, 5, shared=True)
+    create_reference(context, "kept", ids[2])
+    add_worktree(context, "dev", head=ids[1])
+    line_of(context, 2, worktree="dev", shared=True)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    plan = gc_plan.propose(context).plan
     going = frozenset(plan.snapshots)
     assert len(going) == 4
-    world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
+    world = World(context.places.root, plan.plan_id, going, frozenset(snapshots_of(context)) - going)
     homes = [
         home.tree
         for each in world.staying
-        for home in read_shared_directories(control.places.tree(each)).values()
+        for home in read_shared_directories(context.places.tree(each)).values()
     ]
     world = world._replace(left=going.intersection(homes))
     assert len(world.left) >= 2
@@ -177,18 +177,18 @@ class RepairKilled(Copied):
         Repository(directory).repair()
 
     def judge(self, repository: Repository, outcome: Outcome) -> None:
-        control = repository.control
-        self.require_sound(control)
+        context = repository.context
+        self.require_sound(context)
         repaired(repository)
-        self.require_sound(control)
-        assert snapshots_of(control).keys() == trees_of(control)
-        keep(control, {"next": "works"})
+        self.require_sound(context)
+        assert snapshots_of(context).keys() == trees_of(context)
+        keep(context, {"next": "works"})
         assert repository.examine() == []
 
-    def require_sound(self, control: RepositoryContext) -> None:
-        require_whole(control)
-        assert self.world.staying <= snapshots_of(control).keys()
-        assert (control.places.payload(MAIN) / "unsaved").read_text() == "precious"
+    def require_sound(self, context: RepositoryContext) -> None:
+        require_whole(context)
+        assert self.world.staying <= snapshots_of(context).keys()
+        assert (context.places.payload(MAIN) / "unsaved").read_text() == "precious"
 
 
 ALL_AT_ONCE = [
@@ -216,16 +216,16 @@ def test_a_repair_that_is_killed_anywhere_loses_nothing_and_the_next_one_ends_it
     make_world: Callable[[str], Repository],
 ) -> None:
     repository = make_world("repair")
-    control = repository.control
-    damage.prepare(control)
-    staying = frozenset(snapshots_of(control))
+    context = repository.context
+    damage.prepare(context)
+    staying = frozenset(snapshots_of(context))
     for plant in ALL_AT_ONCE:
-        plant(control)
-    (control.places.payload(MAIN) / "unsaved").write_text("precious")
+        plant(context)
+    (context.places.payload(MAIN) / "unsaved").write_text("precious")
     codes = {each.code for each in repository.examine()}
     codes |= {"tree-orphaned", "tree-unknown"}  # trees are not judged while an operation is pending
     assert codes == {each.code for each in damage.ALL.values() if each.repaired}
-    report = killed_everywhere(RepairKilled(World(control.places.root, staying=staying)), share=SHARE)
+    report = killed_everywhere(RepairKilled(World(context.places.root, staying=staying)), share=SHARE)
     report.require_clean(at_least=100)
 
 
@@ -235,14 +235,14 @@ def test_a_repair_that_is_killed_anywhere_loses_nothing_and_the_next_one_ends_it
 def test_the_sweep_finds_a_collection_that_deletes_descriptors_before_their_children_are_linked(
     make_world: Callable[[str], Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    control = make_world("planted").control
-    line_of(control, 3)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    add_worktree(control, "dev", head=control.config(MAIN).head_snapshot_id)
-    plan = gc_plan.propose(control).plan
+    context = make_world("planted").context
+    line_of(context, 3)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    add_worktree(context, "dev", head=context.config(MAIN).head_snapshot_id)
+    plan = gc_plan.propose(context).plan
     going = frozenset(plan.snapshots)
     monkeypatch.setattr(gc, "staying_ancestor", lambda descriptor, going: descriptor.parent_id)
-    world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
+    world = World(context.places.root, plan.plan_id, going, frozenset(snapshots_of(context)) - going)
     report = Report("planted")
     scenario = CollectionKilled(world)
     with swept_directory() as base, fresh(base) as directory:
@@ -258,28 +258,28 @@ class CollectionWithoutPower(CollectionKilled):
     """A run of one snapshot, in which the other has a directory. What is rebuilt has no times, so contents
     are compared, not manifests."""
 
-    def require_sound(self, control: RepositoryContext) -> None:
-        found = snapshots_of(control)
+    def require_sound(self, context: RepositoryContext) -> None:
+        found = snapshots_of(context)
         for each in self.world.staying:
             assert found[each].doomed_by is None
-            assert files_kept(control.places.tree(each)) == {
+            assert files_kept(context.places.tree(each)) == {
                 "file": "new",
                 "one/file": "1",
                 "one/two/file": "3",
             }
-        parents_of(control, control.config(MAIN).head_snapshot_id)
+        parents_of(context, context.config(MAIN).head_snapshot_id)
         for each, descriptor in found.items():
-            assert descriptor.doomed_by or is_ready(control.places, each)
+            assert descriptor.doomed_by or is_ready(context.places, each)
 
 
 def without_power(repository: Repository, *, share: float = 1.0) -> Report:
-    control = repository.control
-    going = frozenset({keep(control, {"file": "old", "one/file": "1", "one/two/file": "2"}, shared=True)})
-    keep(control, {"file": "new", "one/two/file": "3"}, shared=True)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    plan = gc_plan.propose(control).plan
-    staying = frozenset(snapshots_of(control)) - going
-    world = World(control.places.root, plan.plan_id, going, staying, left=going)
+    context = repository.context
+    going = frozenset({keep(context, {"file": "old", "one/file": "1", "one/two/file": "2"}, shared=True)})
+    keep(context, {"file": "new", "one/two/file": "3"}, shared=True)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    plan = gc_plan.propose(context).plan
+    staying = frozenset(snapshots_of(context)) - going
+    world = World(context.places.root, plan.plan_id, going, staying, left=going)
     return power_cuts(CollectionWithoutPower(world), limit=2, share=share)
 
 
@@ -304,12 +304,12 @@ def test_the_sweep_finds_a_collection_that_does_not_sync_what_it_moved(
 def test_a_collection_that_fails_anywhere_loses_nothing_and_goes_on(
     make_world: Callable[[str], Repository],
 ) -> None:
-    control = make_world("errors").control
-    line_of(control, 2)
-    add_worktree(control, "dev", head=control.config(MAIN).head_snapshot_id)
-    gc_plan.set_policy(control, Policy(keep_last=1))
-    plan = gc_plan.propose(control).plan
+    context = make_world("errors").context
+    line_of(context, 2)
+    add_worktree(context, "dev", head=context.config(MAIN).head_snapshot_id)
+    gc_plan.set_policy(context, Policy(keep_last=1))
+    plan = gc_plan.propose(context).plan
     going = frozenset(plan.snapshots)
-    world = World(control.places.root, plan.plan_id, going, frozenset(snapshots_of(control)) - going)
+    world = World(context.places.root, plan.plan_id, going, frozenset(snapshots_of(context)) - going)
     faults = [Fault(errno.EIO), Fault(errno.ENOSPC, lasting=True), Fault(errno.ENOSPC)]
     failed_everywhere(CollectionKilled(world), faults, share=SHARE).require_clean(at_least=50)

@@ -26,7 +26,7 @@ ROUNDS = rounds(100, least=10)
 
 @pytest.fixture
 def context(scratch: Path) -> RepositoryContext:
-    return make_repository(scratch / "repository").control
+    return make_repository(scratch / "repository").context
 
 
 def left_over(context: RepositoryContext) -> list[str]:
@@ -92,11 +92,11 @@ def test_what_somebody_is_removing_is_left_to_them(context: RepositoryContext) -
 def test_those_who_sweep_and_those_who_look_never_disturb_those_who_work(scratch: Path) -> None:
     """Three work, in scratches with a file that must stay; two sweep all that they can get."""
     root = scratch / "repository"
-    context = make_repository(root).control
+    context = make_repository(root).context
 
     def work(line: Line) -> None:
         delay_calls(("open", "rename", "mkdir", "unlink", "rmdir"), most=0.0005)
-        own = Repository(root).control
+        own = Repository(root).context
         problems: list[str] = []
         for _ in range(ROUNDS):
             try:
@@ -110,7 +110,7 @@ def test_those_who_sweep_and_those_who_look_never_disturb_those_who_work(scratch
 
     def sweep(line: Line) -> None:
         delay_calls(("open", "rename", "mkdir", "unlink", "rmdir"), most=0.0005)
-        own, swept = Repository(root).control, 0
+        own, swept = Repository(root).context, 0
         while not line.has_news():
             sum(1 for _ in scratches.in_use(own.places))
             for each in scratches.abandoned(own.places):

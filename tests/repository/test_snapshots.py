@@ -57,25 +57,25 @@ class Site:
 
     def __init__(self, root: Path) -> None:
         self.repository = make_repository(root)
-        self.control: RepositoryContext = self.repository.control
-        self.payload = self.control.places.payload(MAIN)
+        self.context: RepositoryContext = self.repository.context
+        self.payload = self.context.places.payload(MAIN)
         lease = self.repository.desk.acquire(MAIN, self.repository.desk.request(ttl=3600.0)).lease
         self.proof = Proof(lease.lock_id, lease.fencing_token)
         (self.payload / "file").write_text("content")
 
     def take(self, **wanted: Any) -> str:
-        return snapshot(self.control, MAIN, self.proof, SnapshotOptions(**wanted)).snapshot_id
+        return snapshot(self.context, MAIN, self.proof, SnapshotOptions(**wanted)).snapshot_id
 
     def ids(self, worktree: str = MAIN) -> list[str]:
-        return [each.descriptor.snapshot_id for each in line(self.control, worktree).entries]
+        return [each.descriptor.snapshot_id for each in line(self.context, worktree).entries]
 
     def require_nothing_left(self, *expected: str) -> None:
         """These snapshots are there, newest first, and nothing else is, seen or unseen."""
         assert self.ids() == list(expected)
-        assert {name for name, _ in self.control.store.scan(DESCRIPTORS)} == set(expected)
-        trees = self.control.places.snapshots
+        assert {name for name, _ in self.context.store.scan(DESCRIPTORS)} == set(expected)
+        trees = self.context.places.snapshots
         assert ({each.name for each in trees.iterdir()} if trees.exists() else set()) == set(expected)
-        rooms = self.control.places.scratch
+        rooms = self.context.places.scratch
         assert not rooms.exists() or list(rooms.iterdir()) == []
 
 
@@ -122,17 +122,17 @@ def once(action: Callable[[], object]) -> Callable[[int, int], None]:
 def test_a_snapshot_holds_what_was_there_and_is_the_new_head(site: Site) -> None:
     (site.payload / "directory").mkdir()
     (site.payload / "directory" / "below").write_text("deep")
-    made = snapshot(site.control, MAIN, site.proof, SnapshotOptions(note="first"))
-    tree = site.control.places.tree(made.snapshot_id)
+    made = snapshot(site.context, MAIN, site.proof, SnapshotOptions(note="first"))
+    tree = site.context.places.tree(made.snapshot_id)
     assert files_kept(tree)["directory/below"] == "deep"
     assert list(verify(tree, made.payload_hash)) == []
     assert made.note == "first"
     assert made.files == 2
     assert made.parent_id is None
     assert (made.lock_id, made.fencing_token) == site.proof
-    assert site.control.config(MAIN).head_snapshot_id == made.snapshot_id
-    assert resolve(site.control, "head") == made
-    second = snapshot(site.control, MAIN, site.proof)
+    assert site.context.config(MAIN).head_snapshot_id == made.snapshot_id
+    assert resolve(site.context, "head") == made
+    second = snapshot(site.context, MAIN, site.proof)
     assert second.parent_id == made.snapshot_id
     site.require_nothing_left(second.snapshot_id, made.snapshot_id)
 
@@ -141,7 +141,7 @@ def test_a_snapshot_holds_what_was_there_and_is_the_new_head(site: Site) -> None
 def test_a_users_own_mark_of_completeness_is_just_payload(site: Site) -> None:
     (site.payload / ".READY").write_text("mine")
     made = site.take()
-    tree = site.control.places.tree(made)
+    tree = site.context.places.tree(made)
     assert (tree / "payload" / ".READY").read_text() == "mine"
     (tree / ".READY").unlink()
     assert site.ids() == []
@@ -153,14 +153,14 @@ def test_a_descriptor_lists_no_more_than_a_record_can_hold(site: Site) -> None:
         raise NotImplementedError("there are no fifos on Windows")
     for number in range(MOST_LISTED + 2):
         os.mkfifo(site.payload / f"fifo-{number}")
-    made = snapshot(site.control, MAIN, site.proof)
+    made = snapshot(site.context, MAIN, site.proof)
     assert len(made.special) == MOST_LISTED + 1
     assert made.special[-1] == "... and 2 more"
     assert made.files >= MOST_LISTED + 2
 
 
 def test_unchanged_files_are_stored_once(site: Site) -> None:
-    trees = [site.control.places.tree(site.take(engine=Engine.LINKED)) for _ in range(2)]
+    trees = [site.context.places.tree(site.take(engine=Engine.LINKED)) for _ in range(2)]
     inodes = {located(tree, read_shared_directories(tree), b"file").stat().st_ino for tree in trees}
     assert len(inodes) == 1
     assert (site.payload / "file").stat().st_ino not in inodes
@@ -169,22 +169,22 @@ def test_unchanged_files_are_stored_once(site: Site) -> None:
 def test_a_parent_that_is_about_to_be_collected_is_not_linked_to(site: Site) -> None:
     first = site.take(engine=Engine.LINKED)
     key = DESCRIPTORS.key(first)
-    doomed = msgspec.structs.replace(resolve(site.control, first), doomed_by="plan")
-    site.control.store.transact([key], lambda view, now: Decision([Replace(key, doomed)], None))
+    doomed = msgspec.structs.replace(resolve(site.context, first), doomed_by="plan")
+    site.context.store.transact([key], lambda view, now: Decision([Replace(key, doomed)], None))
     second = site.take(engine=Engine.LINKED)
-    inodes = {(site.control.places.tree(each) / "payload" / "file").stat().st_ino for each in (first, second)}
+    inodes = {(site.context.places.tree(each) / "payload" / "file").stat().st_ino for each in (first, second)}
     assert len(inodes) == 2
 
 
 def test_a_tag_is_made_in_the_same_commit(site: Site) -> None:
     made = site.take(tag="v1")
-    assert resolve(site.control, "v1").snapshot_id == made
+    assert resolve(site.context, "v1").snapshot_id == made
     with pytest.raises(AlreadyExists):
         site.take(tag="v1")
     with pytest.raises(UsageFailure):
         site.take(tag="head")
     with (
-        at_call("sync_filesystem", 1, lambda: add_reference(site.control, "v2", made)),
+        at_call("sync_filesystem", 1, lambda: add_reference(site.context, "v2", made)),
         pytest.raises(AlreadyExists),
     ):
         site.take(tag="v2")  # somebody else was faster
@@ -196,9 +196,9 @@ def test_a_tag_is_made_in_the_same_commit(site: Site) -> None:
 
 @pytest.mark.req("LC-19", "LC-20")
 def test_quiesced_is_the_default_and_what_was_asked_for_is_stored(site: Site) -> None:
-    assert resolve(site.control, site.take()).consistency_level is QUIESCED
-    assert resolve(site.control, site.take(consistency=BEST_EFFORT)).consistency_level is BEST_EFFORT
-    stored = site.control.places.root / ".jvs" / "descriptors" / f"{site.ids()[0]}.json"
+    assert resolve(site.context, site.take()).consistency_level is QUIESCED
+    assert resolve(site.context, site.take(consistency=BEST_EFFORT)).consistency_level is BEST_EFFORT
+    stored = site.context.places.root / ".jvs" / "descriptors" / f"{site.ids()[0]}.json"
     assert '"consistency_level": "best_effort"' in stored.read_text()
 
 
@@ -215,17 +215,17 @@ def test_quiesced_is_the_default_and_what_was_asked_for_is_stored(site: Site) ->
 def test_a_shared_worktree_needs_no_lock_and_is_best_effort_unless_a_policy_says_otherwise(
     site: Site, policy: Consistency | None, wanted: Consistency | None, expected: Consistency
 ) -> None:
-    add_worktree(site.control, "open", isolation=Isolation.SHARED, consistency=policy)
-    made = snapshot(site.control, "open", None, SnapshotOptions(consistency=wanted))
+    add_worktree(site.context, "open", isolation=Isolation.SHARED, consistency=policy)
+    made = snapshot(site.context, "open", None, SnapshotOptions(consistency=wanted))
     assert made.consistency_level is expected
     assert made.lock_id is None
     assert site.ids("open") == [made.snapshot_id]
 
 
 def test_a_policy_counts_in_an_exclusive_worktree_too(site: Site) -> None:
-    add_worktree(site.control, "loose", consistency=BEST_EFFORT)
+    add_worktree(site.context, "loose", consistency=BEST_EFFORT)
     lease = site.repository.lease("loose")
-    made = snapshot(site.control, "loose", Proof(lease.lock_id, lease.token))
+    made = snapshot(site.context, "loose", Proof(lease.lock_id, lease.token))
     assert made.consistency_level is BEST_EFFORT
 
 
@@ -281,11 +281,11 @@ def test_with_a_writer_at_work_quiesced_fails_and_best_effort_works(site: Site, 
     assert writer.hear() == "writing"
     taken = undisturbed(site)
     site.require_nothing_left(*reversed(taken))
-    rough = snapshot(site.control, MAIN, site.proof, SnapshotOptions(consistency=BEST_EFFORT))
+    rough = snapshot(site.context, MAIN, site.proof, SnapshotOptions(consistency=BEST_EFFORT))
     assert writer.ask("stop") == "stopped"
     assert rough.files == 1001
-    assert list(verify(site.control.places.tree(rough.snapshot_id), rough.payload_hash)) == []
-    assert resolve(site.control, site.take()).consistency_level is QUIESCED
+    assert list(verify(site.context.places.tree(rough.snapshot_id), rough.payload_hash)) == []
+    assert resolve(site.context, site.take()).consistency_level is QUIESCED
 
 
 def test_a_directory_that_is_replaced_while_it_is_captured_is_not_published(site: Site) -> None:
@@ -320,7 +320,7 @@ def test_a_worktree_without_its_directory_is_said_to_be_without_it(site: Site) -
 @pytest.mark.req("LC-23", "LC-29")
 def test_an_exclusive_worktree_needs_its_lock(site: Site) -> None:
     with pytest.raises(LockNotHeld):
-        snapshot(site.control, MAIN, None)
+        snapshot(site.context, MAIN, None)
     site.take()
 
 
@@ -330,7 +330,7 @@ def test_a_proof_that_does_not_fit_is_refused(site: Site, proof: str) -> None:
     lock_id, token = site.proof
     wrong = Proof("somebody", token) if proof == "another lock" else Proof(lock_id, token - 1)
     with pytest.raises(FencingMismatch):
-        snapshot(site.control, MAIN, wrong)
+        snapshot(site.context, MAIN, wrong)
     site.require_nothing_left()
 
 
@@ -360,18 +360,18 @@ def test_a_lease_stolen_and_released_meanwhile_publishes_nothing(site: Site) -> 
 
 
 def test_the_token_of_a_lock_is_never_that_of_another(site: Site) -> None:
-    assert proof_of(site.control, MAIN, site.proof.lock_id) == site.proof
+    assert proof_of(site.context, MAIN, site.proof.lock_id) == site.proof
     expire(site.repository)
     thief = site.repository.steal(MAIN).lease
     with pytest.raises(FencingMismatch):
-        proof_of(site.control, MAIN, site.proof.lock_id)
-    assert proof_of(site.control, MAIN, thief.lock_id).token == thief.fencing_token
-    assert proof_of(site.control, MAIN, "old", 1) == Proof("old", 1)
+        proof_of(site.context, MAIN, site.proof.lock_id)
+    assert proof_of(site.context, MAIN, thief.lock_id).token == thief.fencing_token
+    assert proof_of(site.context, MAIN, "old", 1) == Proof("old", 1)
 
 
 @pytest.mark.req("LC-12")
 def test_the_library_refuses_with_a_lease_that_is_lost(site: Site) -> None:
-    add_worktree(site.control, "dev")
+    add_worktree(site.context, "dev")
     held = site.repository.lease("dev")
     made = site.repository.snapshot("dev", held, note="held")
     assert made.fencing_token == held.token
@@ -390,7 +390,7 @@ def test_nothing_is_published_while_something_is_being_done_to_the_worktree(site
         pending = Operation(
             operation_id="x", kind=OperationKind.RESTORE, worktree_id=MAIN, begun_at="", holder_id="somebody"
         )
-        site.control.store.transact([key], lambda view, now: Decision([Create(key, pending)], None))
+        site.context.store.transact([key], lambda view, now: Decision([Create(key, pending)], None))
 
     with at_call("sync_filesystem", 1, begin), pytest.raises(LockConflict, match="somebody"):
         site.take()
@@ -398,15 +398,15 @@ def test_nothing_is_published_while_something_is_being_done_to_the_worktree(site
 
 
 def test_nothing_is_published_into_another_worktree_of_the_same_name(site: Site) -> None:
-    add_worktree(site.control, "open", isolation=Isolation.SHARED)
+    add_worktree(site.context, "open", isolation=Isolation.SHARED)
 
     def exchange() -> None:
         key = WORKTREES.key("open")
-        other = msgspec.structs.replace(site.control.config("open"), created_at="2030-01-01T00:00:00Z")
-        site.control.store.transact([key], lambda view, now: Decision([Replace(key, other)], None))
+        other = msgspec.structs.replace(site.context.config("open"), created_at="2030-01-01T00:00:00Z")
+        site.context.store.transact([key], lambda view, now: Decision([Replace(key, other)], None))
 
     with at_call("sync_filesystem", 1, exchange), pytest.raises(ConsistencyUnavailable):
-        snapshot(site.control, "open", None)
+        snapshot(site.context, "open", None)
     assert site.ids("open") == []
     site.require_nothing_left()
 
@@ -425,7 +425,7 @@ def test_a_tree_that_was_perhaps_published_is_left_where_it_is(site: Site) -> No
             site.take()
     made = site.ids()
     assert len(made) == 1
-    assert list(verify(site.control.places.tree(made[0]), resolve(site.control, "head").payload_hash)) == []
+    assert list(verify(site.context.places.tree(made[0]), resolve(site.context, "head").payload_hash)) == []
 
 
 REAL_PUBLISH = snapshots._publish
@@ -455,6 +455,6 @@ def test_failures_are_failures_whatever_call_goes_wrong(site: Site) -> None:
 
 def test_a_repository_that_is_opened_anew_goes_on(site: Site) -> None:
     first = site.take()
-    again = Repository(site.control.places.root)
-    second = snapshot(again.control, MAIN, site.proof)
+    again = Repository(site.context.places.root)
+    second = snapshot(again.context, MAIN, site.proof)
     assert second.parent_id == first

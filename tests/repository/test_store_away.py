@@ -223,9 +223,9 @@ def test_a_store_that_goes_away_meanwhile_is_told_once(tmp_path: Path, etcd_url:
     root = tmp_path / "repository"
     initialise(root, store=etcd_url)
     with Repository(root, to_examine=True) as repository:
-        store = repository.control.store
+        store = repository.context.store
         assert isinstance(store, FailingFast)
-        repository.control.config("main")
+        repository.context.config("main")
         assert store._store is not None
         with mock.patch.object(store._store, "scan", side_effect=StoreUnavailable("it", "gone")) as scan:
             findings = repository.examine()

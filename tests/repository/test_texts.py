@@ -48,16 +48,16 @@ class Place:
         return self.repository.snapshots.plan("main", self.snapshot_id, how)
 
     def one_line(self) -> dict[str, Write]:
-        control, claims = self.repository.control, self.tracker.claims
+        context, claims = self.repository.context, self.tracker.claims
         return {
             "purpose": lambda text: self.repository.lease(purpose=text).release(),
             "purpose of a steal": lambda text: self.repository.desk.request(purpose=text),
             "note": self.note,
             "label of a worktree": lambda text: self.repository.worktrees.create(f"w{len(text)}", label=text),
             "note of a reference": lambda text: create_reference(
-                control, f"r{len(text)}", self.snapshot_id, note=text
+                context, f"r{len(text)}", self.snapshot_id, note=text
             ),
-            "reason of a pin": lambda text: add_pin(control, self.snapshot_id, reason=text),
+            "reason of a pin": lambda text: add_pin(context, self.snapshot_id, reason=text),
             "reason": self.restore,
             "title": lambda text: self.create(NewIssue(title=text)),
             "another title": lambda text: self.update(Update(title=text)),

@@ -81,15 +81,15 @@ class Case:
     def check(self, directory: Path, outcome: Outcome) -> None:
         repository = Repository(directory)
         for name in {*self.old, *self.new}:
-            settle(repository.control, name)
+            settle(repository.context, name)
         found = self._state(repository)
         assert found in (self.old, self.new), found
         assert found == self.new or not outcome.acknowledged, "what was acknowledged is not there"
         recorded = [entry.event for entry in events(repository)][-1] == self.event
         assert recorded == (found == self.new), "the audit trail says otherwise"
         for name in {*self.old, *self.new}:
-            assert settle(repository.control, name) is None, "settling again found something to do"
-            assert repository.control.store.read(OPERATIONS.key(name)) is None
+            assert settle(repository.context, name) is None, "settling again found something to do"
+            assert repository.context.store.read(OPERATIONS.key(name)) is None
         assert self._state(repository) == found
         self._check_leases(repository, found)
         self._check_next(repository, directory, done=found == self.new)
@@ -103,7 +103,7 @@ class Case:
         for name in {*self.old, *self.new} - {*found}:
             assert repository.desk.state(name) is None, "a ghost lock"
         for name in {*self.old, *(found if self.old else ())}:
-            counter = repository.control.store.read(LeaseKeys.of(name).counter)
+            counter = repository.context.store.read(LeaseKeys.of(name).counter)
             assert counter is not None, "tokens are counted from the start again"
             assert counter.record.fencing_token >= 1
 
@@ -180,10 +180,10 @@ class RemovalOfUnsavedWork(Removal):
 
     def _check_that_it_is_kept(self, repository: Repository) -> None:
         """As a snapshot, unless it is still where it was."""
-        places = repository.control.places
+        places = repository.context.places
         kept = [
             files_kept(places.tree(snapshot_id))
-            for snapshot_id, _ in repository.control.store.scan(DESCRIPTORS)
+            for snapshot_id, _ in repository.context.store.scan(DESCRIPTORS)
         ]
         where_it_was = places.payload("dev")
         assert WORK in kept or (where_it_was.is_dir() and files_in(where_it_was) == WORK), "work was lost"
@@ -220,7 +220,7 @@ class Settling(Case):
     def operate(self, directory: Path) -> object:
         repository = Repository(directory)
         for name in sorted({*self.old, *self.new}):
-            settle(repository.control, name)
+            settle(repository.context, name)
         return names(repository) == [*self.new] or self.case.operate(directory)
 
 
@@ -279,8 +279,8 @@ def test_what_somebody_has_put_in_the_way_is_not_touched(
     stranger = repository.root / "worktrees" / path
     put_files(stranger, {"precious": "a stranger's"})
     for name in {*case.old, *case.new}:
-        settle(repository.control, name)
-        assert repository.control.store.read(OPERATIONS.key(name)) is None
+        settle(repository.context, name)
+        assert repository.context.store.read(OPERATIONS.key(name)) is None
     assert files_in(stranger) == {"precious": "a stranger's"}
     assert {name: files_in(repository.path(name)) for name in names(repository)} == left
 
@@ -288,7 +288,7 @@ def test_what_somebody_has_put_in_the_way_is_not_touched(
 def test_a_renaming_whose_directory_was_taken_away_comes_to_an_end(scratch: Path) -> None:
     repository = begun(Renaming(), scratch / "repo", Kill.BEFORE)
     (repository.root / "worktrees/old").rename(scratch / "taken")
-    settle(repository.control, "old")
+    settle(repository.context, "old")
     assert names(repository) == ["old"]
     (scratch / "taken").rename(repository.root / "worktrees/old")
     repository.worktrees.change_name("old", "new", force=True)
@@ -349,7 +349,7 @@ PLANTED: dict[str, tuple[type[Case], Callable[[pytest.MonkeyPatch], None]]] = {
 
 
 def _delete_first(repository: Repository, name: str, **_: Any) -> object:
-    remove_tree(repository.control.places.payload(name))
+    remove_tree(repository.context.places.payload(name))
     return repository.worktrees.remove(name, save=None, force=True)
 
 

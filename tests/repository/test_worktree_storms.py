@@ -108,7 +108,7 @@ class Stage:
 
     def judge(self, answers: list[Answer]) -> None:
         """Records, directories and locks fit together; tokens have grown."""
-        store, names = self.repository.control.store, self.names()
+        store, names = self.repository.context.store, self.names()
         there = sorted(each.name for each in (self.repository.root / "worktrees").iterdir())
         assert sorted(names) == there, "a record without a directory, or the reverse"
         for name in NAMES:

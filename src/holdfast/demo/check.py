@@ -47,7 +47,7 @@ def examine(
 ) -> Audit:
     """Judge what the agents have left behind."""
     repository, ledger = stage.repository(), stage.ledger()
-    descriptors = [document.record for _, document in repository.control.store.scan(DESCRIPTORS)]
+    descriptors = [document.record for _, document in repository.context.store.scan(DESCRIPTORS)]
     events = [each.event for each in ledger.ledger.events()]
     story = [entry.record for entry in stage.tracker().events()]
     claims = Counter(each.issue_id for each in story if each.type == "issue_claimed")
@@ -67,7 +67,7 @@ def examine(
         taken_over=sum(bool(each.unknown.get("taken_over_from")) for each in story),
         snapshots=len(descriptors),
         events=len(events),
-        entries=sum(1 for _ in repository.control.store.entries(AuditTrail().stream)),
+        entries=sum(1 for _ in repository.context.store.entries(AuditTrail().stream)),
         findings=tuple(findings),
     )
 
@@ -91,7 +91,7 @@ def _work(stage: Stage, issues: Sequence[str], story: Sequence[Any]) -> Iterator
 
 def _lost(stage: Stage, repository: Repository, descriptors: Sequence[Descriptor]) -> Iterator[str]:
     """What was noted as written and is neither in the worktree nor in a snapshot of it."""
-    places = repository.control.places
+    places = repository.context.places
     for note in stage.noted():
         worktree, file = f"issue-{str(note['issue'])[:8]}", str(note["file"])
         trees = [places.tree(each.snapshot_id) for each in descriptors if each.worktree_id == worktree]
@@ -134,7 +134,7 @@ def _verified(repository: Repository, descriptors: Sequence[Descriptor]) -> Iter
 
 def _chain(repository: Repository) -> Iterator[str]:
     try:
-        for _ in verify(repository.control.store.entries(AuditTrail().stream)):
+        for _ in verify(repository.context.store.entries(AuditTrail().stream)):
             pass
     except AuditChainBroken as broken:
         yield f"the chain of the audit trail is broken: {broken.message}"
@@ -144,8 +144,8 @@ def _stuck(stage: Stage, repository: Repository) -> Iterator[str]:
     for held in look_around(stage.root).holdings:
         if not held.reclaim.safe and held.kind != "file lock":
             yield f"still held: {held.kind} {held.what} by {held.who}"
-    doctor.repair(repository.control, all_checks())
-    for finding in doctor.examine(repository.control, all_checks()):
+    doctor.repair(repository.context, all_checks())
+    for finding in doctor.examine(repository.context, all_checks()):
         if finding.severity is not Severity.NOTE:
             yield f"an examination finds: {finding.message}"
 

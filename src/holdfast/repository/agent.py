@@ -172,13 +172,13 @@ class Assignment:
         """
         assert self.outcome is not None
         repository, name = self._repository, self.lease.worktree
-        base = repository.control.config(name).base_snapshot_id
+        base = repository.context.config(name).base_snapshot_id
         pin = self._pin(self.outcome.snapshot_id) if self.outcome.snapshot_id != base else None
         try:
             removed = repository.remove_worktree(name, lock_id=self.lease.lock_id)
         except BaseException:
             if pin is not None:
-                remove_pin(repository.control, pin.pin_id)
+                remove_pin(repository.context, pin.pin_id)
             raise
         self._pin(removed.saved)  # anything written after the agent said that it was done
         return removed
@@ -195,13 +195,13 @@ class Assignment:
         if snapshot_id is None:
             return None
         reason = f"issue {self.issue.id[:8]}: {self.issue.title}"[:LONGEST_NOTE]
-        return add_pin(self._repository.control, snapshot_id, reason=reason)
+        return add_pin(self._repository.context, snapshot_id, reason=reason)
 
     def _save(self, outcome: str) -> str | None:
         """The snapshot of the worktree's content: a new one, or the head if nothing changed."""
         note = f"{self.issue.id[:8]} {self.issue.title} ({outcome})"[:LONGEST_NOTE]
         made = _save_if_changed(self._repository, self.lease, note)
-        return made or self._repository.control.config(self.lease.worktree).head_snapshot_id
+        return made or self._repository.context.config(self.lease.worktree).head_snapshot_id
 
     def _decide_gate(self, status: GateStatus) -> None:
         if self._gate is not None:
@@ -301,7 +301,7 @@ def _lease_worktree(
 
 def _create_worktree(repository: Repository, name: str) -> bool:
     """Create the worktree from the head of `main`; False if it already exists."""
-    head = repository.control.config(MAIN).head_snapshot_id
+    head = repository.context.config(MAIN).head_snapshot_id
     if head is None:
         _refuse_empty_start(repository, name)
     with contextlib.suppress(AlreadyExists):
@@ -312,7 +312,7 @@ def _create_worktree(repository: Repository, name: str) -> bool:
 
 def _refuse_empty_start(repository: Repository, name: str) -> None:
     """An agent that is to work on the content of `main` must not get an empty directory."""
-    if repository.control.store.read(WORKTREES.key(name)) is not None:
+    if repository.context.store.read(WORKTREES.key(name)) is not None:
         return
     with Directory.open(repository.path(MAIN)) as main:
         if not main.names():

@@ -66,7 +66,7 @@ def all_checks() -> tuple[RepositoryCheck, ...]:
 
 def _store(examination: Examination) -> Iterator[Finding]:
     """Whether the store answers, has our schema, and has about the same time as this machine."""
-    root, store = examination.control.places.root, examination.control.store
+    root, store = examination.context.places.root, examination.context.store
     try:
         store.now()
         address = address_of(root)
@@ -125,7 +125,7 @@ def _ledger(examination: Examination) -> Iterator[Finding]:
     """The ledger beside the repository, if there is one; it is never changed."""
     _require_store(examination)
     try:
-        opened = open_ledger(examination.control.places.root)
+        opened = open_ledger(examination.context.places.root)
     except NotFound:
         return
     for each in opened.verify().findings:
@@ -140,7 +140,7 @@ def _ledger(examination: Examination) -> Iterator[Finding]:
 def _issues(examination: Examination) -> Iterator[Finding]:
     """The issues beside the repository, if there are any."""
     _require_store(examination)
-    tracker = open_tracker(examination.control.places.root, actor=ACTOR)
+    tracker = open_tracker(examination.context.places.root, actor=ACTOR)
     fix = partial(validate.repair, tracker)
     try:
         found = validate.examine(tracker)

@@ -51,8 +51,8 @@ QUEUES: Family[LeaseQueue] = Family("jvs/queues", StructCodec(LeaseQueue))
 
 def scratches(examination: Examination) -> Iterator[Finding]:
     """Scratches whose process is gone, and that no pending operation needs."""
-    control = examination.control
-    left = list(payloads.abandoned(control.places))
+    context = examination.context
+    left = list(payloads.abandoned(context.places))
     needed = {each.operation_id for each in examination.operations().values()}  # read second: it may end
     for each in left:
         if each.scratch_id in needed or _is_young_and_empty(each.path, examination.now):
@@ -69,7 +69,7 @@ def scratches(examination: Examination) -> Iterator[Finding]:
             f"{each.path} was left by {holder} that is gone",
             "It takes space. Nothing in it was ever visible, or it was being removed.",
             "remove it",
-            fix=partial(_sweep, control, each.scratch_id),
+            fix=partial(_sweep, context, each.scratch_id),
         )
 
 
@@ -89,21 +89,21 @@ def _is_young_and_empty(path: Path, now: float) -> bool:
 def _explains_a_tree(examination: Examination, snapshot_id: str) -> bool:
     """Whether this scratch is all that tells what an unpublished tree is."""
     try:
-        with Directory.open(examination.control.places.snapshots) as directory:
+        with Directory.open(examination.context.places.snapshots) as directory:
             there = directory.status(snapshot_id) is not None
     except NotFound:
         return False
     return there and examination.descriptor(snapshot_id) is None
 
 
-def _sweep(control: RepositoryContext, scratch_id: str) -> None:
-    if not payloads.sweep(control.places, scratch_id):
+def _sweep(context: RepositoryContext, scratch_id: str) -> None:
+    if not payloads.sweep(context.places, scratch_id):
         raise LockConflict(f"the scratch {scratch_id} is in use", scratch_id=scratch_id)
 
 
 def drafts(examination: Examination) -> Iterator[Finding]:
     """Files that were never published."""
-    root = examination.control.places.root
+    root = examination.context.places.root
     for name in _CONTROL:
         for path, age in _litter_below(root / name, examination.file_time, is_top=True):
             yield Finding(
@@ -149,7 +149,7 @@ def _remove(path: Path) -> None:
 
 def commits(examination: Examination) -> Iterator[Finding]:
     """Commits to several documents whose process died after the commit point."""
-    files = examination.control.store.files
+    files = examination.context.store.files
     if files is None:
         return
     for commit in files.unfinished_commits():
@@ -190,16 +190,16 @@ def operations(examination: Examination) -> Iterator[Finding]:
             "was not finished",
             "Its process died. Until it is finished nobody can lease this worktree.",
             "finish it, as the next command that needs the worktree does",
-            fix=partial(settle, examination.control, worktree),
+            fix=partial(settle, examination.context, worktree),
             facts={"operation_id": pending.operation_id, "operation": pending.kind.value},
         )
 
 
 def _is_dead(examination: Examination, worktree: str, pending: Operation) -> bool:
-    control = examination.control
+    context = examination.context
     try:
-        with payload_locked(control, *names_of(pending)):
-            now = control.store.read(OPERATIONS.key(worktree))
+        with payload_locked(context, *names_of(pending)):
+            now = context.store.read(OPERATIONS.key(worktree))
             return now is not None and now.record.operation_id == pending.operation_id
     except LockConflict:
         return False
@@ -207,11 +207,11 @@ def _is_dead(examination: Examination, worktree: str, pending: Operation) -> boo
 
 def collections(examination: Examination) -> Iterator[Finding]:
     """Snapshots that are marked for deletion, and plans that are decided, while no collection runs."""
-    control = examination.control
+    context = examination.context
     if not _open_plans(examination):
         return
     try:
-        with collector_locked(control):  # no collection runs, and none begins
+        with collector_locked(context):  # no collection runs, and none begins
             dead = _open_plans(examination)
     except LockConflict:
         return
@@ -223,14 +223,14 @@ def collections(examination: Examination) -> Iterator[Finding]:
             f"the collection of the plan {plan_id} was not finished; {marked} snapshots are marked",
             "Its process died. Marked snapshots cannot be referred to or restored.",
             "finish it if it was decided; otherwise unmark the snapshots",
-            fix=partial(end_dead_run, control, plan_id),
+            fix=partial(end_dead_run, context, plan_id),
             facts={"doomed": marked},
         )
 
 
 def _open_plans(examination: Examination) -> dict[str, int]:
-    store = examination.control.store
-    found = {each.plan_id: 0 for each in kept_plans(examination.control) if each.state is PlanState.DECIDED}
+    store = examination.context.store
+    found = {each.plan_id: 0 for each in kept_plans(examination.context) if each.state is PlanState.DECIDED}
     for _, document in store.scan(DESCRIPTORS):
         if document.record.doomed_by is not None:
             found[document.record.doomed_by] = found.get(document.record.doomed_by, 0) + 1
@@ -239,7 +239,7 @@ def _open_plans(examination: Examination) -> dict[str, int]:
 
 def plans(examination: Examination) -> Iterator[Finding]:
     """Plans that are too old to be run."""
-    for each in kept_plans(examination.control):
+    for each in kept_plans(examination.context):
         if each.is_expired(examination.now):
             yield Finding(
                 "plan-expired",
@@ -248,16 +248,16 @@ def plans(examination: Examination) -> Iterator[Finding]:
                 f"the plan {each.plan_id} expired at {each.expires_at}",
                 "It can no longer be run.",
                 "forget it",
-                fix=partial(forget_plan, examination.control, each.plan_id),
+                fix=partial(forget_plan, examination.context, each.plan_id),
             )
 
 
 def leases(examination: Examination) -> Iterator[Finding]:
     """Expired leases, and leases of worktrees that do not exist."""
-    control = examination.control
-    for worktree, _ in control.store.scan(LEASES):
+    context = examination.context
+    for worktree, _ in context.store.scan(LEASES):
         orphaned = _has_no_worktree(examination, worktree)
-        state = control.desk.state(worktree)  # read second: a rename takes the lease along
+        state = context.desk.state(worktree)  # read second: a rename takes the lease along
         if state is None:
             continue
         if orphaned:
@@ -268,7 +268,7 @@ def leases(examination: Examination) -> Iterator[Finding]:
                 f"{worktree} is leased by {state.lease.holder_id}, but there is no such worktree",
                 "It protects nothing. A new worktree of this name could not be leased.",
                 "remove the lease; its token is never granted again",
-                fix=partial(_remove_orphan, control, worktree),
+                fix=partial(_remove_orphan, context, worktree),
                 facts={"lock_id": state.lease.lock_id},
             )
         elif state.expired:
@@ -280,17 +280,17 @@ def leases(examination: Examination) -> Iterator[Finding]:
                 f"expired {format_duration(-state.time_left)} ago",
                 "Its holder did not renew it. The next one to acquire the lease takes it over.",
                 "release it",
-                fix=partial(_release, control, worktree, state.lease.lock_id),
+                fix=partial(_release, context, worktree, state.lease.lock_id),
                 facts={"lock_id": state.lease.lock_id, "liveness": state.liveness.value},
             )
 
 
 def _has_no_worktree(examination: Examination, worktree: str) -> bool:
-    store = examination.control.store
+    store = examination.context.store
     return store.read(OPERATIONS.key(worktree)) is None and store.read(WORKTREES.key(worktree)) is None
 
 
-def _remove_orphan(control: RepositoryContext, worktree: str) -> None:
+def _remove_orphan(context: RepositoryContext, worktree: str) -> None:
     keys = LeaseKeys.of(worktree)
 
     def decide(view: View, now: float) -> Decision[None]:
@@ -298,21 +298,21 @@ def _remove_orphan(control: RepositoryContext, worktree: str) -> None:
         if lease is None or any(view.get(key) is not None for key in worktree_keys(worktree)):
             return Decision([], None)
         facts = {"worktree_id": worktree, "lock_id": lease.lock_id, "fencing_token": lease.fencing_token}
-        return Decision([Delete(keys.lease), control.audit(view, now, "lock_removed", **facts)], None)
+        return Decision([Delete(keys.lease), context.audit(view, now, "lock_removed", **facts)], None)
 
-    control.store.transact([*keys.all(), *worktree_keys(worktree), control.trail.stream], decide)
+    context.store.transact([*keys.all(), *worktree_keys(worktree), context.trail.stream], decide)
 
 
-def _release(control: RepositoryContext, worktree: str, lock_id: str) -> None:
+def _release(context: RepositoryContext, worktree: str, lock_id: str) -> None:
     with contextlib.suppress(LockNotHeld):  # taken over meanwhile
-        control.desk.release(worktree, lock_id)
+        context.desk.release(worktree, lock_id)
 
 
 def waiters(examination: Examination) -> Iterator[Finding]:
     """Waiters in queues whose processes are gone."""
-    control = examination.control
-    for worktree, document in control.store.scan(QUEUES):
-        now = control.desk.reading().at(examination.now)
+    context = examination.context
+    for worktree, document in context.store.scan(QUEUES):
+        now = context.desk.reading().at(examination.now)
         dead = [each for each in document.record.waiters if _is_gone(each, now)]
         if dead:
             yield Finding(
@@ -322,7 +322,7 @@ def waiters(examination: Examination) -> Iterator[Finding]:
                 f"waiters for {worktree} are gone: {', '.join(each.holder_id for each in dead)}",
                 "They are passed over when the lease is granted.",
                 "remove them from the queue",
-                fix=partial(_remove_waiters, control, worktree, dead),
+                fix=partial(_remove_waiters, context, worktree, dead),
             )
 
 
@@ -331,6 +331,6 @@ def _is_gone(waiter: LeaseWaiter, now: Now) -> bool:
     return waiter.unseen_for(now) >= WAITER_TTL or (holder is not None and liveness(holder) is Liveness.DEAD)
 
 
-def _remove_waiters(control: RepositoryContext, worktree: str, dead: list[LeaseWaiter]) -> None:
+def _remove_waiters(context: RepositoryContext, worktree: str, dead: list[LeaseWaiter]) -> None:
     for each in dead:
-        control.desk.leave(worktree, each.ticket)
+        context.desk.leave(worktree, each.ticket)

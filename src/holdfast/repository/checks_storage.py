@@ -38,14 +38,14 @@ _ID = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 def trail(examination: Examination) -> Iterator[Finding]:
     """The chain of the audit trail."""
-    control = examination.control
+    context = examination.context
     try:
-        check_chain(control.store, control.trail)
+        check_chain(context.store, context.trail)
     except AuditChainBroken as broken:
         yield Finding(
             "audit-broken",
             Severity.ERROR,
-            control.trail.stream.name,
+            context.trail.stream.name,
             f"the audit trail is broken: {broken.message}",
             "It was changed by hand, or by the disk. From there on it cannot be trusted.",
             "nothing: a repaired trail proves nothing; compare it with a backup",
@@ -75,8 +75,8 @@ def clock(examination: Examination) -> Iterator[Finding]:
 
 
 def _latest_times(examination: Examination) -> Iterator[tuple[str, str]]:
-    control = examination.control
-    for worktree, document in control.store.scan(LEASES):
+    context = examination.context
+    for worktree, document in context.store.scan(LEASES):
         yield f"the lease of {worktree}", document.record.last_renewed_at
     newest = max((each.created_at for each in examination.descriptors.values()), default=None)
     if newest is not None:
@@ -85,7 +85,7 @@ def _latest_times(examination: Examination) -> Iterator[tuple[str, str]]:
 
 def repository_format(examination: Examination) -> Iterator[Finding]:
     """An older format than the current one; newer ones are refused on opening."""
-    document = examination.control.store.read(FORMAT)
+    document = examination.context.store.read(FORMAT)
     if document is not None and document.record.version < FORMAT_VERSION:
         yield Finding(
             "format-old",
@@ -101,7 +101,7 @@ def permissions(examination: Examination) -> Iterator[Finding]:
     """Directories of the repository that this user cannot write, or that anybody can."""
     if sys.platform == "win32":
         return
-    root = examination.control.places.root
+    root = examination.context.places.root
     for path in _control_directories(root):
         with Directory.open(path.parent) as parent:
             status = parent.status(path.name)
@@ -161,7 +161,7 @@ def _can_write(status: os.stat_result) -> bool:
 
 def disk(examination: Examination) -> Iterator[Finding]:
     """A full disk."""
-    root = examination.control.places.root
+    root = examination.context.places.root
     try:
         left = calls.free_space(root)
     except OSError as error:
@@ -181,8 +181,8 @@ def disk(examination: Examination) -> Iterator[Finding]:
 
 def filesystem(examination: Examination) -> Iterator[Finding]:
     """A filesystem on which the promises do not hold: by its kind, with `strict` by trying it."""
-    root = examination.control.places.root
-    served = examination.control.store.files is None
+    root = examination.context.places.root
+    served = examination.context.store.files is None
     if examination.strict:
         troubles = find_capabilities(root / ".jvs").troubles(records_elsewhere=served)
     else:
@@ -207,90 +207,90 @@ def orphans(examination: Examination) -> Iterator[Finding]:
     trail tells a snapshot that was never published from one that is lost. While an operation is pending
     nothing is judged: it may have to be finished first.
     """
-    control = examination.control
-    trees = _names(control)
-    making = {each.scratch_id for each in payloads.in_use(control.places)}
+    context = examination.context
+    trees = _names(context)
+    making = {each.scratch_id for each in payloads.in_use(context.places)}
     orphaned = [
         each
         for each in trees
         if _ID.fullmatch(each)
         and each not in making
         and examination.descriptor(each) is None
-        and _is_directory(control, each)
+        and _is_directory(context, each)
     ]
     if orphaned and not examination.operations():
-        last = _last_events(control, orphaned)
-        needed = _needed(control)
+        last = _last_events(context, orphaned)
+        needed = _needed(context)
         for each in orphaned:
-            yield _orphan(control, each, last.get(each), is_needed=needed is None or each in needed)
+            yield _orphan(context, each, last.get(each), is_needed=needed is None or each in needed)
     for name in trees:
         if not _is_ours(examination, name):
             yield Finding(
                 "snapshot-directory-strange",
                 Severity.WARNING,
                 name,
-                f"{control.places.snapshots / name!s:.300} is not the tree of a snapshot",
+                f"{context.places.snapshots / name!s:.300} is not the tree of a snapshot",
                 "Holdfast did not create it, and does not use it.",
                 "nothing: it is not ours to remove",
             )
 
 
-def _needed(control: RepositoryContext) -> Need | None:
+def _needed(context: RepositoryContext) -> Need | None:
     """What trees need of each other; None if a tree cannot say."""
     try:
-        return need_of_all(control.places)
+        return need_of_all(context.places)
     except Corrupt:
         return None
 
 
 def _orphan(
-    control: RepositoryContext, snapshot_id: str, last: AuditEntry | None, *, is_needed: bool
+    context: RepositoryContext, snapshot_id: str, last: AuditEntry | None, *, is_needed: bool
 ) -> Finding:
     """What a tree without a descriptor is, by the last event about it."""
-    places = control.places
+    places = context.places
     if last is not None and not effect_of(last).deletes_snapshot:
         return _lost(snapshot_id)
     if last is not None or payloads.is_left(places, snapshot_id) or not is_ready(places, snapshot_id):
-        return _not_missed(control, snapshot_id, is_needed=is_needed)
-    return _unknown(control, snapshot_id, is_needed=is_needed)
+        return _not_missed(context, snapshot_id, is_needed=is_needed)
+    return _unknown(context, snapshot_id, is_needed=is_needed)
 
 
-def _unknown(control: RepositoryContext, snapshot_id: str, *, is_needed: bool) -> Finding:
-    target = control.places.quarantine / snapshot_id
+def _unknown(context: RepositoryContext, snapshot_id: str, *, is_needed: bool) -> Finding:
+    target = context.places.quarantine / snapshot_id
     return Finding(
         "tree-unknown",
         Severity.WARNING,
         snapshot_id,
-        f"{control.places.tree(snapshot_id)} is a complete tree of unknown origin",
+        f"{context.places.tree(snapshot_id)} is a complete tree of unknown origin",
         "It is not visible. Perhaps it was copied here, or its descriptor and the audit trail were lost.",
         "nothing: other snapshots may share its directories"
         if is_needed
         else f"move it to {target}, where you can examine it",
-        fix=None if is_needed else partial(_quarantine, control, snapshot_id, target),
+        fix=None if is_needed else partial(_quarantine, context, snapshot_id, target),
         facts={"quarantine": None if is_needed else str(target)},
     )
 
 
-def _quarantine(control: RepositoryContext, snapshot_id: str, target: Path) -> None:
+def _quarantine(context: RepositoryContext, snapshot_id: str, target: Path) -> None:
     def decide(view: View, now: float) -> Decision[None]:
         facts = {"tree": snapshot_id, "moved_to": str(target)}
-        return Decision([control.audit(view, now, "tree_quarantined", **facts)], None)
+        return Decision([context.audit(view, now, "tree_quarantined", **facts)], None)
 
     make_directories(target.parent)
-    move(control.places.tree(snapshot_id), target)
-    control.store.transact([control.trail.stream], decide)
+    move(context.places.tree(snapshot_id), target)
+    context.store.transact([context.trail.stream], decide)
 
 
-def _not_missed(control: RepositoryContext, snapshot_id: str, *, is_needed: bool) -> Finding:
+def _not_missed(context: RepositoryContext, snapshot_id: str, *, is_needed: bool) -> Finding:
     return Finding(
         "tree-orphaned",
         Severity.WARNING,
         snapshot_id,
-        f"{control.places.tree(snapshot_id)} belongs to no snapshot: its process died before it was "
+        f"{context.places.tree(snapshot_id)} belongs to no snapshot: its process died before it was "
         "published, or it was deleted",
         "It takes space. It is not visible, and the audit trail shows that it is not needed.",
         "remove it, but for what other snapshots need of it" if is_needed else "remove it",
-        fix=partial(_retire, control, snapshot_id),
+        fix=partial(_retire, context, snapshot_id),
     )
 
 
@@ -305,10 +305,10 @@ def _lost(snapshot_id: str) -> Finding:
     )
 
 
-def _last_events(control: RepositoryContext, snapshot_ids: Sequence[str]) -> dict[str, AuditEntry]:
+def _last_events(context: RepositoryContext, snapshot_ids: Sequence[str]) -> dict[str, AuditEntry]:
     """The last event in the audit trail that mentions each of these snapshots, if one does."""
     ids, last = set(snapshot_ids), dict[str, AuditEntry]()
-    reader = AuditReader(control.store, control.trail, verified=True)  # a forged entry proves nothing
+    reader = AuditReader(context.store, context.trail, verified=True)  # a forged entry proves nothing
     for entry in reader.read():
         last.update(dict.fromkeys(ids.intersection(_texts(entry.facts)), entry))
     return last
@@ -322,27 +322,27 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(each)
 
 
-def _retire(control: RepositoryContext, snapshot_id: str) -> None:
+def _retire(context: RepositoryContext, snapshot_id: str) -> None:
     """Retire a tree, remove what no tree needs of it, and record that."""
 
     def decide(view: View, now: float) -> Decision[None]:
-        return Decision([control.audit(view, now, "tree_removed", tree=snapshot_id)], None)
+        return Decision([context.audit(view, now, "tree_removed", tree=snapshot_id)], None)
 
-    if _status(control, snapshot_id) is not None:
-        retire(control, [snapshot_id])
-        control.store.transact([control.trail.stream], decide)
+    if _status(context, snapshot_id) is not None:
+        retire(context, [snapshot_id])
+        context.store.transact([context.trail.stream], decide)
         with contextlib.suppress(LockConflict, Corrupt, Refused):  # then the check of retired trees finds it
-            _sweep(control)
+            _sweep(context)
 
 
 def remnants(examination: Examination) -> Iterator[Finding]:
     """Retired trees that have more than other trees need."""
-    control = examination.control
-    if not untrimmed(control.places):
+    context = examination.context
+    if not untrimmed(context.places):
         return
     try:
-        with collector_locked(control):  # no collection runs, and none begins
-            found = untrimmed(control.places)
+        with collector_locked(context):  # no collection runs, and none begins
+            found = untrimmed(context.places)
     except LockConflict:
         return
     for name, need in found.items():
@@ -351,22 +351,22 @@ def remnants(examination: Examination) -> Iterator[Finding]:
             "remnant-excessive",
             Severity.WARNING,
             name,
-            f"{control.places.remnants / name} is left of a deleted snapshot, and {why}",
+            f"{context.places.remnants / name} is left of a deleted snapshot, and {why}",
             "It takes space. A collection was not finished, or the trees that needed it were removed.",
             "remove what is not needed",
-            fix=partial(_sweep, control),
+            fix=partial(_sweep, context),
         )
 
 
-def _sweep(control: RepositoryContext) -> None:
-    with collector_locked(control):
-        sweep(control)
+def _sweep(context: RepositoryContext) -> None:
+    with collector_locked(context):
+        sweep(context)
 
 
 def incomplete(examination: Examination) -> Iterator[Finding]:
     """Snapshots whose tree is missing or incomplete."""
     for snapshot_id, descriptor in examination.descriptors.items():
-        if descriptor.doomed_by is None and not is_ready(examination.control.places, snapshot_id):
+        if descriptor.doomed_by is None and not is_ready(examination.context.places, snapshot_id):
             now = examination.descriptor(snapshot_id)  # a collection marks before it retires a tree
             if now is not None and now.doomed_by is None:
                 yield Finding(
@@ -383,12 +383,12 @@ def damaged(examination: Examination) -> Iterator[Finding]:
     """Snapshots whose content has changed: always the list of files, with `strict` every file."""
     from holdfast.trees.verify import verify, verify_manifest
 
-    control = examination.control
+    context = examination.context
     check = verify if examination.strict else verify_manifest
     for snapshot_id, descriptor in examination.descriptors.items():
-        if descriptor.doomed_by is not None or not is_ready(control.places, snapshot_id):
+        if descriptor.doomed_by is not None or not is_ready(context.places, snapshot_id):
             continue
-        problems = list(check(control.places.tree(snapshot_id), descriptor.payload_hash))
+        problems = list(check(context.places.tree(snapshot_id), descriptor.payload_hash))
         if not problems:
             continue
         now = examination.descriptor(snapshot_id)
@@ -405,30 +405,30 @@ def damaged(examination: Examination) -> Iterator[Finding]:
             )
 
 
-def _names(control: RepositoryContext) -> list[str]:
+def _names(context: RepositoryContext) -> list[str]:
     try:
-        with Directory.open(control.places.snapshots) as directory:
+        with Directory.open(context.places.snapshots) as directory:
             return sorted(directory.names())
     except NotFound:
         return []
 
 
-def _status(control: RepositoryContext, name: str) -> os.stat_result | None:
+def _status(context: RepositoryContext, name: str) -> os.stat_result | None:
     try:
-        with Directory.open(control.places.snapshots) as directory:
+        with Directory.open(context.places.snapshots) as directory:
             return directory.status(name)
     except NotFound:
         return None
 
 
-def _is_directory(control: RepositoryContext, name: str) -> bool:
-    status = _status(control, name)
+def _is_directory(context: RepositoryContext, name: str) -> bool:
+    status = _status(context, name)
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def _is_ours(examination: Examination, name: str) -> bool:
     """Whether it is, or was, the tree of a snapshot."""
     if _ID.fullmatch(name):
-        status = _status(examination.control, name)
+        status = _status(examination.context, name)
         return status is None or stat.S_ISDIR(status.st_mode)
     return is_safe_name(name) and examination.descriptor(name) is not None

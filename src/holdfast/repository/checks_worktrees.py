@@ -40,7 +40,7 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
     Reads directories, then operations, then records: a worktree that is being created has an operation until
     the commit that creates its record.
     """
-    places = examination.control.places
+    places = examination.context.places
     directories = _names(places.worktrees)
     pending = set(examination.operations())
     configs = examination.configs()
@@ -75,7 +75,7 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
 def payloads(examination: Examination) -> Iterator[Finding]:
     """Control files among users' files."""
     for worktree in examination.configs():
-        payload = examination.control.places.payload(worktree)
+        payload = examination.context.places.payload(worktree)
         for name in _CONTROL_FILES if _is_directory(payload) else ():
             if _exists(payload / name):
                 yield Finding(
@@ -90,7 +90,7 @@ def payloads(examination: Examination) -> Iterator[Finding]:
 
 def records(examination: Examination) -> Iterator[Finding]:
     """Foreign files beside the record of a worktree."""
-    directory = examination.control.places.root / ".jvs" / "worktrees"
+    directory = examination.context.places.root / ".jvs" / "worktrees"
     for worktree in _names(directory):
         for name in _names(directory / worktree):
             if name != "config.json" and not name.startswith("."):
@@ -142,7 +142,7 @@ def heads(examination: Examination) -> Iterator[Finding]:
             continue
         tips = _tips_ahead(examination, newer, config, start)
         if tips:
-            yield _head_behind(examination.control, config, start, tips)
+            yield _head_behind(examination.context, config, start, tips)
 
 
 def _head_missing(worktree: str, head: str) -> Finding:
@@ -167,7 +167,7 @@ def _tips_ahead(
         if each.worktree_id == config.worktree_id
         and each.created_at >= config.created_at  # not those of an earlier worktree of this name
         and each.doomed_by is None
-        and is_ready(examination.control.places, each.snapshot_id)
+        and is_ready(examination.context.places, each.snapshot_id)
     }
     parents = {descriptors[each].parent_id for each in own}
     return sorted(own - parents)
@@ -188,7 +188,7 @@ def _descendants(descriptors: dict[str, Descriptor], start: str | None) -> Itera
 
 
 def _head_behind(
-    control: RepositoryContext, config: WorktreeConfig, start: str | None, tips: list[str]
+    context: RepositoryContext, config: WorktreeConfig, start: str | None, tips: list[str]
 ) -> Finding:
     newest = tips[0]
     one = len(tips) == 1
@@ -201,12 +201,12 @@ def _head_behind(
         f"move the head to {newest}; no file of the worktree changes"
         if one
         else "nothing: there is more than one line; keep each with 'holdfast ref create'",
-        fix=partial(_move_head, control, config, newest) if one else None,
+        fix=partial(_move_head, context, config, newest) if one else None,
         facts={"head_snapshot_id": start, "newest": tips},
     )
 
 
-def _move_head(control: RepositoryContext, before: WorktreeConfig, snapshot_id: str) -> None:
+def _move_head(context: RepositoryContext, before: WorktreeConfig, snapshot_id: str) -> None:
     worktree = before.worktree_id
     key = DESCRIPTORS.key(snapshot_id)
 
@@ -216,10 +216,10 @@ def _move_head(control: RepositoryContext, before: WorktreeConfig, snapshot_id: 
             raise LockConflict(f"{worktree} has changed meanwhile", worktree=worktree)
         moved = msgspec.structs.replace(config, head_snapshot_id=snapshot_id)
         facts = {"worktree_id": worktree, "from": before.head_snapshot_id, "to": snapshot_id}
-        entry = control.audit(view, now, "head_repaired", **facts)
+        entry = context.audit(view, now, "head_repaired", **facts)
         return Decision([Replace(WORKTREES.key(worktree), moved), entry], None)
 
-    control.store.transact([*worktree_keys(worktree), key, control.trail.stream], decide)
+    context.store.transact([*worktree_keys(worktree), key, context.trail.stream], decide)
 
 
 def parents(examination: Examination) -> Iterator[Finding]:
@@ -244,7 +244,7 @@ def parents(examination: Examination) -> Iterator[Finding]:
 
 def references(examination: Examination) -> Iterator[Finding]:
     """References to missing snapshots."""
-    for each in referring.references(examination.control):
+    for each in referring.references(examination.context):
         key = REFERENCES.key(each.name)
         if _is_dangling(examination, key, each):
             yield Finding(
@@ -254,14 +254,14 @@ def references(examination: Examination) -> Iterator[Finding]:
                 f"the reference {each.name} names the snapshot {each.snapshot_id}, which does not exist",
                 "It keeps nothing.",
                 "delete it; the audit trail keeps what it said",
-                fix=partial(_delete, examination.control, key, each, "reference_deleted"),
+                fix=partial(_delete, examination.context, key, each, "reference_deleted"),
                 facts={"snapshot_id": each.snapshot_id},
             )
 
 
 def pins(examination: Examination) -> Iterator[Finding]:
     """Pins on missing snapshots."""
-    for each in referring.pins(examination.control):
+    for each in referring.pins(examination.context):
         key = PINS.key(each.pin_id)
         if _is_dangling(examination, key, each):
             yield Finding(
@@ -271,7 +271,7 @@ def pins(examination: Examination) -> Iterator[Finding]:
                 f"the pin {each.pin_id} is on the snapshot {each.snapshot_id}, which does not exist",
                 "It keeps nothing.",
                 "remove it; the audit trail keeps what it said",
-                fix=partial(_delete, examination.control, key, each, "pin_removed"),
+                fix=partial(_delete, examination.context, key, each, "pin_removed"),
                 facts={"snapshot_id": each.snapshot_id},
             )
 
@@ -283,17 +283,17 @@ def _is_dangling(examination: Examination, key: Key[Referring], found: Referring
     """Whether its snapshot is missing while it still exists: else the snapshot may have been collected."""
     if examination.descriptor(found.snapshot_id) is not None:
         return False
-    document = examination.control.store.read(key)
+    document = examination.context.store.read(key)
     return document is not None and document.record == found
 
 
-def _delete(control: RepositoryContext, key: Key[Referring], found: Referring, event: str) -> None:
+def _delete(context: RepositoryContext, key: Key[Referring], found: Referring, event: str) -> None:
     snapshot = DESCRIPTORS.key(found.snapshot_id)
 
     def decide(view: View, now: float) -> Decision[None]:
         if view.get(snapshot) is not None or view.get(key) != found:
             return Decision([], None)
         facts = {**msgspec.structs.asdict(found), "because": "there is no such snapshot"}
-        return Decision([Delete(key), control.audit(view, now, event, **facts)], None)
+        return Decision([Delete(key), context.audit(view, now, event, **facts)], None)
 
-    control.store.transact([key, snapshot, control.trail.stream], decide)
+    context.store.transact([key, snapshot, context.trail.stream], decide)

@@ -29,8 +29,8 @@ from holdfast.repository.context import (
 class Examination:
     """One pass over a repository. What several checks need is read once."""
 
-    def __init__(self, control: RepositoryContext, *, strict: bool = False) -> None:
-        self.control = control
+    def __init__(self, context: RepositoryContext, *, strict: bool = False) -> None:
+        self.context = context
         self.strict = strict
         self.not_made: list[str] = []
         """The checks that could not be made, because the store cannot be used."""
@@ -38,11 +38,11 @@ class Examination:
     @property
     def trouble(self) -> Failure | None:
         """Why the store cannot be used; None as far as it is known to work."""
-        return self.control.store.trouble
+        return self.context.store.trouble
 
     @property
     def now(self) -> float:
-        return self.control.store.now()
+        return self.context.store.now()
 
     @property
     def file_time(self) -> float:
@@ -57,24 +57,24 @@ class Examination:
     @cached_property
     def descriptors(self) -> dict[str, Descriptor]:
         """All descriptors. A finding that rests on them is confirmed with `descriptor` first."""
-        return {name: document.record for name, document in self.control.store.scan(DESCRIPTORS)}
+        return {name: document.record for name, document in self.context.store.scan(DESCRIPTORS)}
 
     def descriptor(self, snapshot_id: str) -> Descriptor | None:
         """One descriptor as of now."""
-        document = self.control.store.read(DESCRIPTORS.key(snapshot_id))
+        document = self.context.store.read(DESCRIPTORS.key(snapshot_id))
         return None if document is None else document.record
 
     def operations(self) -> dict[str, Operation]:
         """What is pending now, by worktree."""
-        return {name: document.record for name, document in self.control.store.scan(OPERATIONS)}
+        return {name: document.record for name, document in self.context.store.scan(OPERATIONS)}
 
     def configs(self) -> dict[str, WorktreeConfig]:
         """The worktrees as of now."""
-        return {name: document.record for name, document in self.control.store.scan(WORKTREES)}
+        return {name: document.record for name, document in self.context.store.scan(WORKTREES)}
 
     def config(self, worktree: str) -> WorktreeConfig | None:
         """One worktree as of now."""
-        document = self.control.store.read(WORKTREES.key(worktree))
+        document = self.context.store.read(WORKTREES.key(worktree))
         return None if document is None else document.record
 
 
@@ -82,19 +82,19 @@ RepositoryCheck = Check[Examination]
 
 
 def examine(
-    control: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False
+    context: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False
 ) -> list[Finding]:
     """All findings, in the order of the checks. Changes nothing."""
-    return findings.examine(Examination(control, strict=strict), [*checks, _LAST], _stopped)
+    return findings.examine(Examination(context, strict=strict), [*checks, _LAST], _stopped)
 
 
 def repair(
-    control: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False
+    context: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False
 ) -> Repaired:
     """Repair what can be repaired, one check after the other, until nothing is left that can be."""
-    relieve = control.places.reserve.relieve
+    relieve = context.places.reserve.relieve
     return findings.repair(
-        lambda: Examination(control, strict=strict), [*checks, _LAST], _stopped, apply=relieve
+        lambda: Examination(context, strict=strict), [*checks, _LAST], _stopped, apply=relieve
     )
 
 

@@ -49,54 +49,54 @@ class Collected(NamedTuple):
     snapshots: tuple[str, ...]
 
 
-def check(control: RepositoryContext, plan_id: str) -> GcPlan:
+def check(context: RepositoryContext, plan_id: str) -> GcPlan:
     """The plan, if it can be run as it is; else raises `PlanMismatch`. Changes nothing."""
-    plan = plan_of(control, plan_id)
+    plan = plan_of(context, plan_id)
     if plan.state is PlanState.PROPOSED:
-        _check_again(control, plan)
-        need_of_all(control.places, but=plan.snapshots)
+        _check_again(context, plan)
+        need_of_all(context.places, but=plan.snapshots)
     return plan
 
 
-def run(control: RepositoryContext, plan_id: str, *, progress: Progress | None = None) -> Collected:
+def run(context: RepositoryContext, plan_id: str, *, progress: Progress | None = None) -> Collected:
     """Delete the snapshots of a plan, or raise `PlanMismatch` and delete none. Works on a full disk."""
-    collected = control.places.reserve.relieve(lambda: _run(control, plan_id, progress))
-    control.places.reserve.refill()
+    collected = context.places.reserve.relieve(lambda: _run(context, plan_id, progress))
+    context.places.reserve.refill()
     return collected
 
 
-def _run(control: RepositoryContext, plan_id: str, progress: Progress | None) -> Collected:
-    with collector_locked(control):
-        plan = plan_of(control, plan_id)
+def _run(context: RepositoryContext, plan_id: str, progress: Progress | None) -> Collected:
+    with collector_locked(context):
+        plan = plan_of(context, plan_id)
         if plan.state is PlanState.FINISHED:
             return Collected(plan, ())
         if plan.state is PlanState.PROPOSED:
             try:
-                _check_again(control, plan)  # 1
-                need_of_all(control.places, but=plan.snapshots)  # if a tree cannot say, nothing may go
-                _mark(control, plan)  # 2
-                _check_again(control, plan)  # 3
+                _check_again(context, plan)  # 1
+                need_of_all(context.places, but=plan.snapshots)  # if a tree cannot say, nothing may go
+                _mark(context, plan)  # 2
+                _check_again(context, plan)  # 3
             except BaseException:  # also an interruption or a full disk: the doctor undoes what we cannot
                 with contextlib.suppress(Failure):
-                    _unmark(control, plan.plan_id, plan.snapshots)
+                    _unmark(context, plan.plan_id, plan.snapshots)
                 raise
-            plan = _set_state(control, plan, PlanState.DECIDED, "gc_decided")  # 4
-        return _finish(control, plan, progress)
+            plan = _set_state(context, plan, PlanState.DECIDED, "gc_decided")  # 4
+        return _finish(context, plan, progress)
 
 
-def _finish(control: RepositoryContext, plan: GcPlan, progress: Progress | None = None) -> Collected:
+def _finish(context: RepositoryContext, plan: GcPlan, progress: Progress | None = None) -> Collected:
     """Carry out what is decided."""
-    deleted = _delete_all(control, plan, progress)  # 5
+    deleted = _delete_all(context, plan, progress)  # 5
     with contextlib.suppress(Refused):  # a mount in a retired tree is for people to see to
-        sweep(control)  # 6
-    return Collected(_set_state(control, plan, PlanState.FINISHED, "gc_finished"), deleted)  # 7
+        sweep(context)  # 6
+    return Collected(_set_state(context, plan, PlanState.FINISHED, "gc_finished"), deleted)  # 7
 
 
 @contextlib.contextmanager
-def collector_locked(control: RepositoryContext) -> Iterator[None]:
+def collector_locked(context: RepositoryContext) -> Iterator[None]:
     """Hold the collector's lock for the block; never waits."""
-    make_directories(control.places.guards)
-    lock = FileLocker().try_lock_exclusive(control.places.guards / "collector.lock")
+    make_directories(context.places.guards)
+    lock = FileLocker().try_lock_exclusive(context.places.guards / "collector.lock")
     if lock is None:
         raise LockConflict(
             "another collection is running", hint="Wait until it has finished, then make a new plan."
@@ -105,33 +105,33 @@ def collector_locked(control: RepositoryContext) -> Iterator[None]:
         yield
 
 
-def end_dead_run(control: RepositoryContext, plan_id: str) -> None:
+def end_dead_run(context: RepositoryContext, plan_id: str) -> None:
     """End the run of a process that is gone: finish it if it was decided, else undo it.
 
     `LockConflict` if a collection is running.
     """
-    with collector_locked(control):
-        document = control.store.read(PLANS.key(plan_id))
+    with collector_locked(context):
+        document = context.store.read(PLANS.key(plan_id))
         if document is not None and document.record.state is PlanState.DECIDED:
-            _finish(control, document.record)
+            _finish(context, document.record)
             return
-        found = control.store.scan(DESCRIPTORS)
-        _unmark(control, plan_id, [name for name, each in found if each.record.doomed_by == plan_id])
+        found = context.store.scan(DESCRIPTORS)
+        _unmark(context, plan_id, [name for name, each in found if each.record.doomed_by == plan_id])
 
 
 # --- The steps --------------------------------------------------------------------------------------
 
 
-def _check_again(control: RepositoryContext, plan: GcPlan) -> None:
+def _check_again(context: RepositoryContext, plan: GcPlan) -> None:
     """Steps 1 and 3: raise unless everything in the plan may be deleted now."""
-    now = control.store.now()
+    now = context.store.now()
     if plan.is_expired(now):
         raise PlanMismatch(f"the plan {plan.plan_id} expired at {plan.expires_at}", plan=plan.plan_id)
-    if policy_of(control) != plan.policy:
+    if policy_of(context) != plan.policy:
         raise PlanMismatch(
             f"the retention policy has changed since the plan {plan.plan_id} was made", plan=plan.plan_id
         )
-    roots = find_roots(control)
+    roots = find_roots(context)
     protected = retain(roots, plan.policy, now, plan_id=plan.plan_id).protected
     changed = [
         {"snapshot_id": each, "why": [reason.text for reason in protected[each]]}
@@ -150,7 +150,7 @@ def _check_again(control: RepositoryContext, plan: GcPlan) -> None:
         )
 
 
-def _mark(control: RepositoryContext, plan: GcPlan) -> None:
+def _mark(context: RepositoryContext, plan: GcPlan) -> None:
     """Step 2."""
     for ids in _batches(plan.snapshots):
         keys = [DESCRIPTORS.key(each) for each in ids]
@@ -165,10 +165,10 @@ def _mark(control: RepositoryContext, plan: GcPlan) -> None:
                     changes.append(Replace(key, msgspec.structs.replace(descriptor, doomed_by=plan.plan_id)))
             return Decision(changes, None)
 
-        control.store.transact(keys, decide)
+        context.store.transact(keys, decide)
 
 
-def _unmark(control: RepositoryContext, plan_id: str, snapshot_ids: Sequence[str]) -> None:
+def _unmark(context: RepositoryContext, plan_id: str, snapshot_ids: Sequence[str]) -> None:
     """The reverse of step 2, for what this plan has marked."""
     for ids in _batches(snapshot_ids):
         keys = [DESCRIPTORS.key(each) for each in ids]
@@ -180,26 +180,26 @@ def _unmark(control: RepositoryContext, plan_id: str, snapshot_ids: Sequence[str
                 return Decision([], None)
             unmarked = [Replace(key, msgspec.structs.replace(each, doomed_by=None)) for key, each in marked]
             facts = {"plan": plan_id, "snapshot_ids": [each.snapshot_id for _, each in marked]}
-            return Decision([*unmarked, control.audit(view, now, "gc_called_off", **facts)], None)
+            return Decision([*unmarked, context.audit(view, now, "gc_called_off", **facts)], None)
 
-        control.store.transact([*keys, control.trail.stream], decide)
+        context.store.transact([*keys, context.trail.stream], decide)
 
 
-def _set_state(control: RepositoryContext, plan: GcPlan, state: PlanState, event: str) -> GcPlan:
+def _set_state(context: RepositoryContext, plan: GcPlan, state: PlanState, event: str) -> GcPlan:
     """Steps 4 and 7."""
     key = PLANS.key(plan.plan_id)
     changed = msgspec.structs.replace(plan, state=state)
 
     def decide(view: View, now: float) -> Decision[GcPlan]:
         facts = {"plan": plan.plan_id, "snapshots": len(plan.snapshots), "bytes": plan.bytes}
-        return Decision([Replace(key, changed), control.audit(view, now, event, **facts)], changed)
+        return Decision([Replace(key, changed), context.audit(view, now, event, **facts)], changed)
 
-    return control.store.transact([key, control.trail.stream], decide).result
+    return context.store.transact([key, context.trail.stream], decide).result
 
 
-def _delete_all(control: RepositoryContext, plan: GcPlan, progress: Progress | None) -> tuple[str, ...]:
+def _delete_all(context: RepositoryContext, plan: GcPlan, progress: Progress | None) -> tuple[str, ...]:
     """Step 5, for what still exists."""
-    descriptors = {name: found.record for name, found in control.store.scan(DESCRIPTORS)}
+    descriptors = {name: found.record for name, found in context.store.scan(DESCRIPTORS)}
     left = [
         each for each in plan.snapshots if each in descriptors and descriptors[each].doomed_by == plan.plan_id
     ]
@@ -209,17 +209,17 @@ def _delete_all(control: RepositoryContext, plan: GcPlan, progress: Progress | N
             children.setdefault(each.parent_id, []).append(each.snapshot_id)
     done = 0
     for ids in _batches(left):
-        retire(control, ids)  # durably: then their descriptors may go
-        _delete(control, plan, ids, [child for each in ids for child in children.get(each, ())])
+        retire(context, ids)  # durably: then their descriptors may go
+        _delete(context, plan, ids, [child for each in ids for child in children.get(each, ())])
         done += len(ids)
         if progress is not None:
             progress(done, len(left))
     return tuple(left)
 
 
-def _delete(control: RepositoryContext, plan: GcPlan, ids: Sequence[str], children: Sequence[str]) -> None:
+def _delete(context: RepositoryContext, plan: GcPlan, ids: Sequence[str], children: Sequence[str]) -> None:
     keys: list[Key[Descriptor]] = [DESCRIPTORS.key(each) for each in dict.fromkeys([*ids, *children])]
-    named: list[Any] = [*keys, control.trail.stream]
+    named: list[Any] = [*keys, context.trail.stream]
 
     def decide(view: View, now: float) -> Decision[None]:
         found = {each.snapshot_id: each for key in keys if (each := view.get(key)) is not None}
@@ -232,9 +232,9 @@ def _delete(control: RepositoryContext, plan: GcPlan, ids: Sequence[str], childr
                 attached = msgspec.structs.replace(each, parent_id=staying_ancestor(each, going))
                 changes.append(Replace(DESCRIPTORS.key(each.snapshot_id), attached))
         facts = {"plan": plan.plan_id, "snapshot_ids": list(going)}
-        return Decision([*changes, control.audit(view, now, "snapshots_collected", **facts)], None)
+        return Decision([*changes, context.audit(view, now, "snapshots_collected", **facts)], None)
 
-    control.store.transact(named, decide)
+    context.store.transact(named, decide)
 
 
 def staying_ancestor(descriptor: Descriptor, going: Mapping[str, Descriptor]) -> str | None:
@@ -253,25 +253,25 @@ def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 class GarbageCollector:
     """Garbage collection of one repository."""
 
-    def __init__(self, control: RepositoryContext) -> None:
-        self._control = control
+    def __init__(self, context: RepositoryContext) -> None:
+        self._context = context
 
     @property
     def policy(self) -> Policy:
         """The retention policy as of now."""
-        return gc_plan.policy_of(self._control)
+        return gc_plan.policy_of(self._context)
 
     def set_policy(self, policy: Policy) -> Policy:
-        return gc_plan.set_policy(self._control, policy)
+        return gc_plan.set_policy(self._context, policy)
 
     def plan(self, *, store: bool = True) -> Proposal:
         """What may be deleted, and what is kept and why. With `store`, the plan is stored, to be run."""
-        return gc_plan.propose(self._control, store=store)
+        return gc_plan.propose(self._context, store=store)
 
     def check(self, plan_id: str) -> GcPlan:
         """The plan, if it can be run as it is; else raises `PlanMismatch`."""
-        return check(self._control, plan_id)
+        return check(self._context, plan_id)
 
     def run(self, plan_id: str, *, progress: Progress | None = None) -> Collected:
         """Delete the snapshots of a plan, or raise `PlanMismatch` and delete none."""
-        return run(self._control, plan_id, progress=progress)
+        return run(self._context, plan_id, progress=progress)

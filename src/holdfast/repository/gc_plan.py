@@ -54,13 +54,13 @@ LONGEST_KEEP = 36_500 * 86_400.0
 # --- GC roots -------------------------------------------------------------------------------------------
 
 
-def find_roots(control: RepositoryContext) -> GcRoots:
+def find_roots(context: RepositoryContext) -> GcRoots:
     """All snapshots, and all that protects them. Takes no lock."""
-    stream = control.trail.stream
+    stream = context.trail.stream
     for _ in range(MAX_READS):
-        end = control.store.transact([stream], lambda view, now: Decision([], view.end(stream))).result
-        roots = _read_roots(control)  # 1
-        later = control.store.entries(stream, after=end)
+        end = context.store.transact([stream], lambda view, now: Decision([], view.end(stream))).result
+        roots = _read_roots(context)  # 1
+        later = context.store.entries(stream, after=end)
         if not any(effect_of(entry.record).moves_root for entry in later):  # 2
             break
     else:
@@ -69,38 +69,38 @@ def find_roots(control: RepositoryContext) -> GcRoots:
             hint="Try again when less is going on.",
             looks=MAX_READS,
         )
-    descriptors = {name: document.record for name, document in control.store.scan(DESCRIPTORS)}
-    return roots._replace(descriptors=completed(control, descriptors))  # 3
+    descriptors = {name: document.record for name, document in context.store.scan(DESCRIPTORS)}
+    return roots._replace(descriptors=completed(context, descriptors))  # 3
 
 
-def _read_roots(control: RepositoryContext) -> GcRoots:
+def _read_roots(context: RepositoryContext) -> GcRoots:
     """The roots, read in the order in which a protection is handed on."""
     uses = [
         Use(snapshot_id, intent.purpose)
-        for intent in payloads.in_use(control.places)
+        for intent in payloads.in_use(context.places)
         for snapshot_id in intent.uses
     ]
-    operations = [document.record for _, document in control.store.scan(OPERATIONS)]
-    configs = [document.record for _, document in control.store.scan(WORKTREES)]
+    operations = [document.record for _, document in context.store.scan(OPERATIONS)]
+    configs = [document.record for _, document in context.store.scan(WORKTREES)]
     heads = {each.worktree_id: each.head_snapshot_id or each.base_snapshot_id for each in configs}
     return GcRoots(
         descriptors={},
         uses=uses,
         operations=operations,
         heads={worktree: head for worktree, head in heads.items() if head is not None},
-        references=[document.record for _, document in control.store.scan(REFERENCES)],
-        pins=[document.record for _, document in control.store.scan(PINS)],
+        references=[document.record for _, document in context.store.scan(REFERENCES)],
+        pins=[document.record for _, document in context.store.scan(PINS)],
     )
 
 
-def completed(control: RepositoryContext, descriptors: dict[str, Descriptor]) -> dict[str, Descriptor]:
+def completed(context: RepositoryContext, descriptors: dict[str, Descriptor]) -> dict[str, Descriptor]:
     """The descriptors as of now along all lines: with parents that were missing, without what is gone."""
 
     def lacks_parent(each: Descriptor) -> bool:
         return each.parent_id is not None and each.parent_id not in descriptors
 
     def read(snapshot_id: str) -> Descriptor | None:
-        document = control.store.read(DESCRIPTORS.key(snapshot_id))
+        document = context.store.read(DESCRIPTORS.key(snapshot_id))
         return None if document is None else document.record
 
     waiting = [each.snapshot_id for each in descriptors.values() if lacks_parent(each)]
@@ -122,13 +122,13 @@ def completed(control: RepositoryContext, descriptors: dict[str, Descriptor]) ->
 # --- The policy -----------------------------------------------------------------------------------------
 
 
-def policy_of(control: RepositoryContext) -> Policy:
+def policy_of(context: RepositoryContext) -> Policy:
     """The policy as of now. Takes no lock."""
-    document = control.store.read(RETENTION)
+    document = context.store.read(RETENTION)
     return Policy() if document is None else document.record
 
 
-def set_policy(control: RepositoryContext, policy: Policy) -> Policy:
+def set_policy(context: RepositoryContext, policy: Policy) -> Policy:
     """Replace the policy; one that keeps everything is deleted."""
     check_policy(policy)
 
@@ -143,10 +143,10 @@ def set_policy(control: RepositoryContext, policy: Policy) -> Policy:
         else:
             change = Delete(RETENTION) if policy.keeps_all_history else Replace(RETENTION, policy)
         facts = {"before": msgspec.to_builtins(before), "after": msgspec.to_builtins(policy)}
-        return Decision([change, control.audit(view, now, "retention_changed", **facts)], policy)
+        return Decision([change, context.audit(view, now, "retention_changed", **facts)], policy)
 
-    return control.places.reserve.relieve(
-        lambda: control.store.transact([RETENTION, control.trail.stream], decide).result
+    return context.places.reserve.relieve(
+        lambda: context.store.transact([RETENTION, context.trail.stream], decide).result
     )
 
 
@@ -181,22 +181,22 @@ class Proposal(NamedTuple):
         return 0 if budget is None else max(0, self.total_bytes - self.plan.bytes - budget)
 
 
-def propose(control: RepositoryContext, *, store: bool = True) -> Proposal:
+def propose(context: RepositoryContext, *, store: bool = True) -> Proposal:
     """Find out what may be deleted. With `store`, the plan is stored, to be run.
 
     Works on a full disk, out of the reserve, which is refilled.
     """
-    proposal = control.places.reserve.relieve(lambda: _propose(control, store=store))
+    proposal = context.places.reserve.relieve(lambda: _propose(context, store=store))
     if store:
-        control.places.reserve.refill()
+        context.places.reserve.refill()
     return proposal
 
 
-def _propose(control: RepositoryContext, *, store: bool) -> Proposal:
-    policy, roots, now = policy_of(control), find_roots(control), control.store.now()
+def _propose(context: RepositoryContext, *, store: bool) -> Proposal:
+    policy, roots, now = policy_of(context), find_roots(context), context.store.now()
     decision = retain(roots, policy, now)
-    total = _total_bytes(control.places) if policy.max_bytes is not None else 0
-    sizes = _reclaimable_sizes(control.places, [each.snapshot_id for each in decision.collectable])
+    total = _total_bytes(context.places) if policy.max_bytes is not None else 0
+    sizes = _reclaimable_sizes(context.places, [each.snapshot_id for each in decision.collectable])
     count = within_budget(decision.collectable, policy, total, lambda ids: sizes[len(ids)])
     chosen, spared = decision.collectable[: min(count, MOST_SNAPSHOTS)], decision.collectable[count:]
     ids = [each.snapshot_id for each in chosen]
@@ -205,21 +205,21 @@ def _propose(control: RepositoryContext, *, store: bool) -> Proposal:
         plan_id=secrets.token_hex(4),
         created_at=format_instant(now),
         expires_at=format_instant(now + PLAN_TTL),
-        holder_id=control.holder.holder_id,
+        holder_id=context.holder.holder_id,
         policy=policy,
         snapshots=tuple(ids),
         bytes=sizes[len(ids)] if ids else 0,
     )
     stored = store and bool(ids)
     if stored:
-        _store(control, plan)
+        _store(context, plan)
     protected = {**decision.protected, **{each.snapshot_id: (fits,) for each in spared}}
     return Proposal(plan, chosen, protected, total, stored)
 
 
-def plan_of(control: RepositoryContext, plan_id: str) -> GcPlan:
+def plan_of(context: RepositoryContext, plan_id: str) -> GcPlan:
     """A plan by its id."""
-    document = control.store.read(PLANS.key(plan_id))
+    document = context.store.read(PLANS.key(plan_id))
     if document is None:
         raise NotFound(
             f"there is no plan {plan_id}",
@@ -229,12 +229,12 @@ def plan_of(control: RepositoryContext, plan_id: str) -> GcPlan:
     return document.record
 
 
-def plans(control: RepositoryContext) -> list[GcPlan]:
+def plans(context: RepositoryContext) -> list[GcPlan]:
     """All stored plans. Takes no lock."""
-    return [document.record for _, document in control.store.scan(PLANS)]
+    return [document.record for _, document in context.store.scan(PLANS)]
 
 
-def forget_plan(control: RepositoryContext, plan_id: str) -> bool:
+def forget_plan(context: RepositoryContext, plan_id: str) -> bool:
     """Remove an expired plan; False if it does not exist, or has not expired."""
     key = PLANS.key(plan_id)
 
@@ -242,19 +242,19 @@ def forget_plan(control: RepositoryContext, plan_id: str) -> bool:
         plan = view.get(key)
         if plan is None or not plan.is_expired(now):
             return Decision([], False)
-        return Decision([Delete(key), control.audit(view, now, "gc_plan_expired", plan=plan_id)], True)
+        return Decision([Delete(key), context.audit(view, now, "gc_plan_expired", plan=plan_id)], True)
 
-    return control.store.transact([key, control.trail.stream], decide).result
+    return context.store.transact([key, context.trail.stream], decide).result
 
 
-def _store(control: RepositoryContext, plan: GcPlan) -> None:
+def _store(context: RepositoryContext, plan: GcPlan) -> None:
     key = PLANS.key(plan.plan_id)
 
     def decide(view: View, now: float) -> Decision[None]:
         facts = {"plan": plan.plan_id, "snapshots": len(plan.snapshots), "bytes": plan.bytes}
-        return Decision([Create(key, plan), control.audit(view, now, "gc_planned", **facts)], None)
+        return Decision([Create(key, plan), context.audit(view, now, "gc_planned", **facts)], None)
 
-    control.store.transact([key, control.trail.stream], decide)
+    context.store.transact([key, context.trail.stream], decide)
 
 
 def _reclaimable_sizes(places: RepositoryPaths, snapshot_ids: Sequence[str]) -> list[int]:

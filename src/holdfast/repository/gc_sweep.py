@@ -34,9 +34,9 @@ from holdfast.trees.retained_dirs import (
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
-def retire(control: RepositoryContext, snapshot_ids: Iterable[str]) -> None:
+def retire(context: RepositoryContext, snapshot_ids: Iterable[str]) -> None:
     """Move the trees of these snapshots to the retired ones, durably. A missing tree was moved before."""
-    places, ids = control.places, tuple(snapshot_ids)
+    places, ids = context.places, tuple(snapshot_ids)
     make_directories(places.remnants)
     for each in ids:
         tree, remnant = places.tree(each), places.remnants / each
@@ -46,7 +46,7 @@ def retire(control: RepositoryContext, snapshot_ids: Iterable[str]) -> None:
             except OSError as error:
                 if error.errno not in _TAKEN:
                     raise
-                _choose(control, tree, remnant, but=ids)
+                _choose(context, tree, remnant, but=ids)
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -56,16 +56,16 @@ def retire(control: RepositoryContext, snapshot_ids: Iterable[str]) -> None:
             durable.sync_names(opened)
 
 
-def _choose(control: RepositoryContext, tree: Path, remnant: Path, *, but: Collection[str]) -> None:
+def _choose(context: RepositoryContext, tree: Path, remnant: Path, *, but: Collection[str]) -> None:
     """Retire a tree that was copied back after its snapshot was deleted, and now exists twice.
 
     The retired tree stays if it has all that others need, because the copy may be partial. Only if the copy
     was a snapshot again, and others need directories that had been trimmed away, it replaces the retired
     tree. If neither has everything, both stay.
     """
-    need = need_of_all(control.places, but=but).get(remnant.name, set())
+    need = need_of_all(context.places, but=but).get(remnant.name, set())
     manifest = readable_manifest(tree)
-    with scratch(control, "collection") as room:
+    with scratch(context, "collection") as room:
         aside = room.path / remnant.name
         if has_all(remnant, need, manifest):
             calls.rename(tree, aside)
@@ -100,20 +100,20 @@ def trees_in_the_making(places: RepositoryPaths) -> list[Path]:
     return [each / "tree" for each in trees_in(places.scratch)]
 
 
-def sweep(control: RepositoryContext) -> None:
+def sweep(context: RepositoryContext) -> None:
     """Remove from all retired trees what no tree needs. The caller holds the collector's lock.
 
     A tree that cannot be trimmed, because something is mounted in it for instance, is left; the first such
     failure is raised at the end. If a tree cannot say what it needs, nothing is done.
     """
-    excessive, failures = untrimmed(control.places), list[Failure]()
+    excessive, failures = untrimmed(context.places), list[Failure]()
     if not excessive:
         return
-    with scratch(control, "sweep") as room:
+    with scratch(context, "sweep") as room:
         bin_ = RetainedDirectories(room.path)
         for name, need in excessive.items():
             try:
-                trim(control.places.remnants / name, need, bin_)
+                trim(context.places.remnants / name, need, bin_)
             except Failure as failure:
                 failures.append(failure)
     if failures:

@@ -216,7 +216,7 @@ def _enough(time_left: float) -> str:
 
 
 def _operations(repository: Repository) -> Iterator[Holding]:
-    for name, document in repository.control.store.scan(OPERATIONS):
+    for name, document in repository.context.store.scan(OPERATIONS):
         operation = document.record
         holder = operation.identity.holder(operation.holder_id)
         alive = liveness(holder) if holder else Liveness.UNKNOWN
@@ -398,7 +398,7 @@ def describe(repository: Repository) -> RepositoryInfo:
     """Describe a repository; if it was opened to be examined, even if its store cannot be used."""
     known, worktrees, descriptors = None, tuple[WorktreeState, ...](), list[Descriptor]()
     try:
-        descriptors = [document.record for _, document in repository.control.store.scan(DESCRIPTORS)]
+        descriptors = [document.record for _, document in repository.context.store.scan(DESCRIPTORS)]
         known, worktrees = repository.format, tuple(repository.worktrees.states())
     except Failure as failure:
         if failure is not repository.trouble:
@@ -429,7 +429,7 @@ def _address(repository: Repository) -> str:
 
 def _directories(repository: Repository) -> Iterator[str]:
     """The worktrees that have a directory here."""
-    places = repository.control.places
+    places = repository.context.places
     for path, names in ((places.root, [MAIN]), (places.worktrees, None)):
         try:
             with Directory.open(path) as directory:
@@ -441,7 +441,7 @@ def _directories(repository: Repository) -> Iterator[str]:
 
 def _network_troubles(repository: Repository, kind: str) -> tuple[str, ...]:
     """What speaks against keeping records here; for records on a server, only that files may be seen late."""
-    if repository.control.store.files is not None or kind == probe.KIND:
+    if repository.context.store.files is not None or kind == probe.KIND:
         return tuple(network_troubles(repository.root, kind))
     return ()
 
@@ -449,7 +449,7 @@ def _network_troubles(repository: Repository, kind: str) -> tuple[str, ...]:
 def _engine(repository: Repository) -> str | None:
     from holdfast.trees.engines import choose_engine
 
-    places = repository.control.places
+    places = repository.context.places
     try:
         return choose_engine(places.payload(MAIN), places.snapshots).value
     except Failure:

@@ -120,22 +120,22 @@ class Repository:
             skew=store.skew,
             other_graphs=self._other_graphs,
         )
-        self.control = RepositoryContext(places, store, trail, desk)
+        self.context = RepositoryContext(places, store, trail, desk)
 
     @cached_property
     def format(self) -> RepositoryFormat:
         """The format of the repository: read when it is opened, except to be examined."""
-        return checked_format(self.control.store, self.root)
+        return checked_format(self.context.store, self.root)
 
     @property
     def trouble(self) -> Failure | None:
         """Why its records cannot be read, if it was opened to be examined."""
-        return self.control.store.trouble
+        return self.context.store.trouble
 
     def close(self) -> None:
         """Close the files that are kept open for speed, for programs that open many repositories."""
         self._other_graphs.close()
-        self.control.store.close()
+        self.context.store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -145,12 +145,12 @@ class Repository:
 
     @property
     def root(self) -> Path:
-        return self.control.places.root
+        return self.context.places.root
 
     @cached_property
     def desk(self) -> LeaseService:
         """Lease operations; each is one transaction."""
-        return self.control.desk
+        return self.context.desk
 
     def lease(
         self,
@@ -178,7 +178,7 @@ class Repository:
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                settle(self.control, name)
+                settle(self.context, name)
                 return acquire(self.desk, name, request, wait=left, cancelled=cancelled)
             except LockConflict as conflict:
                 given_up = left == 0.0 or (cancelled is not None and cancelled.is_set())
@@ -232,7 +232,7 @@ class Repository:
     ) -> LeaseGranted:
         """Take over an expired lease, and only such a one."""
         name = worktree_name(worktree)
-        settle(self.control, name)
+        settle(self.context, name)
         return self.desk.steal(name, self.desk.request(ttl=ttl, purpose=purpose, behalf_of=behalf_of))
 
     def worktree_around(self, path: Path) -> str:
@@ -248,52 +248,52 @@ class Repository:
     def path(self, worktree: str = MAIN) -> Path:
         """The directory of a worktree. It exists, and is no symbolic link."""
         name = worktree_name(worktree)
-        settle(self.control, name)
-        self.control.config(name)
-        return directory_of(self.control, name)
+        settle(self.context, name)
+        self.context.config(name)
+        return directory_of(self.context, name)
 
     @cached_property
     def worktrees(self) -> Worktrees:
         """Creating, listing, renaming and removing worktrees."""
-        return Worktrees(self.control)
+        return Worktrees(self.context)
 
     @cached_property
     def snapshots(self) -> Snapshots:
         """Taking, naming, comparing, verifying, restoring and keeping snapshots."""
         from holdfast.repository.snapshot_service import Snapshots
 
-        return Snapshots(self.control)
+        return Snapshots(self.context)
 
     @cached_property
     def gc(self) -> GarbageCollector:
         """Planning and running garbage collection."""
         from holdfast.repository.gc import GarbageCollector
 
-        return GarbageCollector(self.control)
+        return GarbageCollector(self.context)
 
     def payload(self, worktree: str = MAIN) -> Path:
         """Where the directory of a worktree is, whether it exists or not."""
-        return self.control.places.payload(worktree)
+        return self.context.places.payload(worktree)
 
     def config(self, worktree: str = MAIN) -> WorktreeConfig:
         """The record of a worktree as of now; `NotFound` if there is none. Takes no lock."""
-        return self.control.config(worktree)
+        return self.context.config(worktree)
 
     def proof(self, worktree: str, lock_id: str, token: int | None = None) -> Proof:
         """The proof of holding the lease `lock_id`; without a token, the current one is read."""
-        return proof_of(self.control, worktree, lock_id, token)
+        return proof_of(self.context, worktree, lock_id, token)
 
     def now(self) -> float:
         """The time by the store's clock."""
-        return self.control.store.now()
+        return self.context.store.now()
 
     def audit(self, *, verified: bool = False) -> AuditReader:
         """A reader of the audit trail, from its beginning."""
-        return AuditReader(self.control.store, self.control.trail, verified=verified)
+        return AuditReader(self.context.store, self.context.trail, verified=verified)
 
     def watch_audit(self) -> Watch:
         """Wakes up when the audit trail grows."""
-        return self.control.store.watch(self.control.trail.stream)
+        return self.context.store.watch(self.context.trail.stream)
 
     def snapshot(
         self,
@@ -362,14 +362,14 @@ class Repository:
         from holdfast.repository.checks import all_checks
         from holdfast.repository.doctor import examine
 
-        return examine(self.control, all_checks(), strict=strict)
+        return examine(self.context, all_checks(), strict=strict)
 
     def repair(self, *, strict: bool = False) -> Repaired:
         """Repair what can be repaired without risk. Repairing twice is the same as repairing once."""
         from holdfast.repository.checks import all_checks
         from holdfast.repository.doctor import repair
 
-        return repair(self.control, all_checks(), strict=strict)
+        return repair(self.context, all_checks(), strict=strict)
 
 
 def _is_on_files(root: Path) -> bool:

@@ -47,65 +47,65 @@ class RestorePlan(NamedTuple):
 class Snapshots:
     """The snapshots of one repository."""
 
-    def __init__(self, control: RepositoryContext) -> None:
-        self._control = control
+    def __init__(self, context: RepositoryContext) -> None:
+        self._context = context
 
     def take(self, worktree: str, proof: Proof | None, options: SnapshotOptions = AS_USUAL) -> Descriptor:
         """Take a snapshot of a worktree; see `snapshots.snapshot`."""
         checked_text(options.note, what="note")
-        settle(self._control, worktree)
-        return snapshots.snapshot(self._control, worktree, proof, options)
+        settle(self._context, worktree)
+        return snapshots.snapshot(self._context, worktree, proof, options)
 
     def take_if_changed(
         self, worktree: str, proof: Proof | None, options: SnapshotOptions = AS_USUAL
     ) -> Descriptor | None:
         """The same, unless the worktree equals its head; None then."""
-        config = self._control.config(worktree)
-        if not restore.differs_from_head(self._control, config):
+        config = self._context.config(worktree)
+        if not restore.differs_from_head(self._context, config):
             return None
-        return snapshots.snapshot(self._control, worktree, proof, options)
+        return snapshots.snapshot(self._context, worktree, proof, options)
 
     # --- Reading: takes no lock and changes nothing ------------------------------------------------
 
     def named(self, text: str, *, seen_from: str = MAIN) -> Descriptor:
         """The snapshot that `text` names: an id or the beginning of one, a reference, `head`, `head~2`."""
-        return history.resolve(self._control, text, worktree=seen_from)
+        return history.resolve(self._context, text, worktree=seen_from)
 
     def line(self, worktree: str, *, limit: int | None = None) -> History:
         """The snapshots that led to the head of a worktree."""
-        return history.line(self._control, worktree, limit=limit)
+        return history.line(self._context, worktree, limit=limit)
 
     def everything(self, *, limit: int | None = None) -> History:
         """All snapshots of all lines."""
-        return history.everything(self._control, limit=limit)
+        return history.everything(self._context, limit=limit)
 
     def marks(self, snapshot_id: str) -> history.Marks:
         """What points at a snapshot."""
-        return history.marks_of(self._control).get(snapshot_id, history.Marks())
+        return history.marks_of(self._context).get(snapshot_id, history.Marks())
 
     def status(self, worktree: str) -> Comparison:
         """What has changed in a worktree since its head."""
-        return compare.status(self._control, worktree)
+        return compare.status(self._context, worktree)
 
     def patches(self, comparison: Comparison) -> Iterator[compare.Patch]:
         """The differing lines of every file and symbolic link whose content differs."""
-        return compare.patches(self._control, comparison)
+        return compare.patches(self._context, comparison)
 
     def entries(self, snapshot_id: str) -> Iterator[ManifestEntry]:
         """Everything in a snapshot, from its manifest."""
         from holdfast.trees.manifest import read_manifest
 
-        return read_manifest(self._control.places.tree(snapshot_id))
+        return read_manifest(self._context.places.tree(snapshot_id))
 
     def files_of_head(self, worktree: str) -> int | None:
         """How many files the head of a worktree has; None if there is none."""
-        head = self._control.config(worktree).head_snapshot_id
-        document = self._control.store.read(DESCRIPTORS.key(head)) if head else None
+        head = self._context.config(worktree).head_snapshot_id
+        document = self._context.store.read(DESCRIPTORS.key(head)) if head else None
         return None if document is None else document.record.files
 
     def compare(self, worktree: str, old: str | None = None, new: str | None = None) -> Comparison:
         """What is different between two snapshots, or a snapshot and the worktree."""
-        return compare.compare(self._control, worktree, old, new)
+        return compare.compare(self._context, worktree, old, new)
 
     def verify(self, snapshot_id: str) -> Iterator[Problem]:
         """Read everything in a snapshot, and yield what is wrong with it.
@@ -114,14 +114,14 @@ class Snapshots:
         """
         from holdfast.trees.verify import verify
 
-        descriptor = history.visible(self._control, snapshot_id)
-        for problem in verify(self._control.places.tree(snapshot_id), descriptor.payload_hash):
-            history.refuse_if_collected(self._control, snapshot_id)
+        descriptor = history.visible(self._context, snapshot_id)
+        for problem in verify(self._context.places.tree(snapshot_id), descriptor.payload_hash):
+            history.refuse_if_collected(self._context, snapshot_id)
             yield problem
 
     def all_ids(self) -> list[str]:
         """All snapshots that have a descriptor, complete or not."""
-        return [name for name, _ in self._control.store.scan(DESCRIPTORS)]
+        return [name for name, _ in self._context.store.scan(DESCRIPTORS)]
 
     def export(
         self,
@@ -132,13 +132,13 @@ class Snapshots:
         progress: Progress | None = None,
     ) -> Materialised:
         """Write a snapshot, or the one `path` in it, to a new directory; see `compare.export`."""
-        return compare.export(self._control, snapshot_id, destination, path=path, progress=progress)
+        return compare.export(self._context, snapshot_id, destination, path=path, progress=progress)
 
     # --- Restoring ---------------------------------------------------------------------------------
 
     def restore(self, snapshot_id: str, name: str | None = None) -> WorktreeConfig:
         """Create a new worktree from a snapshot. Nothing that exists is touched."""
-        worktrees = Worktrees(self._control)
+        worktrees = Worktrees(self._context)
         for candidate in [name] if name else self.free_names(snapshot_id):
             try:
                 return worktrees.create(candidate, snapshot=snapshot_id)
@@ -153,29 +153,29 @@ class Snapshots:
         while True:
             name = first if number == 1 else f"{first}-{number}"
             number += 1
-            if self._control.store.read(WORKTREES.key(name)) is None:
+            if self._context.store.read(WORKTREES.key(name)) is None:
                 yield name
 
     def check_restore(self, worktree: str, how: InPlace) -> None:
         """Refuse what restoring in place would refuse, before a lease is asked for."""
-        restore.checked(self._control, worktree, how)
+        restore.checked(self._context, worktree, how)
 
     def plan(self, worktree: str, snapshot_id: str, how: InPlace) -> RestorePlan:
         """What restoring in place would do. Changes nothing."""
-        config = restore.checked(self._control, worktree, how)
-        source = history.usable(history.visible(self._control, snapshot_id))
-        found = compare.compare(self._control, worktree, snapshot_id, None)
+        config = restore.checked(self._context, worktree, how)
+        source = history.usable(history.visible(self._context, snapshot_id))
+        found = compare.compare(self._context, worktree, snapshot_id, None)
         if how.path is not None:
             found = found._replace(changes=tuple(compare.below(how.path, found.changes)))
-        keeps = how.keep and restore.differs_from_head(self._control, config)
+        keeps = how.keep and restore.differs_from_head(self._context, config)
         return RestorePlan(source, found, keeps)
 
     def restore_in_place(
         self, worktree: str, snapshot_id: str, proof: Proof | None, how: InPlace
     ) -> Restored:
         """Restore a worktree from a snapshot, in its place; see `restore.restore_in_place`."""
-        settle(self._control, worktree)
-        return restore.restore_in_place(self._control, worktree, snapshot_id, proof, how)
+        settle(self._context, worktree)
+        return restore.restore_in_place(self._context, worktree, snapshot_id, proof, how)
 
     # --- Keeping -----------------------------------------------------------------------------------
 
@@ -183,24 +183,24 @@ class Snapshots:
         self, text: str, *, seen_from: str = MAIN, reason: str = "", keep_for: float | None = None
     ) -> Pin:
         """Keep the snapshot that `text` names, for `keep_for` seconds or until the pin is removed."""
-        return history.add_pin(self._control, self._usable(text, seen_from), reason=reason, keep_for=keep_for)
+        return history.add_pin(self._context, self._usable(text, seen_from), reason=reason, keep_for=keep_for)
 
     def remove_pin(self, pin_id: str) -> Pin:
-        return history.remove_pin(self._control, pin_id)
+        return history.remove_pin(self._context, pin_id)
 
     def pins(self) -> list[Pin]:
         """All pins, the expired ones too."""
-        return history.pins(self._control)
+        return history.pins(self._context)
 
     def create_reference(self, name: str, text: str, *, seen_from: str = MAIN, note: str = "") -> Reference:
         """Give the snapshot that `text` names another name, and keep it as long as it has one."""
-        return history.create_reference(self._control, name, self._usable(text, seen_from), note=note)
+        return history.create_reference(self._context, name, self._usable(text, seen_from), note=note)
 
     def delete_reference(self, name: str) -> Reference:
-        return history.delete_reference(self._control, name)
+        return history.delete_reference(self._context, name)
 
     def references(self) -> list[Reference]:
-        return history.references(self._control)
+        return history.references(self._context)
 
     def _usable(self, text: str, seen_from: str) -> str:
-        return history.resolve_usable(self._control, text, worktree=seen_from).snapshot_id
+        return history.resolve_usable(self._context, text, worktree=seen_from).snapshot_id
