@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
@@ -35,13 +36,13 @@ class Finding(NamedTuple):
     """One thing that was found. `code` is stable: programs may rely on it."""
 
     code: str
-    severity: Severity
     subject: str
     message: str
     meaning: str = ""
     remedy: str = ""
     fix: Callable[[], object] | None = None
     facts: Mapping[str, object] = MappingProxyType({})
+    severity: Severity = Severity.ERROR
 
     @property
     def fixable(self) -> bool:
@@ -58,6 +59,10 @@ class Finding(NamedTuple):
             "fixable": self.fixable,
             **({"facts": dict(self.facts)} if self.facts else {}),
         }
+
+
+warning = partial(Finding, severity=Severity.WARNING)
+note = partial(Finding, severity=Severity.NOTE)
 
 
 class Check(NamedTuple, Generic[Subject]):

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.clock import format_instant
 from holdfast.errors import LockConflict
-from holdfast.findings import MAX_ROUNDS, Check, Finding, Severity, is_wrong
+from holdfast.findings import MAX_ROUNDS, Check, Finding, is_wrong, warning
 from holdfast.fs import probe as probing
 from holdfast.fs.directory import make_directories
 from holdfast.locks.file_lock import FileLocker
@@ -98,7 +98,7 @@ def test_every_code_is_documented_with_its_severity_and_whether_it_is_repaired()
     rows = {cell[0].strip("`"): cell for cell in cells}
     source = "".join(path.read_text() for path in Path(doctor.__file__).parent.glob("checks*.py"))
     source += Path(doctor.__file__).read_text()
-    codes_used = set(re.findall(r'(?:Finding\(|: \(|, \()\s*"([a-z]+-[a-z-]+)"', source))
+    codes_used = set(re.findall(r'(?:Finding\(|findings\.\w+\(|: \(|, \()\s*"([a-z]+-[a-z-]+)"', source))
     assert rows.keys() == codes_used
     for planted in damage.ALL.values():
         _, severity, _, repair = rows[planted.code]
@@ -287,11 +287,11 @@ def stubborn(examination: Examination) -> Iterator[Finding]:
     def fix() -> None:
         raise LockConflict("not now")
 
-    yield Finding("stubborn", Severity.WARNING, "it", "it is", "it means", "try", fix)
+    yield warning("stubborn", "it", "it is", "it means", "try", fix)
 
 
 def lasting(examination: Examination) -> Iterator[Finding]:
-    yield Finding("lasting", Severity.WARNING, "it", "it is", "it means", "try", lambda: None)
+    yield warning("lasting", "it", "it is", "it means", "try", lambda: None)
 
 
 def test_checks_of_other_layers_can_be_added_and_a_failing_one_stops_no_other(repository: Repository) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast import findings
 from holdfast.errors import Changed, Corrupt, Failure, NotInitialised
-from holdfast.findings import Check, Finding, Severity
+from holdfast.findings import Check, Finding
 from holdfast.fs.names import is_safe_name
 from holdfast.issues import rules
 from holdfast.issues.model import (
@@ -110,14 +110,13 @@ class _Examination:
 def _finding(
     code: str, issue_id: str, message: str, fix: Callable[[], object] | None = None, *, remedy: str = ""
 ) -> Finding:
-    severity = Severity.ERROR if fix is None else Severity.WARNING
-    return Finding(code, severity, issue_id, message, "The issues do not fit together.", remedy, fix)
+    make = Finding if fix is None else findings.warning
+    return make(code, issue_id, message, "The issues do not fit together.", remedy, fix)
 
 
 def _unreadable(issue_id: str, failure: Failure) -> Finding:
     return Finding(
         "unreadable",
-        Severity.ERROR,
         issue_id,
         f"{failure.message} ({failure.code})",
         "The others go on without it; its dependents go on waiting. It was not changed.",
@@ -230,9 +229,8 @@ def _check_state(examination: _Examination, issue: Issue) -> Iterator[Finding]:
             yield _finding("done too early", issue.id, f"not passed: {', '.join(issue.open_gates())}")
     claim = examination.read(CLAIMS.key(issue.id), issue.id)
     if rules.is_abandoned(issue, claim, tracker.transactions.moment()):
-        yield Finding(
+        yield findings.note(
             "abandoned",
-            Severity.NOTE,
             issue.id,
             f"the claim of {issue.assignee} has expired",
             "The next agent that looks for work takes it over.",

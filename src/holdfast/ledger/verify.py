@@ -282,8 +282,8 @@ _CHECKS = (
 
 
 def _error(code: str, subject: str, message: str, remedy: str) -> Finding:
-    return Finding(code, Severity.ERROR, subject, message, remedy=remedy)
+    return Finding(code, subject, message, remedy=remedy)
 
 
 def _note(code: str, subject: str, message: str, remedy: str) -> Finding:
-    return Finding(code, Severity.NOTE, subject, message, remedy=remedy)
+    return Finding(code, subject, message, remedy=remedy, severity=Severity.NOTE)

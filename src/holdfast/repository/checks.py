@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+from holdfast import findings
 from holdfast.clock import SKEW
 from holdfast.errors import (
     Failure,
@@ -16,7 +17,7 @@ from holdfast.errors import (
     StoreUnavailable,
     StoreUntrusted,
 )
-from holdfast.findings import Check, Finding, Severity
+from holdfast.findings import Check, Finding
 from holdfast.issues import validate
 from holdfast.repository import checks_leftovers, checks_storage, checks_worktrees
 from holdfast.repository.doctor import Examination, RepositoryCheck
@@ -79,9 +80,8 @@ def _store(examination: Examination) -> Iterator[Finding]:
         yield _store_unusable(failure, str(failure.facts.get("store", root / CONFIG)))
         return
     if abs(health.clock_difference) > SKEW:
-        yield Finding(
+        yield findings.warning(
             "clock-differs",
-            Severity.WARNING,
             address,
             f"the store's clock and this machine's are {abs(health.clock_difference):.1f} s apart",
             "Leases are judged by the store's clock. Times that this machine prints are off by that much.",
@@ -106,7 +106,6 @@ def _store_unusable(failure: Failure, subject: str) -> Finding:
     code, meaning = next(fitting, ("store-unusable", "It is not known where the records are."))
     return Finding(
         code,
-        Severity.ERROR,
         subject,
         failure.message,
         f"{meaning} No command works but this one and 'info'. Your files and snapshots are untouched.",

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from holdfast import findings
 from holdfast.clock import Now, format_duration
 from holdfast.errors import LockConflict, LockNotHeld, NotFound
-from holdfast.findings import Finding, Severity
+from holdfast.findings import Finding
 from holdfast.fs import calls, durable
 from holdfast.fs.directory import Directory
 from holdfast.leases.rules import WAITER_TTL, Lease, LeaseKeys, LeaseQueue, LeaseWaiter
@@ -62,9 +63,8 @@ def scratches(examination: Examination) -> Iterator[Finding]:
         if _explains_a_tree(examination, each.scratch_id.removesuffix(payloads.SWEPT)):
             continue
         holder = f"{each.intent.holder_id} ({each.intent.purpose})" if each.intent else "a process"
-        yield Finding(
+        yield findings.warning(
             "scratch-abandoned",
-            Severity.WARNING,
             each.scratch_id,
             f"{each.path} was left by {holder} that is gone",
             "It takes space. Nothing in it was ever visible, or it was being removed.",
@@ -106,9 +106,8 @@ def drafts(examination: Examination) -> Iterator[Finding]:
     root = examination.context.places.root
     for name in _CONTROL:
         for path, age in _litter_below(root / name, examination.file_time, is_top=True):
-            yield Finding(
+            yield findings.warning(
                 "draft-left",
-                Severity.WARNING,
                 str(path.relative_to(root)),
                 f"{path} was written {format_duration(age)} ago and never published",
                 "Its process died. Nobody ever reads it.",
@@ -157,7 +156,6 @@ def commits(examination: Examination) -> Iterator[Finding]:
         if obstacle is not None:
             yield Finding(
                 "commit-blocked",
-                Severity.ERROR,
                 commit.id,
                 f"the commit {commit.id} is decided, but cannot be carried out: {obstacle.message}",
                 "Readers see it whole; changes of its documents are refused.",
@@ -165,9 +163,8 @@ def commits(examination: Examination) -> Iterator[Finding]:
                 facts={"documents": list(commit.documents), **obstacle.facts},
             )
             continue
-        yield Finding(
+        yield findings.warning(
             "commit-unfinished",
-            Severity.WARNING,
             commit.id,
             f"the commit {commit.id} is decided, but its process died before it was carried out",
             "Nothing is lost: readers see it whole, and the next change of its documents finishes it.",
@@ -182,9 +179,8 @@ def operations(examination: Examination) -> Iterator[Finding]:
     for worktree, pending in examination.operations().items():
         if not _is_dead(examination, worktree, pending):
             continue
-        yield Finding(
+        yield findings.warning(
             "operation-unfinished",
-            Severity.WARNING,
             worktree,
             f"the {pending.kind.value} of {worktree}, begun at {pending.begun_at} by {pending.holder_id}, "
             "was not finished",
@@ -216,9 +212,8 @@ def collections(examination: Examination) -> Iterator[Finding]:
     except LockConflict:
         return
     for plan_id, marked in dead.items():
-        yield Finding(
+        yield findings.warning(
             "collection-unfinished",
-            Severity.WARNING,
             plan_id,
             f"the collection of the plan {plan_id} was not finished; {marked} snapshots are marked",
             "Its process died. Marked snapshots cannot be referred to or restored.",
@@ -241,9 +236,8 @@ def plans(examination: Examination) -> Iterator[Finding]:
     """Plans that are too old to be run."""
     for each in kept_plans(examination.context):
         if each.is_expired(examination.now):
-            yield Finding(
+            yield findings.note(
                 "plan-expired",
-                Severity.NOTE,
                 each.plan_id,
                 f"the plan {each.plan_id} expired at {each.expires_at}",
                 "It can no longer be run.",
@@ -261,9 +255,8 @@ def leases(examination: Examination) -> Iterator[Finding]:
         if state is None:
             continue
         if orphaned:
-            yield Finding(
+            yield findings.warning(
                 "lock-orphaned",
-                Severity.WARNING,
                 worktree,
                 f"{worktree} is leased by {state.lease.holder_id}, but there is no such worktree",
                 "It protects nothing. A new worktree of this name could not be leased.",
@@ -272,9 +265,8 @@ def leases(examination: Examination) -> Iterator[Finding]:
                 facts={"lock_id": state.lease.lock_id},
             )
         elif state.expired:
-            yield Finding(
+            yield findings.note(
                 "lock-expired",
-                Severity.NOTE,
                 worktree,
                 f"the lease of {worktree}, held by {state.lease.holder_id} ({state.liveness.value}), "
                 f"expired {format_duration(-state.time_left)} ago",
@@ -315,9 +307,8 @@ def waiters(examination: Examination) -> Iterator[Finding]:
         now = context.desk.reading().at(examination.now)
         dead = [each for each in document.record.waiters if _is_gone(each, now)]
         if dead:
-            yield Finding(
+            yield findings.note(
                 "waiter-dead",
-                Severity.NOTE,
                 worktree,
                 f"waiters for {worktree} are gone: {', '.join(each.holder_id for each in dead)}",
                 "They are passed over when the lease is granted.",

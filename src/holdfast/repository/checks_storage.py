@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from holdfast import findings
 from holdfast.clock import format_duration, parse_instant
 from holdfast.errors import AuditChainBroken, Corrupt, LockConflict, NotFound, Refused
 from holdfast.findings import Finding, Severity
@@ -44,7 +45,6 @@ def trail(examination: Examination) -> Iterator[Finding]:
     except AuditChainBroken as broken:
         yield Finding(
             "audit-broken",
-            Severity.ERROR,
             context.trail.stream.name,
             f"the audit trail is broken: {broken.message}",
             "It was changed by hand, or by the disk. From there on it cannot be trusted.",
@@ -62,9 +62,8 @@ def clock(examination: Examination) -> Iterator[Finding]:
         except ValueError:
             continue
         if ahead > MARGIN:
-            yield Finding(
+            yield findings.warning(
                 "clock-behind",
-                Severity.WARNING,
                 subject,
                 f"{subject} is of {latest}, which is {format_duration(ahead)} in the future",
                 "The clock of this machine was set back, or another one's is ahead. No work is at risk, but "
@@ -87,9 +86,8 @@ def repository_format(examination: Examination) -> Iterator[Finding]:
     """An older format than the current one; newer ones are refused on opening."""
     document = examination.context.store.read(FORMAT)
     if document is not None and document.record.version < FORMAT_VERSION:
-        yield Finding(
+        yield findings.note(
             "format-old",
-            Severity.NOTE,
             str(document.record.version),
             f"the repository has the format {document.record.version}; the newest is {FORMAT_VERSION}",
             "It works as it is.",
@@ -110,9 +108,8 @@ def permissions(examination: Examination) -> Iterator[Finding]:
         mode = stat.S_IMODE(status.st_mode)
         where = str(path.relative_to(root))
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            yield Finding(
+            yield findings.warning(
                 "permissions-open",
-                Severity.WARNING,
                 where,
                 f"everybody on this machine can write into {path} (mode {mode:04o})",
                 "Anybody can delete or forge its content.",
@@ -122,7 +119,6 @@ def permissions(examination: Examination) -> Iterator[Finding]:
         if not _can_write(status):
             yield Finding(
                 "permissions-missing",
-                Severity.ERROR,
                 where,
                 f"this user cannot write into {path} (mode {mode:04o}, owner {status.st_uid})",
                 "Commands that change something there will fail.",
@@ -167,9 +163,8 @@ def disk(examination: Examination) -> Iterator[Finding]:
     except OSError as error:
         raise io_failure("look at", root, error) from error
     if left < LARGE * LARGE_BYTES:
-        yield Finding(
+        yield findings.warning(
             "disk-full",
-            Severity.WARNING,
             str(root),
             f"the disk that the repository is on is full: {left >> 10} KiB are left",
             "Snapshots fail, and so does acquiring a lease. What exists is safe. Leases can be renewed and "
@@ -190,12 +185,12 @@ def filesystem(examination: Examination) -> Iterator[Finding]:
     if troubles:
         yield Finding(
             "filesystem-unsafe",
-            Severity.WARNING if troubles == [probe.UNKNOWN] else Severity.ERROR,
             str(root),
             f"the repository is on a filesystem that cannot be trusted with it: {'; '.join(troubles)}",
             "Two processes may hold one lock, or acknowledged writes may be lost in a power cut.",
             "nothing: move the repository to a local filesystem, or use one of the server-backed stores",
             facts={"troubles": troubles},
+            severity=Severity.WARNING if troubles == [probe.UNKNOWN] else Severity.ERROR,
         )
 
 
@@ -225,9 +220,8 @@ def orphans(examination: Examination) -> Iterator[Finding]:
             yield _orphan(context, each, last.get(each), is_needed=needed is None or each in needed)
     for name in trees:
         if not _is_ours(examination, name):
-            yield Finding(
+            yield findings.warning(
                 "snapshot-directory-strange",
-                Severity.WARNING,
                 name,
                 f"{context.places.snapshots / name!s:.300} is not the tree of a snapshot",
                 "Holdfast did not create it, and does not use it.",
@@ -257,9 +251,8 @@ def _orphan(
 
 def _unknown(context: RepositoryContext, snapshot_id: str, *, is_needed: bool) -> Finding:
     target = context.places.quarantine / snapshot_id
-    return Finding(
+    return findings.warning(
         "tree-unknown",
-        Severity.WARNING,
         snapshot_id,
         f"{context.places.tree(snapshot_id)} is a complete tree of unknown origin",
         "It is not visible. Perhaps it was copied here, or its descriptor and the audit trail were lost.",
@@ -282,9 +275,8 @@ def _quarantine(context: RepositoryContext, snapshot_id: str, target: Path) -> N
 
 
 def _not_missed(context: RepositoryContext, snapshot_id: str, *, is_needed: bool) -> Finding:
-    return Finding(
+    return findings.warning(
         "tree-orphaned",
-        Severity.WARNING,
         snapshot_id,
         f"{context.places.tree(snapshot_id)} belongs to no snapshot: its process died before it was "
         "published, or it was deleted",
@@ -297,7 +289,6 @@ def _not_missed(context: RepositoryContext, snapshot_id: str, *, is_needed: bool
 def _lost(snapshot_id: str) -> Finding:
     return Finding(
         "descriptor-missing",
-        Severity.ERROR,
         snapshot_id,
         f"the snapshot {snapshot_id} was published and never deleted, but its descriptor is gone",
         "Its files still exist, but it cannot be seen or restored.",
@@ -347,9 +338,8 @@ def remnants(examination: Examination) -> Iterator[Finding]:
         return
     for name, need in found.items():
         why = "has more than other snapshots need" if need else "no other snapshot needs it"
-        yield Finding(
+        yield findings.warning(
             "remnant-excessive",
-            Severity.WARNING,
             name,
             f"{context.places.remnants / name} is left of a deleted snapshot, and {why}",
             "It takes space. A collection was not finished, or the trees that needed it were removed.",
@@ -371,7 +361,6 @@ def incomplete(examination: Examination) -> Iterator[Finding]:
             if now is not None and now.doomed_by is None:
                 yield Finding(
                     "snapshot-incomplete",
-                    Severity.ERROR,
                     snapshot_id,
                     f"the tree of the snapshot {snapshot_id} is missing, or has no .READY",
                     "It cannot be restored, and is not shown. It was complete when it was published.",
@@ -395,7 +384,6 @@ def damaged(examination: Examination) -> Iterator[Finding]:
         if now is not None and now.doomed_by is None:
             yield Finding(
                 "snapshot-damaged",
-                Severity.ERROR,
                 snapshot_id,
                 f"the content of the snapshot {snapshot_id} has changed: {problems[0]}"
                 + (f", and {len(problems) - 1} more" if len(problems) > 1 else ""),

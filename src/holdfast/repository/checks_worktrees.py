@@ -9,8 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
+from holdfast import findings
 from holdfast.errors import LockConflict, NotFound
-from holdfast.findings import Finding, Severity
+from holdfast.findings import Finding
 from holdfast.fs.directory import Directory
 from holdfast.repository import history as referring
 from holdfast.repository.context import (
@@ -52,7 +53,6 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
             instead = ", and something else is in its place" if _exists(path) else ""
             yield Finding(
                 "worktree-directory-missing",
-                Severity.ERROR,
                 worktree,
                 f"the directory of {worktree} is missing{instead}: {path}",
                 "It was moved or deleted. Its snapshots have what was saved.",
@@ -62,9 +62,8 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
     for name in directories:
         if name in configs or name in pending or not _exists(places.worktrees / name):
             continue
-        yield Finding(
+        yield findings.warning(
             "worktree-directory-unknown",
-            Severity.WARNING,
             name,
             f"{places.worktrees / name} belongs to no worktree",
             "Holdfast did not create it, does not read it, and takes no snapshots of it.",
@@ -78,9 +77,8 @@ def payloads(examination: Examination) -> Iterator[Finding]:
         payload = examination.context.places.payload(worktree)
         for name in _CONTROL_FILES if _is_directory(payload) else ():
             if _exists(payload / name):
-                yield Finding(
+                yield findings.warning(
                     "control-file-in-payload",
-                    Severity.WARNING,
                     f"{worktree}/{name}",
                     f"{payload / name} is named like a file of Holdfast, but is a file of {worktree}",
                     "Commands may take it for the repository. It is in every snapshot.",
@@ -94,9 +92,8 @@ def records(examination: Examination) -> Iterator[Finding]:
     for worktree in _names(directory):
         for name in _names(directory / worktree):
             if name != "config.json" and not name.startswith("."):
-                yield Finding(
+                yield findings.warning(
                     "record-foreign",
-                    Severity.WARNING,
                     f"{worktree}/{name}",
                     f"{directory / worktree / name} is not a file of this version of Holdfast",
                     "It is never read: the record of a worktree is config.json alone.",
@@ -148,7 +145,6 @@ def heads(examination: Examination) -> Iterator[Finding]:
 def _head_missing(worktree: str, head: str) -> Finding:
     return Finding(
         "head-missing",
-        Severity.ERROR,
         worktree,
         f"the head of {worktree} is the snapshot {head}, which does not exist",
         "History cannot be shown, and no snapshot can be taken. The worktree's files are untouched.",
@@ -194,7 +190,6 @@ def _head_behind(
     one = len(tips) == 1
     return Finding(
         "head-behind",
-        Severity.ERROR,
         config.worktree_id,
         f"the head of {config.worktree_id} is {start}, but its line continues to {', '.join(tips)}",
         "History does not show a published snapshot, and garbage collection would delete it.",
@@ -233,7 +228,6 @@ def parents(examination: Examination) -> Iterator[Finding]:
         if now is not None and now.parent_id == parent:
             yield Finding(
                 "parent-missing",
-                Severity.ERROR,
                 each.snapshot_id,
                 f"the parent of the snapshot {each.snapshot_id} is {parent}, which does not exist",
                 "History ends here, though it continued. The snapshot itself is complete.",
@@ -247,9 +241,8 @@ def references(examination: Examination) -> Iterator[Finding]:
     for each in referring.references(examination.context):
         key = REFERENCES.key(each.name)
         if _is_dangling(examination, key, each):
-            yield Finding(
+            yield findings.warning(
                 "reference-dangling",
-                Severity.WARNING,
                 each.name,
                 f"the reference {each.name} names the snapshot {each.snapshot_id}, which does not exist",
                 "It keeps nothing.",
@@ -264,9 +257,8 @@ def pins(examination: Examination) -> Iterator[Finding]:
     for each in referring.pins(examination.context):
         key = PINS.key(each.pin_id)
         if _is_dangling(examination, key, each):
-            yield Finding(
+            yield findings.warning(
                 "pin-dangling",
-                Severity.WARNING,
                 each.pin_id,
                 f"the pin {each.pin_id} is on the snapshot {each.snapshot_id}, which does not exist",
                 "It keeps nothing.",

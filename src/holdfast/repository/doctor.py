@@ -14,7 +14,7 @@ from functools import cached_property
 from holdfast import findings
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.errors import Corrupt, Failure
-from holdfast.findings import Check, Finding, Repaired, Severity
+from holdfast.findings import Check, Finding, Repaired
 from holdfast.repository.context import (
     DESCRIPTORS,
     OPERATIONS,
@@ -104,7 +104,6 @@ def _stopped(examination: Examination, check: RepositoryCheck, failure: Failure)
     elif isinstance(failure, Corrupt):
         yield Finding(
             "document-corrupt",
-            Severity.ERROR,
             str(failure.facts.get("source") or failure.facts.get("path") or check.name),
             failure.message,
             "A record cannot be understood. What depends on it was not examined.",
@@ -114,7 +113,6 @@ def _stopped(examination: Examination, check: RepositoryCheck, failure: Failure)
     else:
         yield Finding(
             "check-failed",
-            Severity.ERROR,
             check.name,
             f"the check {check.name} could not be made: {failure.message}",
             "What it would have found is not known.",
@@ -126,9 +124,8 @@ def _stopped(examination: Examination, check: RepositoryCheck, failure: Failure)
 def _not_made(examination: Examination) -> Iterator[Finding]:
     names = examination.not_made
     if names:
-        yield Finding(
+        yield findings.warning(
             "checks-not-made",
-            Severity.WARNING,
             "store",
             f"{len(names)} checks could not be made without the store: {', '.join(names)}",
             "What they would have found is not known.",
