@@ -26,7 +26,7 @@ from holdfast.repository.context import (
     RepositoryContext,
     worktree_keys,
 )
-from holdfast.repository.doctor import Examination
+from holdfast.repository.doctor import Examination, status_of
 from holdfast.repository.gc import collector_locked, end_dead_run
 from holdfast.repository.gc_plan import forget_plan
 from holdfast.repository.gc_plan import plans as kept_plans
@@ -88,12 +88,8 @@ def _is_young_and_empty(path: Path, now: float) -> bool:
 
 def _explains_a_tree(examination: Examination, snapshot_id: str) -> bool:
     """Whether this scratch is all that tells what an unpublished tree is."""
-    try:
-        with Directory.open(examination.context.places.snapshots) as directory:
-            there = directory.status(snapshot_id) is not None
-    except NotFound:
-        return False
-    return there and examination.descriptor(snapshot_id) is None
+    tree = examination.context.places.tree(snapshot_id)
+    return status_of(tree) is not None and examination.descriptor(snapshot_id) is None
 
 
 def _sweep(context: RepositoryContext, scratch_id: str) -> None:

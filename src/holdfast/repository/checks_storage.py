@@ -23,7 +23,7 @@ from holdfast.fs.reserve import LARGE, LARGE_BYTES
 from holdfast.repository import payloads
 from holdfast.repository.checks_leftovers import LEASES
 from holdfast.repository.context import FORMAT, FORMAT_VERSION, RepositoryContext, is_ready
-from holdfast.repository.doctor import Examination
+from holdfast.repository.doctor import Examination, is_directory, names_in, status_of
 from holdfast.repository.gc import collector_locked
 from holdfast.repository.gc_sweep import need_of_all, retire, sweep, untrimmed
 from holdfast.repository.retention import effect_of
@@ -101,8 +101,7 @@ def permissions(examination: Examination) -> Iterator[Finding]:
         return
     root = examination.context.places.root
     for path in _control_directories(root):
-        with Directory.open(path.parent) as parent:
-            status = parent.status(path.name)
+        status = status_of(path)
         if status is None or not stat.S_ISDIR(status.st_mode):
             continue
         mode = stat.S_IMODE(status.st_mode)
@@ -203,7 +202,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
     nothing is judged: it may have to be finished first.
     """
     context = examination.context
-    trees = _names(context)
+    trees = names_in(context.places.snapshots)
     making = {each.scratch_id for each in payloads.in_use(context.places)}
     orphaned = [
         each
@@ -211,7 +210,7 @@ def orphans(examination: Examination) -> Iterator[Finding]:
         if _ID.fullmatch(each)
         and each not in making
         and examination.descriptor(each) is None
-        and _is_directory(context, each)
+        and is_directory(context.places.tree(each))
     ]
     if orphaned and not examination.operations():
         last = _last_events(context, orphaned)
@@ -319,7 +318,7 @@ def _retire(context: RepositoryContext, snapshot_id: str) -> None:
     def decide(view: View, now: float) -> Decision[None]:
         return Decision([context.audit(view, now, "tree_removed", tree=snapshot_id)], None)
 
-    if _status(context, snapshot_id) is not None:
+    if status_of(context.places.tree(snapshot_id)) is not None:
         retire(context, [snapshot_id])
         context.store.transact([context.trail.stream], decide)
         with contextlib.suppress(LockConflict, Corrupt, Refused):  # then the check of retired trees finds it
@@ -393,30 +392,9 @@ def damaged(examination: Examination) -> Iterator[Finding]:
             )
 
 
-def _names(context: RepositoryContext) -> list[str]:
-    try:
-        with Directory.open(context.places.snapshots) as directory:
-            return sorted(directory.names())
-    except NotFound:
-        return []
-
-
-def _status(context: RepositoryContext, name: str) -> os.stat_result | None:
-    try:
-        with Directory.open(context.places.snapshots) as directory:
-            return directory.status(name)
-    except NotFound:
-        return None
-
-
-def _is_directory(context: RepositoryContext, name: str) -> bool:
-    status = _status(context, name)
-    return status is not None and stat.S_ISDIR(status.st_mode)
-
-
 def _is_ours(examination: Examination, name: str) -> bool:
     """Whether it is, or was, the tree of a snapshot."""
     if _ID.fullmatch(name):
-        status = _status(examination.context, name)
+        status = status_of(examination.context.places.tree(name))
         return status is None or stat.S_ISDIR(status.st_mode)
     return is_safe_name(name) and examination.descriptor(name) is not None

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from holdfast import findings
-from holdfast.errors import LockConflict, NotFound
+from holdfast.errors import LockConflict
 from holdfast.findings import Finding
-from holdfast.fs.directory import Directory
 from holdfast.repository import history as referring
 from holdfast.repository.context import (
     DESCRIPTORS,
@@ -28,7 +26,7 @@ from holdfast.repository.context import (
     settled_config,
     worktree_keys,
 )
-from holdfast.repository.doctor import Examination
+from holdfast.repository.doctor import Examination, is_directory, names_in, status_of
 from holdfast.store.model import Decision, Delete, Key, Replace, View
 
 _CONTROL_FILES = (".jvs", ".holdfast")
@@ -42,15 +40,15 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
     the commit that creates its record.
     """
     places = examination.context.places
-    directories = _names(places.worktrees)
+    directories = names_in(places.worktrees)
     pending = set(examination.operations())
     configs = examination.configs()
     for worktree in configs:
         path = places.payload(worktree)
-        if _is_directory(path) or worktree in examination.operations():
+        if is_directory(path) or worktree in examination.operations():
             continue
-        if examination.config(worktree) is not None and not _is_directory(path):
-            instead = ", and something else is in its place" if _exists(path) else ""
+        if examination.config(worktree) is not None and not is_directory(path):
+            instead = ", and something else is in its place" if status_of(path) is not None else ""
             yield Finding(
                 "worktree-directory-missing",
                 worktree,
@@ -60,7 +58,7 @@ def worktrees(examination: Examination) -> Iterator[Finding]:
                 facts={"path": str(path)},
             )
     for name in directories:
-        if name in configs or name in pending or not _exists(places.worktrees / name):
+        if name in configs or name in pending or status_of(places.worktrees / name) is None:
             continue
         yield findings.warning(
             "worktree-directory-unknown",
@@ -75,8 +73,8 @@ def payloads(examination: Examination) -> Iterator[Finding]:
     """Control files among users' files."""
     for worktree in examination.configs():
         payload = examination.context.places.payload(worktree)
-        for name in _CONTROL_FILES if _is_directory(payload) else ():
-            if _exists(payload / name):
+        for name in _CONTROL_FILES if is_directory(payload) else ():
+            if status_of(payload / name) is not None:
                 yield findings.warning(
                     "control-file-in-payload",
                     f"{worktree}/{name}",
@@ -89,8 +87,8 @@ def payloads(examination: Examination) -> Iterator[Finding]:
 def records(examination: Examination) -> Iterator[Finding]:
     """Foreign files beside the record of a worktree."""
     directory = examination.context.places.root / ".jvs" / "worktrees"
-    for worktree in _names(directory):
-        for name in _names(directory / worktree):
+    for worktree in names_in(directory):
+        for name in names_in(directory / worktree):
             if name != "config.json" and not name.startswith("."):
                 yield findings.warning(
                     "record-foreign",
@@ -99,30 +97,6 @@ def records(examination: Examination) -> Iterator[Finding]:
                     "It is never read: the record of a worktree is config.json alone.",
                     "nothing: it is not ours to remove",
                 )
-
-
-def _names(path: Path) -> list[str]:
-    try:
-        with Directory.open(path) as directory:
-            return sorted(directory.names())
-    except NotFound:
-        return []
-
-
-def _exists(path: Path) -> bool:
-    try:
-        with Directory.open(path.parent) as directory:
-            return directory.status(path.name) is not None
-    except NotFound:
-        return False
-
-
-def _is_directory(path: Path) -> bool:
-    try:
-        with Directory.open(path.parent) as directory:
-            return directory.is_directory(path.name)
-    except NotFound:
-        return False
 
 
 def heads(examination: Examination) -> Iterator[Finding]:
@@ -239,44 +213,45 @@ def parents(examination: Examination) -> Iterator[Finding]:
 def references(examination: Examination) -> Iterator[Finding]:
     """References to missing snapshots."""
     for each in referring.references(examination.context):
-        key = REFERENCES.key(each.name)
-        if _is_dangling(examination, key, each):
-            yield findings.warning(
-                "reference-dangling",
-                each.name,
-                f"the reference {each.name} names the snapshot {each.snapshot_id}, which does not exist",
-                "It keeps nothing.",
-                "delete it; the audit trail keeps what it said",
-                fix=partial(_delete, examination.context, key, each, "reference_deleted"),
-                facts={"snapshot_id": each.snapshot_id},
-            )
+        message = f"the reference {each.name} names the snapshot {each.snapshot_id}, which does not exist"
+        key, event = REFERENCES.key(each.name), "reference_deleted"
+        yield from _dangling(examination, "reference-dangling", each.name, message, key, each, event)
 
 
 def pins(examination: Examination) -> Iterator[Finding]:
     """Pins on missing snapshots."""
     for each in referring.pins(examination.context):
-        key = PINS.key(each.pin_id)
-        if _is_dangling(examination, key, each):
-            yield findings.warning(
-                "pin-dangling",
-                each.pin_id,
-                f"the pin {each.pin_id} is on the snapshot {each.snapshot_id}, which does not exist",
-                "It keeps nothing.",
-                "remove it; the audit trail keeps what it said",
-                fix=partial(_delete, examination.context, key, each, "pin_removed"),
-                facts={"snapshot_id": each.snapshot_id},
-            )
+        message = f"the pin {each.pin_id} is on the snapshot {each.snapshot_id}, which does not exist"
+        key, event = PINS.key(each.pin_id), "pin_removed"
+        yield from _dangling(examination, "pin-dangling", each.pin_id, message, key, each, event)
 
 
 Referring = TypeVar("Referring", Reference, Pin)
 
 
-def _is_dangling(examination: Examination, key: Key[Referring], found: Referring) -> bool:
-    """Whether its snapshot is missing while it still exists: else the snapshot may have been collected."""
+def _dangling(
+    examination: Examination,
+    code: str,
+    subject: str,
+    message: str,
+    key: Key[Referring],
+    found: Referring,
+    event: str,
+) -> Iterator[Finding]:
+    """A finding if the snapshot is missing while this still exists: else both may have gone since."""
     if examination.descriptor(found.snapshot_id) is not None:
-        return False
+        return
     document = examination.context.store.read(key)
-    return document is not None and document.record == found
+    if document is not None and document.record == found:
+        yield findings.warning(
+            code,
+            subject,
+            message,
+            "It keeps nothing.",
+            "remove it; the audit trail keeps what it said",
+            fix=partial(_delete, examination.context, key, found, event),
+            facts={"snapshot_id": found.snapshot_id},
+        )
 
 
 def _delete(context: RepositoryContext, key: Key[Referring], found: Referring, event: str) -> None:

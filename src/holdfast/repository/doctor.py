@@ -8,13 +8,17 @@ decides anew, or a removal of what provably nobody uses. Repairing twice is the 
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 
 from holdfast import findings
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.errors import Corrupt, Failure
+from holdfast.errors import Corrupt, Failure, NotFound
 from holdfast.findings import Check, Finding, Repaired
+from holdfast.fs.directory import Directory
 from holdfast.repository.context import (
     DESCRIPTORS,
     OPERATIONS,
@@ -76,6 +80,29 @@ class Examination:
         """One worktree as of now."""
         document = self.context.store.read(WORKTREES.key(worktree))
         return None if document is None else document.record
+
+
+def names_in(path: Path) -> list[str]:
+    """The entries of a directory, in order; none if it does not exist."""
+    try:
+        with Directory.open(path) as directory:
+            return sorted(directory.names())
+    except NotFound:
+        return []
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """The status of what is at a path, without following a link; None if nothing is."""
+    try:
+        with Directory.open(path.parent) as directory:
+            return directory.status(path.name)
+    except NotFound:
+        return None
+
+
+def is_directory(path: Path) -> bool:
+    status = status_of(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 RepositoryCheck = Check[Examination]
