@@ -19,7 +19,7 @@ from holdfast.cli.issue_view import (
     tracking,
     writing_options,
 )
-from holdfast.cli.options import ISSUE, field_of, tell
+from holdfast.cli.options import ISSUE_FIELDS, field_of, tell
 from holdfast.cli.output import Output
 from holdfast.errors import SettingInvalid, UsageFailure
 from holdfast.issues.creating import Created, NewIssue
@@ -60,7 +60,7 @@ _filters = (
         help="Only issues with this label ('x*': like it).",
     ),
     click.option("--limit", metavar="N", type=click.IntRange(1), help="At most this many."),
-    field_of(*ISSUE),
+    field_of(*ISSUE_FIELDS),
     reading_options,
 )
 
@@ -110,7 +110,7 @@ def init(output: Output, *, repo: str | None, actor: str | None) -> None:
 @click.option("--label", "labels", metavar="LABEL", multiple=True, help="A label; may be repeated.")
 @click.option("--assignee", metavar="KIND:NAME", help="Who shall do it.")
 @click.option("--batch", is_flag=True, help="Read a JSON list of issues from standard input.")
-@field_of(*ISSUE, "skipped_dependencies")
+@field_of(*ISSUE_FIELDS, "skipped_dependencies")
 @writing_options
 @click.pass_obj
 def create(
@@ -218,7 +218,7 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 @click.option("--increment", metavar="KEY[=N]", multiple=True, help="Count a number in the context up.")
 @click.option("--if-version", metavar="VERSION", help="Only if it still has this version, as 'show' says.")
 @claim_option
-@field_of(*ISSUE, "context", "open_gates")
+@field_of(*ISSUE_FIELDS, "context", "open_gates")
 @writing_options
 @click.pass_obj
 def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | None, **words: object) -> None:

@@ -17,7 +17,7 @@ from holdfast.cli.issue_view import (
     tracking,
     writing_options,
 )
-from holdfast.cli.options import ISSUE, UNLIMITED, duration, duration_or_none, field_of, tell
+from holdfast.cli.options import ISSUE_FIELDS, UNLIMITED, duration, duration_or_none, field_of, tell
 from holdfast.cli.output import Output
 from holdfast.errors import UsageFailure
 
@@ -39,7 +39,7 @@ ttl_option = click.option(
 assignee_option = click.option(
     "--assignee", metavar="KIND:NAME", help="Who works on it.  [default: the actor]"
 )
-_FIELDS = ("claim_id", *ISSUE, "token", "ttl", "expires_at", "taken_over_from")
+_FIELDS = ("claim_id", *ISSUE_FIELDS, "token", "ttl", "expires_at", "taken_over_from")
 purpose_option = click.option("--purpose", metavar="TEXT", default="", help="What for, for others to see.")
 
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.entry import Group
-from holdfast.cli.options import LEASE, UNLIMITED, duration, duration_or_none, field_of, json_option, tell
+from holdfast.cli.options import (
+    LEASE_FIELDS,
+    UNLIMITED,
+    duration,
+    duration_or_none,
+    field_of,
+    json_option,
+    tell,
+)
 from holdfast.cli.output import Output
 from holdfast.cli.repository import (
     LOCK_ID,
@@ -74,7 +82,7 @@ _holder_pid_option = click.option(
     type=click.IntRange(min=1),
     help="The process to record as the holder.  [default: the one that runs this command]",
 )
-_field_option = field_of(*LEASE)
+_field_option = field_of(*LEASE_FIELDS)
 _export_option = click.option(
     "--export",
     is_flag=True,

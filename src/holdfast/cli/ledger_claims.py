@@ -9,7 +9,15 @@ import click
 
 from holdfast.cli.entry import Group
 from holdfast.cli.ledger import directory_option, open_at
-from holdfast.cli.options import CLAIM, UNLIMITED, duration, duration_or_none, field_of, json_option, tell
+from holdfast.cli.options import (
+    CLAIM_FIELDS,
+    UNLIMITED,
+    duration,
+    duration_or_none,
+    field_of,
+    json_option,
+    tell,
+)
 from holdfast.cli.output import Output
 from holdfast.clock import format_duration
 from holdfast.ledger.log import is_under, node_id
@@ -60,7 +68,7 @@ _claim_id_option = click.option(
     help="Who has a higher one is served first; equal ones in the order in which they asked.  [default: 0]",
 )
 @click.option("--purpose", metavar="TEXT", default="", help="What for: others are shown it.")
-@field_of(*CLAIM)
+@field_of(*CLAIM_FIELDS)
 @directory_option
 @json_option
 @click.pass_obj

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -20,16 +19,15 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-UNLIMITED = math.inf
-"""A time limit that never comes, as `duration_or_none` reads `none`."""
+REPO, WORKTREE = "HOLDFAST_REPO", "HOLDFAST_WORKTREE"
+LOCK_ID, TOKEN = "HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN"
+ACTOR = "HOLDFAST_ACTOR"
 
-json_option = click.option(
-    "--json", is_flag=True, expose_value=False, help="Print one JSON object, for programs."
-)
+FOREVER = "forever"
 
 
 def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Read the value of an option as seconds: `250ms`, `5s`, `1m30s`, `2h`, or a bare number."""
+    """Read an option as seconds: `250ms`, `5s`, `1m30s`, `2h`, or a bare number."""
     if value is None:
         return None
     from holdfast.clock import parse_duration
@@ -37,17 +35,84 @@ def duration(context: click.Context, parameter: click.Parameter, value: str | No
     return parse_duration(value, setting=parameter.opts[0])
 
 
-def duration_or_none(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Like `duration`, and `none` for no limit at all."""
-    if value is not None and value.strip().lower() == "none":
-        return UNLIMITED
-    from holdfast.errors import SettingInvalid
-
+def _wait(context: click.Context, parameter: click.Parameter, value: str) -> float | None:
+    """Seconds to wait; None is forever, as everywhere below the command line."""
+    if value.strip().lower() == FOREVER:
+        return None
     try:
         return duration(context, parameter, value)
     except SettingInvalid:
-        expected = "a duration such as 250ms, 30s, 5m, 1h30m, or 'none' for no limit"
-        raise SettingInvalid(parameter.opts[0], value or "", expected) from None
+        expected = f"a duration such as 250ms, 30s, 5m, 1h30m, or '{FOREVER}'"
+        raise SettingInvalid(parameter.opts[0], value, expected) from None
+
+
+def wait_option(
+    help: str,
+    *,
+    default: str | Callable[[], str] = "0s",
+    default_text: str = "do not wait; fail with status 4",
+) -> Callable[[Command], Command]:
+    """`--wait DURATION`. The command gets seconds, or None for `forever`."""
+    text = f"{help}, such as 30s or 5m, or '{FOREVER}'.  [default: {default_text}]"
+    return click.option("--wait", metavar="DURATION", default=default, callback=_wait, help=text)
+
+
+def ttl_option(help: str, *, default: str | None = None) -> Callable[[Command], Command]:
+    """`--ttl DURATION`. The command gets seconds, or None if there is no default."""
+    return click.option(
+        "--ttl", metavar="DURATION", default=default, show_default=True, callback=duration, help=help
+    )
+
+
+def repo_option_for(help: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
+    """`--repo DIR`, for commands that need more than `repo_option` says."""
+    return click.option(
+        "--repo", metavar="DIR", type=click.Path(file_okay=False), callback=callback, help=help
+    )
+
+
+def actor_option(otherwise: str) -> Callable[[Command], Command]:
+    """`--actor KIND:NAME`; `otherwise` is the default where the environment has none."""
+    return click.option(
+        "--actor", metavar="KIND:NAME", help=f"In whose name.  [default: {ACTOR}, else {otherwise}]"
+    )
+
+
+def limit_option(help: str) -> Callable[[Command], Command]:
+    """`--limit N`: at least one."""
+    return click.option("--limit", metavar="N", type=click.IntRange(1, 10**9), help=help)
+
+
+def dry_run_option(help: str) -> Callable[[Command], Command]:
+    return click.option("--dry-run", is_flag=True, help=help)
+
+
+json_option = click.option(
+    "--json", is_flag=True, expose_value=False, help="Print one JSON object, for programs."
+)
+repo_option = repo_option_for(
+    f"The repository.  [default: {REPO}, else the one around the current directory]"
+)
+worktree_option = click.option(
+    "--worktree",
+    metavar="NAME",
+    help=f"The worktree.  [default: {WORKTREE}, else the one around the current directory, else main]",
+)
+lock_id_option = click.option(
+    "--lock-id", metavar="ID", help=f"The id of the lease that you hold.  [default: {LOCK_ID}]"
+)
+purpose_option = click.option(
+    "--purpose", metavar="TEXT", default="", help="What it is for; shown to others."
+)
+priority_option = click.option(
+    "--priority", metavar="N", type=int, default=0, show_default=True, help="Higher priority is served first."
+)
+data_dir_option = click.option(
+    "--data-dir",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="The directory of the repo locks.  [default: HOLDFAST_DATA_DIR, else the user data directory]",
+)
 
 
 STORE_VARIABLE = "HOLDFAST_STORE"
@@ -93,7 +158,6 @@ def temporary_directory(environment: Mapping[str, str]) -> Path:
     return Path("C:\\Temp" if sys.platform == "win32" else "/tmp")
 
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
 
 
@@ -105,41 +169,33 @@ def parse_size(text: str, *, setting: str = "size") -> int:
     return int(float(match[1]) * 1024 ** " kmgtp".index(match[2].lower() or " "))
 
 
-def format_size(size: int) -> str:
-    """Write a size with three digits or so: `512 B`, `1.5 MiB`."""
-    value, unit = float(size), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{size} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
-
-
-ISSUE = (
+ISSUE_FIELDS = (
     *("id", "short_id", "title", "state", "priority", "assignee", "labels", "dependencies"),
     *("gates_required", "created_at", "updated_at"),
 )
 """What lists show of an issue."""
-LEASE = (
+LEASE_FIELDS = (
     *("lock_id", "fencing_token", "worktree_id", "lease_expires_at", "holder_id", "actor", "purpose", "ttl"),
     *("created_at", "last_renewed_at", "identity", "detached", "on_behalf_of", "boot_expires_at"),
 )
-CLAIM = (
+CLAIM_FIELDS = (
     *("claim_id", "node_id", "owner", "acquired_at", "expires_at", "time_left", "sequence"),
     *("purpose", "holder"),
 )
-SNAPSHOT = (
+SNAPSHOT_FIELDS = (
     *("snapshot_id", "parent_id", "worktree_id", "note", "tag", "created_at", "consistency_level", "engine"),
     *("payload_hash", "files", "bytes", "holder_id", "lock_id", "fencing_token", "restored_from"),
     *("not_preserved", "special", "doomed_by", "warning"),
 )
-WORKTREE = (
+WORKTREE_FIELDS = (
     *("path", "worktree_id", "is_there", "isolation", "high_risk", "label", "created_at"),
     *("base_snapshot_id", "head_snapshot_id", "lock", "operation"),
 )
 _SHOWN = 5
 
 
-def field_of(*names: str) -> Callable[[Command], Command]:
-    """The option for a command whose records have these fields; without any, it may be whatever there is."""
+def field_option(*names: str) -> Callable[[Command], Command]:
+    """`--field NAME`, for a command whose records have these fields; without any, whatever a record has."""
 
     def checked(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None and names and value.partition(".")[0] not in names:
@@ -157,7 +213,7 @@ def field_of(*names: str) -> Callable[[Command], Command]:
     )
 
 
-def tell(
+def print_record(
     output: Output,
     field: str | None,
     record: Mapping[str, Any],
@@ -165,7 +221,7 @@ def tell(
     *,
     records: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Tell one field, if one was asked for; else all. `records` are what has the fields, if it is many."""
+    """Print `field` of the record, or of each of `records`; without a field, the whole record."""
     if field is None:
         output.result(record, lines)
     else:
@@ -203,3 +259,21 @@ def _as_text(value: object) -> str:
     import json
 
     return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+# Until every command uses the names above.
+field_of = field_option
+tell = print_record
+
+
+def format_size(size: int) -> str:
+    from holdfast.cli.output import format_size
+
+    return format_size(size)
+
+
+UNLIMITED = float("inf")
+
+
+def duration_or_none(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    return UNLIMITED if value == FOREVER else duration(context, parameter, value)

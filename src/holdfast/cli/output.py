@@ -224,17 +224,19 @@ def shown(output: Output, what: str, *, files: int | None = None) -> Iterator[To
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=files or None, size="0 B")
-        yield lambda done, size: progress.update(task, completed=done, size=bytes_as_text(size))
+        yield lambda done, size: progress.update(task, completed=done, size=format_size(size))
 
 
-def bytes_as_text(count: int) -> str:
-    """A number of bytes the way people say it."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+def format_size(size: int) -> str:
+    """A number of bytes for people: `512 B`, `1.5 MiB`."""
+    value, unit = float(size), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{size} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+bytes_as_text = format_size
 
 
 def files_as_text(count: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from holdfast.cli.issue_view import reading_options, tracking
-from holdfast.cli.options import ISSUE, field_of, tell
+from holdfast.cli.options import ISSUE_FIELDS, field_of, tell
 from holdfast.cli.output import Output, printable
 from holdfast.issues import rules
 from holdfast.issues.model import Issue, IssueEvent
@@ -19,7 +19,7 @@ from holdfast.store.model import Entry
 @click.command()
 @click.option("--assignee", metavar="KIND:NAME", help="Also what is assigned to this one already.")
 @click.option("--limit", metavar="N", type=click.IntRange(1), help="At most this many.")
-@field_of(*ISSUE)
+@field_of(*ISSUE_FIELDS)
 @reading_options
 @click.pass_obj
 def ready(
@@ -42,7 +42,7 @@ def ready(
 
 
 @click.command()
-@field_of(*ISSUE, "blocked_by")
+@field_of(*ISSUE_FIELDS, "blocked_by")
 @reading_options
 @click.pass_obj
 def blocked(output: Output, *, field: str | None, repo: str | None) -> None:

@@ -16,9 +16,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import click
-
-from holdfast.cli.options import UNLIMITED, duration_or_none, store_address
+from holdfast.cli import options
+from holdfast.cli.options import ACTOR as ACTOR
+from holdfast.cli.options import LOCK_ID as LOCK_ID
+from holdfast.cli.options import REPO as REPO
+from holdfast.cli.options import TOKEN as TOKEN
+from holdfast.cli.options import WORKTREE as WORKTREE
+from holdfast.cli.options import lock_id_option as lock_id_option
+from holdfast.cli.options import repo_option as repo_option
+from holdfast.cli.options import store_address
+from holdfast.cli.options import worktree_option as worktree_option
 from holdfast.errors import Failure, LockConflict, LockNotHeld, LockReentry, NotFound, SettingInvalid
 from holdfast.leases.queue import DeadlockWatch
 
@@ -28,26 +35,6 @@ if TYPE_CHECKING:
     from holdfast.repository.context import Proof
     from holdfast.repository.repository import Repository
     from holdfast.repository.waits import LockWaits, NotedWait
-
-
-REPO, WORKTREE = "HOLDFAST_REPO", "HOLDFAST_WORKTREE"
-LOCK_ID, TOKEN = "HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN"
-ACTOR = "HOLDFAST_ACTOR"
-
-repo_option = click.option(
-    "--repo",
-    metavar="DIRECTORY",
-    type=click.Path(file_okay=False),
-    help=f"The repository.  [default: {REPO}, else the one that the current directory is in]",
-)
-worktree_option = click.option(
-    "--worktree",
-    metavar="NAME",
-    help=f"The worktree.  [default: {WORKTREE}, else the one that the current directory is in, else main]",
-)
-lock_id_option = click.option(
-    "--lock-id", metavar="ID", help=f"The lock that you hold.  [default: {LOCK_ID}]"
-)
 
 
 class OpenedRepository(NamedTuple):
@@ -139,13 +126,7 @@ TTL = 20.0
 """How long the lock lasts that a command takes for itself; it is renewed until the command ends."""
 
 
-wait_option = click.option(
-    "--wait",
-    metavar="DURATION",
-    callback=duration_or_none,
-    help="If somebody else holds the lock: how long to wait for it, such as 30s, 5m; 'none': without limit.  "
-    "[default: not at all, fail with status 4]",
-)
+wait_option = options.wait_option("How long to wait for the lease of another holder")
 
 
 @contextlib.contextmanager
@@ -154,7 +135,7 @@ def proven(
     lock_id: str | None,
     purpose: str,
     *,
-    wait: float | None = None,
+    wait: float | None = 0.0,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Proof | None]:
     """The proof for a worktree: of the lock that is named, or of one taken for this block if it is free.
@@ -176,8 +157,7 @@ def proven(
         yield proof_of(control, worktree, named, token_named(environment) if from_environment else None)
         return
     try:
-        seconds = None if wait == UNLIMITED else wait or 0.0
-        lease = repository.lease(worktree, ttl=TTL, wait=seconds, purpose=purpose)
+        lease = repository.lease(worktree, ttl=TTL, wait=wait, purpose=purpose)
     except LockConflict as conflict:
         hint = (
             "Wait for it with --wait 1m: what a dead holder has left runs out by itself. "

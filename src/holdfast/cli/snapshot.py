@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import SNAPSHOT, field_of, json_option, tell
+from holdfast.cli.options import SNAPSHOT_FIELDS, field_of, json_option, tell
 from holdfast.cli.output import Output, bytes_as_text, files_as_text
 from holdfast.cli.repository import (
     lock_id_option,
@@ -53,7 +53,7 @@ LEVELS = ("quiesced", "best_effort")
 @worktree_option
 @lock_id_option
 @wait_option
-@field_of(*SNAPSHOT)
+@field_of(*SNAPSHOT_FIELDS)
 @json_option
 @click.pass_obj
 def snapshot(

@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli.entry import Group
 from holdfast.cli.lease import HIGH_RISK, lease_state_lines, lease_summary
-from holdfast.cli.options import WORKTREE, field_of, json_option, tell
+from holdfast.cli.options import WORKTREE_FIELDS, field_of, json_option, tell
 from holdfast.cli.output import Output
 from holdfast.cli.repository import (
     current_directory,
@@ -50,7 +50,7 @@ Example:
 @click.option("--shared", is_flag=True, help="Without a lock. High-risk: nothing keeps writers apart.")
 @click.option("--label", metavar="TEXT", help="A description, for people.")
 @repo_option
-@field_of(*WORKTREE)
+@field_of(*WORKTREE_FIELDS)
 @json_option
 @click.pass_obj
 def create(
