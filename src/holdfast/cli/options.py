@@ -183,13 +183,13 @@ CLAIM_FIELDS = (
     *("purpose", "holder"),
 )
 SNAPSHOT_FIELDS = (
-    *("snapshot_id", "parent_id", "worktree_id", "note", "tag", "created_at", "consistency_level", "engine"),
-    *("payload_hash", "files", "bytes", "holder_id", "lock_id", "fencing_token", "restored_from"),
+    *("snapshot_id", "parent_id", "worktree", "note", "tag", "created_at", "consistency_level", "engine"),
+    *("payload_hash", "files", "bytes", "holder_id", "lock_id", "token", "restored_from"),
     *("not_preserved", "special", "doomed_by", "warning"),
 )
 WORKTREE_FIELDS = (
-    *("path", "worktree_id", "is_there", "isolation", "high_risk", "label", "created_at"),
-    *("base_snapshot_id", "head_snapshot_id", "lock", "operation"),
+    *("path", "worktree", "is_there", "isolation", "high_risk", "label", "created_at"),
+    *("base_snapshot_id", "head_snapshot_id", "lease", "operation"),
 )
 _SHOWN = 5
 
