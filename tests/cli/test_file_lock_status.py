@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import lock
-from holdfast.cli.lock import look
+from holdfast.cli.lock import file_lock_state
 from tests.cli.commands import FileLockHeld, data, error, holdfast
 
 needs_proc_locks = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds")
@@ -49,8 +49,8 @@ def test_where_the_system_does_not_tell_the_lock_is_tried(
 ) -> None:
     monkeypatch.setattr(lock, "find_holders", lambda path: None)
     with FileLockHeld(tmp_path / "a.lock", *options):
-        held = look(str(tmp_path / "a.lock"))
-    free = look(str(tmp_path / "a.lock"))
+        held = file_lock_state(str(tmp_path / "a.lock"))
+    free = file_lock_state(str(tmp_path / "a.lock"))
 
     assert (held.state, held.holders, held.holders_known) == (state, [], False)
     assert "cannot be seen from here" in next(held.lines())

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast import FileLocker
 from holdfast.cli import child
-from holdfast.cli.child import SignalForwarding
+from holdfast.cli.child import Periodic
 from tests.cli.commands import (
     HOLDFAST,
     LISTENING,
@@ -241,7 +241,7 @@ def test_a_command_is_ended_when_the_duty_fails(tmp_path: Path) -> None:
             raise Lost
 
     with pytest.raises(Lost):
-        child.run(program, duty=SignalForwarding(0.01, fail_when_ready))
+        child.run(program, check=Periodic(0.01, fail_when_ready))
 
     assert (tmp_path / "note").read_text() == "asked to end"
 
@@ -262,7 +262,7 @@ def test_a_command_that_does_not_end_when_asked_to_is_killed(
             raise Lost
 
     with pytest.raises(Lost):
-        child.run(program, duty=SignalForwarding(0.01, fail_when_ready))
+        child.run(program, check=Periodic(0.01, fail_when_ready))
 
     assert is_gone(int((tmp_path / "pid").read_text()))
 

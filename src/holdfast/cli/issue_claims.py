@@ -238,7 +238,7 @@ def work(
       holdfast issue work --next --ttl 5m -- ./agent
     """
     from holdfast.cli import child
-    from holdfast.cli.child import SignalForwarding, kept_back
+    from holdfast.cli.child import Periodic, block_signals
     from holdfast.cli.issue_view import warn_of_broken
     from holdfast.issues.claims import HeldIssueClaim
     from holdfast.issues.model import ClaimId
@@ -261,10 +261,10 @@ def work(
         os.environ[CLAIM_VARIABLE] = shown.text
         os.environ["HOLDFAST_ISSUE_ID"] = shown.issue_id
         with ExitStack() as stack:
-            with kept_back():  # the thread that renews inherits it: no signal is to reach that one
+            with block_signals():  # the thread that renews inherits it: no signal is to reach that one
                 held = stack.enter_context(HeldIssueClaim(tracker.claims, claimed.claim))
-            duty = SignalForwarding(min(1.0, ttl / BEATS), held.check)
-            ended = child.run(command, duty=duty)
+            check = Periodic(min(1.0, ttl / BEATS), held.check)
+            ended = child.run(command, check=check)
         issue = _concluded(tracker, shown, then, succeeded=ended.exit_status == 0)
         record = {"id": issue.id, "state": tracker.state(issue).value, **ended.as_record()}
         output.result({**record, "broken": unreadable_issues_to_json(claimed.broken)})
@@ -351,7 +351,7 @@ def locks(output: Output, *, repo: str | None) -> None:
     Example:
       holdfast issue locks
     """
-    from holdfast.cli.lock import look
+    from holdfast.cli.lock import file_lock_state
     from holdfast.store.files import FileStore
 
     with tracking(repo) as tracker:
@@ -360,7 +360,7 @@ def locks(output: Output, *, repo: str | None) -> None:
         lines: list[str] = []
         if isinstance(tracker.store, FileStore):
             for path in tracker.store.guard_files(".jit"):
-                state = look(path)
+                state = file_lock_state(path)
                 if state.holders or state.waiting or state.state != "free":
                     found.append(state.as_record())
                     lines += state.lines()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import ACTOR
 from holdfast.cli.options import Command, field_of, json_option, store_address
 from holdfast.cli.options import show_field as show_field
 from holdfast.cli.output import CommandFailed, Output, printable, show_table
-from holdfast.cli.repository import ACTOR
 from holdfast.clock import format_duration
 from holdfast.errors import LockTimeout, UsageFailure
 from holdfast.issues.claims import Claimed

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from holdfast.cli import ACTOR, LOCK_ID, REPO, WORKTREE
 from holdfast.errors import SettingInvalid, UsageFailure
 
 if TYPE_CHECKING:
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-REPO, WORKTREE = "HOLDFAST_REPO", "HOLDFAST_WORKTREE"
-LOCK_ID, TOKEN = "HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN"
-ACTOR = "HOLDFAST_ACTOR"
 
 FOREVER = "forever"
 
@@ -71,11 +68,10 @@ def repo_option_for(help: str, callback: Callable[..., Any] | None = None) -> Ca
     )
 
 
-def actor_option(otherwise: str) -> Callable[[Command], Command]:
+def actor_option(otherwise: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
     """`--actor KIND:NAME`; `otherwise` is the default where the environment has none."""
-    return click.option(
-        "--actor", metavar="KIND:NAME", help=f"In whose name.  [default: {ACTOR}, else {otherwise}]"
-    )
+    help = f"In whose name.  [default: {ACTOR}, else {otherwise}]"
+    return click.option("--actor", metavar="KIND:NAME", callback=callback, help=help)
 
 
 def limit_option(help: str) -> Callable[[Command], Command]:
@@ -174,22 +170,14 @@ ISSUE_FIELDS = (
     *("gates_required", "created_at", "updated_at"),
 )
 """What lists show of an issue."""
-LEASE_FIELDS = (
-    *("lock_id", "fencing_token", "worktree_id", "lease_expires_at", "holder_id", "actor", "purpose", "ttl"),
-    *("created_at", "last_renewed_at", "identity", "detached", "on_behalf_of", "boot_expires_at"),
-)
-CLAIM_FIELDS = (
-    *("claim_id", "node_id", "owner", "acquired_at", "expires_at", "time_left", "sequence"),
-    *("purpose", "holder"),
-)
 SNAPSHOT_FIELDS = (
-    *("snapshot_id", "parent_id", "worktree_id", "note", "tag", "created_at", "consistency_level", "engine"),
-    *("payload_hash", "files", "bytes", "holder_id", "lock_id", "fencing_token", "restored_from"),
+    *("snapshot_id", "parent_id", "worktree", "note", "tag", "created_at", "consistency_level", "engine"),
+    *("payload_hash", "files", "bytes", "holder_id", "lock_id", "token", "restored_from"),
     *("not_preserved", "special", "doomed_by", "warning"),
 )
 WORKTREE_FIELDS = (
-    *("path", "worktree_id", "is_there", "isolation", "high_risk", "label", "created_at"),
-    *("base_snapshot_id", "head_snapshot_id", "lock", "operation"),
+    *("path", "worktree", "is_there", "isolation", "high_risk", "label", "created_at"),
+    *("base_snapshot_id", "head_snapshot_id", "lease", "operation"),
 )
 _SHOWN = 5
 
