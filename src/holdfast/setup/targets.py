@@ -17,9 +17,9 @@ Several agents and people work in this repository at the same time. Holdfast kee
 
 - See who holds what before you start: `holdfast who`.
 - Take the lease of a worktree before you write into it:
-  `holdfast lock acquire --worktree NAME --ttl 15m --purpose "what for" --field lock_id` prints its id. Name
+  `holdfast lease acquire --worktree NAME --ttl 15m --purpose "what for" --field lock_id` prints its id. Name
   that to later commands: `export HOLDFAST_LOCK_ID=ID`, or `--lock-id ID` with each of them, if your shell
-  forgets variables. `holdfast lock renew` before the time is up; `holdfast lock release` when you are done.
+  forgets variables. `holdfast lease renew` before the time is up; `holdfast lease release` when you are done.
   Or let one command do it all: `holdfast run --worktree NAME --snapshot -- COMMAND`.
 - Want a directory of your own? `holdfast worktree create NAME --from head` (without `--from` it is empty),
   then `cd "$(holdfast worktree path NAME)"`.
