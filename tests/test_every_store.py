@@ -98,7 +98,7 @@ def test_the_ledger_and_its_claims(shop: Shop) -> None:
     assert shop.refused("ledger", "append", '{"type":"note"}', "--if-sequence", "0") == "E_SEQUENCE_MISMATCH"
     claim = shop.ok("ledger", "claim", "1.2", "--actor", "alice")
     assert shop("ledger", "claim", "1.2", "--actor", "bob").returncode == 4
-    assert claim["owner"] == "alice"
+    assert claim["actor"] == "alice"
     shop.ok("ledger", "release", "1.2", "--actor", "alice")
     shop.ok("ledger", "claim", "1.2", "--actor", "bob")
     assert shop("ledger", "verify").returncode == 0

@@ -104,7 +104,7 @@ def test_a_lease_held_by_run_and_a_claim_held_by_a_script(root: Path) -> None:
     assert [each["waits_for"] for each in told] == ["the lease on main", "the claim on 2"]
     assert [each["kind"] for each in told] == ["lease", "claim"]
     assert released["ok"]
-    assert served["data"]["owner"] == "a"
+    assert served["data"]["actor"] == "a"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")

@@ -211,9 +211,9 @@ def test_a_claim_is_taken_shown_extended_and_released(proof: Path) -> None:
         return holdfast("ledger", *arguments, "--repo", proof, "--json")
 
     taken = data(claim("claim", "1.2", "--actor", "a", "--ttl", "1m"))
-    assert (taken["node_id"], taken["owner"], taken["sequence"]) == ("1.2", "a", 1)
+    assert (taken["node_id"], taken["actor"], taken["sequence"]) == ("1.2", "a", 1)
     refused = claim("claim", "1.2", "--actor", "b")
-    assert (refused.returncode, error(refused)["code"], error(refused)["owner"]) == (4, "E_NODE_LOCKED", "a")
+    assert (refused.returncode, error(refused)["code"], error(refused)["actor"]) == (4, "E_NODE_LOCKED", "a")
     assert "node already locked" in error(refused)["message"]
     for command in ("release", "extend"):
         stranger = claim(command, "1.2", "--actor", "b")
