@@ -169,9 +169,7 @@ def repo_locks(root: Path) -> list[Any]:
 def test_two_file_locks_where_there_is_no_repository_at_all(tmp_path: Path) -> None:
     inner = "'read go; sh {}'"
     one = script(tmp_path, "one.sh", "lock run b.lock --wait 60s --json -- true 2>&1")
-    two = script(
-        tmp_path, "two.sh", "lock run a.lock --wait 60s --json --conflict-status 9 -- true 2>&1"
-    )
+    two = script(tmp_path, "two.sh", "lock run a.lock --wait 60s --json --conflict-status 9 -- true 2>&1")
     with (
         Agent(tmp_path, "first", f"holdfast lock run a.lock -- sh -c {inner.format(one)}") as first,
         Agent(tmp_path, "second", f"holdfast lock run b.lock -- sh -c {inner.format(two)}") as second,

@@ -115,7 +115,7 @@ def test_a_late_write_with_an_old_claim_is_refused(do: Do, scratch: Path) -> Non
     issue = create(do, "x")
     old = do("issue", "claim", issue, "--field", "claim_id").stdout.strip()
     expire(scratch, issue)
-    assert "ran out" in do("issue", "show", issue).stdout
+    assert "expired" in do("issue", "show", issue).stdout
     new = data(do("issue", "claim", issue, "--actor", "agent:b", "--json"))
     late = do("issue", "update", issue, "--state", "done", "--claim", old, "--json")
 
@@ -176,7 +176,7 @@ def test_gates_are_defined_required_checked_and_passed(do: Do, scratch: Path) ->
     assert do("gate", "define", "tests", "--checker", "cat proof", "--timeout", "30s").returncode == 0
     assert do("gate", "define", "tests").returncode == 4
     issue = create(do, "x", "--gate", "review")
-    assert do("gate", "require", issue, "tests", "review").stdout == f"{issue[:8]} needs review, tests\n"
+    assert do("gate", "require", issue, "tests", "review").stdout == f"{issue[:8]} requires review, tests\n"
     assert (
         "done when these are passed: review, tests" in do("issue", "update", issue, "--state", "done").stdout
     )
@@ -252,7 +252,7 @@ def test_breaking_down_deleting_exporting_and_importing(do: Do, tmp_path: Path) 
     assert [(part["title"], part["priority"]) for part in parts] == [("one", "high"), ("two", "high")]
     part = parts[0]["id"]
     assert f"would delete {part[:8]}" in do("issue", "delete", part, "--dry-run").stdout
-    assert f"no longer waited for by {whole[:8]}" in do("issue", "delete", part).stdout
+    assert f"no longer a dependency of {whole[:8]}" in do("issue", "delete", part).stdout
     assert do("issue", "show", part).returncode == 3
     backup = do("issue", "export").stdout
     other = str(tmp_path / "other")
@@ -266,7 +266,7 @@ def test_breaking_down_deleting_exporting_and_importing(do: Do, tmp_path: Path) 
 
 def test_damage_is_found_and_fixed(do: Do, scratch: Path) -> None:
     issue = create(do, "x")
-    assert do("issue", "validate").stdout == "everything is in order\n"
+    assert do("issue", "validate").stdout == "no findings\n"
     (scratch / ".jit/index.json").write_text('{"schema_version":2,"all_ids":[]}')
     found = do("issue", "validate", "--json")
     assert (found.returncode, error(found)["findings"][0]["kind"]) == (6, "unlisted")
@@ -288,7 +288,7 @@ def test_the_tracker_is_found_from_below_and_missed_elsewhere(do: Do, scratch: P
     assert not list(tmp_path.iterdir())
     assert holdfast("ready", "--repo", tmp_path / "none").returncode == 3
     assert not (tmp_path / "none").exists()
-    assert "there is a tracker already" in do("issue", "init").stdout
+    assert "a tracker already exists" in do("issue", "init").stdout
 
 
 def test_who_acts_is_recorded(do: Do) -> None:

@@ -65,7 +65,12 @@ def test_a_ledger_is_begun_in_the_current_directory(scratch: Path) -> None:
 
 
 def test_without_a_ledger_every_command_says_so_and_makes_nothing(scratch: Path) -> None:
-    for command in (("ledger", "log"), ("ledger", "verify"), ("ledger", "claims"), ("ledger", "append", "{}")):
+    for command in (
+        ("ledger", "log"),
+        ("ledger", "verify"),
+        ("ledger", "claims"),
+        ("ledger", "append", "{}"),
+    ):
         result = holdfast(*command, "--repo", scratch)
         assert (result.returncode, result.stdout) == (3, "")
         assert "holdfast ledger init" in result.stderr

@@ -261,7 +261,7 @@ def the_only(root: Path, kind: str) -> Any:
 
 
 def test_a_claim_is_of_the_process_that_ran_the_command_and_says_what_for(busy: Path) -> None:
-    assert holdfast("ledger", "claim", "1", "--actor", "bob", "--purpose", "parsing", cwd=busy).returncode == 0
+    assert holdfast("ledger", "claim", "1", "--actor", "bob", "--purpose", "parse", cwd=busy).returncode == 0
     assert holdfast("ledger", "extend", "1", "--actor", "bob", "--ttl", "1h", cwd=busy).returncode == 0
     assert holdfast("issue", "claim-next", "--actor", "agent:a", cwd=busy).returncode == 0
 

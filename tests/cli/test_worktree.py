@@ -42,7 +42,7 @@ def test_a_worktree_lives_from_its_creation_to_its_removal(repo: Path) -> None:
     assert renamed["path"] == str(repo / "worktrees/parser")
     assert holdfast("worktree", "remove", "parser", cwd=repo).returncode == 0
     listed = data(holdfast("worktree", "list", "--json", cwd=repo))["worktrees"]
-    assert [each["worktree_id"] for each in listed] == ["main"]
+    assert [each["worktree"] for each in listed] == ["main"]
 
 
 def test_the_list_says_where_each_is_and_a_mistyped_name_leads_to_the_right_one(repo: Path) -> None:
@@ -151,9 +151,9 @@ def test_a_shared_worktree_is_called_high_risk_wherever_it_is_shown(repo: Path) 
 def test_show_tells_the_state_of_the_worktree_that_one_is_in(repo: Path) -> None:
     holdfast("worktree", "create", "dev", "--label", "experiments", cwd=repo)
     told = data(holdfast("worktree", "show", "--json", cwd=repo / "worktrees/dev"))
-    assert told["worktree_id"] == "dev"
+    assert told["worktree"] == "dev"
     assert told["label"] == "experiments"
-    assert told["lock"]["state"] == "free"
+    assert told["lease"]["state"] == "free"
     assert told["operation"] is None
     assert os.getpid() not in [each["pid"] for each in told["processes"]]
 

@@ -150,7 +150,9 @@ def _ledger(holdfast: Scenario) -> None:
     at_proof("""ledger append '{"type":"note"}' --if-sequence 1""", "ledger show mine", "ledger status")
     at_proof("ledger claim 1.2 --actor agent-7 --ttl 5m", "ledger claim 1.2 --actor agent-8")
     at_proof("ledger claim 1.3 --actor agent-7 --purpose work", "ledger extend 1.2 --actor agent-7 --ttl 10m")
-    with holdfast.waiter("ledger claim 1.2 --actor b --wait 1m --repo proof", shown_by="ledger claims --repo proof"):
+    with holdfast.waiter(
+        "ledger claim 1.2 --actor b --wait 1m --repo proof", shown_by="ledger claims --repo proof"
+    ):
         at_proof("ledger claims")
     at_proof("ledger claim-history 1.2", "ledger release 1.3 --actor agent-7")
     at_proof("ledger release 1.3 --actor agent-7", "ledger reap")

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from holdfast.cli import ACTOR, LOCK_ID, REPO, WORKTREE
+from holdfast.cli import ACTOR as ACTOR
+from holdfast.cli import LOCK_ID as LOCK_ID
+from holdfast.cli import REPO as REPO
+from holdfast.cli import WORKTREE as WORKTREE
 from holdfast.errors import SettingInvalid, UsageFailure
 
 if TYPE_CHECKING:
@@ -247,21 +250,3 @@ def _as_text(value: object) -> str:
     import json
 
     return "" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-# Until every command uses the names above.
-field_of = field_option
-tell = print_record
-
-
-def format_size(size: int) -> str:
-    from holdfast.cli.output import format_size
-
-    return format_size(size)
-
-
-UNLIMITED = float("inf")
-
-
-def duration_or_none(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    return UNLIMITED if value == FOREVER else duration(context, parameter, value)

@@ -256,7 +256,6 @@ def escaped_json(text: str) -> str:
 
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-bytes_as_text = format_size
 
 
 def files_as_text(count: int) -> str:

@@ -15,12 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.cli import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE
+from holdfast.cli import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE, options
 from holdfast.cli.options import data_directory, store_address
-from holdfast.cli.options import lock_id_option as lock_id_option  # until every command has moved
-from holdfast.cli.options import repo_option as repo_option
-from holdfast.cli.options import wait_option as _wait_option
-from holdfast.cli.options import worktree_option as worktree_option
 from holdfast.errors import Failure, LockConflict, LockNotHeld, LockReentry, NotFound, SettingInvalid
 
 if TYPE_CHECKING:
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
 TTL = 20.0
 """How long a lease lasts that a command acquires for itself; it is renewed until the command ends."""
 
-wait_option = lease_wait_option = _wait_option("How long to wait if another holder has the lease")
+wait_option = options.wait_option("How long to wait if another holder has the lease")
 
 
 class OpenedRepository(NamedTuple):

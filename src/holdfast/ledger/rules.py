@@ -173,7 +173,7 @@ def own(book: ClaimState, node: str, owner: str, claim_id: str = "") -> Claim:
         holder = "nobody has" if held is None else f"{held.owner} has"
         raise LockNotHeld(
             f"{owner} has no such claim on {node}: {holder} claimed it",
-            hint="See who has claimed what: 'holdfast ledger claims'; how it came: 'holdfast ledger claim-history'.",
+            hint="List the claims: 'holdfast ledger claims'. Their past: 'holdfast ledger claim-history'.",
             node_id=node,
             actor=owner,
             held_by=held.owner if held else None,
@@ -210,7 +210,7 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[ClaimWaiter]) 
 
 
 def _how_to_wait(node: str) -> str:
-    return f"Work on another node, or wait for this one: 'holdfast ledger claim {node} --actor YOU --wait 5m'."
+    return f"Work on another node, or wait: 'holdfast ledger claim {node} --actor YOU --wait 5m'."
 
 
 def _own_place(book: ClaimState, request: ClaimRequest) -> ClaimWaiter | None:
