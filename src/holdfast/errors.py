@@ -453,7 +453,7 @@ class NodeLocked(LockConflict):
     """Another agent holds the claim on this node, or waits for it and comes first."""
 
     code = "E_NODE_LOCKED"
-    hint = "Work on another node, or wait for this one: 'holdfast claim take NODE --owner YOU --wait 5m'."
+    hint = "Work on another node, or wait for this one: 'holdfast ledger claim NODE --actor YOU --wait 5m'."
 
 
 class SequenceMismatch(Failure):

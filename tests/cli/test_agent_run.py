@@ -144,9 +144,9 @@ def test_when_the_program_is_killed_the_work_comes_back_and_nothing_is_lost(shop
 def test_who_is_ended_while_it_waits_for_the_worktree_puts_the_work_back(shop: Path) -> None:
     issue = create(shop, "Interrupted")
     assert holdfast("worktree", "create", "other", cwd=shop).returncode == 0
-    assert holdfast("lock", "acquire", "--worktree", "other", "--ttl", "10m", cwd=shop).returncode == 0
+    assert holdfast("lease", "acquire", "--worktree", "other", "--ttl", "10m", cwd=shop).returncode == 0
     store, line = Repository(shop).control.store, LeaseKeys.of("other").line
-    arguments = ["--next", "--repo", str(shop), "--worktree", "other", "--wait", "none", "--ttl", "10m"]
+    arguments = ["--next", "--repo", str(shop), "--worktree", "other", "--wait", "forever", "--ttl", "10m"]
     with Running("agent", "run", *arguments, "--", *WRITE) as waiting:
         wait_until(lambda: store.read(line))
         waiting.send(signal.SIGTERM)
@@ -250,7 +250,7 @@ def test_agents_with_patience_work_until_everything_is_done(shop: Path) -> None:
     first = create(shop, "first")
     create(shop, "second", "--depends-on", first)
     create(shop, "third", "--depends-on", first)
-    work = "agent run --next --patience none -- sh -c 'sleep 0.2; echo x > $HOLDFAST_ISSUE_ID'"
+    work = "agent run --next --wait forever -- sh -c 'sleep 0.2; echo x > $HOLDFAST_ISSUE_ID'"
     loop = f"while {shlex.join(HOLDFAST)} {work}; do echo one; done 2>> log"
 
     running = [
@@ -261,7 +261,7 @@ def test_agents_with_patience_work_until_everything_is_done(shop: Path) -> None:
     assert sum(map(len, told)) == 3
     assert [each["type"] for each in ledger_of(shop)] == ["work_done"] * 3
     assert "no issue is ready" in (shop / "log").read_text()
-    refused = holdfast("agent", "run", "--issue", first, "--patience", "1s", "--", "true", cwd=shop)
+    refused = holdfast("agent", "run", "--issue", first, "--wait", "1s", "--", "true", cwd=shop)
     assert refused.returncode == 2
 
 

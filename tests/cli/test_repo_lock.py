@@ -90,7 +90,7 @@ def test_two_repositories_have_two_locks(data_dir: Path) -> None:
 
 
 def test_one_who_waits_gets_the_lock_when_it_is_free(data_dir: Path) -> None:
-    waiting = ("repo-lock", "run", "here", "--data-dir", data_dir, "--wait", "none", "--", "echo", "mine")
+    waiting = ("repo-lock", "run", "here", "--data-dir", data_dir, "--wait", "forever", "--", "echo", "mine")
     with RepoLockHeld(data_dir, "here") as holder, Running(*waiting) as waiter:
         holder.finish()
         result = waiter.finish()

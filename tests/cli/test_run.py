@@ -61,13 +61,13 @@ def test_the_command_holds_the_lock_and_knows_by_which_right_it_writes(repo: Pat
 
 
 def test_what_the_command_calls_of_us_uses_its_lock(repo: Path, scratch: Path) -> None:
-    renew = " ".join((*HOLDFAST, "lock", "renew", "--json"))
+    renew = " ".join((*HOLDFAST, "lease", "renew", "--json"))
     result = holdfast("run", "--worktree", "main", "--repo", repo, "--", "sh", "-c", renew, cwd=scratch)
     assert data(result)["worktree_id"] == "main"
 
 
 def test_a_command_that_waits_for_the_lock_that_it_runs_under_is_told_so(repo: Path) -> None:
-    for command in (["run", "--wait", "none", "--", "true"], ["lock", "acquire", "--wait", "none"]):
+    for command in (["run", "--wait", "forever", "--", "true"], ["lease", "acquire", "--wait", "forever"]):
         result = holdfast("run", "--", *HOLDFAST, *command, cwd=repo)
         assert result.returncode == 4
         assert "you hold the lock of main already" in result.stderr
@@ -77,7 +77,7 @@ def test_a_command_that_waits_for_the_lock_that_it_runs_under_is_told_so(repo: P
 def test_others_are_kept_out_while_it_runs_and_are_shown_the_command(repo: Path) -> None:
     with Running("run", "--repo", repo, "--", *UNTIL_STDIN_ENDS) as running:
         assert running.hear() == "running"
-        told = error(holdfast("lock", "acquire", "--json", cwd=repo))
+        told = error(holdfast("lease", "acquire", "--json", cwd=repo))
         assert told["code"] == "E_LOCK_CONFLICT"
         assert "sys.stdin.read" in told["purpose"]
         assert told["liveness"] == "alive"
@@ -132,7 +132,7 @@ def test_who_is_ended_while_it_waits_leaves_the_line(repo: Path, number: signal.
     repository = Repository(repo)
     line = LeaseKeys.of("main").line
     with repository.lease() as held:
-        with Running("run", "--repo", repo, "--wait", "none", "--", "true") as waiting:
+        with Running("run", "--repo", repo, "--wait", "forever", "--", "true") as waiting:
             wait_until(lambda: repository.control.store.read(line))
             waiting.send(number)
             result = waiting.finish()
@@ -213,7 +213,7 @@ def test_what_a_command_has_started_is_ended_with_it(repo: Path) -> None:
     script = '"$0" -c "$2"; "$0" -c "$1"; true'
     command = ["sh", "-c", script, sys.executable, WRITER, LEAVING]
     repository = Repository(repo)
-    with Running("run", "--repo", repo, "--ttl", "1s", "--chdir", "--json", "--", *command) as running:
+    with Running("run", "--repo", repo, "--ttl", "1s", "--json", "--", *command) as running:
         pids = [int(running.hear()), int(running.hear())]
         expire(repository)
         repository.steal("main", ttl=600)
@@ -229,7 +229,7 @@ def test_when_it_is_killed_the_command_dies_and_the_lock_ends_with_its_time(repo
         running.kill()
         running.process.wait()
         wait_until(lambda: is_gone(pid))
-        told = error(holdfast("lock", "acquire", "--json", cwd=repo))
+        told = error(holdfast("lease", "acquire", "--json", cwd=repo))
         assert (told["code"], told["liveness"]) == ("E_LOCK_CONFLICT", "dead")
     result = holdfast("run", "--wait", "20s", "--json", "--", "true", cwd=repo)
     assert outcome(result.stderr)["fencing_token"] == 2
@@ -237,7 +237,7 @@ def test_when_it_is_killed_the_command_dies_and_the_lock_ends_with_its_time(repo
 
 def test_what_succeeds_is_snapshotted_if_wished_and_what_fails_is_not(repo: Path) -> None:
     write = "from pathlib import Path; Path('made').write_text('by the command')"
-    options = ("--snapshot", "-m", "made", "--chdir", "--json", "--")
+    options = ("--snapshot", "-m", "made", "--json", "--")
     result = holdfast("run", *options, *python(write), cwd=repo)
     saved = outcome(result.stderr)["snapshot_id"]
     assert isinstance(saved, str)

@@ -64,7 +64,7 @@ def run(root: Path, *arguments: str, env: dict[str, str] | None = None, worktree
 
 def lock(root: Path, *options: str) -> dict[str, str]:
     """Acquire the lock, and what the environment says about it then."""
-    made = run(root, "lock", "acquire", "--ttl", "1h", *options)
+    made = run(root, "lease", "acquire", "--ttl", "1h", *options)
     return {
         "HOLDFAST_LOCK_ID": made["lock_id"],
         "HOLDFAST_TOKEN": str(made["token"]),
@@ -108,7 +108,7 @@ def test_history_leaves_no_trace_and_waits_for_nobody(root: Path) -> None:
 @pytest.mark.req("LC-23")
 def test_a_free_worktree_is_locked_for_the_duration_and_a_locked_one_needs_its_lock(root: Path) -> None:
     run(root, "snapshot")
-    assert run(root, "lock", "status")["state"] == "free"
+    assert run(root, "lease", "status")["state"] == "free"
     env = lock(root)
     refused = run(root, "snapshot")
     assert refused["code"] == "E_LOCK_CONFLICT"
@@ -124,7 +124,7 @@ def test_a_stale_lock_publishes_nothing_and_ends_with_the_status_of_the_fenced(r
     env = lock(root)
     repository = Repository(root)
     expire(repository)
-    thief = run(root, "lock", "steal", "--ttl", "1h")
+    thief = run(root, "lease", "steal", "--ttl", "1h")
     for stale in (env, {**env, "HOLDFAST_TOKEN": ""}, {**env, "HOLDFAST_TOKEN": str(thief["token"])}):
         result = call(root, "snapshot", "--json", env=stale)
         assert result.returncode == 5
@@ -146,8 +146,8 @@ def test_who_waits_for_the_lock_gets_it_when_it_is_free(root: Path) -> None:
     env = lock(root)
     assert run(root, "snapshot", "--wait", "10ms")["code"] == "E_LOCK_TIMEOUT"
     with Running("snapshot", "--repo", root, "--wait", "30s", "--json") as waiting:
-        wait_until(lambda: run(root, "lock", "status")["waiting"])
-        run(root, "lock", "release", env=env)
+        wait_until(lambda: run(root, "lease", "status")["waiting"])
+        run(root, "lease", "release", env=env)
         assert data(waiting.finish())["token"] > int(env["HOLDFAST_TOKEN"])
 
 

@@ -107,7 +107,7 @@ def test_a_dry_run_shows_what_would_go_and_who_is_in_the_way_and_changes_nothing
 @pytest.mark.req("WT-08")
 def test_an_active_lock_is_a_conflict_and_its_holder_may_remove(repo: Path) -> None:
     Repository(repo).worktrees.create("dev")
-    lock = data(holdfast("lock", "acquire", "--worktree", "dev", "--ttl", "10m", "--json", cwd=repo))
+    lock = data(holdfast("lease", "acquire", "--worktree", "dev", "--ttl", "10m", "--json", cwd=repo))
     for command in (
         ["rename", "dev", "new"],
         ["remove", "dev", "--force"],
@@ -139,9 +139,9 @@ def test_a_shared_worktree_is_called_high_risk_wherever_it_is_shown(repo: Path) 
         made.stdout,
         holdfast("worktree", "list", cwd=repo).stdout,
         holdfast("worktree", "show", "open", cwd=repo).stdout,
-        holdfast("lock", "list", cwd=repo).stdout,
-        holdfast("lock", "status", "--worktree", "open", cwd=repo).stdout,
-        holdfast("lock", "acquire", "--worktree", "open", cwd=repo).stderr,
+        holdfast("lease", "list", cwd=repo).stdout,
+        holdfast("lease", "status", "--worktree", "open", cwd=repo).stdout,
+        holdfast("lease", "acquire", "--worktree", "open", cwd=repo).stderr,
         holdfast("info", cwd=repo).stdout,
     ]
     assert all("high-risk" in each for each in shown), shown
@@ -159,7 +159,7 @@ def test_show_tells_the_state_of_the_worktree_that_one_is_in(repo: Path) -> None
 
 
 def test_a_mistyped_repository_is_not_made(repo: Path) -> None:
-    for command, rest in ((["info"], []), (["run"], ["--", "true"]), (["lock", "acquire"], [])):
+    for command, rest in ((["info"], []), (["run"], ["--", "true"]), (["lease", "acquire"], [])):
         refused = holdfast(*command, "--repo", repo / "nowhere", *rest, cwd=repo)
         assert (refused.returncode, (repo / "nowhere").exists()) == (3, False)
 

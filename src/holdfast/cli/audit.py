@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.options import json_option
+from holdfast.cli.options import json_option, limit_option, repo_option
 from holdfast.cli.output import Output
-from holdfast.cli.repository import open_repository, repo_option
+from holdfast.cli.repository import open_repository
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +42,7 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
 @click.command("audit", short_help="Show what was done, by whom, and check that nobody changed it.")
 @click.option("--verify", is_flag=True, help="Check the whole chain; E_AUDIT_CHAIN_BROKEN names the place.")
 @click.option("--follow", is_flag=True, help="Go on with what is added, until interrupted.")
-@click.option("--limit", metavar="N", type=click.IntRange(min=0), help="Show the last N entries only.")
+@limit_option("Show the last N entries only.")
 @click.option(
     "--since", metavar="WHEN", callback=_since, help="From so long ago on (2h), or from this instant on."
 )

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import REPO
 from holdfast.cli.options import data_directory
 from holdfast.cli.output import printable
-from holdfast.cli.repository import REPO
 from holdfast.fs import calls
 from holdfast.fs import directory as fs_directory
 

@@ -6,9 +6,10 @@ import os
 
 import click
 
-from holdfast.cli.options import json_option
+from holdfast.cli import ACTOR
+from holdfast.cli.options import json_option, lock_id_option
 from holdfast.cli.output import Output
-from holdfast.cli.repository import ACTOR, known_lock_id, lock_id_option
+from holdfast.cli.repository import known_lock_id
 
 
 @click.command(short_help="Say whether paths may be written to, or who has leased them.")

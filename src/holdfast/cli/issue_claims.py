@@ -266,7 +266,7 @@ def work(
       holdfast issue work --next --ttl 5m -- ./agent
     """
     from holdfast.cli import child
-    from holdfast.cli.child import SignalForwarding, kept_back
+    from holdfast.cli.child import Periodic, block_signals
     from holdfast.issues.claims import HeldIssueClaim
     from holdfast.leases.heartbeat import BEATS
     from holdfast.locks.identity import calling_agent
@@ -289,10 +289,10 @@ def work(
         os.environ[CLAIM_VARIABLE] = held_claim.text
         os.environ["HOLDFAST_ISSUE_ID"] = held_claim.issue_id
         with ExitStack() as stack:
-            with kept_back():  # the heartbeat thread inherits the mask, so no signal goes to it
+            with block_signals():  # the heartbeat thread inherits the mask, so no signal goes to it
                 held = stack.enter_context(HeldIssueClaim(tracker.claims, claimed.claim))
-            duty = SignalForwarding(min(1.0, ttl / BEATS), held.check)
-            ended = child.run(command, duty=duty)
+            check = Periodic(min(1.0, ttl / BEATS), held.check)
+            ended = child.run(command, check=check)
         issue = _conclude(tracker, held_claim, then, succeeded=ended.exit_status == 0)
         record = {"id": issue.id, "state": tracker.state(issue).value, **ended.as_record()}
         output.result({**record, "broken": unreadable_issues_to_json(claimed.broken)})
@@ -321,7 +321,7 @@ def locks(output: Output, *, repo: str | None) -> None:
     Example:
       holdfast issue locks
     """
-    from holdfast.cli.lock import look
+    from holdfast.cli.lock import file_lock_state
     from holdfast.store.files import FileStore
 
     found: list[dict[str, Any]] = []
@@ -330,7 +330,7 @@ def locks(output: Output, *, repo: str | None) -> None:
         tracker.transactions.check_initialised()
         if isinstance(tracker.store, FileStore):
             for path in tracker.store.guard_files(".jit"):
-                state = look(path)
+                state = file_lock_state(path)
                 if state.holders or state.waiting or state.state != "free":
                     found.append(state.as_record())
                     lines += state.lines()

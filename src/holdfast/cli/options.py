@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from holdfast.cli import ACTOR as ACTOR
+from holdfast.cli import LOCK_ID as LOCK_ID
+from holdfast.cli import REPO as REPO
+from holdfast.cli import WORKTREE as WORKTREE
 from holdfast.errors import SettingInvalid, UsageFailure
 
 if TYPE_CHECKING:
@@ -18,10 +22,6 @@ if TYPE_CHECKING:
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-REPO, WORKTREE = "HOLDFAST_REPO", "HOLDFAST_WORKTREE"
-LOCK_ID, TOKEN = "HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN"
-ACTOR = "HOLDFAST_ACTOR"
 
 FOREVER = "forever"
 
@@ -71,11 +71,10 @@ def repo_option_for(help: str, callback: Callable[..., Any] | None = None) -> Ca
     )
 
 
-def actor_option(otherwise: str) -> Callable[[Command], Command]:
+def actor_option(otherwise: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
     """`--actor KIND:NAME`; `otherwise` is the default where the environment has none."""
-    return click.option(
-        "--actor", metavar="KIND:NAME", help=f"In whose name.  [default: {ACTOR}, else {otherwise}]"
-    )
+    help = f"In whose name.  [default: {ACTOR}, else {otherwise}]"
+    return click.option("--actor", metavar="KIND:NAME", callback=callback, help=help)
 
 
 def limit_option(help: str) -> Callable[[Command], Command]:
@@ -174,14 +173,6 @@ ISSUE_FIELDS = (
     *("gates_required", "created_at", "updated_at"),
 )
 """What lists show of an issue."""
-LEASE_FIELDS = (
-    *("lock_id", "fencing_token", "worktree_id", "lease_expires_at", "holder_id", "actor", "purpose", "ttl"),
-    *("created_at", "last_renewed_at", "identity", "detached", "on_behalf_of", "boot_expires_at"),
-)
-CLAIM_FIELDS = (
-    *("claim_id", "node_id", "owner", "acquired_at", "expires_at", "time_left", "sequence"),
-    *("purpose", "holder"),
-)
 SNAPSHOT_FIELDS = (
     *("snapshot_id", "parent_id", "worktree", "note", "tag", "created_at", "consistency_level", "engine"),
     *("payload_hash", "files", "bytes", "holder_id", "lock_id", "token", "restored_from"),
@@ -259,21 +250,3 @@ def _as_text(value: object) -> str:
     import json
 
     return "" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-# Until every command uses the names above.
-field_of = field_option
-tell = print_record
-
-
-def format_size(size: int) -> str:
-    from holdfast.cli.output import format_size
-
-    return format_size(size)
-
-
-UNLIMITED = float("inf")
-
-
-def duration_or_none(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    return UNLIMITED if value == FOREVER else duration(context, parameter, value)

@@ -235,8 +235,27 @@ def format_size(size: int) -> str:
     return f"{size} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
 
 
+def shortened(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def command_as_text(command: Sequence[str]) -> str:
+    """A command as others see it who ask what a lock is held for."""
+    from shlex import join
+
+    return shortened(printable(join(command)), 200)
+
+
+def escaped_json(text: str) -> str:
+    """The same JSON, with everything escaped that could move a cursor or forge a line on a terminal."""
+    if text.isprintable():
+        return text
+    import json
+
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-bytes_as_text = format_size
 
 
 def files_as_text(count: int) -> str:

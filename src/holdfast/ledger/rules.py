@@ -160,7 +160,7 @@ def valid(book: ClaimState, now: float, node: str, owner: str, claim_id: str = "
         raise LockExpired(
             f"the claim of {owner} on {node} ran out {format_duration(now - held.expiry())} ago",
             node_id=node,
-            owner=owner,
+            actor=owner,
             expires_at=held.expires_at,
         )
     return held
@@ -173,9 +173,9 @@ def own(book: ClaimState, node: str, owner: str, claim_id: str = "") -> Claim:
         holder = "nobody has" if held is None else f"{held.owner} has"
         raise LockNotHeld(
             f"{owner} has no such claim on {node}: {holder} claimed it",
-            hint="See who has claimed what: 'holdfast claim list'; how it came: 'holdfast claim history'.",
+            hint="List the claims: 'holdfast ledger claims'. Their past: 'holdfast ledger claim-history'.",
             node_id=node,
-            owner=owner,
+            actor=owner,
             held_by=held.owner if held else None,
         )
     return held
@@ -189,7 +189,7 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[ClaimWaiter]) 
             f"node already locked: {node} is free, but {first.owner} waits for it and comes first",
             hint=_how_to_wait(node),
             node_id=node,
-            owner=first.owner,
+            actor=first.owner,
             waiting=len(ahead),
         )
     left = held.expiry() - now
@@ -199,10 +199,10 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[ClaimWaiter]) 
         f"for another {format_duration(left)}",
         hint=_how_to_wait(node),
         node_id=node,
-        owner=held.owner,
+        actor=held.owner,
         purpose=held.purpose,
         claim_id=held.claim_id,
-        acquired_at=held.acquired_at,
+        created_at=held.acquired_at,
         expires_at=held.expires_at,
         time_left=left,
         waiting=len(ahead),
@@ -210,7 +210,7 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[ClaimWaiter]) 
 
 
 def _how_to_wait(node: str) -> str:
-    return f"Work on another node, or wait for this one: 'holdfast claim take {node} --owner YOU --wait 5m'."
+    return f"Work on another node, or wait: 'holdfast ledger claim {node} --actor YOU --wait 5m'."
 
 
 def _own_place(book: ClaimState, request: ClaimRequest) -> ClaimWaiter | None:

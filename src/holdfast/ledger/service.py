@@ -442,7 +442,7 @@ class Claims(ClaimService):
 
 def _told(held: Claim) -> dict[str, object]:
     return {
-        "owner": held.owner,
+        "actor": held.owner,
         "claim_id": held.claim_id,
         "expires_at": held.expires_at,
         "shown": f"{held.owner} until {held.expires_at}",

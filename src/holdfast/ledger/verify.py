@@ -273,7 +273,7 @@ def _claim_file_findings(files: ClaimFiles, book: ClaimState) -> Iterator[Ledger
             "claim-file",
             str(files.path / f"{node}.lock"),
             "it does not say what the ledger says" if said else "there is no such file, or nothing in it",
-            "'holdfast claim reap' brings the files of claims back into step; the ledger decides.",
+            "'holdfast ledger reap' brings the files of claims back into step; the ledger decides.",
         )
 
 

@@ -390,7 +390,7 @@ def incomplete(examination: Examination) -> Iterator[Finding]:
 
 def damaged(examination: Examination) -> Iterator[Finding]:
     """Snapshots whose content is not what it was: always the list of files, with `strict` every file."""
-    from holdfast.trees import verify, verify_manifest
+    from holdfast.trees.verify import verify, verify_manifest
 
     control = examination.control
     look = verify if examination.strict else verify_manifest

@@ -258,7 +258,7 @@ def check_early(control: RepositoryContext, worktree: str, proof: Proof | None) 
 def not_held(worktree: str) -> LockNotHeld:
     return LockNotHeld(
         f"{worktree} is an exclusive worktree: this needs its lock",
-        hint="Acquire it ('holdfast lock acquire') and hand on its id with --lock-id or HOLDFAST_LOCK_ID, "
+        hint="Acquire it ('holdfast lease acquire') and hand on its id with --lock-id or HOLDFAST_LOCK_ID, "
         "or work under 'holdfast run'.",
         worktree=worktree,
     )

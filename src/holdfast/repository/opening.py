@@ -68,7 +68,7 @@ def init_ledger(
     except AlreadyExists:
         raise AlreadyExists(
             f"there is a ledger in {os.path.abspath(root)} already",
-            hint="Use it as it is, or begin another one elsewhere: --dir DIRECTORY.",
+            hint="Use it as it is, or begin another one elsewhere: --repo DIR.",
             path=os.path.abspath(root),
         ) from None
     if isinstance(store, FileStore):
@@ -139,7 +139,7 @@ def _is_there(path: Path) -> bool:
 def _no_ledger(path: Path) -> NotFound:
     return NotFound(
         f"there is no ledger in {path}",
-        hint="Begin one with 'holdfast ledger init', or name its directory with --dir.",
+        hint="Begin one with 'holdfast ledger init', or name its directory with --repo.",
         path=str(path),
     )
 

@@ -481,7 +481,7 @@ class Snapshots:
 
         `SnapshotCollected` if it is deleted meanwhile: that is no damage.
         """
-        from holdfast.trees import verify
+        from holdfast.trees.verify import verify
 
         descriptor = context.visible(self._control, snapshot_id)
         for problem in verify(self._control.places.tree(snapshot_id), descriptor.payload_hash):
