@@ -40,6 +40,7 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
     from holdfast.repository.doctor import is_wrong
 
     repository = open_repository(repo, to_examine=True)
+    findings: Sequence[Finding]
     record: dict[str, object] = {}
     lines: list[str] = []
     if fix:
