@@ -34,7 +34,7 @@ LEVELS = ("quiesced", "best_effort")
 WARNING = "warning: best effort, its files may be from different moments"
 
 
-@click.command(short_help="Take a snapshot of a worktree.")
+@click.command()
 @click.option("-m", "--note", "--message", metavar="TEXT", default="", help="A note, for people.")
 @click.option(
     "--consistency",
