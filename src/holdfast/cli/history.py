@@ -134,8 +134,7 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
     record = {**snapshot_to_json(found), **marks_to_json(marks)}
     lines = [*snapshot_lines(found, marks)]
     if files:
-        from holdfast.trees import read_manifest
-        from holdfast.trees.manifest import escaped
+        from holdfast.trees.manifest import escaped, read_manifest
 
         entries = list(read_manifest(opened.repository.control.places.tree(found.snapshot_id)))
         record["entries"] = [each.as_record() for each in entries]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.repository.repository import RestorePlan
     from holdfast.repository.restore import InPlace, Restored
     from holdfast.repository.worktrees import WorktreeState
-    from holdfast.trees import Change
+    from holdfast.trees.verify import Change
 
 
 _NAMES = {
