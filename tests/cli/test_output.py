@@ -117,7 +117,7 @@ def test_a_terminal_that_knows_only_ascii_gets_only_ascii(tmp_path: Path) -> Non
         "lock", "status", "größer", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     )
 
-    assert result.stdout == "gr\\xf6\\xdfer: free (there is no such file yet)\n"
+    assert result.stdout == "gr\\xf6\\xdfer: free (the file does not exist yet)\n"
 
 
 # --- What programs are told -------------------------------------------------------------------------
