@@ -204,9 +204,7 @@ def test_an_agent_may_say_itself_that_its_work_is_done(shop: Path) -> None:
 
     assert (told["state"], told["succeeded"], told["issue_id"]) == ("done", True, issue)
     assert [each["type"] for each in ledger_of(shop)] == ["work_done"]
-    assert (
-        data(holdfast("show", told["snapshot_id"], "--json", cwd=shop))["worktree"] == told["worktree"]
-    )
+    assert data(holdfast("show", told["snapshot_id"], "--json", cwd=shop))["worktree"] == told["worktree"]
 
 
 def test_work_that_the_agent_itself_gives_back_is_not_done_although_it_succeeds(shop: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which files of which program get what."""
+"""What `holdfast setup` writes into which file of which program."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ AGENTS = """
 Several agents and people work in this repository at the same time. Holdfast keeps them apart.
 
 - See who holds what before you start: `holdfast who`.
-- Take the lease of a worktree before you write into it:
+- Acquire the lease of a worktree before you write to it:
   `holdfast lease acquire --worktree NAME --ttl 15m --purpose "what for" --field lock_id` prints its id. Name
-  that to later commands: `export HOLDFAST_LOCK_ID=ID`, or `--lock-id ID` with each of them, if your shell
-  forgets variables. `holdfast lease renew` before the time is up; `holdfast lease release` when you are done.
+  it to later commands: `export HOLDFAST_LOCK_ID=ID`, or `--lock-id ID` with each of them if your shell
+  forgets variables. `holdfast lease renew` before it expires; `holdfast lease release` when you are done.
   Or let one command do it all: `holdfast run --worktree NAME --snapshot -- COMMAND`.
-- Want a directory of your own? `holdfast worktree create NAME --from head` (without `--from` it is empty),
+- To get a directory of your own: `holdfast worktree create NAME --from head` (without `--from` it is empty),
   then `cd "$(holdfast worktree path NAME)"`.
-- Keep what you have done: `holdfast snapshot -m "what changed"`. Nothing that was kept is ever lost.
-- Take work from the queue rather than choosing it: `holdfast issue claim-next` prints the id of your claim.
-  Name it (`--claim`, or `HOLDFAST_CLAIM_ID`) when you are done: `holdfast issue finish ID`; or give the work
-  back: `holdfast issue release ID`.
+- Save your work: `holdfast snapshot -m "what changed"`. A snapshot is never overwritten.
+- Take work from the queue: `holdfast issue claim-next` prints the id of your claim. Name it (`--claim`, or
+  `HOLDFAST_CLAIM_ID`) when you are done: `holdfast issue finish ID`; or return the work to the queue:
+  `holdfast issue release ID`.
 - `E_LOCK_CONFLICT` names the holder: wait (`--wait 5m`) or take other work. Do not delete lock files.
-- `E_FENCING_MISMATCH` or `E_LOCK_EXPIRED` means that your lease was taken over: stop writing, take it
-  again, look at what changed, then go on.
+- `E_FENCING_MISMATCH` or `E_LOCK_EXPIRED` means that your lease was taken over: stop writing, acquire it
+  again, check what changed, then continue.
 - Every command takes `--json`; every failure has a code and a hint.
 """
 
