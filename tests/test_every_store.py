@@ -67,7 +67,7 @@ def test_leases_worktrees_and_snapshots(shop: Shop) -> None:
     shop.ok("snapshot", "-m", "second", "--tag", "good", env=own)
     shop.ok("lease", "release", env=own)
     again = shop.ok("lease", "acquire", "--ttl", "1h")
-    assert again["fencing_token"] > lease["fencing_token"]
+    assert again["token"] > lease["token"]
     shop.ok("lease", "release", "--lock-id", again["lock_id"])
 
     assert [each["note"] for each in shop.ok("history")["snapshots"]] == ["second", "first"]

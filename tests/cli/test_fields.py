@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 import click
 import pytest
 
-from holdfast.cli import options
 from holdfast.cli.entry import root as holdfast_command
 from holdfast.cli.entry import run
+from holdfast.cli.lease import LEASE_FIELDS
+from holdfast.cli.ledger_claims import CLAIM_FIELDS
+from holdfast.cli.options import ISSUE_FIELDS, SNAPSHOT_FIELDS, WORKTREE_FIELDS
 
 COMMANDS: dict[str, list[str]] = {
-    "lock acquire": ["--ttl", "1h"],
-    "lock steal": [],
+    "lease acquire": ["--ttl", "1h"],
+    "lease steal": [],
     "snapshot": ["-m", "a note"],
     "worktree create": ["{new}"],
     "issue create": ["Another", "--depends-on", "{issue}"],
@@ -102,7 +104,7 @@ class Place:
         claim = self.data("issue", "show", self.issue)["claim"]
         if claim is not None:
             call("issue", "release", self.issue, "--claim", claim["claim_id"])
-        if command == "lock steal":
+        if command == "lease steal":
             call("lease", "acquire", "--ttl", "100ms")
 
     def state(self) -> dict[str, bytes]:
@@ -190,7 +192,7 @@ def test_values_are_texts_as_they_are_and_all_else_json(place: Place) -> None:
 
 
 def test_help_names_a_few_of_the_fields(place: Place) -> None:
-    for names in (options.ISSUE, options.LEASE, options.CLAIM, options.SNAPSHOT, options.WORKTREE):
+    for names in (ISSUE_FIELDS, LEASE_FIELDS, CLAIM_FIELDS, SNAPSHOT_FIELDS, WORKTREE_FIELDS):
         assert len(set(names)) == len(names)
     shown = call("lease", "acquire", "--help").stdout
     assert "lock_id" in shown

@@ -53,7 +53,7 @@ def test_where_the_system_does_not_tell_the_lock_is_tried(
     free = file_lock_state(str(tmp_path / "a.lock"))
 
     assert (held.state, held.holders, held.holders_known) == (state, [], False)
-    assert "cannot be seen from here" in next(held.lines())
+    assert "the holder is not visible from here" in next(held.lines())
     assert free.state == "free"
 
 

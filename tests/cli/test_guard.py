@@ -180,7 +180,7 @@ def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None
     conflict = error(holdfast("lease", "acquire", "--worktree", "theirs", "--json", cwd=root, env=bob))
     assert (conflict["code"], conflict["actor"]) == ("E_LOCK_CONFLICT", "agent:alice")
     assert "locked by agent:alice, " in conflict["message"]
-    assert "locked by agent:alice, " in holdfast("lease", "status", "--worktree", "theirs", cwd=root).stdout
+    assert "leased by agent:alice, " in holdfast("lease", "status", "--worktree", "theirs", cwd=root).stdout
 
     assert holdfast("guard", path, env=alice).returncode == 0
     assert holdfast("guard", path).returncode == 0, "who says no name is known by its process"
@@ -262,7 +262,7 @@ def test_a_tool_keeps_the_leases_of_its_agent_alive_and_the_end_gives_them_back(
     assert hook("after-tool", {}, root).returncode == 0
     after = data(holdfast("lease", "status", "--json", cwd=root))["lease"]
     assert after["lock_id"] == before["lock_id"]
-    assert after["lease_expires_at"] > before["lease_expires_at"]
+    assert after["expires_at"] > before["expires_at"]
     assert hook("session-end", {}, root).returncode == 0
     assert data(holdfast("lease", "status", "--json", cwd=root))["state"] == "free"
 

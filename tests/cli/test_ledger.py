@@ -224,13 +224,13 @@ def test_a_claim_is_taken_shown_extended_and_released(proof: Path) -> None:
         stranger = claim(command, "1.2", "--actor", "b")
         assert (stranger.returncode, error(stranger)["code"]) == (5, "E_LOCK_NOT_HELD")
     assert data(claim("extend", "1.2", "--actor", "a", "--claim-id", taken["claim_id"]))["time_left"] > 200
-    listed = data(claim("list", "--under", "1"))
+    listed = data(claim("claims", "--under", "1"))
     assert [each["claim_id"] for each in listed["active"]] == [taken["claim_id"]]
     assert "1.2   a      active" in holdfast("ledger", "claims", "--repo", proof).stdout
     assert data(claim("release", "1.2", "--actor", "a"))["actor"] == "a"
-    assert data(claim("list"))["active"] == []
-    assert [each["node_id"] for each in data(claim("list", "--at-sequence", "2"))["active"]] == ["1.2"]
-    assert [each["event"]["type"] for each in data(claim("history", "1.2"))["events"]] == [
+    assert data(claim("claims"))["active"] == []
+    assert [each["node_id"] for each in data(claim("claims", "--at-sequence", "2"))["active"]] == ["1.2"]
+    assert [each["event"]["type"] for each in data(claim("claim-history", "1.2"))["events"]] == [
         "lock_acquired",
         "lock_acquired",
         "lock_released",
@@ -257,7 +257,7 @@ def test_claims_that_have_run_out_are_reaped(proof: Path) -> None:
     append(proof, acquired("1", "gone", expires_in=-5), acquired("2", "me", expires_in=60))
     assert "expired" in holdfast("ledger", "claims", "--repo", proof).stdout
     preview = holdfast("ledger", "reap", "--dry-run", "--repo", proof)
-    assert preview.stdout.startswith("Would reap 1, which gone had")
+    assert preview.stdout.startswith("Would reap 1, which gone held")
     assert [
         each["node_id"] for each in data(holdfast("ledger", "reap", "--repo", proof, "--json"))["reaped"]
     ] == ["1"]

@@ -29,7 +29,9 @@ def repo(scratch: Path) -> Path:
 def test_a_lock_is_a_readable_file_with_everything_that_it_must_have(repo: Path) -> None:
     lease = data(holdfast("lease", "acquire", "--ttl", "10m", "--purpose", "tests", "--json", cwd=repo))
     stored = json_at(repo / ".jvs/locks/main.json")
-    assert stored == lease
+    renamed = {"worktree": "worktree_id", "token": "fencing_token"}
+    renamed |= {"expires_at": "lease_expires_at", "renewed_at": "last_renewed_at"}
+    assert stored == {renamed.get(name, name): value for name, value in lease.items()}
     assert {*"lock_id worktree_id holder_id created_at last_renewed_at".split()} < {*stored}
     assert {"lease_expires_at", "fencing_token"} < {*stored}
     host, user, pid, start_time = stored["holder_id"].split(":")
@@ -64,8 +66,8 @@ def test_a_lock_is_handed_from_command_to_command_in_the_environment(repo: Path)
     before = json_at(repo / ".jvs/locks/main.json")
     assert holdfast("lease", "renew", "--ttl", "20m", cwd=repo, env=env).returncode == 0
     after = json_at(repo / ".jvs/locks/main.json")
-    assert after["lease_expires_at"] > before["lease_expires_at"]
-    assert after["last_renewed_at"] > before["last_renewed_at"]
+    assert after["expires_at"] > before["expires_at"]
+    assert after["renewed_at"] > before["renewed_at"]
     assert holdfast("lease", "release", cwd=repo, env=env).returncode == 0
     assert not (repo / ".jvs/locks/main.json").exists()
 
@@ -74,8 +76,8 @@ def test_a_lock_is_handed_from_command_to_command_in_the_environment(repo: Path)
 def test_a_shell_can_evaluate_what_acquire_exports(repo: Path) -> None:
     command = " ".join(HOLDFAST)
     script = f"""
-        eval "$({command} lock acquire --ttl 10m --export)" && {command} lock renew --json &&
-        printf '%s %s\\n' "$HOLDFAST_TOKEN" "$HOLDFAST_WORKTREE" && {command} lock release
+        eval "$({command} lease acquire --ttl 10m --export)" && {command} lease renew --json &&
+        printf '%s %s\\n' "$HOLDFAST_TOKEN" "$HOLDFAST_WORKTREE" && {command} lease release
     """
     result = subprocess.run(
         ["sh", "-c", script], cwd=repo, env=environment(), capture_output=True, text=True, check=False
@@ -91,7 +93,7 @@ def test_only_the_holder_renews_and_releases(repo: Path, command: str) -> None:
     before = json_at(repo / ".jvs/locks/main.json")
     other = "00000000-0000-4000-8000-000000000000"
     for arguments in (["--lock-id", other], []):
-        refused = holdfast("lock", command, *arguments, "--json", cwd=repo)
+        refused = holdfast("lease", command, *arguments, "--json", cwd=repo)
         assert refused.returncode == 5
         assert error(refused)["code"] == "E_LOCK_NOT_HELD"
     assert json_at(repo / ".jvs/locks/main.json") == before
@@ -110,9 +112,9 @@ def test_an_expired_lock_cannot_be_renewed_and_is_taken_over_by_acquiring_or_ste
         assert (late.returncode, error(late)["code"]) == (5, "E_LOCK_EXPIRED")
         shown = data(holdfast("lease", "status", "--json", cwd=repo))
         assert shown["state"] == "expired"
-        taken = data(holdfast("lock", how, "--ttl", "10m", "--json", cwd=repo))
-        assert taken["fencing_token"] == lease["fencing_token"] + 1 > token
-        token = taken["fencing_token"]
+        taken = data(holdfast("lease", how, "--ttl", "10m", "--json", cwd=repo))
+        assert taken["token"] == lease["token"] + 1 > token
+        token = taken["token"]
         last = json.loads((repo / ".jvs/audit/audit.jsonl").read_text().splitlines()[-1])
         assert last["event"] == "lock_stolen"
         assert last["facts"]["old"]["lock_id"] == lease["lock_id"]
@@ -124,7 +126,7 @@ def test_an_expired_lock_cannot_be_renewed_and_is_taken_over_by_acquiring_or_ste
 
 
 def test_a_lock_outlives_the_process_that_it_was_taken_by_and_is_not_called_dead(repo: Path) -> None:
-    program = f"import subprocess; subprocess.run({[*HOLDFAST, 'lock', 'acquire', '--ttl', '10m']!r})"
+    program = f"import subprocess; subprocess.run({[*HOLDFAST, 'lease', 'acquire', '--ttl', '10m']!r})"
     subprocess.run([sys.executable, "-c", program], cwd=repo, env=environment(), check=True)
     told = data(holdfast("lease", "status", "--json", cwd=repo))
     assert told["state"] == "leased"
@@ -135,7 +137,7 @@ def test_a_lock_outlives_the_process_that_it_was_taken_by_and_is_not_called_dead
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_lock_whose_id_nobody_could_be_told_is_given_back(repo: Path) -> None:
-    command = f"{' '.join(HOLDFAST)} lock acquire --ttl 10m >/dev/full"
+    command = f"{' '.join(HOLDFAST)} lease acquire --ttl 10m >/dev/full"
     result = subprocess.run(["sh", "-c", command], cwd=repo, env=environment(), check=False)
     assert result.returncode != 0
     assert Repository(repo).desk.state("main") is None
@@ -159,7 +161,7 @@ def test_who_waits_gets_the_lock_when_it_is_released_and_is_shown_in_line(repo: 
         assert shown["waiting"][0]["holder_id"].split(":")[2] == str(waiter.pid)
         holdfast("lease", "release", "--lock-id", lock_id, cwd=repo)
         result = waiter.finish()
-    assert json.loads(result.stdout)["data"]["fencing_token"] == 2
+    assert json.loads(result.stdout)["data"]["token"] == 2
 
 
 def test_who_waits_in_vain_is_told_by_whom_it_was_kept(repo: Path) -> None:
@@ -197,7 +199,7 @@ def test_repository_and_worktree_are_found_from_the_current_directory(repo: Path
     below = repo / "worktrees/dev/a/b"
     below.mkdir(parents=True)
     for where, worktree in ((repo, "main"), (repo / "main", "main"), (below, "dev")):
-        assert data(holdfast("lease", "status", "--json", cwd=where))["worktree_id"] == worktree
+        assert data(holdfast("lease", "status", "--json", cwd=where))["worktree"] == worktree
 
 
 def test_flags_come_before_the_environment_and_that_before_the_directory(repo: Path, scratch: Path) -> None:
@@ -206,7 +208,7 @@ def test_flags_come_before_the_environment_and_that_before_the_directory(repo: P
     env = {"HOLDFAST_REPO": str(repo), "HOLDFAST_WORKTREE": "dev"}
     for arguments, worktree in (([], "dev"), (["--worktree", "other"], "other")):
         result = holdfast("lease", "status", *arguments, "--json", cwd=scratch, env=env)
-        assert data(result)["worktree_id"] == worktree
+        assert data(result)["worktree"] == worktree
     missing = holdfast("lease", "status", "--repo", scratch, "--json", cwd=repo, env=env)
     assert (missing.returncode, error(missing)["code"]) == (3, "E_NOT_FOUND")
 
@@ -217,7 +219,7 @@ def test_a_repository_that_is_reached_by_a_link_knows_the_worktree_one_is_in(
     Repository(repo).worktrees.create("dev")
     (scratch / "link").symlink_to(repo)
     result = holdfast("lease", "status", "--repo", scratch / "link", "--json", cwd=repo / "worktrees/dev")
-    assert data(result)["worktree_id"] == "dev"
+    assert data(result)["worktree"] == "dev"
 
 
 # --- init and info -----------------------------------------------------------------------------------
@@ -251,7 +253,7 @@ def test_info_shows_format_worktrees_locks_and_what_to_beware_of(repo: Path) -> 
     assert (shared["isolation"], shared["high_risk"]) == ("shared", True)
     assert shared["head_snapshot_id"] == saved.snapshot_id
     assert told["best_effort_snapshots"] == [
-        {"snapshot_id": saved.snapshot_id, "worktree_id": "open", "warning": "best_effort"}
+        {"snapshot_id": saved.snapshot_id, "worktree": "open", "warning": "best_effort"}
     ]
     assert any("best_effort" in each for each in told["warnings"])
     shown = holdfast("info", cwd=repo).stdout

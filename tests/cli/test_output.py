@@ -48,12 +48,12 @@ def test_a_usage_error_for_people_shows_the_usage_on_standard_error() -> None:
     result = holdfast("lock", "status")
 
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("Error: Missing argument 'PATH'.\n\nUsage: holdfast lock status")
+    assert result.stderr.startswith("Error: Missing argument 'FILE'.\n\nUsage: holdfast lock status")
     assert "See 'holdfast lock status --help'." in result.stderr
 
 
 def test_a_command_that_is_spelled_almost_right_is_guessed() -> None:
-    assert "Did you mean 'file-lock'?" in holdfast("flie-lock").stderr
+    assert "Did you mean 'repo-lock'?" in holdfast("rpeo-lock").stderr
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_terminal_that_knows_only_ascii_gets_only_ascii(tmp_path: Path) -> Non
         "lock", "status", "größer", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     )
 
-    assert result.stdout == "gr\\xf6\\xdfer: free (there is no such file yet)\n"
+    assert result.stdout == "gr\\xf6\\xdfer: free (the file does not exist yet)\n"
 
 
 # --- What programs are told -------------------------------------------------------------------------

@@ -54,23 +54,23 @@ def test_the_command_holds_the_lock_and_knows_by_which_right_it_writes(repo: Pat
     assert result.returncode == 0, result.stderr
     told, said = json.loads(result.stdout), outcome(result.stderr)
     assert told["HOLDFAST_REPO"] == str(repo)
-    assert told["HOLDFAST_WORKTREE"] == said["worktree_id"] == "main"
+    assert told["HOLDFAST_WORKTREE"] == said["worktree"] == "main"
     assert told["HOLDFAST_LOCK_ID"] == said["lock_id"]
-    assert told["HOLDFAST_TOKEN"] == str(said["fencing_token"]) == "1"
+    assert told["HOLDFAST_TOKEN"] == str(said["token"]) == "1"
     assert is_free(repo)
 
 
 def test_what_the_command_calls_of_us_uses_its_lock(repo: Path, scratch: Path) -> None:
     renew = " ".join((*HOLDFAST, "lease", "renew", "--json"))
     result = holdfast("run", "--worktree", "main", "--repo", repo, "--", "sh", "-c", renew, cwd=scratch)
-    assert data(result)["worktree_id"] == "main"
+    assert data(result)["worktree"] == "main"
 
 
 def test_a_command_that_waits_for_the_lock_that_it_runs_under_is_told_so(repo: Path) -> None:
     for command in (["run", "--wait", "forever", "--", "true"], ["lease", "acquire", "--wait", "forever"]):
         result = holdfast("run", "--", *HOLDFAST, *command, cwd=repo)
         assert result.returncode == 4
-        assert "you hold the lock of main already" in result.stderr
+        assert "you already hold the lease of main" in result.stderr
     assert is_free(repo)
 
 
@@ -143,8 +143,18 @@ def test_who_is_ended_while_it_waits_leaves_the_line(repo: Path, number: signal.
 
 def test_a_command_that_does_not_exist_leaves_no_lock_behind(repo: Path) -> None:
     result = holdfast("run", "--json", "--", "there-is-no-such-command", cwd=repo)
-    assert json.loads(result.stderr)["error"]["code"] == "E_COMMAND_NOT_FOUND"
+    assert (result.returncode, json.loads(result.stderr)["error"]["code"]) == (127, "E_COMMAND_NOT_FOUND")
     assert is_free(repo)
+
+
+def test_the_command_starts_in_the_worktree_unless_told_otherwise(repo: Path) -> None:
+    inside = holdfast("run", "--", "pwd", cwd=repo)
+    outside = holdfast("run", "--no-chdir", "--", "pwd", cwd=repo)
+    forgotten = holdfast("run", "ls", "-l", cwd=repo)
+
+    assert (inside.stdout.strip(), outside.stdout.strip()) == (str(repo / "main"), str(repo))
+    assert forgotten.returncode == 2
+    assert "Put '--' before the command: -- ls -l" in forgotten.stderr
 
 
 @pytest.mark.req("LC-12")
@@ -232,7 +242,7 @@ def test_when_it_is_killed_the_command_dies_and_the_lock_ends_with_its_time(repo
         told = error(holdfast("lease", "acquire", "--json", cwd=repo))
         assert (told["code"], told["liveness"]) == ("E_LOCK_CONFLICT", "dead")
     result = holdfast("run", "--wait", "20s", "--json", "--", "true", cwd=repo)
-    assert outcome(result.stderr)["fencing_token"] == 2
+    assert outcome(result.stderr)["token"] == 2
 
 
 def test_what_succeeds_is_snapshotted_if_wished_and_what_fails_is_not(repo: Path) -> None:
@@ -267,10 +277,10 @@ def test_a_worktree_that_is_not_there_is_said_so_before_anything_is_run(repo: Pa
 
 
 def test_a_person_is_told_the_snapshot_and_that_the_command_runs_elsewhere(repo: Path) -> None:
-    told = holdfast("run", "--repo", repo, "--snapshot", "--", "true", cwd=repo)
+    told = holdfast("run", "--repo", repo, "--snapshot", "--no-chdir", "--", "true", cwd=repo)
     inside = holdfast("run", "--snapshot", "--", "true", cwd=repo / "main")
-    quiet = holdfast("run", "--snapshot", "--json", "--", "true", cwd=repo)
+    quiet = holdfast("run", "--snapshot", "--no-chdir", "--json", "--", "true", cwd=repo)
 
-    assert "which is elsewhere. To run it there: --chdir" in told.stderr
-    assert inside.stderr.startswith("holdfast: what is in main now is the snapshot ")
+    assert "outside main" in told.stderr
+    assert inside.stderr.startswith("holdfast: saved main as the snapshot ")
     assert (len(inside.stderr.splitlines()), len(quiet.stderr.splitlines())) == (1, 1)

@@ -158,8 +158,8 @@ def test_what_could_not_be_looked_at_is_not_said_to_be_free(root: Path) -> None:
 
     for command in (["who"], ["top", "--limit", "1"]):
         told = holdfast(*command, cwd=root)
-        assert "Nobody holds anything of what could be looked at." in told.stdout
-        assert "Cannot look at each lease" in told.stdout + told.stderr
+        assert "No visible holder." in told.stdout
+        assert "Cannot list every lease" in told.stdout + told.stderr
 
 
 def test_one_claim_that_cannot_be_read_hides_no_other(root: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_claim_is_of_the_process_that_ran_the_command_and_says_what_for(busy: 
     claim, issue = the_only(busy, "claim"), the_only(busy, "issue")
 
     assert (claim["liveness"], issue["liveness"]) == ("alive", "alive")
-    assert (claim["purpose"], claim["time_left"] > 600) == ("parsing", True)
+    assert (claim["purpose"], claim["time_left"] > 600) == ("parse", True)
     for each in (claim, issue):
         assert f":{os.getpid()}:" in each["process"]
         assert each["since"] < each["until"]

@@ -92,7 +92,7 @@ async def leases(agent: Agent, shop: Path) -> None:
     assert settled(await agent.read("worktrees")) == settled(command(shop, "worktree", "list"))
 
     again = await agent("take_lease", ttl="5m")  # on one that is held: renewed
-    assert (again["lock_id"], again["fencing_token"], again["ttl"]) == (lease["lock_id"], 1, 300.0)
+    assert (again["lock_id"], again["token"], again["ttl"]) == (lease["lock_id"], 1, 300.0)
 
     refused = holdfast("lease", "acquire", "--json", cwd=shop)
     assert error(refused)["holder_id"] == lease["holder_id"]
@@ -144,7 +144,7 @@ async def snapshots(agent: Agent, shop: Path) -> None:
     (shop / "main/text").write_text("two\n")
     lease = await agent("take_lease")
     second = await agent("snapshot", note="the second")
-    assert (second["lock_id"], second["fencing_token"]) == (lease["lock_id"], lease["fencing_token"])
+    assert (second["lock_id"], second["token"]) == (lease["lock_id"], lease["token"])
     assert second["parent_id"] == first["snapshot_id"]
     shown = command(shop, "show", "v1")
     assert {**shown, "tag": "v1"}.items() >= first.items()
@@ -202,9 +202,9 @@ async def work(agent: Agent, shop: Path) -> None:
     assert holdings["issue"]["purpose"] == NAME
     assert holdings["lease"]["purpose"].startswith(NAME)
     assert (await agent.failure("claim_next_work", issue=first["id"]))["code"] == "E_ISSUE_CLAIMED"
-    assert (await agent.failure("release_lease", worktree=taken["worktree_id"]))["code"] == "E_LOCK_NOT_HELD"
+    assert (await agent.failure("release_lease", worktree=taken["worktree"]))["code"] == "E_LOCK_NOT_HELD"
     Path(taken["path"], "half").write_text("half")
-    kept = await agent("snapshot", worktree=taken["worktree_id"], note="half of it")
+    kept = await agent("snapshot", worktree=taken["worktree"], note="half of it")
     assert kept["lock_id"] == taken["lock_id"]
 
     Path(taken["path"], "result").write_text("whole")

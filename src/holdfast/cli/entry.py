@@ -93,12 +93,9 @@ SYNONYMS = (
 """Words that other programs use for the same thing."""
 
 RETIRED_COMMANDS = {
-    "holdfast file-lock": "holdfast lock",
-    "holdfast claim": "holdfast ledger claim",
-    **{
-        f"holdfast lock {verb}": f"holdfast lease {verb}"
-        for verb in ("acquire", "renew", "release", "steal", "list")
-    },
+    "file-lock": "lock",
+    "claim": "ledger claim",
+    **{f"lock {verb}": f"lease {verb}" for verb in ("acquire", "renew", "release", "steal", "list")},
 }
 RETIRED_OPTIONS = {
     "--dir": "--repo",
@@ -115,8 +112,8 @@ RETIRED_OPTIONS = {
 def _suggestion(context: click.Context, name: str, known: list[str]) -> str:
     from difflib import get_close_matches
 
-    if current := RETIRED_COMMANDS.get(f"{context.command_path} {name}"):
-        return f" {name!r} is now {current!r}."
+    if current := RETIRED_COMMANDS.get(f"{context.command_path} {name}".removeprefix(f"{NAME} ")):
+        return f" {name!r} is now '{NAME} {current}'."
     similar = get_close_matches(name, known, cutoff=0.7)
     similar = similar or [each for each in known if any({name, each} <= words for words in SYNONYMS)]
     return f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""

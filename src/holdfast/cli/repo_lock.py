@@ -26,9 +26,9 @@ from holdfast.cli.repository import observe_repo_lock
 from holdfast.clock import format_duration, format_instant
 from holdfast.errors import Failure, LockChanged, LockNotHeld, LockTimeout, RepoLocked, SettingInvalid
 from holdfast.locks.identity import Liveness
-from holdfast.locks.repo_lock import HeldRepoLock, RepoLock, RepoLockState
+from holdfast.locks.repo_lock import DEFAULT_STALE_AFTER, HeldRepoLock, RepoLock, RepoLockState
 
-STALE_AFTER = 2 * 3600.0
+STALE_AFTER = "2h"
 LONGEST_STALE_AFTER = 3650 * 86400.0
 CHECK_EVERY = 5.0
 LOST = """\
@@ -63,7 +63,7 @@ def _stale_after(context: click.Context, parameter: click.Parameter, value: str)
 _stale_after_option = click.option(
     "--stale-after",
     metavar="DURATION",
-    default="2h",
+    default=STALE_AFTER,
     show_default=True,
     callback=_stale_after,
     help="The age at which a lock may be taken over, even from a live process.",
@@ -160,7 +160,7 @@ def break_(output: Output, *, repo_id: str, identity: str, data_dir: str | None,
       holdfast repo-lock status my-repo
       holdfast repo-lock break my-repo --identity 9f86d081884c7d65
     """
-    lock = _locks_in(data_dir, STALE_AFTER)
+    lock = _locks_in(data_dir, DEFAULT_STALE_AFTER)
     state = lock.state(repo_id)
     if not dry_run:
         lock.break_lock(repo_id, identity)
