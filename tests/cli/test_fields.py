@@ -173,7 +173,7 @@ def until_done(place: Place, command: str, *more: str) -> Answer:
         answer = place.call(command, *more)
         if answer.returncode == 0:
             return answer
-        assert command == "lock steal", answer
+        assert command == "lease steal", answer
         time.sleep(0.01)
     raise AssertionError("it never succeeds")
 

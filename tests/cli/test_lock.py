@@ -66,8 +66,8 @@ def test_a_lock_is_handed_from_command_to_command_in_the_environment(repo: Path)
     before = json_at(repo / ".jvs/locks/main.json")
     assert holdfast("lease", "renew", "--ttl", "20m", cwd=repo, env=env).returncode == 0
     after = json_at(repo / ".jvs/locks/main.json")
-    assert after["expires_at"] > before["expires_at"]
-    assert after["renewed_at"] > before["renewed_at"]
+    assert after["lease_expires_at"] > before["lease_expires_at"]
+    assert after["last_renewed_at"] > before["last_renewed_at"]
     assert holdfast("lease", "release", cwd=repo, env=env).returncode == 0
     assert not (repo / ".jvs/locks/main.json").exists()
 
