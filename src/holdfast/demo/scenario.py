@@ -216,14 +216,14 @@ class _Scenario:
 def switch_off_fencing() -> None:
     """Plant a fault: in this process, no check of a lease or a claim fails any more."""
 
-    def any_lease(view: Any, now: Any, keys: Any, lock_id: str, token: int) -> Any:
+    def any_lease(view: Any, moment: Any, keys: Any, lock_id: str, token: int) -> Any:
         return view.get(keys.lease)
 
-    def any_claim(issue_id: str, record: Any, now: Any, claim_id: Any) -> Any:
+    def any_claim(issue_id: str, record: Any, moment: Any, shown: Any) -> Any:
         return IssueClaim(
-            claim_id=claim_id.text,
+            claim_id=shown.text,
             assignee="agent:stale",
-            token=claim_id.token,
+            token=shown.token,
             ttl=60.0,
             claimed_at="",
             renewed_at="",
