@@ -83,7 +83,7 @@ def test_leases_worktrees_and_snapshots(shop: Shop) -> None:
 
 def test_a_command_under_the_lease_and_one_that_loses_it(shop: Shop) -> None:
     with Running("run", "--repo", shop.root, "--ttl", "1h", "--", "sleep", "99") as run:
-        wait_until(lambda: shop.ok("lease", "status")["state"] == "locked")
+        wait_until(lambda: shop.ok("lease", "status")["state"] == "leased")
         held = shop.ok("lease", "status")["lease"]
         assert shop.refused("lease", "steal") == "E_LOCK_CONFLICT"
         run.send(15)

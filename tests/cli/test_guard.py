@@ -192,7 +192,7 @@ def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None
     assert holdfast("hook", "before-write", stdin=said, env=alice).returncode == 0
 
     assert holdfast("hook", "session-end", cwd=root, stdin="{}", env=bob).returncode == 0
-    assert data(holdfast("lease", "status", "--worktree", "theirs", "--json", cwd=root))["state"] == "locked"
+    assert data(holdfast("lease", "status", "--worktree", "theirs", "--json", cwd=root))["state"] == "leased"
     assert holdfast("hook", "session-end", cwd=root, stdin="{}", env=alice).returncode == 0
     assert data(holdfast("lease", "status", "--worktree", "theirs", "--json", cwd=root))["state"] == "free"
 
@@ -280,7 +280,7 @@ def test_the_leases_of_others_are_left_alone(root: Path, theirs: Running) -> Non
     hook("session-end", {}, root)
 
     status = data(holdfast("lease", "status", "--worktree", "theirs", "--json", cwd=root))
-    assert status["state"] == "locked"
+    assert status["state"] == "leased"
 
 
 def test_an_agent_whose_lease_is_lost_is_told_to_stop(root: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_lock_outlives_the_process_that_it_was_taken_by_and_is_not_called_dead
     program = f"import subprocess; subprocess.run({[*HOLDFAST, 'lease', 'acquire', '--ttl', '10m']!r})"
     subprocess.run([sys.executable, "-c", program], cwd=repo, env=environment(), check=True)
     told = data(holdfast("lease", "status", "--json", cwd=repo))
-    assert told["state"] == "locked"
+    assert told["state"] == "leased"
     assert told["liveness"] == Liveness.UNKNOWN.value
     assert error(holdfast("lease", "acquire", "--json", cwd=repo))["liveness"] == "unknown"
     assert "belongs to whoever has its id" in holdfast("lease", "status", cwd=repo).stdout
@@ -249,7 +249,7 @@ def test_info_shows_format_worktrees_locks_and_what_to_beware_of(repo: Path) -> 
     assert told["root"] == str(repo)
     assert told["engine"] in {"juicefs-clone", "btrfs-subvolume", "reflink", "linked", "copy"}
     main, shared = told["worktrees"]
-    assert main["lease"]["state"] == "locked"
+    assert main["lease"]["state"] == "leased"
     assert (shared["isolation"], shared["high_risk"]) == ("shared", True)
     assert shared["head_snapshot_id"] == saved.snapshot_id
     assert told["best_effort_snapshots"] == [

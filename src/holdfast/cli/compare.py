@@ -26,7 +26,7 @@ _all_option = click.option(
 )
 
 
-@click.command(short_help="Show the changes since the last snapshot.")
+@click.command()
 @_all_option
 @repo_option
 @worktree_option
@@ -52,7 +52,7 @@ def status(output: Output, *, everything: bool, repo: str | None, worktree: str 
     output.result(record, lines)
 
 
-@click.command(short_help="Show the differences between snapshots, or to a worktree.")
+@click.command()
 @click.argument("old", metavar="[A", required=False)
 @click.argument("new", metavar="[B]]", required=False)
 @click.option("--patch", is_flag=True, help="Show the lines of text files that differ.")
@@ -133,7 +133,7 @@ def _statistics(control: RepositoryContext, found: Comparison) -> tuple[list[obj
     )
 
 
-@click.command(short_help="Verify the content of snapshots.")
+@click.command()
 @click.argument("snapshot", metavar="[ID]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Verify all snapshots of the repository.")
 @repo_option

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from holdfast.repository.doctor import Finding
 
 
-@click.command("doctor", short_help="Examine a repository, and repair it.")
+@click.command()
 @click.option("--strict", is_flag=True, help="Read every file of every snapshot, and test the filesystem.")
 @click.option("--fix", is_flag=True, help="Repair what can be repaired without risk.")
 @repo_option
@@ -40,6 +40,7 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
     from holdfast.repository.doctor import is_wrong
 
     repository = open_repository(repo, to_examine=True)
+    findings: Sequence[Finding]
     record: dict[str, object] = {}
     lines: list[str] = []
     if fix:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.repository.history import History
 
 
-@click.command(short_help="Show the history of a worktree.")
+@click.command()
 @limit_option("Show only the newest N.")
 @click.option(
     "--all", "everything", is_flag=True, help="Show the snapshots of all worktrees, including removed ones."
@@ -110,7 +110,7 @@ def _joining(count: int, left: int, right: int) -> str:
     return line.rstrip() + "/" + "".join(" /" for _ in range(count - right - 1))
 
 
-@click.command(short_help="Show one snapshot.")
+@click.command()
 @click.argument("snapshot", metavar="[ID]", default="head")
 @click.option("--files", is_flag=True, help="List its entries, too.")
 @repo_option
@@ -134,8 +134,7 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
     record = {**snapshot_to_json(found), **marks_to_json(marks)}
     lines = [*snapshot_lines(found, marks)]
     if files:
-        from holdfast.trees import read_manifest
-        from holdfast.trees.manifest import escaped
+        from holdfast.trees.manifest import escaped, read_manifest
 
         entries = list(read_manifest(opened.repository.control.places.tree(found.snapshot_id)))
         record["entries"] = [each.as_record() for each in entries]

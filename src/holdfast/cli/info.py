@@ -11,7 +11,7 @@ from holdfast.cli.worktree import worktree_line
 from holdfast.repository.to_json import worktree_to_json
 
 
-@click.command(short_help="Show an overview of a repository.")
+@click.command()
 @repo_option
 @json_option
 @click.pass_obj

@@ -8,7 +8,7 @@ from holdfast.cli.options import json_option
 from holdfast.cli.output import Output, files_as_text
 
 
-@click.command(short_help="Create a repository.")
+@click.command()
 @click.argument("directory", default=".", type=click.Path(file_okay=False))
 @click.option(
     "--import",

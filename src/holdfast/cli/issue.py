@@ -150,6 +150,7 @@ def init(output: Output, *, repo: str | None, actor: str | None) -> None:
 @click.pass_obj
 def create(
     output: Output,
+    /,
     *,
     title: str | None,
     priority: str | None,

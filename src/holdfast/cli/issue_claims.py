@@ -29,6 +29,7 @@ from holdfast.cli.options import (
     wait_option,
 )
 from holdfast.cli.output import Output
+from holdfast.clock import format_duration
 from holdfast.errors import UsageFailure
 from holdfast.issues.model import ClaimId, State
 from holdfast.issues.reading import (
@@ -164,7 +165,9 @@ def heartbeat(
             raise UsageFailure("no claim was named", hint=f"Name it: --claim, or {CLAIM_VARIABLE}.")
         renewed = tracker.claims.renew(named, ttl)
         record = {"id": found, **issue_claim_to_json(renewed, tracker.transactions.moment())}
-        output.result(record, [f"{found[:SHORT]} is yours until {renewed.expires_at}"])
+        output.result(
+            record, [f"renewed {found[:SHORT]}: it is yours for another {format_duration(renewed.ttl)}"]
+        )
 
 
 @click.command()

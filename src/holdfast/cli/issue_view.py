@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 CLAIM_VARIABLE = "HOLDFAST_CLAIM_ID"
-ACTOR_VARIABLE = ACTOR
 COLUMNS = ("ID", "STATE", "PRIORITY", "ASSIGNEE", "TITLE")
 
 _repo_option = repo_option_for(
@@ -139,7 +138,7 @@ def claimed_lines(claimed: Claimed) -> Iterator[str]:
     if claimed.taken_over_from:
         yield f"  taken over from {claimed.taken_over_from}, whose claim expired"
     yield f"  token    {claim.token}"
-    yield f"  expires  {claim.expires_at}, unless you renew it ('holdfast issue heartbeat')"
+    yield f"  expires  in {format_duration(claim.ttl)}, unless you renew it ('holdfast issue heartbeat')"
     yield f"  export {CLAIM_VARIABLE}={claim.claim_id}"
     yield "When you are done: 'holdfast issue finish'. To give it back: 'holdfast issue release'."
 

@@ -10,7 +10,7 @@ from holdfast.cli.options import STORE_VARIABLE, dry_run_option, json_option, st
 from holdfast.cli.output import Output
 
 
-@click.command(short_help="Move the records of a repository to another store.")
+@click.command()
 @click.argument("directory", type=click.Path(file_okay=False), default=".")
 @click.option("--to", "target", required=True, metavar="ADDRESS", help="The store to move to.")
 @click.option(

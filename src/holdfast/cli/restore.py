@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.repository.records import Descriptor
 
 
-@click.command(short_help="Restore a snapshot into a new worktree, or in place.")
+@click.command()
 @click.argument("snapshot", metavar="ID")
 @click.argument("name", required=False)
 @click.option("--inplace", is_flag=True, help="Replace the content of the worktree.")
@@ -172,7 +172,7 @@ def _show_plan(output: Output, opened: OpenedRepository, found: Descriptor, how:
     output.result(restore_plan_to_json(opened.worktree, how, plan), lines)
 
 
-@click.command(short_help="Write the content of a snapshot into a new directory.")
+@click.command()
 @click.argument("snapshot", metavar="ID")
 @click.argument("directory", metavar="DIR")
 @click.option("--path", metavar="PATH", help="Only this file or directory, which becomes DIR.")

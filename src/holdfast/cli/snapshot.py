@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from holdfast.cli.repository import OpenedRepository
     from holdfast.repository.history import HistoryEntry, Marks
     from holdfast.repository.records import Descriptor
-    from holdfast.trees import Change, Engine
+    from holdfast.trees.engines import Engine
+    from holdfast.trees.verify import Change
 
 
 ENGINE = "JVS_SNAPSHOT_ENGINE"
@@ -34,7 +35,7 @@ LEVELS = ("quiesced", "best_effort")
 WARNING = "warning: best effort, its files may be from different moments"
 
 
-@click.command(short_help="Take a snapshot of a worktree.")
+@click.command()
 @click.option("-m", "--note", "--message", metavar="TEXT", default="", help="A note, for people.")
 @click.option(
     "--consistency",
@@ -106,7 +107,7 @@ def snapshot(
 def engine_named(flag: str | None) -> Engine | None:
     """The engine that the option or else the environment names."""
     from holdfast.errors import SettingInvalid
-    from holdfast.trees import Engine
+    from holdfast.trees.engines import Engine
 
     text = flag or os.environ.get(ENGINE)
     if text and text not in ENGINES:

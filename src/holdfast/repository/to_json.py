@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.repository.repository import RestorePlan
     from holdfast.repository.restore import InPlace, Restored
     from holdfast.repository.worktrees import WorktreeState
-    from holdfast.trees import Change
+    from holdfast.trees.verify import Change
 
 
 _NAMES = {
@@ -49,13 +49,14 @@ def lease_to_json(lease: Lease) -> dict[str, object]:
 
 
 def lease_state_to_json(config: WorktreeConfig, state: LeaseState | None) -> dict[str, object]:
-    """The lease of a worktree and its waiters. `state` is `free`, `locked`, `expired` or `shared`."""
+    """The lease of a worktree and its waiters. `state` is `free`, `leased`, `expired` or `shared`."""
     shared = config.isolation is Isolation.SHARED
+    word = "shared" if shared else "free" if state is None else "expired" if state.expired else "leased"
     record: dict[str, object] = {
         "worktree": config.worktree_id,
         "isolation": config.isolation.value,
         "high_risk": shared,
-        "state": "shared" if shared else "free" if state is None else lease_state_word(state),
+        "state": word,
     }
     if state is not None:
         record |= {
@@ -69,10 +70,6 @@ def lease_state_to_json(config: WorktreeConfig, state: LeaseState | None) -> dic
             ],
         }
     return record
-
-
-def lease_state_word(state: LeaseState) -> str:
-    return "expired" if state.expired else "locked"
 
 
 def worktree_to_json(state: WorktreeState) -> dict[str, object]:
