@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The programs that can be set up, and what each of their files gets."""
-=======
 """What `holdfast setup` writes into which file of which program."""
->>>>>>> h8
 
 from __future__ import annotations
 
@@ -19,23 +15,6 @@ AGENTS = """
 
 Several agents and people work in this repository at the same time. Holdfast keeps them apart.
 
-<<<<<<< HEAD
-- Before you start, see who holds what: `holdfast who`.
-- Acquire the lease of a worktree before you write to it:
-  `holdfast lease acquire --worktree NAME --ttl 15m --purpose "what for" --field lock_id` prints its id. Pass
-  the id to later commands: `export HOLDFAST_LOCK_ID=ID`, or `--lock-id ID` with each of them if your shell
-  forgets variables. `holdfast lease renew` before it expires; `holdfast lease release` when you are done.
-  Or do it all with one command: `holdfast run --worktree NAME --snapshot -- COMMAND`.
-- For a directory of your own: `holdfast worktree create NAME --from head` (without `--from` it is empty),
-  then `cd "$(holdfast worktree path NAME)"`.
-- Take a snapshot of your work: `holdfast snapshot -m "what changed"`. Nobody can overwrite a snapshot.
-- Take work from the queue instead of choosing it: `holdfast issue claim-next` prints the id of your claim.
-  Pass it on (`--claim`, or `HOLDFAST_CLAIM_ID`) when you are done: `holdfast issue finish ID`; or give the
-  work back: `holdfast issue release ID`.
-- `E_LOCK_CONFLICT` names the holder: wait (`--wait 5m`), or take other work. Do not delete lock files.
-- `E_FENCING_MISMATCH` or `E_LOCK_EXPIRED` means that your lease was taken over: stop writing, acquire it
-  again, look at what changed, then go on.
-=======
 - See who holds what before you start: `holdfast who`.
 - Acquire the lease of a worktree before you write to it:
   `holdfast lease acquire --worktree NAME --ttl 15m --purpose "what for" --field lock_id` prints its id. Name
@@ -51,7 +30,6 @@ Several agents and people work in this repository at the same time. Holdfast kee
 - `E_LOCK_CONFLICT` names the holder: wait (`--wait 5m`) or take other work. Do not delete lock files.
 - `E_FENCING_MISMATCH` or `E_LOCK_EXPIRED` means that your lease was taken over: stop writing, acquire it
   again, check what changed, then continue.
->>>>>>> h8
 - Every command takes `--json`; every failure has a code and a hint.
 """
 
