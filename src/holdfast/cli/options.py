@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their values are read."""
+"""The options that commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -119,28 +119,25 @@ DATA_VARIABLES = ("HOLDFAST_DATA_DIR", "AGENCY_DATA_DIR")
 
 
 def data_directory(flag: str | None, environment: Mapping[str, str]) -> Path:
-    """The directory that holds the locks of repositories."""
-    chosen = [flag, *(environment.get(name) for name in DATA_VARIABLES)]
-    for each in chosen:
-        if each:
-            return Path(each)
-    return _platform_data(environment) / "holdfast"
+    """The directory of the repo locks."""
+    chosen = flag or next(filter(None, map(environment.get, DATA_VARIABLES)), None)
+    return Path(chosen) if chosen else _platform_data(environment) / "holdfast"
 
 
 def store_address(environment: Mapping[str, str]) -> str | None:
-    """Where the ledger and the issues are kept, if the environment says so: before what was settled."""
+    """The store of ledger and issues that the environment names; it wins over the recorded one."""
     return environment.get(STORE_VARIABLE) or None
 
 
 def _platform_data(environment: Mapping[str, str]) -> Path:
     xdg = environment.get("XDG_DATA_HOME", "")
-    if os.path.isabs(xdg):  # its standard: a relative one is to be ignored
+    if os.path.isabs(xdg):  # the standard: ignore a relative path
         return Path(xdg)
     home = Path(os.path.expanduser("~"))
     if not home.is_absolute():
         raise UsageFailure(
-            "there is no home directory to keep data in",
-            hint="Name a place: --data-dir, or HOLDFAST_DATA_DIR.",
+            "there is no home directory for the data directory",
+            hint="Name a directory: --data-dir, or HOLDFAST_DATA_DIR.",
         )
     if sys.platform == "win32":
         return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local")
@@ -150,18 +147,15 @@ def _platform_data(environment: Mapping[str, str]) -> Path:
 
 
 def temporary_directory(environment: Mapping[str, str]) -> Path:
-    """The directory for what need not last."""
-    for name in ("TMPDIR", "TEMP", "TMP"):
-        if environment.get(name):
-            return Path(environment[name])
-    return Path("C:\\Temp" if sys.platform == "win32" else "/tmp")
+    chosen = next(filter(None, map(environment.get, ("TMPDIR", "TEMP", "TMP"))), None)
+    return Path(chosen or ("C:\\Temp" if sys.platform == "win32" else "/tmp"))
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
 
 
 def parse_size(text: str, *, setting: str = "size") -> int:
-    """Read `4096`, `500M`, `1.5GiB`: bytes, or so many times 1024 of them."""
+    """Read `4096`, `500M`, `1.5GiB` as bytes; the units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise SettingInvalid(setting, text, "a size such as 4096, 500M, 10G")
@@ -172,7 +166,6 @@ ISSUE_FIELDS = (
     *("id", "short_id", "title", "state", "priority", "assignee", "labels", "dependencies"),
     *("gates_required", "created_at", "updated_at"),
 )
-"""What lists show of an issue."""
 SNAPSHOT_FIELDS = (
     *("snapshot_id", "parent_id", "worktree", "note", "tag", "created_at", "consistency_level", "engine"),
     *("payload_hash", "files", "bytes", "holder_id", "lock_id", "token", "restored_from"),
@@ -182,7 +175,7 @@ WORKTREE_FIELDS = (
     *("path", "worktree", "is_there", "isolation", "high_risk", "label", "created_at"),
     *("base_snapshot_id", "head_snapshot_id", "lease", "operation"),
 )
-_SHOWN = 5
+_LISTED = 5
 
 
 def field_option(*names: str) -> Callable[[Command], Command]:
@@ -193,7 +186,7 @@ def field_option(*names: str) -> Callable[[Command], Command]:
             raise _unknown(value, names)
         return value
 
-    some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    some = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
     return click.option(
         "--field",
         metavar="NAME",
@@ -220,7 +213,7 @@ def print_record(
 
 
 def show_field(output: Output, records: Sequence[Mapping[str, Any]], field: str) -> None:
-    """One field of each record: a value per line, or a list for programs."""
+    """Print one field of each record: a value per line, or a list for programs."""
     values = [_field(record, field) for record in records]
     if output.as_json:
         output.result({"field": field, "values": values})
