@@ -23,7 +23,7 @@ MILLI = 1e3
 FLOOR = "python -c pass"
 CHILD = "true"
 IMPORT = "import holdfast"
-RUN = "file-lock run"
+RUN = "lock run"
 GUARD, GUARD_REFUSING = "guard (allowed)", "guard (refused)"
 
 
@@ -31,7 +31,7 @@ LIMITS = {
     IMPORT: 2.0,
     "--version": 5.0,
     "--help": 6.0,
-    "file-lock status": 6.0,
+    "lock status": 6.0,
     RUN: 6.0,
     "repo-lock status": 6.0,
     GUARD: 4.0,
@@ -46,8 +46,8 @@ def arguments(directory: Path) -> dict[str, list[str]]:
     return {
         "--version": ["--version"],
         "--help": ["--help"],
-        "file-lock status": ["file-lock", "status", lock],
-        RUN: ["file-lock", "run", lock, "--", CHILD],
+        "lock status": ["lock", "status", lock],
+        RUN: ["lock", "run", lock, "--", CHILD],
         "repo-lock status": ["repo-lock", "status", "bench", "--data-dir", data],
         GUARD: ["guard", str(directory / REPOSITORY / "worktrees/free/file")],
         GUARD_REFUSING: ["guard", str(directory / REPOSITORY / "main/file")],

@@ -56,8 +56,8 @@ def shop(tmp_path: Path, store_url: str) -> Shop:
 
 @pytest.mark.sampled(1)
 def test_leases_worktrees_and_snapshots(shop: Shop) -> None:
-    lease = shop.ok("lock", "acquire", "--ttl", "1h", "--holder-pid", "1")
-    assert shop.refused("lock", "acquire") == "E_LOCK_CONFLICT"
+    lease = shop.ok("lease", "acquire", "--ttl", "1h", "--holder-pid", "1")
+    assert shop.refused("lease", "acquire") == "E_LOCK_CONFLICT"
     (shop.root / "main/a.txt").write_text("one")
     own = {"HOLDFAST_LOCK_ID": lease["lock_id"]}
     first = shop.ok("snapshot", "-m", "first", env=own)["snapshot_id"]
@@ -66,10 +66,10 @@ def test_leases_worktrees_and_snapshots(shop: Shop) -> None:
         shop.refused("snapshot", "--lock-id", "00000000-0000-0000-0000-000000000000") == "E_FENCING_MISMATCH"
     )
     shop.ok("snapshot", "-m", "second", "--tag", "good", env=own)
-    shop.ok("lock", "release", env=own)
-    again = shop.ok("lock", "acquire", "--ttl", "1h")
-    assert again["fencing_token"] > lease["fencing_token"]
-    shop.ok("lock", "release", "--lock-id", again["lock_id"])
+    shop.ok("lease", "release", env=own)
+    again = shop.ok("lease", "acquire", "--ttl", "1h")
+    assert again["token"] > lease["token"]
+    shop.ok("lease", "release", "--lock-id", again["lock_id"])
 
     assert [each["note"] for each in shop.ok("history")["snapshots"]] == ["second", "first"]
     shop.ok("worktree", "create", "copy", "--from", first[:6])
@@ -85,13 +85,13 @@ def test_leases_worktrees_and_snapshots(shop: Shop) -> None:
 @pytest.mark.sampled(1)
 def test_a_command_under_the_lease_and_one_that_loses_it(shop: Shop) -> None:
     with Running("run", "--repo", shop.root, "--ttl", "1h", "--", "sleep", "99") as run:
-        wait_until(lambda: shop.ok("lock", "status")["state"] == "locked")
-        held = shop.ok("lock", "status")["lease"]
-        assert shop.refused("lock", "steal") == "E_LOCK_CONFLICT"
+        wait_until(lambda: shop.ok("lease", "status")["state"] == "leased")
+        held = shop.ok("lease", "status")["lease"]
+        assert shop.refused("lease", "steal") == "E_LOCK_CONFLICT"
         run.send(15)
         run.finish()
-    assert shop.ok("lock", "status")["state"] == "free"
-    assert shop.refused("lock", "renew", "--lock-id", held["lock_id"]) == "E_LOCK_NOT_HELD"
+    assert shop.ok("lease", "status")["state"] == "free"
+    assert shop.refused("lease", "renew", "--lock-id", held["lock_id"]) == "E_LOCK_NOT_HELD"
 
 
 @pytest.mark.sampled(1)
@@ -99,11 +99,11 @@ def test_the_ledger_and_its_claims(shop: Shop) -> None:
     shop.ok("ledger", "init")
     assert shop.ok("ledger", "append", '{"type":"note"}')["sequence"] == 1
     assert shop.refused("ledger", "append", '{"type":"note"}', "--if-sequence", "0") == "E_SEQUENCE_MISMATCH"
-    claim = shop.ok("claim", "take", "1.2", "--owner", "alice")
-    assert shop("claim", "take", "1.2", "--owner", "bob").returncode == 4
-    assert claim["owner"] == "alice"
-    shop.ok("claim", "release", "1.2", "--owner", "alice")
-    shop.ok("claim", "take", "1.2", "--owner", "bob")
+    claim = shop.ok("ledger", "claim", "1.2", "--actor", "alice")
+    assert shop("ledger", "claim", "1.2", "--actor", "bob").returncode == 4
+    assert claim["actor"] == "alice"
+    shop.ok("ledger", "release", "1.2", "--actor", "alice")
+    shop.ok("ledger", "claim", "1.2", "--actor", "bob")
     assert shop("ledger", "verify").returncode == 0
 
 

@@ -222,7 +222,7 @@ class NodeLocked(LockConflict):
     """Another agent holds the claim on this node, or is ahead in its queue."""
 
     code = "E_NODE_LOCKED"
-    hint = "Work on another node, or wait for this one: 'holdfast claim take NODE --owner YOU --wait 5m'."
+    hint = "Work on another node, or wait for this one: 'holdfast ledger claim NODE --actor YOU --wait 5m'."
 
 
 class IssueClaimed(LockConflict):

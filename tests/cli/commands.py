@@ -147,7 +147,7 @@ class FileLockHeld(Running):
     """Somebody who holds a file lock until the end of the block."""
 
     def __init__(self, path: Path, *options: str) -> None:
-        super().__init__("file-lock", "run", path, *options, "--", *UNTIL_STDIN_ENDS)
+        super().__init__("lock", "run", path, *options, "--", *UNTIL_STDIN_ENDS)
         assert self.hear() == "running"
 
 

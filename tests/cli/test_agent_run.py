@@ -62,7 +62,7 @@ def test_work_that_succeeds_is_kept_recorded_and_done(shop: Path) -> None:
     told = outcome(result)
     assert (told["issue_id"], told["state"], told["succeeded"]) == (issue, "done", True)
     assert state_of(shop, issue) == "done"
-    written = shop / "worktrees" / told["worktree_id"] / "result"
+    written = shop / "worktrees" / told["worktree"] / "result"
     assert written.read_text() == issue
     assert files_kept(shop / ".jvs/snapshots" / told["snapshot_id"])["result"] == issue
     event = ledger_of(shop)[-1]
@@ -94,7 +94,7 @@ def test_work_that_fails_goes_back_and_what_it_wrote_is_kept(shop: Path) -> None
     assert files_kept(shop / ".jvs/snapshots" / told["snapshot_id"])["half"] == "half"
     assert ledger_of(shop)[-1]["type"] == "work_failed"
     again = holdfast("agent", "run", "--next", "--json", "--", *WRITE, cwd=shop)
-    assert outcome(again)["worktree_id"] == told["worktree_id"]
+    assert outcome(again)["worktree"] == told["worktree"]
     assert state_of(shop, issue) == "done"
 
 
@@ -144,9 +144,9 @@ def test_when_the_program_is_killed_the_work_comes_back_and_nothing_is_lost(shop
 def test_who_is_ended_while_it_waits_for_the_worktree_puts_the_work_back(shop: Path) -> None:
     issue = create(shop, "Interrupted")
     assert holdfast("worktree", "create", "other", cwd=shop).returncode == 0
-    assert holdfast("lock", "acquire", "--worktree", "other", "--ttl", "10m", cwd=shop).returncode == 0
+    assert holdfast("lease", "acquire", "--worktree", "other", "--ttl", "10m", cwd=shop).returncode == 0
     store, line = Repository(shop).context.store, LeaseKeys.of("other").line
-    arguments = ["--next", "--repo", str(shop), "--worktree", "other", "--wait", "none", "--ttl", "10m"]
+    arguments = ["--next", "--repo", str(shop), "--worktree", "other", "--wait", "forever", "--ttl", "10m"]
     with Running("agent", "run", *arguments, "--", *WRITE) as waiting:
         wait_until(lambda: store.read(line))
         waiting.send(signal.SIGTERM)
@@ -204,9 +204,7 @@ def test_an_agent_may_say_itself_that_its_work_is_done(shop: Path) -> None:
 
     assert (told["state"], told["succeeded"], told["issue_id"]) == ("done", True, issue)
     assert [each["type"] for each in ledger_of(shop)] == ["work_done"]
-    assert (
-        data(holdfast("show", told["snapshot_id"], "--json", cwd=shop))["worktree_id"] == told["worktree_id"]
-    )
+    assert data(holdfast("show", told["snapshot_id"], "--json", cwd=shop))["worktree"] == told["worktree"]
 
 
 def test_work_that_the_agent_itself_gives_back_is_not_done_although_it_succeeds(shop: Path) -> None:
@@ -230,7 +228,7 @@ def test_a_command_that_goes_on_after_its_work_was_said_to_be_done_is_left_alone
     )
 
     assert (told["state"], told["succeeded"]) == ("done", True)
-    assert (shop / "worktrees" / told["worktree_id"] / "result").read_text() == "late\n"
+    assert (shop / "worktrees" / told["worktree"] / "result").read_text() == "late\n"
 
 
 def test_a_person_is_told_which_work_was_taken_and_what_became_of_it(shop: Path) -> None:
@@ -243,14 +241,14 @@ def test_a_person_is_told_which_work_was_taken_and_what_became_of_it(shop: Path)
     name = f"holdfast: {issue[:8]} (Write the result)"
     place = shop / "worktrees" / f"issue-{issue[:8]}"
     assert failed.stderr.splitlines() == [f"{name} in {place}", f"{name} is back in the queue"]
-    assert done.stderr.splitlines()[1].startswith(f"{name} is done; what was written is the snapshot ")
+    assert done.stderr.splitlines()[1].startswith(f"{name} is done; saved as the snapshot ")
 
 
 def test_agents_with_patience_work_until_everything_is_done(shop: Path) -> None:
     first = create(shop, "first")
     create(shop, "second", "--depends-on", first)
     create(shop, "third", "--depends-on", first)
-    work = "agent run --next --patience none -- sh -c 'sleep 0.2; echo x > $HOLDFAST_ISSUE_ID'"
+    work = "agent run --next --wait forever -- sh -c 'sleep 0.2; echo x > $HOLDFAST_ISSUE_ID'"
     loop = f"while {shlex.join(HOLDFAST)} {work}; do echo one; done 2>> log"
 
     running = [
@@ -261,8 +259,8 @@ def test_agents_with_patience_work_until_everything_is_done(shop: Path) -> None:
     assert sum(map(len, told)) == 3
     assert [each["type"] for each in ledger_of(shop)] == ["work_done"] * 3
     assert "no issue is ready" in (shop / "log").read_text()
-    refused = holdfast("agent", "run", "--issue", first, "--patience", "1s", "--", "true", cwd=shop)
-    assert refused.returncode == 2
+    refused = holdfast("agent", "run", "--next", "--patience", "1s", "--", "true", cwd=shop)
+    assert (refused.returncode, "it is now --wait" in refused.stderr) == (2, True)
 
 
 def test_work_that_waits_for_a_gate_is_free_for_the_next_one_if_the_gate_fails(shop: Path) -> None:
@@ -347,7 +345,7 @@ open("result", "w").write("done")
         told = removing(shop, *python(program))
         assert (told["state"], told["worktree_removed"]) == ("done", False)
         assert (tmp_path / "pid").read_text() in told["worktree_kept"]
-        assert (shop / "worktrees" / told["worktree_id"] / "result").read_text() == "done"
+        assert (shop / "worktrees" / told["worktree"] / "result").read_text() == "done"
         assert pinned(shop) == []
     finally:
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

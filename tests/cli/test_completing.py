@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     told("ref", "create", "release-1", snapshot)
     told("worktree", "create", "experiment")
     issue = told("issue", "create", "Write the parser", "--field", "id")
-    lock_id = told("lock", "acquire", "--ttl", "1h", "--worktree", "experiment", "--field", "lock_id")
+    lock_id = told("lease", "acquire", "--ttl", "1h", "--worktree", "experiment", "--field", "lock_id")
     held = holdfast("repo-lock", "run", "project", "--data-dir", root / "data", "--", "true")
     assert held.returncode == 0
     return Place(root, snapshot, issue, lock_id)
@@ -78,7 +78,7 @@ def names(line: str, cwd: Path, **env: str) -> list[str]:
 def test_the_names_of_what_is_there_are_offered(place: Place) -> None:
     here = place.root / "main"
 
-    assert names("holdfast lock status --worktree ", here) == ["experiment", "main"]
+    assert names("holdfast lease status --worktree ", here) == ["experiment", "main"]
     assert names("holdfast worktree show e", here) == ["experiment"]
     assert names("holdfast worktree rename experiment ", here) == []
     assert names("holdfast show ", here) == ["head", "release-1", place.snapshot]
@@ -89,14 +89,14 @@ def test_the_names_of_what_is_there_are_offered(place: Place) -> None:
     assert names("holdfast dep add x ", here) == [place.issue]
     assert names(f"holdfast issue claim {place.issue[:3]}", here) == [place.issue]
     assert names("holdfast gate require x ", here) == ["review"]
-    assert names("holdfast lock release --lock-id ", here) == [place.lock_id]
+    assert names("holdfast lease release --lock-id ", here) == [place.lock_id]
 
 
 def test_the_repository_is_the_one_that_the_command_is_about(place: Place, tmp_path: Path) -> None:
     line = "holdfast worktree show "
 
     assert names(line, tmp_path) == []
-    assert names(f"holdfast lock status --repo {place.root} --worktree ", tmp_path) == ["experiment", "main"]
+    assert names(f"holdfast lease status --repo {place.root} --worktree ", tmp_path) == ["experiment", "main"]
     assert names(line, tmp_path, HOLDFAST_REPO=str(place.root)) == ["experiment", "main"]
     assert names("holdfast repo-lock status ", tmp_path, HOLDFAST_DATA_DIR=str(place.root / "data")) == [
         "project"
@@ -124,7 +124,7 @@ def test_whatever_is_wrong_nothing_is_offered_and_nothing_is_said(place: Place, 
     (broken / ".jit/issues/4f1c.json").write_text('{"title": 3}')
     (broken / ".jit/gates.json").write_text('{"gates": []}')
 
-    assert names("holdfast lock release --lock-id ", broken) == []
+    assert names("holdfast lease release --lock-id ", broken) == []
     assert names("holdfast ref delete ", broken) == []
     assert names("holdfast issue show ", broken) == ["4f1c"]
     assert names("holdfast gate require x ", broken) == []
@@ -154,8 +154,8 @@ def test_completion_loads_nothing_that_takes_long(place: Place) -> None:
 NAMING = {"ID", "[ID]", "ISSUE", "SNAPSHOT", "NAME", "KEY", "KEY...", "[KEY]...", "PIN", "REPO_ID"}
 FOR_ANYTHING = {
     ("snapshot", "tag"),
-    ("claim release", "claim_id"),
-    ("claim extend", "claim_id"),
+    ("ledger release", "claim_id"),
+    ("ledger extend", "claim_id"),
     ("gc run", "plan_id"),
     ("gate define", "key"),
 }

@@ -20,7 +20,7 @@ if sys.platform == "win32":
 def root(tmp_path: Path) -> Path:
     directory = tmp_path / "root"
     assert holdfast("init", directory).returncode == 0
-    assert holdfast("ledger", "init", "--dir", directory).returncode == 0
+    assert holdfast("ledger", "init", "--repo", directory).returncode == 0
     return directory
 
 
@@ -73,15 +73,15 @@ def test_a_lease_held_by_run_and_a_claim_held_by_a_script(root: Path) -> None:
     """What runs under `holdfast run` waits for a claim; the claim's owner waits for the lease."""
     inner = root / "inner.sh"
     command = " ".join(f"'{each}'" for each in HOLDFAST)
-    inner.write_text(f"{command} claim take 2 --owner a --wait 60s --json\n")
+    inner.write_text(f"{command} ledger claim 2 --actor a --wait 60s --json\n")
     agents = [
         Agent(
             root,
             "second",
-            "holdfast claim take 2 --owner b --ttl 1h --json",
+            "holdfast ledger claim 2 --actor b --ttl 1h --json",
             "read go",
-            "holdfast lock acquire --wait 60s --ttl 1h --json",
-            "holdfast claim release 2 --owner b --json",
+            "holdfast lease acquire --wait 60s --ttl 1h --json",
+            "holdfast ledger release 2 --actor b --json",
         )
     ]
     try:
@@ -104,24 +104,24 @@ def test_a_lease_held_by_run_and_a_claim_held_by_a_script(root: Path) -> None:
     assert [each["waits_for"] for each in told] == ["the lease on main", "the claim on 2"]
     assert [each["kind"] for each in told] == ["lease", "claim"]
     assert released["ok"]
-    assert served["data"]["owner"] == "a"
+    assert served["data"]["actor"] == "a"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
 def test_a_lease_held_by_a_script_and_a_file_lock_held_by_file_lock_run(root: Path) -> None:
-    """What runs under `holdfast file-lock run` waits for the lease; who has that waits for the file."""
+    """What runs under `holdfast lock run` waits for the lease; who has that waits for the file."""
     inner = script(root, "inner.sh", "lock acquire --wait 60s --ttl 1h --json")
     first = Agent(
         root,
         "first",
-        "export HOLDFAST_LOCK_ID=$(holdfast lock acquire --ttl 1h --field lock_id)",
+        "export HOLDFAST_LOCK_ID=$(holdfast lease acquire --ttl 1h --field lock_id)",
         "read go",
-        "holdfast file-lock run build.lock --timeout 60s --json -- true 2>&1",
-        "holdfast lock release --json",
+        "holdfast lock run build.lock --wait 60s --json -- true 2>&1",
+        "holdfast lease release --json",
     )
     with first:
         wait_until(lambda: "lease main" in waiting(root))
-        with Agent(root, "second", f"holdfast file-lock run build.lock -- sh {inner}") as second:
+        with Agent(root, "second", f"holdfast lock run build.lock -- sh {inner}") as second:
             wait_until(lambda: waiting(root)["lease main"])
             first.go_on()
             refused, released = first.said()
@@ -137,11 +137,11 @@ def test_a_lease_held_by_a_script_and_a_file_lock_held_by_file_lock_run(root: Pa
 
 def test_a_claim_of_a_script_and_a_repo_lock_held_by_repo_lock_run(root: Path) -> None:
     """The other way round: the one who waits for the lock is older, and is served."""
-    inner = script(root, "inner.sh", "claim take 2 --owner b --wait 60s --json")
+    inner = script(root, "inner.sh", "ledger claim 2 --actor b --wait 60s --json")
     lines = (
-        "holdfast claim take 2 --owner a --ttl 1h --json",
+        "holdfast ledger claim 2 --actor a --ttl 1h --json",
         "holdfast repo-lock run project --data-dir data --wait 60s --json -- true 2>&1",
-        "holdfast claim release 2 --owner a --json",
+        "holdfast ledger release 2 --actor a --json",
     )
     command = "holdfast repo-lock run project --data-dir data -- sh -c"
     with Agent(root, "second", f"{command} 'read go; sh {inner}'") as second:
@@ -168,17 +168,15 @@ def repo_locks(root: Path) -> list[Any]:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
 def test_two_file_locks_where_there_is_no_repository_at_all(tmp_path: Path) -> None:
     inner = "'read go; sh {}'"
-    one = script(tmp_path, "one.sh", "file-lock run b.lock --timeout 60s --json -- true 2>&1")
-    two = script(
-        tmp_path, "two.sh", "file-lock run a.lock --timeout 60s --json --conflict-status 9 -- true 2>&1"
-    )
+    one = script(tmp_path, "one.sh", "lock run b.lock --wait 60s --json -- true 2>&1")
+    two = script(tmp_path, "two.sh", "lock run a.lock --wait 60s --json --conflict-status 9 -- true 2>&1")
     with (
-        Agent(tmp_path, "first", f"holdfast file-lock run a.lock -- sh -c {inner.format(one)}") as first,
-        Agent(tmp_path, "second", f"holdfast file-lock run b.lock -- sh -c {inner.format(two)}") as second,
+        Agent(tmp_path, "first", f"holdfast lock run a.lock -- sh -c {inner.format(one)}") as first,
+        Agent(tmp_path, "second", f"holdfast lock run b.lock -- sh -c {inner.format(two)}") as second,
     ):
         wait_until(lambda: is_locked(tmp_path / "a.lock") and is_locked(tmp_path / "b.lock"))
         first.go_on()
-        wait_until(lambda: data(holdfast("file-lock", "status", "--json", tmp_path / "b.lock"))["waiting"])
+        wait_until(lambda: data(holdfast("lock", "status", "--json", tmp_path / "b.lock"))["waiting"])
         second.go_on()
         [refused], [served] = second.said(), first.said()
         assert second.process.returncode == 9
@@ -188,4 +186,4 @@ def test_two_file_locks_where_there_is_no_repository_at_all(tmp_path: Path) -> N
 
 
 def is_locked(path: Path) -> bool:
-    return bool(data(holdfast("file-lock", "status", "--json", path))["holders"])
+    return bool(data(holdfast("lock", "status", "--json", path))["holders"])

@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 import click
 import pytest
 
-from holdfast.cli import options
 from holdfast.cli.entry import root as holdfast_command
 from holdfast.cli.entry import run
+from holdfast.cli.lease import LEASE_FIELDS
+from holdfast.cli.ledger_claims import CLAIM_FIELDS
+from holdfast.cli.options import ISSUE_FIELDS, SNAPSHOT_FIELDS, WORKTREE_FIELDS
 
 COMMANDS: dict[str, list[str]] = {
-    "lock acquire": ["--ttl", "1h"],
-    "lock steal": [],
+    "lease acquire": ["--ttl", "1h"],
+    "lease steal": [],
     "snapshot": ["-m", "a note"],
     "worktree create": ["{new}"],
     "issue create": ["Another", "--depends-on", "{issue}"],
@@ -32,7 +34,7 @@ COMMANDS: dict[str, list[str]] = {
     "issue claim-next": [],
     "ready": [],
     "blocked": [],
-    "claim take": ["{node}", "--owner", "me"],
+    "ledger claim": ["{node}", "--actor", "me"],
     "ledger append": ['{"type":"note"}'],
 }
 """How each is called. A command that gets the option has to be added here."""
@@ -96,14 +98,14 @@ class Place:
 
     def make_ready(self, command: str) -> None:
         """Undo what the last call has done, as far as it is in the way of the next."""
-        lease = self.data("lock", "status").get("lease")
+        lease = self.data("lease", "status").get("lease")
         if lease is not None:
-            call("lock", "release", "--lock-id", lease["lock_id"])
+            call("lease", "release", "--lock-id", lease["lock_id"])
         claim = self.data("issue", "show", self.issue)["claim"]
         if claim is not None:
             call("issue", "release", self.issue, "--claim", claim["claim_id"])
-        if command == "lock steal":
-            call("lock", "acquire", "--ttl", "100ms")
+        if command == "lease steal":
+            call("lease", "acquire", "--ttl", "100ms")
 
     def state(self) -> dict[str, bytes]:
         """Everything that is kept, but for what is there only for speed."""
@@ -171,7 +173,7 @@ def until_done(place: Place, command: str, *more: str) -> Answer:
         answer = place.call(command, *more)
         if answer.returncode == 0:
             return answer
-        assert command == "lock steal", answer
+        assert command == "lease steal", answer
         time.sleep(0.01)
     raise AssertionError("it never succeeds")
 
@@ -190,8 +192,8 @@ def test_values_are_texts_as_they_are_and_all_else_json(place: Place) -> None:
 
 
 def test_help_names_a_few_of_the_fields(place: Place) -> None:
-    for names in (options.ISSUE, options.LEASE, options.CLAIM, options.SNAPSHOT, options.WORKTREE):
+    for names in (ISSUE_FIELDS, LEASE_FIELDS, CLAIM_FIELDS, SNAPSHOT_FIELDS, WORKTREE_FIELDS):
         assert len(set(names)) == len(names)
-    shown = call("lock", "acquire", "--help").stdout
+    shown = call("lease", "acquire", "--help").stdout
     assert "lock_id" in shown
     assert "boot_expires_at" not in shown

@@ -1,4 +1,4 @@
-"""`holdfast file-lock run`: the command runs under the lock, or it does not run."""
+"""`holdfast lock run`: the command runs under the lock, or it does not run."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def lock(scratch: Path) -> Path:
 
 @pytest.mark.parametrize("status", [0, 4, 255])
 def test_it_ends_with_the_status_of_the_command(lock: Path, status: int) -> None:
-    result = holdfast("file-lock", "run", lock, "--", *python(f"raise SystemExit({status})"))
+    result = holdfast("lock", "run", lock, "--", *python(f"raise SystemExit({status})"))
 
     assert (result.returncode, result.stdout, result.stderr) == (status, "", "")
 
 
 def test_the_command_has_our_standard_input_and_output(lock: Path) -> None:
     program = python("import sys; print(sys.stdin.read().upper()); print('aside', file=sys.stderr)")
-    result = holdfast("file-lock", "run", lock, "--", *program, stdin="hello")
+    result = holdfast("lock", "run", lock, "--", *program, stdin="hello")
 
     assert (result.stdout, result.stderr) == ("HELLO\n", "aside\n")
 
 
 def test_everything_after_the_dashes_belongs_to_the_command(lock: Path) -> None:
     program = python("import sys; print(sys.argv[1:])")
-    result = holdfast("file-lock", "run", lock, "--", *program, "--json", "--", "-x", "--help")
+    result = holdfast("lock", "run", lock, "--", *program, "--json", "--", "-x", "--help")
 
     assert result.stdout == "['--json', '--', '-x', '--help']\n"
 
@@ -64,7 +64,7 @@ def test_the_command_does_not_inherit_the_lock_but_what_was_opened_for_it(lock: 
     )
     given = os.open(scratch / "given", os.O_CREAT | os.O_RDWR)
     try:
-        with Running("file-lock", "run", lock, "--", *program, pass_fds=[given]) as command:
+        with Running("lock", "run", lock, "--", *program, pass_fds=[given]) as command:
             inherited = command.finish().stdout.split()
     finally:
         os.close(given)
@@ -74,29 +74,30 @@ def test_the_command_does_not_inherit_the_lock_but_what_was_opened_for_it(lock: 
 
 
 def test_a_command_that_is_not_there_is_named_and_leaves_the_lock_free(lock: Path) -> None:
-    result = holdfast("file-lock", "run", lock, "--json", "--", "no-such-command-anywhere")
+    result = holdfast("lock", "run", lock, "--json", "--", "no-such-command-anywhere")
 
-    assert result.returncode == 3
+    assert result.returncode == 127
     assert error(result, on="stderr")["code"] == "E_COMMAND_NOT_FOUND"
     assert "no-such-command-anywhere" in error(result, on="stderr")["message"]
     assert is_free(lock)
 
 
-def test_a_command_that_is_not_executable_counts_as_not_found(lock: Path, scratch: Path) -> None:
+def test_a_command_that_is_not_executable_ends_with_126(lock: Path, scratch: Path) -> None:
     (scratch / "plain").write_text("not a program")
-    result = holdfast("file-lock", "run", lock, "--", scratch / "plain")
+    result = holdfast("lock", "run", lock, "--", scratch / "plain")
 
-    assert result.returncode == 3
+    assert result.returncode == 126
     assert "plain" in result.stderr
 
 
-@pytest.mark.parametrize("rest", [[], ["make", "-j4"], ["--"], ["--timeout", "1s"]])
+@pytest.mark.parametrize("rest", [[], ["make", "-j4"], ["--"], ["--wait", "1s"]])
 def test_without_a_command_it_says_where_to_write_one(lock: Path, rest: list[str]) -> None:
-    result = holdfast("file-lock", "run", lock, *rest)
+    result = holdfast("lock", "run", lock, *rest)
 
     assert result.returncode == 2
-    assert "write it after '--'" in result.stderr
-    assert "holdfast file-lock run [OPTIONS] PATH -- COMMAND..." in result.stderr
+    advice = "Put '--' before the command: -- make -j4" if "make" in rest else "write it after '--'"
+    assert advice in result.stderr
+    assert "holdfast lock run [OPTIONS] FILE -- COMMAND..." in result.stderr
     assert not lock.exists()
 
 
@@ -106,7 +107,7 @@ def test_without_a_command_it_says_where_to_write_one(lock: Path, rest: list[str
 @pytest.mark.req("FL-04")
 def test_a_timeout_names_path_limit_and_holder_and_gives_three_hints(lock: Path) -> None:
     with FileLockHeld(lock) as holder:
-        result = holdfast("file-lock", "run", lock, "--", "true", env={"JIT_LOCK_TIMEOUT": "0.2"})
+        result = holdfast("lock", "run", lock, "--", "true", env={"JIT_LOCK_TIMEOUT": "0.2"})
 
     assert result.returncode == 75
     assert result.stdout == ""
@@ -119,7 +120,7 @@ def test_a_timeout_names_path_limit_and_holder_and_gives_three_hints(lock: Path)
         "This usually means another process is running.",
         "Try:",
         "  1. Wait a few seconds and retry",
-        f"  2. Check for stuck processes: holdfast file-lock status {lock}",
+        f"  2. Check for stuck processes: holdfast lock status {lock}",
         "  3. Increase timeout: JIT_LOCK_TIMEOUT=10 holdfast ...",
         "",
         "Code: E_LOCK_TIMEOUT",
@@ -129,7 +130,7 @@ def test_a_timeout_names_path_limit_and_holder_and_gives_three_hints(lock: Path)
 @pytest.mark.req("FL-04")
 def test_a_timeout_is_told_to_programs_on_standard_error(lock: Path) -> None:
     with FileLockHeld(lock) as holder:
-        result = holdfast("file-lock", "run", lock, "--timeout", "100ms", "--json", "--", "true")
+        result = holdfast("lock", "run", lock, "--wait", "100ms", "--json", "--", "true")
 
     assert (result.returncode, result.stdout) == (75, "")
     failure = error(result, on="stderr")
@@ -142,16 +143,16 @@ def test_a_timeout_is_told_to_programs_on_standard_error(lock: Path) -> None:
 
 def test_the_hint_of_a_timeout_by_flag_names_the_flag(lock: Path) -> None:
     with FileLockHeld(lock):
-        result = holdfast("file-lock", "run", lock, "--timeout", "100ms", "--", "true")
+        result = holdfast("lock", "run", lock, "--wait", "100ms", "--", "true")
 
-    assert "--timeout 10s, or without it JIT_LOCK_TIMEOUT=10 holdfast ..." in result.stderr
+    assert "--wait 10s, or without it JIT_LOCK_TIMEOUT=10 holdfast ..." in result.stderr
 
 
 @pytest.mark.req("FL-14")
 @pytest.mark.parametrize("value", ["five", ""])
 def test_a_malformed_timeout_in_the_environment_is_an_error(lock: Path, value: str) -> None:
     env = {"JIT_LOCK_TIMEOUT": value}
-    result = holdfast("file-lock", "run", lock, "--json", "--", "true", env=env)
+    result = holdfast("lock", "run", lock, "--json", "--", "true", env=env)
 
     assert result.returncode == 2
     assert error(result, on="stderr")["code"] == "E_SETTING_INVALID"
@@ -163,21 +164,21 @@ def test_a_malformed_timeout_in_the_environment_is_an_error(lock: Path, value: s
 def test_the_flag_goes_before_the_environment(lock: Path) -> None:
     env = {"JIT_LOCK_TIMEOUT": "five"}
 
-    assert holdfast("file-lock", "run", lock, "--timeout", "1s", "--", "true", env=env).returncode == 0
+    assert holdfast("lock", "run", lock, "--wait", "1s", "--", "true", env=env).returncode == 0
 
 
 @pytest.mark.parametrize("value", ["-1s", ""])
 def test_a_malformed_timeout_flag_is_an_error(lock: Path, value: str) -> None:
-    result = holdfast("file-lock", "run", lock, "--timeout", value, "--json", "--", "true")
+    result = holdfast("lock", "run", lock, "--wait", value, "--json", "--", "true")
 
     assert result.returncode == 2
-    assert error(result, on="stderr")["setting"] == "--timeout"
-    assert "none" in error(result, on="stderr")["expected"]
+    assert error(result, on="stderr")["setting"] == "--wait"
+    assert "forever" in error(result, on="stderr")["expected"]
 
 
 def test_without_waiting_it_fails_at_once_and_names_the_holder(lock: Path) -> None:
     with FileLockHeld(lock) as holder:
-        result = holdfast("file-lock", "run", lock, "--nonblock", "--json", "--", "true")
+        result = holdfast("lock", "run", lock, "--nonblock", "--json", "--", "true")
 
     assert result.returncode == 4
     failure = error(result, on="stderr")
@@ -186,23 +187,23 @@ def test_without_waiting_it_fails_at_once_and_names_the_holder(lock: Path) -> No
         assert f"pid {holder.pid}" in failure["message"]
 
 
-@pytest.mark.parametrize("how", [["--nonblock"], ["--timeout", "50ms"]])
+@pytest.mark.parametrize("how", [["--nonblock"], ["--wait", "50ms"]])
 def test_the_status_of_a_lock_that_cannot_be_had_can_be_chosen(lock: Path, how: list[str]) -> None:
     with FileLockHeld(lock):
-        result = holdfast("file-lock", "run", lock, *how, "--conflict-status", "99", "--", "true")
+        result = holdfast("lock", "run", lock, *how, "--conflict-status", "99", "--", "true")
 
     assert result.returncode == 99
     assert result.stderr.startswith("Error: ")
 
 
 def test_the_chosen_status_does_not_replace_that_of_the_command(lock: Path) -> None:
-    result = holdfast("file-lock", "run", lock, "--conflict-status", "99", "--", "false")
+    result = holdfast("lock", "run", lock, "--conflict-status", "99", "--", "false")
 
     assert result.returncode == 1
 
 
 def test_not_waiting_and_waiting_exclude_each_other(lock: Path) -> None:
-    result = holdfast("file-lock", "run", lock, "--nonblock", "--timeout", "1s", "--", "true")
+    result = holdfast("lock", "run", lock, "--nonblock", "--wait", "1s", "--", "true")
 
     assert result.returncode == 2
     assert "exclude each other" in result.stderr
@@ -210,7 +211,7 @@ def test_not_waiting_and_waiting_exclude_each_other(lock: Path) -> None:
 
 def test_shared_holders_are_together_and_keep_an_exclusive_one_out(lock: Path) -> None:
     with FileLockHeld(lock, "--shared"), FileLockHeld(lock, "--shared"):
-        assert holdfast("file-lock", "run", lock, "--nonblock", "--", "true").returncode == 4
+        assert holdfast("lock", "run", lock, "--nonblock", "--", "true").returncode == 4
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who waits")
@@ -218,7 +219,7 @@ def test_shared_holders_are_together_and_keep_an_exclusive_one_out(lock: Path) -
 def test_one_who_waits_without_limit_gets_it_when_it_is_free(lock: Path, options: list[str]) -> None:
     with (
         FileLockHeld(lock, *options) as holder,
-        Running("file-lock", "run", lock, "--timeout", "none", *options, "--", "echo", "mine") as waiter,
+        Running("lock", "run", lock, "--wait", "forever", *options, "--", "echo", "mine") as waiter,
     ):
         wait_until(lambda: _waiting(lock) == [waiter.pid])
         holder.finish()
@@ -229,7 +230,7 @@ def test_one_who_waits_without_limit_gets_it_when_it_is_free(lock: Path, options
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who waits")
 def test_those_who_stand_in_line_for_a_fair_lock_are_shown_as_waiting(lock: Path) -> None:
-    arguments = ("file-lock", "run", lock, "--fair", "--", "true")
+    arguments = ("lock", "run", lock, "--fair", "--wait", "1m", "--", "true")
     with FileLockHeld(lock, "--fair"), Running(*arguments) as first:
         wait_until(lambda: _waiting(lock) == [first.pid])
         with Running(*arguments) as second:
@@ -237,14 +238,14 @@ def test_those_who_stand_in_line_for_a_fair_lock_are_shown_as_waiting(lock: Path
 
 
 def _waiting(lock: Path) -> list[int]:
-    return [each["pid"] for each in data(holdfast("file-lock", "status", lock, "--json"))["waiting"]]
+    return [each["pid"] for each in data(holdfast("lock", "status", lock, "--json"))["waiting"]]
 
 
 # --- What programs are told -------------------------------------------------------------------------
 
 
 def test_the_outcome_is_told_on_standard_error_because_standard_output_is_the_commands(lock: Path) -> None:
-    result = holdfast("file-lock", "run", lock, "--json", "--", *python("print('{}'); raise SystemExit(9)"))
+    result = holdfast("lock", "run", lock, "--json", "--", *python("print('{}'); raise SystemExit(9)"))
 
     assert (result.returncode, result.stdout) == (9, "{}\n")
     outcome = envelope(result.stderr)
@@ -256,14 +257,14 @@ def test_the_outcome_is_told_on_standard_error_because_standard_output_is_the_co
 
 
 def test_a_usage_error_of_run_is_told_on_standard_error_too(lock: Path) -> None:
-    result = holdfast("file-lock", "run", lock, "--json", "--no-such-option", "--", "true")
+    result = holdfast("lock", "run", lock, "--json", "--no-such-option", "--", "true")
 
     assert (result.returncode, result.stdout) == (2, "")
     assert error(result, on="stderr")["code"] == "E_USAGE"
 
 
 def test_a_lock_in_a_directory_that_is_not_there_is_not_found(scratch: Path) -> None:
-    result = holdfast("file-lock", "run", scratch / "missing" / "a.lock", "--json", "--", "true")
+    result = holdfast("lock", "run", scratch / "missing" / "a.lock", "--json", "--", "true")
 
     assert result.returncode == 3
     assert error(result, on="stderr")["code"] == "E_NOT_FOUND"

@@ -1,4 +1,4 @@
-"""`holdfast file-lock status`: one look, which changes nothing."""
+"""`holdfast lock status`: one look, which changes nothing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import lock
-from holdfast.cli.lock import look
+from holdfast.cli.lock import file_lock_state
 from tests.cli.commands import FileLockHeld, data, error, holdfast
 
 needs_proc_locks = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds")
 
 
 def test_a_lock_that_was_never_taken_is_free_and_is_not_made(tmp_path: Path) -> None:
-    result = holdfast("file-lock", "status", tmp_path / "a.lock", "--json")
+    result = holdfast("lock", "status", tmp_path / "a.lock", "--json")
 
     assert result.returncode == 0
     assert data(result)["state"] == "free"
@@ -24,7 +24,7 @@ def test_a_lock_that_was_never_taken_is_free_and_is_not_made(tmp_path: Path) -> 
 
 def test_a_lock_that_nobody_holds_is_free(tmp_path: Path) -> None:
     (tmp_path / "a.lock").touch()
-    result = holdfast("file-lock", "status", tmp_path / "a.lock")
+    result = holdfast("lock", "status", tmp_path / "a.lock")
 
     assert result.stdout == f"{tmp_path / 'a.lock'}: free\n"
 
@@ -33,12 +33,12 @@ def test_a_lock_that_nobody_holds_is_free(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("options", "state"), [([], "exclusive"), (["--shared"], "shared")])
 def test_who_holds_it_and_how_is_shown(tmp_path: Path, options: list[str], state: str) -> None:
     with FileLockHeld(tmp_path / "a.lock", *options) as holder:
-        shown = data(holdfast("file-lock", "status", tmp_path / "a.lock", "--json"))
-        text = holdfast("file-lock", "status", tmp_path / "a.lock").stdout
+        shown = data(holdfast("lock", "status", tmp_path / "a.lock", "--json"))
+        text = holdfast("lock", "status", tmp_path / "a.lock").stdout
 
     assert (shown["state"], shown["holders_known"]) == (state, True)
     assert [each["pid"] for each in shown["holders"]] == [holder.pid]
-    assert "file-lock run" in shown["holders"][0]["command"]
+    assert "lock run" in shown["holders"][0]["command"]
     assert f"held by  pid {holder.pid} (" in text
     assert "running since" in text
 
@@ -49,17 +49,17 @@ def test_where_the_system_does_not_tell_the_lock_is_tried(
 ) -> None:
     monkeypatch.setattr(lock, "find_holders", lambda path: None)
     with FileLockHeld(tmp_path / "a.lock", *options):
-        held = look(str(tmp_path / "a.lock"))
-    free = look(str(tmp_path / "a.lock"))
+        held = file_lock_state(str(tmp_path / "a.lock"))
+    free = file_lock_state(str(tmp_path / "a.lock"))
 
     assert (held.state, held.holders, held.holders_known) == (state, [], False)
-    assert "cannot be seen from here" in next(held.lines())
+    assert "the holder is not visible from here" in next(held.lines())
     assert free.state == "free"
 
 
 def test_a_link_is_refused_as_the_lock_itself_would(tmp_path: Path) -> None:
     (tmp_path / "a.lock").symlink_to(tmp_path / "elsewhere")
-    result = holdfast("file-lock", "status", tmp_path / "a.lock", "--json")
+    result = holdfast("lock", "status", tmp_path / "a.lock", "--json")
 
     assert result.returncode == 7
     assert error(result)["code"] == "E_PATH_ESCAPE"

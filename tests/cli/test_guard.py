@@ -30,7 +30,7 @@ def theirs(root: Path) -> Iterator[Running]:
     with Running(
         "run", "--repo", root, "--worktree", "theirs", "--purpose", "refactoring", "--", "sleep", "99"
     ) as run:
-        wait_until(lambda: "refactoring" in holdfast("lock", "list", cwd=root).stdout)
+        wait_until(lambda: "refactoring" in holdfast("lease", "list", cwd=root).stdout)
         yield run
 
 
@@ -60,7 +60,7 @@ def test_a_link_into_the_worktree_is_followed(root: Path, theirs: Running) -> No
 
 def test_who_names_the_lock_may_write(root: Path) -> None:
     lock_id = holdfast(
-        "lock", "acquire", "--worktree", "theirs", "--holder-pid", "1", "--field", "lock_id", cwd=root
+        "lease", "acquire", "--worktree", "theirs", "--holder-pid", "1", "--field", "lock_id", cwd=root
     ).stdout.strip()
 
     assert holdfast("guard", root / "worktrees/theirs/a").returncode == 4
@@ -70,13 +70,13 @@ def test_who_names_the_lock_may_write(root: Path) -> None:
 
 def test_an_agent_may_write_into_what_it_has_leased_by_another_command(root: Path) -> None:
     """This process runs both commands, so it is the holder."""
-    assert holdfast("lock", "acquire", "--worktree", "theirs", cwd=root).returncode == 0
+    assert holdfast("lease", "acquire", "--worktree", "theirs", cwd=root).returncode == 0
 
     assert holdfast("guard", root / "worktrees/theirs/a").returncode == 0
 
 
 def test_a_lease_that_has_run_out_is_in_nobodys_way(root: Path) -> None:
-    acquired = ("lock", "acquire", "--worktree", "theirs", "--holder-pid", "1", "--ttl", "100ms")
+    acquired = ("lease", "acquire", "--worktree", "theirs", "--holder-pid", "1", "--ttl", "100ms")
     assert holdfast(*acquired, cwd=root).returncode == 0
 
     wait_until(lambda: holdfast("guard", root / "worktrees/theirs/a").returncode == 0)
@@ -86,7 +86,7 @@ ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "fs.lookup", "repository", 
 TOLD = {"cli.output", "errors", "fs.names"}
 JUDGED = {"locks", "locks.identity"}
 REFUSED = ALLOWED | TOLD | JUDGED | {"clock"}
-HOOKED = ALLOWED | TOLD | {"cli.hook_guard"}
+HOOKED = ALLOWED | TOLD
 SLOW = {
     "asyncio",
     "dataclasses",
@@ -170,14 +170,14 @@ def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None
     """This process stands for a program that runs two agents, in threads or as tasks."""
     alice, bob = {"HOLDFAST_ACTOR": "agent:alice"}, {"HOLDFAST_ACTOR": "agent:bob"}
     assert (
-        holdfast("lock", "acquire", "--worktree", "theirs", "--ttl", "1h", cwd=root, env=alice).returncode
+        holdfast("lease", "acquire", "--worktree", "theirs", "--ttl", "1h", cwd=root, env=alice).returncode
         == 0
     )
     path = root / "worktrees/theirs/a"
-    conflict = error(holdfast("lock", "acquire", "--worktree", "theirs", "--json", cwd=root, env=bob))
+    conflict = error(holdfast("lease", "acquire", "--worktree", "theirs", "--json", cwd=root, env=bob))
     assert (conflict["code"], conflict["actor"]) == ("E_LOCK_CONFLICT", "agent:alice")
     assert "locked by agent:alice, " in conflict["message"]
-    assert "locked by agent:alice, " in holdfast("lock", "status", "--worktree", "theirs", cwd=root).stdout
+    assert "leased by agent:alice, " in holdfast("lease", "status", "--worktree", "theirs", cwd=root).stdout
 
     assert holdfast("guard", path, env=alice).returncode == 0
     assert holdfast("guard", path).returncode == 0, "who says no name is known by its process"
@@ -189,13 +189,13 @@ def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None
     assert holdfast("hook", "before-write", stdin=said, env=alice).returncode == 0
 
     assert holdfast("hook", "session-end", cwd=root, stdin="{}", env=bob).returncode == 0
-    assert data(holdfast("lock", "status", "--worktree", "theirs", "--json", cwd=root))["state"] == "locked"
+    assert data(holdfast("lease", "status", "--worktree", "theirs", "--json", cwd=root))["state"] == "leased"
     assert holdfast("hook", "session-end", cwd=root, stdin="{}", env=alice).returncode == 0
-    assert data(holdfast("lock", "status", "--worktree", "theirs", "--json", cwd=root))["state"] == "free"
+    assert data(holdfast("lease", "status", "--worktree", "theirs", "--json", cwd=root))["state"] == "free"
 
 
 def test_a_name_that_is_none_is_refused_when_a_lock_is_asked_for(root: Path) -> None:
-    result = holdfast("lock", "acquire", "--json", cwd=root, env={"HOLDFAST_ACTOR": "alice"})
+    result = holdfast("lease", "acquire", "--json", cwd=root, env={"HOLDFAST_ACTOR": "alice"})
 
     assert (result.returncode, error(result)["code"]) == (2, "E_SETTING_INVALID")
 
@@ -255,15 +255,15 @@ def test_a_session_begins_with_who_holds_what(root: Path, theirs: Running) -> No
 
 
 def test_a_tool_keeps_the_leases_of_its_agent_alive_and_the_end_gives_them_back(root: Path) -> None:
-    assert holdfast("lock", "acquire", "--ttl", "1h", cwd=root).returncode == 0
-    before = data(holdfast("lock", "status", "--json", cwd=root))["lease"]
+    assert holdfast("lease", "acquire", "--ttl", "1h", cwd=root).returncode == 0
+    before = data(holdfast("lease", "status", "--json", cwd=root))["lease"]
 
     assert hook("after-tool", {}, root).returncode == 0
-    after = data(holdfast("lock", "status", "--json", cwd=root))["lease"]
+    after = data(holdfast("lease", "status", "--json", cwd=root))["lease"]
     assert after["lock_id"] == before["lock_id"]
-    assert after["lease_expires_at"] > before["lease_expires_at"]
+    assert after["expires_at"] > before["expires_at"]
     assert hook("session-end", {}, root).returncode == 0
-    assert data(holdfast("lock", "status", "--json", cwd=root))["state"] == "free"
+    assert data(holdfast("lease", "status", "--json", cwd=root))["state"] == "free"
 
 
 def test_the_end_of_a_session_under_run_does_not_give_back_its_lease(root: Path) -> None:
@@ -278,12 +278,12 @@ def test_the_end_of_a_session_under_run_does_not_give_back_its_lease(root: Path)
 def test_the_leases_of_others_are_left_alone(root: Path, theirs: Running) -> None:
     hook("session-end", {}, root)
 
-    status = data(holdfast("lock", "status", "--worktree", "theirs", "--json", cwd=root))
-    assert status["state"] == "locked"
+    status = data(holdfast("lease", "status", "--worktree", "theirs", "--json", cwd=root))
+    assert status["state"] == "leased"
 
 
 def test_an_agent_whose_lease_is_lost_is_told_to_stop(root: Path) -> None:
-    assert holdfast("lock", "acquire", "--ttl", "100ms", cwd=root).returncode == 0
+    assert holdfast("lease", "acquire", "--ttl", "100ms", cwd=root).returncode == 0
 
     def told() -> Result | None:
         result = hook("after-tool", {}, root)

@@ -93,7 +93,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 def test_the_version_is_the_same_the_slow_way() -> None:
-    result = holdfast("--version", "file-lock")
+    result = holdfast("--version", "lock")
 
     assert (result.returncode, result.stdout) == (0, f"holdfast {package.__version__}\n")
 
@@ -147,8 +147,8 @@ def test_the_help_loads_none_of_the_commands() -> None:
 @pytest.mark.parametrize(
     ("arguments", "allowed"),
     [
-        (["file-lock", "status", "/nowhere/x"], set[str]()),
-        (["file-lock", "run", "{directory}/a.lock", "--", "true"], set[str]()),
+        (["lock", "status", "/nowhere/x"], set[str]()),
+        (["lock", "run", "{directory}/a.lock", "--", "true"], set[str]()),
         (["repo-lock", "status", "--data-dir", "/nowhere"], {"json"}),
         (["completion", "bash"], set[str]()),
     ],
@@ -193,11 +193,11 @@ def completions(line: str) -> list[str]:
     ("line", "offered"),
     [
         ("holdfast ", [name for name, entry in COMMANDS.items() if not entry.hidden]),
-        ("holdfast fi", ["file-lock"]),
+        ("holdfast fi", ["lock"]),
         ("holdfast repo-lock ", ["run", "status", "break"]),
         ("holdfast completion ", ["bash", "zsh", "fish"]),
-        ("holdfast file-lock run x --conf", ["--conflict-status"]),
-        ("holdfast file-lock run x -- ma", ["ma"]),
+        ("holdfast lock run x --conf", ["--conflict-status"]),
+        ("holdfast lock run x -- ma", ["ma"]),
     ],
 )
 def test_the_shell_is_told_how_the_line_may_go_on(line: str, offered: list[str]) -> None:

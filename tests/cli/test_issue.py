@@ -58,7 +58,7 @@ def test_an_issue_goes_from_its_creation_to_its_end(do: Do) -> None:
     assert "claimed by agent:a" in refused.stderr
     mine = {"HOLDFAST_CLAIM_ID": claimed["claim_id"]}
     assert do("issue", "update", user, "--label", "later", env=mine).returncode == 0  # about another issue
-    assert "is yours until" in do("issue", "heartbeat", parser, env=mine).stdout
+    assert "is yours for another" in do("issue", "heartbeat", parser, env=mine).stdout
     done = do("issue", "update", parser, "--state", "done", env=mine)
     assert done.stdout == f"updated {parser[:8]} (done): Write the parser\n"
     assert do("ready", "--field", "title").stdout == "Use the parser\n"
@@ -115,7 +115,7 @@ def test_a_late_write_with_an_old_claim_is_refused(do: Do, scratch: Path) -> Non
     issue = create(do, "x")
     old = do("issue", "claim", issue, "--field", "claim_id").stdout.strip()
     expire(scratch, issue)
-    assert "ran out" in do("issue", "show", issue).stdout
+    assert "expired" in do("issue", "show", issue).stdout
     new = data(do("issue", "claim", issue, "--actor", "agent:b", "--json"))
     late = do("issue", "update", issue, "--state", "done", "--claim", old, "--json")
 
@@ -176,7 +176,7 @@ def test_gates_are_defined_required_checked_and_passed(do: Do, scratch: Path) ->
     assert do("gate", "define", "tests", "--checker", "cat proof", "--timeout", "30s").returncode == 0
     assert do("gate", "define", "tests").returncode == 4
     issue = create(do, "x", "--gate", "review")
-    assert do("gate", "require", issue, "tests", "review").stdout == f"{issue[:8]} needs review, tests\n"
+    assert do("gate", "require", issue, "tests", "review").stdout == f"{issue[:8]} requires review, tests\n"
     assert (
         "done when these are passed: review, tests" in do("issue", "update", issue, "--state", "done").stdout
     )
@@ -252,7 +252,7 @@ def test_breaking_down_deleting_exporting_and_importing(do: Do, tmp_path: Path) 
     assert [(part["title"], part["priority"]) for part in parts] == [("one", "high"), ("two", "high")]
     part = parts[0]["id"]
     assert f"would delete {part[:8]}" in do("issue", "delete", part, "--dry-run").stdout
-    assert f"no longer waited for by {whole[:8]}" in do("issue", "delete", part).stdout
+    assert f"no longer a dependency of {whole[:8]}" in do("issue", "delete", part).stdout
     assert do("issue", "show", part).returncode == 3
     backup = do("issue", "export").stdout
     other = str(tmp_path / "other")
@@ -266,7 +266,7 @@ def test_breaking_down_deleting_exporting_and_importing(do: Do, tmp_path: Path) 
 
 def test_damage_is_found_and_fixed(do: Do, scratch: Path) -> None:
     issue = create(do, "x")
-    assert do("issue", "validate").stdout == "everything is in order\n"
+    assert do("issue", "validate").stdout == "no findings\n"
     (scratch / ".jit/index.json").write_text('{"schema_version":2,"all_ids":[]}')
     found = do("issue", "validate", "--json")
     assert (found.returncode, error(found)["findings"][0]["kind"]) == (6, "unlisted")
@@ -288,7 +288,7 @@ def test_the_tracker_is_found_from_below_and_missed_elsewhere(do: Do, scratch: P
     assert not list(tmp_path.iterdir())
     assert holdfast("ready", "--repo", tmp_path / "none").returncode == 3
     assert not (tmp_path / "none").exists()
-    assert "there is a tracker already" in do("issue", "init").stdout
+    assert "a tracker already exists" in do("issue", "init").stdout
 
 
 def test_who_acts_is_recorded(do: Do) -> None:
@@ -356,7 +356,8 @@ def test_who_holds_the_locks_and_who_waits_is_shown(do: Do, scratch: Path) -> No
     lock = scratch / f".jit/issues/{issue}.lock"
     with FileLocker(5.0).lock_exclusive(lock):
         repo = ["--repo", str(scratch)]
-        with Running("issue", "update", issue, "--title", "y", *repo) as waiting:
+        patient = {"JIT_LOCK_TIMEOUT": "60"}  # it still waits when a busy machine has run 'issue locks'
+        with Running("issue", "update", issue, "--title", "y", *repo, env=patient) as waiting:
 
             def seen() -> Any:
                 return [each for each in data(do("issue", "locks", "--json"))["locks"] if each["waiting"]]

@@ -41,13 +41,13 @@ def holdfast(*arguments: str | Path, stdin: str = "") -> Result:
 
 @pytest.fixture
 def proof(scratch: Path) -> Path:
-    assert holdfast("ledger", "init", "--dir", scratch).returncode == 0
+    assert holdfast("ledger", "init", "--repo", scratch).returncode == 0
     return scratch
 
 
 def append(proof: Path, *events: dict[str, Any]) -> None:
     text = "\n".join(json.dumps(event) for event in events)
-    assert holdfast("ledger", "append", "-", "--dir", proof, stdin=text).returncode == 0
+    assert holdfast("ledger", "append", "-", "--repo", proof, stdin=text).returncode == 0
 
 
 # --- The ledger ------------------------------------------------------------------------------------------
@@ -58,15 +58,20 @@ def test_a_ledger_is_begun_in_the_current_directory(scratch: Path) -> None:
     result = commands.holdfast("ledger", "init", "--lock-timeout", "1m", cwd=scratch)
     assert (result.returncode, result.stdout) == (0, f"Began a ledger in {scratch}.\n")
     assert json.loads((scratch / "meta.json").read_bytes()) == {"lock_timeout": "1m"}
-    again = holdfast("ledger", "init", "--json", "--dir", scratch)
+    again = holdfast("ledger", "init", "--json", "--repo", scratch)
     assert (again.returncode, error(again)["code"]) == (4, "E_ALREADY_EXISTS")
-    bad = holdfast("ledger", "init", "--lock-timeout", "2h", "--dir", scratch / "other")
+    bad = holdfast("ledger", "init", "--lock-timeout", "2h", "--repo", scratch / "other")
     assert (bad.returncode, "from 1s to 1h" in bad.stderr) == (2, True)
 
 
 def test_without_a_ledger_every_command_says_so_and_makes_nothing(scratch: Path) -> None:
-    for command in (("ledger", "log"), ("ledger", "verify"), ("claim", "list"), ("ledger", "append", "{}")):
-        result = holdfast(*command, "--dir", scratch)
+    for command in (
+        ("ledger", "log"),
+        ("ledger", "verify"),
+        ("ledger", "claims"),
+        ("ledger", "append", "{}"),
+    ):
+        result = holdfast(*command, "--repo", scratch)
         assert (result.returncode, result.stdout) == (3, "")
         assert "holdfast ledger init" in result.stderr
     assert os.listdir(scratch) == []
@@ -74,27 +79,27 @@ def test_without_a_ledger_every_command_says_so_and_makes_nothing(scratch: Path)
 
 @pytest.mark.req("LG-11")
 def test_events_are_appended_one_by_one_all_at_once_or_if_nothing_has_come(proof: Path) -> None:
-    first = holdfast("ledger", "append", '{"type":"note","text":"ä"}', "--dir", proof, "--json")
+    first = holdfast("ledger", "append", '{"type":"note","text":"ä"}', "--repo", proof, "--json")
     assert data(first)["sequence"] == 1
-    assert holdfast("ledger", "append", '{"type":"note"}', "--dir", proof).stdout == "Appended event 2.\n"
-    many = holdfast("ledger", "append", "-", "--dir", proof, stdin='{"type":"a"}\n\n{"type":"b"}\n')
+    assert holdfast("ledger", "append", '{"type":"note"}', "--repo", proof).stdout == "Appended event 2.\n"
+    many = holdfast("ledger", "append", "-", "--repo", proof, stdin='{"type":"a"}\n\n{"type":"b"}\n')
     assert many.stdout == "Appended events 3 to 4.\n"
-    late = holdfast("ledger", "append", '{"type":"x"}', "--if-sequence", "2", "--dir", proof, "--json")
+    late = holdfast("ledger", "append", '{"type":"x"}', "--if-sequence", "2", "--repo", proof, "--json")
     assert (late.returncode, error(late)["code"], error(late)["found"]) == (4, "E_SEQUENCE_MISMATCH", 4)
-    fitting = holdfast("ledger", "append", '{"type":"x"}', "--if-sequence", "4", "--dir", proof, "--json")
+    fitting = holdfast("ledger", "append", '{"type":"x"}', "--if-sequence", "4", "--repo", proof, "--json")
     assert data(fitting)["sequence"] == 5
-    half = holdfast("ledger", "append", "-", "--dir", proof, stdin='{"type":"a"}\n{"type"\n')
+    half = holdfast("ledger", "append", "-", "--repo", proof, stdin='{"type":"a"}\n{"type"\n')
     assert (half.returncode, "line 2" in half.stderr) == (2, True)
     assert open_ledger(proof).sequence == 5
 
 
 def test_what_is_no_event_is_refused_with_advice(proof: Path) -> None:
     for text in ("", "{", "[]", '{"text":"x"}', '{"type":"a","type":"b"}', '{"type":"' + "x" * 200 + '"}'):
-        result = holdfast("ledger", "append", text, "--dir", proof)
+        result = holdfast("ledger", "append", text, "--repo", proof)
         assert result.returncode == 2, text
         assert result.stderr.startswith("Error: ")
     large = json.dumps({"type": "a", "text": "x" * (1 << 20)})
-    result = holdfast("ledger", "append", "-", "--dir", proof, "--json", stdin=large)
+    result = holdfast("ledger", "append", "-", "--repo", proof, "--json", stdin=large)
     assert (result.returncode, error(result)["code"]) == (2, "E_TOO_LARGE")
     assert open_ledger(proof).sequence == 0
 
@@ -104,27 +109,27 @@ def test_the_log_is_lines_of_json_through_a_pipe_and_one_object_on_demand(proof:
     append(proof, {"type": "a"}, *nodes, {"type": "c"})
 
     def sequences(*options: str) -> list[int]:
-        shown = holdfast("ledger", "log", "--dir", proof, *options).stdout
+        shown = holdfast("ledger", "log", "--repo", proof, *options).stdout
         return [json.loads(line)["sequence"] for line in shown.splitlines()]
 
     assert sequences() == [1, 2, 3, 4]
     assert sequences("--after", "1", "--until", "3") == [2, 3]
-    assert sequences("--last", "2") == [3, 4]
-    assert sequences("--last", "1", "--type", "b") == [3]
+    assert sequences("--limit", "2") == [3, 4]
+    assert sequences("--limit", "1", "--type", "b") == [3]
     assert sequences("--node", "1.2") == [2]
     assert sequences("--type", "none") == []
-    whole = holdfast("ledger", "log", "--dir", proof, "--json")
+    whole = holdfast("ledger", "log", "--repo", proof, "--json")
     assert [each["event"]["type"] for each in data(whole)["events"]] == ["a", "b", "b", "c"]
-    assert holdfast("ledger", "log", "--node", "x", "--dir", proof).returncode == 2
+    assert holdfast("ledger", "log", "--node", "x", "--repo", proof).returncode == 2
 
 
 def test_the_log_is_columns_on_a_terminal(proof: Path) -> None:
     append(proof, {"type": "note", "text": "a\x1b[31mb"})
-    assert holdfast("claim", "take", "1.2", "--owner", "agent-7", "--dir", proof).returncode == 0
+    assert holdfast("ledger", "claim", "1.2", "--actor", "agent-7", "--repo", proof).returncode == 0
     if sys.platform == "win32":
         raise NotImplementedError
     ours, theirs = os.openpty()
-    command = [*HOLDFAST, "ledger", "log", "--dir", str(proof)]
+    command = [*HOLDFAST, "ledger", "log", "--repo", str(proof)]
     subprocess.run(command, stdout=theirs, env=environment(), timeout=PATIENCE, check=True)
     os.close(theirs)
     shown = os.read(ours, 1 << 16).decode()
@@ -137,24 +142,24 @@ def test_the_log_is_columns_on_a_terminal(proof: Path) -> None:
 
 def test_an_event_is_shown_by_its_sequence_or_by_its_id(proof: Path) -> None:
     append(proof, {"type": "a", "id": "my-id"}, {"type": "b"})
-    assert data(holdfast("ledger", "show", "my-id", "--dir", proof, "--json"))["sequence"] == 1
-    assert "type       b" in holdfast("ledger", "show", "2", "--dir", proof).stdout
+    assert data(holdfast("ledger", "show", "my-id", "--repo", proof, "--json"))["sequence"] == 1
+    assert "type       b" in holdfast("ledger", "show", "2", "--repo", proof).stdout
     for missing in ("3", "0", "another-id"):
-        assert holdfast("ledger", "show", missing, "--dir", proof).returncode == 3
-    assert "it was not" in holdfast("ledger", "show", "another-id", "--dir", proof).stderr
+        assert holdfast("ledger", "show", missing, "--repo", proof).returncode == 3
+    assert "it was not" in holdfast("ledger", "show", "another-id", "--repo", proof).stderr
 
 
 def test_events_are_watched_as_they_come(proof: Path) -> None:
     append(proof, {"type": "old"})
-    with Running("ledger", "watch", "--dir", proof, "--after", "0", "--count", "3") as watching:
+    with Running("ledger", "watch", "--repo", proof, "--after", "0", "--limit", "3") as watching:
         assert json.loads(watching.hear())["event"]["type"] == "old"
         append(proof, {"type": "new"}, {"type": "newer"})
         assert json.loads(watching.hear())["event"]["type"] == "new"
         assert json.loads(watching.hear())["sequence"] == 3
         assert watching.finish().returncode == 0
-    quiet = holdfast("ledger", "watch", "--dir", proof, "--timeout", "10ms", "--json")
+    quiet = holdfast("ledger", "watch", "--repo", proof, "--wait", "10ms", "--json")
     assert (quiet.returncode, quiet.stdout) == (0, "")
-    with Running("ledger", "watch", "--dir", proof, "--after", "2", "--json") as watching:
+    with Running("ledger", "watch", "--repo", proof, "--after", "2", "--json") as watching:
         assert json.loads(watching.hear())["data"]["event"]["type"] == "newer"
         append(proof, {"type": "newest"})
         assert json.loads(watching.hear())["data"]["sequence"] == 4
@@ -162,43 +167,43 @@ def test_events_are_watched_as_they_come(proof: Path) -> None:
 
 def test_the_state_of_a_ledger_is_shown(proof: Path) -> None:
     append(proof, {"type": "a"}, acquired("1", "gone", expires_in=-1), acquired("2", "me", expires_in=60))
-    state = data(holdfast("ledger", "status", "--dir", proof, "--json"))
+    state = data(holdfast("ledger", "status", "--repo", proof, "--json"))
     assert (state["sequence"], state["active_claims"], state["expired_claims"]) == (3, 1, 1)
     assert (state["lock"], state["lock_timeout"]) == (None, 300.0)
-    assert "lock     free" in holdfast("ledger", "status", "--dir", proof).stdout
+    assert "lock     free" in holdfast("ledger", "status", "--repo", proof).stdout
 
 
 def test_a_sound_ledger_is_verified_and_a_damaged_one_ends_with_advice_and_status_6(proof: Path) -> None:
     append(proof, {"type": "a"}, {"type": "b"}, {"type": "c"})
-    sound = holdfast("ledger", "verify", "--dir", proof)
+    sound = holdfast("ledger", "verify", "--repo", proof)
     assert (sound.returncode, sound.stdout) == (0, "3 events can be read in order.\n")
     (proof / "ledger/event-000002.json").write_bytes(b"")
-    torn = holdfast("ledger", "verify", "--dir", proof)
+    torn = holdfast("ledger", "verify", "--repo", proof)
     assert torn.returncode == 6
     assert "event-000002.json" in torn.stdout
     assert "-> Keep a copy of it." in torn.stdout
-    found = error(holdfast("ledger", "verify", "--dir", proof, "--json"))
+    found = error(holdfast("ledger", "verify", "--repo", proof, "--json"))
     assert (found["code"], [each["kind"] for each in found["findings"]]) == ("E_CORRUPT", ["torn"])
-    log = holdfast("ledger", "log", "--dir", proof)
+    log = holdfast("ledger", "log", "--repo", proof)
     assert (log.returncode, len(log.stdout.splitlines())) == (6, 1)
     assert "holdfast ledger verify" in log.stderr
 
 
 @pytest.mark.req("LG-03", "LG-05")
 def test_a_lock_is_shown_and_broken_only_by_its_exact_identity(proof: Path) -> None:
-    assert "free" in holdfast("ledger", "unlock", "--dir", proof).stdout
+    assert "free" in holdfast("ledger", "unlock", "--repo", proof).stdout
     lock = proof / "ledger/ledger.lock"
     lock.write_text('{"agent_id":"go-agent","acquired_at":"2024-01-15T10:30:00Z"}')
     os.utime(lock, (time.time() - 100, time.time() - 100))
-    shown = data(holdfast("ledger", "unlock", "--dir", proof, "--json"))["lock"]
+    shown = data(holdfast("ledger", "unlock", "--repo", proof, "--json"))["lock"]
     assert (shown["agent_id"], shown["certainly_dead"], shown["suspect"]) == ("go-agent", False, True)
-    people = holdfast("ledger", "unlock", "--dir", proof)
+    people = holdfast("ledger", "unlock", "--repo", proof)
     assert people.returncode == 0
     assert f"holdfast ledger unlock --identity {shown['identity']}" in people.stdout
     assert lock.exists()
-    wrong = holdfast("ledger", "unlock", "--identity", "0123456789abcdef", "--dir", proof, "--json")
+    wrong = holdfast("ledger", "unlock", "--identity", "0123456789abcdef", "--repo", proof, "--json")
     assert (wrong.returncode, error(wrong)["code"], lock.exists()) == (4, "E_LOCK_CHANGED", True)
-    right = holdfast("ledger", "unlock", "--identity", shown["identity"], "--dir", proof, "--json")
+    right = holdfast("ledger", "unlock", "--identity", shown["identity"], "--repo", proof, "--json")
     assert (right.returncode, data(right)["broken"], lock.exists()) == (0, True, False)
 
 
@@ -208,24 +213,24 @@ def test_a_lock_is_shown_and_broken_only_by_its_exact_identity(proof: Path) -> N
 @pytest.mark.req("LG-15")
 def test_a_claim_is_taken_shown_extended_and_released(proof: Path) -> None:
     def claim(*arguments: str) -> Any:
-        return holdfast("claim", *arguments, "--dir", proof, "--json")
+        return holdfast("ledger", *arguments, "--repo", proof, "--json")
 
-    taken = data(claim("take", "1.2", "--owner", "a", "--ttl", "1m"))
-    assert (taken["node_id"], taken["owner"], taken["sequence"]) == ("1.2", "a", 1)
-    refused = claim("take", "1.2", "--owner", "b")
-    assert (refused.returncode, error(refused)["code"], error(refused)["owner"]) == (4, "E_NODE_LOCKED", "a")
+    taken = data(claim("claim", "1.2", "--actor", "a", "--ttl", "1m"))
+    assert (taken["node_id"], taken["actor"], taken["sequence"]) == ("1.2", "a", 1)
+    refused = claim("claim", "1.2", "--actor", "b")
+    assert (refused.returncode, error(refused)["code"], error(refused)["actor"]) == (4, "E_NODE_LOCKED", "a")
     assert "node already locked" in error(refused)["message"]
     for command in ("release", "extend"):
-        stranger = claim(command, "1.2", "--owner", "b")
+        stranger = claim(command, "1.2", "--actor", "b")
         assert (stranger.returncode, error(stranger)["code"]) == (5, "E_LOCK_NOT_HELD")
-    assert data(claim("extend", "1.2", "--owner", "a", "--claim-id", taken["claim_id"]))["time_left"] > 200
-    listed = data(claim("list", "--under", "1"))
+    assert data(claim("extend", "1.2", "--actor", "a", "--claim-id", taken["claim_id"]))["time_left"] > 200
+    listed = data(claim("claims", "--under", "1"))
     assert [each["claim_id"] for each in listed["active"]] == [taken["claim_id"]]
-    assert "1.2   a      active" in holdfast("claim", "list", "--dir", proof).stdout
-    assert data(claim("release", "1.2", "--owner", "a"))["owner"] == "a"
-    assert data(claim("list"))["active"] == []
-    assert [each["node_id"] for each in data(claim("list", "--at-sequence", "2"))["active"]] == ["1.2"]
-    assert [each["event"]["type"] for each in data(claim("history", "1.2"))["events"]] == [
+    assert "1.2   a      active" in holdfast("ledger", "claims", "--repo", proof).stdout
+    assert data(claim("release", "1.2", "--actor", "a"))["actor"] == "a"
+    assert data(claim("claims"))["active"] == []
+    assert [each["node_id"] for each in data(claim("claims", "--at-sequence", "2"))["active"]] == ["1.2"]
+    assert [each["event"]["type"] for each in data(claim("claim-history", "1.2"))["events"]] == [
         "lock_acquired",
         "lock_acquired",
         "lock_released",
@@ -234,15 +239,15 @@ def test_a_claim_is_taken_shown_extended_and_released(proof: Path) -> None:
 
 @pytest.mark.req("LG-19")
 def test_waiting_ends_with_the_claim_or_with_the_time(proof: Path) -> None:
-    assert holdfast("claim", "take", "1", "--owner", "a", "--dir", proof).returncode == 0
-    late = holdfast("claim", "take", "1", "--owner", "b", "--wait", "50ms", "--dir", proof, "--json")
+    assert holdfast("ledger", "claim", "1", "--actor", "a", "--repo", proof).returncode == 0
+    late = holdfast("ledger", "claim", "1", "--actor", "b", "--wait", "50ms", "--repo", proof, "--json")
     assert (late.returncode, error(late)["code"]) == (75, "E_LOCK_TIMEOUT")
-    assert error(late)["holders"][0]["owner"] == "a"
-    with Running("claim", "take", "1", "--owner", "c", "--wait", "none", "--dir", proof) as waiting:
-        while not data(holdfast("claim", "list", "--dir", proof, "--json"))["waiting"]:
+    assert error(late)["holders"][0]["actor"] == "a"
+    with Running("ledger", "claim", "1", "--actor", "c", "--wait", "forever", "--repo", proof) as waiting:
+        while not data(holdfast("ledger", "claims", "--repo", proof, "--json"))["waiting"]:
             time.sleep(0.01)
-        assert "1: c waits" in holdfast("claim", "list", "--dir", proof).stdout
-        assert holdfast("claim", "release", "1", "--owner", "a", "--dir", proof).returncode == 0
+        assert "1: c waits" in holdfast("ledger", "claims", "--repo", proof).stdout
+        assert holdfast("ledger", "release", "1", "--actor", "a", "--repo", proof).returncode == 0
         assert waiting.hear().startswith("Claimed 1 for c")
         assert waiting.finish().returncode == 0
 
@@ -250,38 +255,38 @@ def test_waiting_ends_with_the_claim_or_with_the_time(proof: Path) -> None:
 @pytest.mark.req("LG-10")
 def test_claims_that_have_run_out_are_reaped(proof: Path) -> None:
     append(proof, acquired("1", "gone", expires_in=-5), acquired("2", "me", expires_in=60))
-    assert "run out" in holdfast("claim", "list", "--dir", proof).stdout
-    preview = holdfast("claim", "reap", "--dry-run", "--dir", proof)
-    assert preview.stdout.startswith("Would reap 1, which gone had")
+    assert "expired" in holdfast("ledger", "claims", "--repo", proof).stdout
+    preview = holdfast("ledger", "reap", "--dry-run", "--repo", proof)
+    assert preview.stdout.startswith("Would reap 1, which gone held")
     assert [
-        each["node_id"] for each in data(holdfast("claim", "reap", "--dir", proof, "--json"))["reaped"]
+        each["node_id"] for each in data(holdfast("ledger", "reap", "--repo", proof, "--json"))["reaped"]
     ] == ["1"]
-    assert holdfast("claim", "reap", "--dir", proof).stdout == "No claim has run out.\n"
+    assert holdfast("ledger", "reap", "--repo", proof).stdout == "No claim has expired.\n"
 
 
 @pytest.mark.req("LG-18")
 def test_a_node_id_that_is_none_is_refused(proof: Path) -> None:
     for node in ("x", "1..2", "0", "1.02"):
-        result = holdfast("claim", "take", node, "--owner", "a", "--dir", proof)
+        result = holdfast("ledger", "claim", node, "--actor", "a", "--repo", proof)
         assert (result.returncode, "numbers from 1 joined by dots" in result.stderr) == (2, True)
 
 
 def test_a_waiter_that_is_interrupted_leaves_the_line(proof: Path) -> None:
-    assert holdfast("claim", "take", "1", "--owner", "a", "--dir", proof).returncode == 0
-    with Running("claim", "take", "1", "--owner", "b", "--wait", "none", "--dir", proof) as waiting:
-        while not data(holdfast("claim", "list", "--dir", proof, "--json"))["waiting"]:
+    assert holdfast("ledger", "claim", "1", "--actor", "a", "--repo", proof).returncode == 0
+    with Running("ledger", "claim", "1", "--actor", "b", "--wait", "forever", "--repo", proof) as waiting:
+        while not data(holdfast("ledger", "claims", "--repo", proof, "--json"))["waiting"]:
             time.sleep(0.01)
         waiting.send(signal.SIGINT)
         assert waiting.finish().returncode == 130
-    assert data(holdfast("claim", "list", "--dir", proof, "--json"))["waiting"] == []
+    assert data(holdfast("ledger", "claims", "--repo", proof, "--json"))["waiting"] == []
 
 
 def test_events_that_go_through_a_pipe_do_no_harm_where_it_ends(proof: Path) -> None:
     text = "red\x1b[31m\x9b31m\u202etxet grün 字"
     event = json.dumps({"type": "note", "text": text})
-    assert holdfast("ledger", "append", event, "--dir", proof).returncode == 0
+    assert holdfast("ledger", "append", event, "--repo", proof).returncode == 0
 
-    line = holdfast("ledger", "log", "--last", "1", "--dir", proof).stdout
+    line = holdfast("ledger", "log", "--limit", "1", "--repo", proof).stdout
 
     assert line.removesuffix("\n").isprintable()
     assert "grün 字" in line
@@ -292,10 +297,10 @@ def test_a_command_below_the_directory_of_a_ledger_finds_it(scratch: Path) -> No
     below, outside = scratch / "project" / "main", scratch / "outside"
     below.mkdir(parents=True)
     outside.mkdir()
-    assert commands.holdfast("ledger", "init", "--dir", "project", cwd=scratch).returncode == 0
+    assert commands.holdfast("ledger", "init", "--repo", "project", cwd=scratch).returncode == 0
 
     assert commands.holdfast("ledger", "append", '{"type":"x"}', cwd=below).stdout == "Appended event 1.\n"
-    assert commands.holdfast("claim", "take", "1", "--owner", "a", cwd=below).returncode == 0
-    assert commands.holdfast("claim", "list", cwd=outside).returncode == 3
+    assert commands.holdfast("ledger", "claim", "1", "--actor", "a", cwd=below).returncode == 0
+    assert commands.holdfast("ledger", "claims", cwd=outside).returncode == 3
     told = {"HOLDFAST_REPO": str(scratch / "project")}
-    assert "active" in commands.holdfast("claim", "list", cwd=outside, env=told).stdout
+    assert "active" in commands.holdfast("ledger", "claims", cwd=outside, env=told).stdout

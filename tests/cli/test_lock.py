@@ -27,9 +27,11 @@ def repo(scratch: Path) -> Path:
 
 @pytest.mark.req("LC-01", "LC-04", "LC-05")
 def test_a_lock_is_a_readable_file_with_everything_that_it_must_have(repo: Path) -> None:
-    lease = data(holdfast("lock", "acquire", "--ttl", "10m", "--purpose", "tests", "--json", cwd=repo))
+    lease = data(holdfast("lease", "acquire", "--ttl", "10m", "--purpose", "tests", "--json", cwd=repo))
     stored = json_at(repo / ".jvs/locks/main.json")
-    assert stored == lease
+    renamed = {"worktree": "worktree_id", "token": "fencing_token"}
+    renamed |= {"expires_at": "lease_expires_at", "renewed_at": "last_renewed_at"}
+    assert stored == {renamed.get(name, name): value for name, value in lease.items()}
     assert {*"lock_id worktree_id holder_id created_at last_renewed_at".split()} < {*stored}
     assert {"lease_expires_at", "fencing_token"} < {*stored}
     host, user, pid, start_time = stored["holder_id"].split(":")
@@ -42,8 +44,8 @@ def test_a_lock_is_a_readable_file_with_everything_that_it_must_have(repo: Path)
 
 @pytest.mark.req("LC-08", "LC-29")
 def test_a_conflict_says_who_where_what_for_since_when_how_long_and_whether_it_lives(repo: Path) -> None:
-    lease = data(holdfast("lock", "acquire", "--ttl", "10m", "--purpose", "a long job", "--json", cwd=repo))
-    refused = holdfast("lock", "acquire", "--json", cwd=repo)
+    lease = data(holdfast("lease", "acquire", "--ttl", "10m", "--purpose", "a long job", "--json", cwd=repo))
+    refused = holdfast("lease", "acquire", "--json", cwd=repo)
     told = error(refused)
     assert refused.returncode == 4
     assert told["code"] == "E_LOCK_CONFLICT"
@@ -53,20 +55,20 @@ def test_a_conflict_says_who_where_what_for_since_when_how_long_and_whether_it_l
     assert told["since"] == lease["created_at"]
     assert 0 < told["time_left"] <= 600
     assert told["liveness"] == "alive"
-    shown = holdfast("lock", "acquire", cwd=repo).stderr
+    shown = holdfast("lease", "acquire", cwd=repo).stderr
     assert all(each in shown for each in (lease["holder_id"], "a long job", "for another", "alive"))
 
 
 def test_a_lock_is_handed_from_command_to_command_in_the_environment(repo: Path) -> None:
-    found = holdfast("lock", "acquire", "--ttl", "10m", "--field", "lock_id", cwd=repo)
+    found = holdfast("lease", "acquire", "--ttl", "10m", "--field", "lock_id", cwd=repo)
     lock_id = found.stdout.strip()
     env = {"HOLDFAST_LOCK_ID": lock_id}
     before = json_at(repo / ".jvs/locks/main.json")
-    assert holdfast("lock", "renew", "--ttl", "20m", cwd=repo, env=env).returncode == 0
+    assert holdfast("lease", "renew", "--ttl", "20m", cwd=repo, env=env).returncode == 0
     after = json_at(repo / ".jvs/locks/main.json")
     assert after["lease_expires_at"] > before["lease_expires_at"]
     assert after["last_renewed_at"] > before["last_renewed_at"]
-    assert holdfast("lock", "release", cwd=repo, env=env).returncode == 0
+    assert holdfast("lease", "release", cwd=repo, env=env).returncode == 0
     assert not (repo / ".jvs/locks/main.json").exists()
 
 
@@ -74,8 +76,8 @@ def test_a_lock_is_handed_from_command_to_command_in_the_environment(repo: Path)
 def test_a_shell_can_evaluate_what_acquire_exports(repo: Path) -> None:
     command = " ".join(HOLDFAST)
     script = f"""
-        eval "$({command} lock acquire --ttl 10m --export)" && {command} lock renew --json &&
-        printf '%s %s\\n' "$HOLDFAST_TOKEN" "$HOLDFAST_WORKTREE" && {command} lock release
+        eval "$({command} lease acquire --ttl 10m --export)" && {command} lease renew --json &&
+        printf '%s %s\\n' "$HOLDFAST_TOKEN" "$HOLDFAST_WORKTREE" && {command} lease release
     """
     result = subprocess.run(
         ["sh", "-c", script], cwd=repo, env=environment(), capture_output=True, text=True, check=False
@@ -87,11 +89,11 @@ def test_a_shell_can_evaluate_what_acquire_exports(repo: Path) -> None:
 @pytest.mark.req("LC-10", "LC-16", "LC-29")
 @pytest.mark.parametrize("command", ["renew", "release"])
 def test_only_the_holder_renews_and_releases(repo: Path, command: str) -> None:
-    holdfast("lock", "acquire", "--ttl", "10m", cwd=repo)
+    holdfast("lease", "acquire", "--ttl", "10m", cwd=repo)
     before = json_at(repo / ".jvs/locks/main.json")
     other = "00000000-0000-4000-8000-000000000000"
     for arguments in (["--lock-id", other], []):
-        refused = holdfast("lock", command, *arguments, "--json", cwd=repo)
+        refused = holdfast("lease", command, *arguments, "--json", cwd=repo)
         assert refused.returncode == 5
         assert error(refused)["code"] == "E_LOCK_NOT_HELD"
     assert json_at(repo / ".jvs/locks/main.json") == before
@@ -102,40 +104,40 @@ def test_an_expired_lock_cannot_be_renewed_and_is_taken_over_by_acquiring_or_ste
     repository = Repository(repo)
     token = 0
     for how in ("acquire", "steal"):
-        lease = data(holdfast("lock", "acquire", "--ttl", "10m", "--json", cwd=repo))
-        refused = holdfast("lock", "steal", "--json", cwd=repo)
+        lease = data(holdfast("lease", "acquire", "--ttl", "10m", "--json", cwd=repo))
+        refused = holdfast("lease", "steal", "--json", cwd=repo)
         assert error(refused)["code"] == "E_LOCK_CONFLICT"
         expire(repository)
-        late = holdfast("lock", "renew", "--lock-id", lease["lock_id"], "--json", cwd=repo)
+        late = holdfast("lease", "renew", "--lock-id", lease["lock_id"], "--json", cwd=repo)
         assert (late.returncode, error(late)["code"]) == (5, "E_LOCK_EXPIRED")
-        shown = data(holdfast("lock", "status", "--json", cwd=repo))
+        shown = data(holdfast("lease", "status", "--json", cwd=repo))
         assert shown["state"] == "expired"
-        taken = data(holdfast("lock", how, "--ttl", "10m", "--json", cwd=repo))
-        assert taken["fencing_token"] == lease["fencing_token"] + 1 > token
-        token = taken["fencing_token"]
+        taken = data(holdfast("lease", how, "--ttl", "10m", "--json", cwd=repo))
+        assert taken["token"] == lease["token"] + 1 > token
+        token = taken["token"]
         last = json.loads((repo / ".jvs/audit/audit.jsonl").read_text().splitlines()[-1])
         assert last["event"] == "lock_stolen"
         assert last["facts"]["old"]["lock_id"] == lease["lock_id"]
         assert last["facts"]["new"]["fencing_token"] == token
         assert {"expired_at", "old", "new"} <= {*last["facts"]}
-        holdfast("lock", "release", "--lock-id", taken["lock_id"], cwd=repo)
-    nothing = holdfast("lock", "steal", "--json", cwd=repo)
+        holdfast("lease", "release", "--lock-id", taken["lock_id"], cwd=repo)
+    nothing = holdfast("lease", "steal", "--json", cwd=repo)
     assert error(nothing)["code"] == "E_LOCK_NOT_HELD"
 
 
 def test_a_lock_outlives_the_process_that_it_was_taken_by_and_is_not_called_dead(repo: Path) -> None:
-    program = f"import subprocess; subprocess.run({[*HOLDFAST, 'lock', 'acquire', '--ttl', '10m']!r})"
+    program = f"import subprocess; subprocess.run({[*HOLDFAST, 'lease', 'acquire', '--ttl', '10m']!r})"
     subprocess.run([sys.executable, "-c", program], cwd=repo, env=environment(), check=True)
-    told = data(holdfast("lock", "status", "--json", cwd=repo))
-    assert told["state"] == "locked"
+    told = data(holdfast("lease", "status", "--json", cwd=repo))
+    assert told["state"] == "leased"
     assert told["liveness"] == Liveness.UNKNOWN.value
-    assert error(holdfast("lock", "acquire", "--json", cwd=repo))["liveness"] == "unknown"
-    assert "belongs to whoever has its id" in holdfast("lock", "status", cwd=repo).stdout
+    assert error(holdfast("lease", "acquire", "--json", cwd=repo))["liveness"] == "unknown"
+    assert "belongs to whoever has its id" in holdfast("lease", "status", cwd=repo).stdout
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_lock_whose_id_nobody_could_be_told_is_given_back(repo: Path) -> None:
-    command = f"{' '.join(HOLDFAST)} lock acquire --ttl 10m >/dev/full"
+    command = f"{' '.join(HOLDFAST)} lease acquire --ttl 10m >/dev/full"
     result = subprocess.run(["sh", "-c", command], cwd=repo, env=environment(), check=False)
     assert result.returncode != 0
     assert Repository(repo).desk.state("main") is None
@@ -143,28 +145,28 @@ def test_a_lock_whose_id_nobody_could_be_told_is_given_back(repo: Path) -> None:
 
 def test_the_holder_can_be_named(repo: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as agent:
-        lease = data(holdfast("lock", "acquire", "--holder-pid", str(agent.pid), "--json", cwd=repo))
+        lease = data(holdfast("lease", "acquire", "--holder-pid", str(agent.pid), "--json", cwd=repo))
         assert lease["holder_id"].split(":")[2] == str(agent.pid)
         agent.kill()
-    refused = holdfast("lock", "acquire", "--holder-pid", str(agent.pid), "--json", cwd=repo)
+    refused = holdfast("lease", "acquire", "--holder-pid", str(agent.pid), "--json", cwd=repo)
     assert error(refused)["code"] == "E_USAGE"
 
 
 def test_who_waits_gets_the_lock_when_it_is_released_and_is_shown_in_line(repo: Path) -> None:
-    lock_id = holdfast("lock", "acquire", "--ttl", "10m", "--field", "lock_id", cwd=repo).stdout.strip()
-    with Running("lock", "acquire", "--repo", repo, "--wait", "1m", "--json") as waiter:
-        while not data(holdfast("lock", "status", "--json", cwd=repo))["waiting"]:
+    lock_id = holdfast("lease", "acquire", "--ttl", "10m", "--field", "lock_id", cwd=repo).stdout.strip()
+    with Running("lease", "acquire", "--repo", repo, "--wait", "1m", "--json") as waiter:
+        while not data(holdfast("lease", "status", "--json", cwd=repo))["waiting"]:
             pass
-        shown = data(holdfast("lock", "list", "--json", cwd=repo))["worktrees"][0]
+        shown = data(holdfast("lease", "list", "--json", cwd=repo))["worktrees"][0]
         assert shown["waiting"][0]["holder_id"].split(":")[2] == str(waiter.pid)
-        holdfast("lock", "release", "--lock-id", lock_id, cwd=repo)
+        holdfast("lease", "release", "--lock-id", lock_id, cwd=repo)
         result = waiter.finish()
-    assert json.loads(result.stdout)["data"]["fencing_token"] == 2
+    assert json.loads(result.stdout)["data"]["token"] == 2
 
 
 def test_who_waits_in_vain_is_told_by_whom_it_was_kept(repo: Path) -> None:
-    lease = data(holdfast("lock", "acquire", "--ttl", "10m", "--json", cwd=repo))
-    refused = holdfast("lock", "acquire", "--wait", "100ms", "--json", cwd=repo)
+    lease = data(holdfast("lease", "acquire", "--ttl", "10m", "--json", cwd=repo))
+    refused = holdfast("lease", "acquire", "--wait", "100ms", "--json", cwd=repo)
     assert (refused.returncode, error(refused)["code"]) == (75, "E_LOCK_TIMEOUT")
     assert error(refused)["holders"][0]["holder_id"] == lease["holder_id"]
 
@@ -174,7 +176,7 @@ def test_of_eight_commands_that_acquire_one_wins_and_seven_conflict(repo: Path) 
     for _ in range(3):
         running = [
             subprocess.Popen(
-                [*HOLDFAST, "lock", "acquire", "--ttl", "10m", "--json"],
+                [*HOLDFAST, "lease", "acquire", "--ttl", "10m", "--json"],
                 cwd=repo,
                 env=environment(),
                 stdout=subprocess.PIPE,
@@ -186,7 +188,7 @@ def test_of_eight_commands_that_acquire_one_wins_and_seven_conflict(repo: Path) 
         counted = Counter("won" if each["ok"] else each["error"]["code"] for each in answers)
         assert counted == {"won": 1, "E_LOCK_CONFLICT": 7}
         winner = next(each["data"]["lock_id"] for each in answers if each["ok"])
-        holdfast("lock", "release", "--lock-id", winner, cwd=repo)
+        holdfast("lease", "release", "--lock-id", winner, cwd=repo)
 
 
 # --- Where a command is ------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ def test_repository_and_worktree_are_found_from_the_current_directory(repo: Path
     below = repo / "worktrees/dev/a/b"
     below.mkdir(parents=True)
     for where, worktree in ((repo, "main"), (repo / "main", "main"), (below, "dev")):
-        assert data(holdfast("lock", "status", "--json", cwd=where))["worktree_id"] == worktree
+        assert data(holdfast("lease", "status", "--json", cwd=where))["worktree"] == worktree
 
 
 def test_flags_come_before_the_environment_and_that_before_the_directory(repo: Path, scratch: Path) -> None:
@@ -205,9 +207,9 @@ def test_flags_come_before_the_environment_and_that_before_the_directory(repo: P
     Repository(repo).worktrees.create("other")
     env = {"HOLDFAST_REPO": str(repo), "HOLDFAST_WORKTREE": "dev"}
     for arguments, worktree in (([], "dev"), (["--worktree", "other"], "other")):
-        result = holdfast("lock", "status", *arguments, "--json", cwd=scratch, env=env)
-        assert data(result)["worktree_id"] == worktree
-    missing = holdfast("lock", "status", "--repo", scratch, "--json", cwd=repo, env=env)
+        result = holdfast("lease", "status", *arguments, "--json", cwd=scratch, env=env)
+        assert data(result)["worktree"] == worktree
+    missing = holdfast("lease", "status", "--repo", scratch, "--json", cwd=repo, env=env)
     assert (missing.returncode, error(missing)["code"]) == (3, "E_NOT_FOUND")
 
 
@@ -216,8 +218,8 @@ def test_a_repository_that_is_reached_by_a_link_knows_the_worktree_one_is_in(
 ) -> None:
     Repository(repo).worktrees.create("dev")
     (scratch / "link").symlink_to(repo)
-    result = holdfast("lock", "status", "--repo", scratch / "link", "--json", cwd=repo / "worktrees/dev")
-    assert data(result)["worktree_id"] == "dev"
+    result = holdfast("lease", "status", "--repo", scratch / "link", "--json", cwd=repo / "worktrees/dev")
+    assert data(result)["worktree"] == "dev"
 
 
 # --- init and info -----------------------------------------------------------------------------------
@@ -240,18 +242,18 @@ def test_init_makes_a_repository_and_says_where_to_work(scratch: Path) -> None:
 def test_info_shows_format_worktrees_locks_and_what_to_beware_of(repo: Path) -> None:
     holdfast("worktree", "create", "open", "--shared", cwd=repo)
     (repo / "worktrees/open/file").write_text("content")
-    holdfast("lock", "acquire", "--ttl", "10m", cwd=repo)
+    holdfast("lease", "acquire", "--ttl", "10m", cwd=repo)
     saved = Repository(repo).snapshot("open")
     told = data(holdfast("info", "--json", cwd=repo))
     assert told["format"] == 1
     assert told["root"] == str(repo)
     assert told["engine"] in {"juicefs-clone", "btrfs-subvolume", "reflink", "linked", "copy"}
     main, shared = told["worktrees"]
-    assert main["lock"]["state"] == "locked"
+    assert main["lease"]["state"] == "leased"
     assert (shared["isolation"], shared["high_risk"]) == ("shared", True)
     assert shared["head_snapshot_id"] == saved.snapshot_id
     assert told["best_effort_snapshots"] == [
-        {"snapshot_id": saved.snapshot_id, "worktree_id": "open", "warning": "best_effort"}
+        {"snapshot_id": saved.snapshot_id, "worktree": "open", "warning": "best_effort"}
     ]
     assert any("best_effort" in each for each in told["warnings"])
     shown = holdfast("info", cwd=repo).stdout

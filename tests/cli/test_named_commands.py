@@ -89,7 +89,8 @@ def test_every_command_that_is_named_somewhere_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["see 'holdfast issue finnish ID'", "`holdfast lock acquire --tll 5m`", "  holdfast hstory --all"]
+    "text",
+    ["see 'holdfast issue finnish ID'", "`holdfast lease renew --tll 5m`", "  holdfast hstory --all"],
 )
 def test_a_command_that_is_not_there_is_found(text: str) -> None:
     assert [problem_with(each.words) for each in mentions_in(text, "somewhere")] != [None]

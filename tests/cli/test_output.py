@@ -25,9 +25,9 @@ from tests.cli.commands import HOLDFAST, environment, error, holdfast
     [
         ["--json", "nonsense"],
         ["nonsense", "--json"],
-        ["file-lock", "--json"],
-        ["file-lock", "status", "--json"],
-        ["file-lock", "status", "x", "y", "--json"],
+        ["lock", "--json"],
+        ["lock", "status", "--json"],
+        ["lock", "status", "x", "y", "--json"],
         ["repo-lock", "status", "--json", "--nonsense"],
         ["completion", "tcsh", "--json"],
         ["demo", "--workers", "1", "--json"],
@@ -45,15 +45,15 @@ def test_a_usage_error_is_an_envelope_wherever_json_was_asked_for(arguments: lis
 
 
 def test_a_usage_error_for_people_shows_the_usage_on_standard_error() -> None:
-    result = holdfast("file-lock", "status")
+    result = holdfast("lock", "status")
 
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.startswith("Error: Missing argument 'PATH'.\n\nUsage: holdfast file-lock status")
-    assert "See 'holdfast file-lock status --help'." in result.stderr
+    assert result.stderr.startswith("Error: Missing argument 'FILE'.\n\nUsage: holdfast lock status")
+    assert "See 'holdfast lock status --help'." in result.stderr
 
 
 def test_a_command_that_is_spelled_almost_right_is_guessed() -> None:
-    assert "Did you mean 'file-lock'?" in holdfast("flie-lock").stderr
+    assert "Did you mean 'repo-lock'?" in holdfast("rpeo-lock").stderr
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_only_visible_characters_are_shown_as_they_are(text: str, shown: str) ->
 
 def test_a_name_with_escape_sequences_cannot_touch_the_terminal(tmp_path: Path) -> None:
     name = "a\x1b[2J\nError: forged"
-    shown = holdfast("file-lock", "status", name, cwd=tmp_path)
-    failed = holdfast("file-lock", "status", f"{name}/below", cwd=tmp_path)
-    missing = holdfast("file-lock", "run", f"{name}/below", "--", "true", cwd=tmp_path)
+    shown = holdfast("lock", "status", name, cwd=tmp_path)
+    failed = holdfast("lock", "status", f"{name}/below", cwd=tmp_path)
+    missing = holdfast("lock", "run", f"{name}/below", "--", "true", cwd=tmp_path)
 
     assert shown.stdout.count("\n") == 1
     for result in (shown, failed, missing):
@@ -103,7 +103,7 @@ def test_a_name_with_escape_sequences_cannot_touch_the_terminal(tmp_path: Path) 
 def test_a_name_that_is_no_text_is_shown_to_people_and_programs(tmp_path: Path) -> None:
     for arguments in ([b"a\xff.lock"], [b"a\xff.lock", b"--json"]):
         result = subprocess.run(
-            [*HOLDFAST, "file-lock", "status", *arguments],
+            [*HOLDFAST, "lock", "status", *arguments],
             capture_output=True,
             env=environment(),
             cwd=tmp_path,
@@ -114,10 +114,10 @@ def test_a_name_that_is_no_text_is_shown_to_people_and_programs(tmp_path: Path) 
 
 def test_a_terminal_that_knows_only_ascii_gets_only_ascii(tmp_path: Path) -> None:
     result = holdfast(
-        "file-lock", "status", "größer", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+        "lock", "status", "größer", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     )
 
-    assert result.stdout == "gr\\xf6\\xdfer: free (there is no such file yet)\n"
+    assert result.stdout == "gr\\xf6\\xdfer: free (the file does not exist yet)\n"
 
 
 # --- What programs are told -------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_a_defect_is_told_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(root, "invoke", defective)
-    status = entry.run(["file-lock", "status", "x", "--json"])
+    status = entry.run(["lock", "status", "x", "--json"])
     output = capsys.readouterr()
 
     assert status == 1
@@ -176,7 +176,7 @@ def test_a_defect_is_told_with_a_traceback_to_those_who_look_for_it(
     monkeypatch.setattr(root, "invoke", defective)
     monkeypatch.setenv("HOLDFAST_DEBUG", "1")
 
-    assert entry.run(["file-lock", "status", "x"]) == 1
+    assert entry.run(["lock", "status", "x"]) == 1
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
@@ -188,13 +188,13 @@ def test_an_interruption_ends_with_130(
 
     monkeypatch.setattr(root, "invoke", interrupted)
 
-    assert entry.run(["file-lock", "status", "x"]) == 130
+    assert entry.run(["lock", "status", "x"]) == 130
     assert capsys.readouterr().err.startswith("Error: interrupted")
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--version"], ["--help"], ["file-lock", "status", "x"], ["file-lock", "status", "x", "--json"]],
+    [["--version"], ["--help"], ["lock", "status", "x"], ["lock", "status", "x", "--json"]],
 )
 def test_a_reader_who_has_seen_enough_is_no_news(arguments: list[str], tmp_path: Path) -> None:
     reading, writing = os.pipe()
@@ -214,7 +214,7 @@ def test_a_reader_who_has_seen_enough_is_no_news(arguments: list[str], tmp_path:
 def test_an_output_that_cannot_be_written_is_an_error(options: list[str], tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         result = subprocess.run(
-            [*HOLDFAST, "file-lock", "status", "x", *options],
+            [*HOLDFAST, "lock", "status", "x", *options],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -231,7 +231,7 @@ def test_an_output_that_cannot_be_written_is_an_error(options: list[str], tmp_pa
 @pytest.mark.skipif(sys.platform == "win32", reason="a descriptor is closed in another way there")
 def test_without_a_standard_output_it_does_its_work_in_silence(tmp_path: Path) -> None:
     result = subprocess.run(
-        ["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", *HOLDFAST, "file-lock", "run", "x", "--", "touch", "y"],
+        ["/bin/sh", "-c", 'exec "$@" >&- 2>&-', "sh", *HOLDFAST, "lock", "run", "x", "--", "touch", "y"],
         env=environment(),
         cwd=tmp_path,
     )

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.cli import repo_lock
 from holdfast.cli.options import data_directory
-from holdfast.cli.repo_lock import Upkeep
+from holdfast.cli.repo_lock import Heartbeat
 from holdfast.clock import parse_duration
 from holdfast.errors import IoFailure, LockNotHeld, UsageFailure
 from holdfast.locks.repo_lock import DEFAULT_STALE_AFTER, HeldRepoLock, RepoLock
@@ -90,7 +90,7 @@ def test_two_repositories_have_two_locks(data_dir: Path) -> None:
 
 
 def test_one_who_waits_gets_the_lock_when_it_is_free(data_dir: Path) -> None:
-    waiting = ("repo-lock", "run", "here", "--data-dir", data_dir, "--wait", "none", "--", "echo", "mine")
+    waiting = ("repo-lock", "run", "here", "--data-dir", data_dir, "--wait", "forever", "--", "echo", "mine")
     with RepoLockHeld(data_dir, "here") as holder, Running(*waiting) as waiter:
         holder.finish()
         result = waiter.finish()
@@ -119,7 +119,7 @@ def test_the_lock_of_a_dead_holder_is_shown_as_stale_and_taken_over(data_dir: Pa
     result = holdfast("repo-lock", "run", "here", "--data-dir", data_dir, "--", "echo", "mine")
 
     assert (left["state"], left["liveness"]) == ("stale", "dead")
-    assert "its process is gone; the next one who wants it takes it over" in text
+    assert "its process is gone; the next to acquire it takes it over" in text
     assert (result.returncode, result.stdout) == (0, "mine\n")
 
 
@@ -205,7 +205,7 @@ class Held(HeldRepoLock):
 
 
 class Hours:
-    """A clock for `Upkeep`: its hours pass when it is told."""
+    """A clock for `Heartbeat`: its hours pass when it is told."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -216,7 +216,7 @@ class Hours:
 
 @pytest.fixture
 def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
-    """The clock that `Upkeep` looks at."""
+    """The clock that `Heartbeat` looks at."""
     hours = Hours()
     monkeypatch.setattr("holdfast.cli.repo_lock.time", hours)
     return hours
@@ -226,50 +226,50 @@ def test_the_lock_is_looked_at_often_and_refreshed_seldom(data_dir: Path, hours:
     lock = RepoLock(data_dir, stale_after=8 * 3600)
     with lock.lock("here") as plain:
         held = Held(plain)
-        upkeep = Upkeep(lock, held)
+        heartbeat = Heartbeat(lock, held)
         for _ in range(4 * 3600 // 5):  # every 5 s for 4 h
-            hours.now += upkeep.every
-            upkeep()
+            hours.now += heartbeat.every
+            heartbeat()
 
-    assert upkeep.every == 5
+    assert heartbeat.every == 5
     assert held.refreshed == 2  # the first time, and 2 h later
 
 
 def test_a_lock_that_is_lost_is_noticed_at_the_next_look(data_dir: Path, hours: Hours) -> None:
     lock = RepoLock(data_dir, stale_after=8 * 3600)
     with lock.lock("here") as held:
-        upkeep = Upkeep(lock, held)
-        upkeep()
+        heartbeat = Heartbeat(lock, held)
+        heartbeat()
         state = lock.state("here")
         assert state is not None
         lock.break_lock("here", state.identity)
         hours.now += 5
 
         with pytest.raises(LockNotHeld):
-            upkeep()
+            heartbeat()
 
 
 def test_a_lock_that_cannot_be_refreshed_is_given_up_before_it_is_stale(data_dir: Path, hours: Hours) -> None:
     lock = RepoLock(data_dir, stale_after=8 * 3600)
     with lock.lock("here") as plain:
         held = Held(plain)
-        upkeep = Upkeep(lock, held)
+        heartbeat = Heartbeat(lock, held)
         held.fails = True
         hours.now = 5 * 3600
-        upkeep()
+        heartbeat()
         hours.now = 6 * 3600
 
         with pytest.raises(LockNotHeld, match="No space left on device"):
-            upkeep()
+            heartbeat()
 
 
 def test_a_lock_that_can_be_refreshed_again_is_kept(data_dir: Path, hours: Hours) -> None:
     lock = RepoLock(data_dir, stale_after=8 * 3600)
     with lock.lock("here") as plain:
         held = Held(plain)
-        upkeep = Upkeep(lock, held)
+        heartbeat = Heartbeat(lock, held)
         for held.fails, hours.now in [(True, 5 * 3600.0), (False, 5.5 * 3600), (True, 11 * 3600)]:
-            upkeep()
+            heartbeat()
 
     assert held.refreshed == 1
 

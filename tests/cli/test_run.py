@@ -54,30 +54,30 @@ def test_the_command_holds_the_lock_and_knows_by_which_right_it_writes(repo: Pat
     assert result.returncode == 0, result.stderr
     told, said = json.loads(result.stdout), outcome(result.stderr)
     assert told["HOLDFAST_REPO"] == str(repo)
-    assert told["HOLDFAST_WORKTREE"] == said["worktree_id"] == "main"
+    assert told["HOLDFAST_WORKTREE"] == said["worktree"] == "main"
     assert told["HOLDFAST_LOCK_ID"] == said["lock_id"]
-    assert told["HOLDFAST_TOKEN"] == str(said["fencing_token"]) == "1"
+    assert told["HOLDFAST_TOKEN"] == str(said["token"]) == "1"
     assert is_free(repo)
 
 
 def test_what_the_command_calls_of_us_uses_its_lock(repo: Path, scratch: Path) -> None:
-    renew = " ".join((*HOLDFAST, "lock", "renew", "--json"))
+    renew = " ".join((*HOLDFAST, "lease", "renew", "--json"))
     result = holdfast("run", "--worktree", "main", "--repo", repo, "--", "sh", "-c", renew, cwd=scratch)
-    assert data(result)["worktree_id"] == "main"
+    assert data(result)["worktree"] == "main"
 
 
 def test_a_command_that_waits_for_the_lock_that_it_runs_under_is_told_so(repo: Path) -> None:
-    for command in (["run", "--wait", "none", "--", "true"], ["lock", "acquire", "--wait", "none"]):
+    for command in (["run", "--wait", "forever", "--", "true"], ["lease", "acquire", "--wait", "forever"]):
         result = holdfast("run", "--", *HOLDFAST, *command, cwd=repo)
         assert result.returncode == 4
-        assert "you hold the lock of main already" in result.stderr
+        assert "you already hold the lease of main" in result.stderr
     assert is_free(repo)
 
 
 def test_others_are_kept_out_while_it_runs_and_are_shown_the_command(repo: Path) -> None:
     with Running("run", "--repo", repo, "--", *UNTIL_STDIN_ENDS) as running:
         assert running.hear() == "running"
-        told = error(holdfast("lock", "acquire", "--json", cwd=repo))
+        told = error(holdfast("lease", "acquire", "--json", cwd=repo))
         assert told["code"] == "E_LOCK_CONFLICT"
         assert "sys.stdin.read" in told["purpose"]
         assert told["liveness"] == "alive"
@@ -132,7 +132,7 @@ def test_who_is_ended_while_it_waits_leaves_the_line(repo: Path, number: signal.
     repository = Repository(repo)
     line = LeaseKeys.of("main").line
     with repository.lease() as held:
-        with Running("run", "--repo", repo, "--wait", "none", "--", "true") as waiting:
+        with Running("run", "--repo", repo, "--wait", "forever", "--", "true") as waiting:
             wait_until(lambda: repository.context.store.read(line))
             waiting.send(number)
             result = waiting.finish()
@@ -143,8 +143,18 @@ def test_who_is_ended_while_it_waits_leaves_the_line(repo: Path, number: signal.
 
 def test_a_command_that_does_not_exist_leaves_no_lock_behind(repo: Path) -> None:
     result = holdfast("run", "--json", "--", "there-is-no-such-command", cwd=repo)
-    assert json.loads(result.stderr)["error"]["code"] == "E_COMMAND_NOT_FOUND"
+    assert (result.returncode, json.loads(result.stderr)["error"]["code"]) == (127, "E_COMMAND_NOT_FOUND")
     assert is_free(repo)
+
+
+def test_the_command_starts_in_the_worktree_unless_told_otherwise(repo: Path) -> None:
+    inside = holdfast("run", "--", "pwd", cwd=repo)
+    outside = holdfast("run", "--no-chdir", "--", "pwd", cwd=repo)
+    forgotten = holdfast("run", "ls", "-l", cwd=repo)
+
+    assert (inside.stdout.strip(), outside.stdout.strip()) == (str(repo / "main"), str(repo))
+    assert forgotten.returncode == 2
+    assert "Put '--' before the command: -- ls -l" in forgotten.stderr
 
 
 @pytest.mark.req("LC-12")
@@ -213,7 +223,7 @@ def test_what_a_command_has_started_is_ended_with_it(repo: Path) -> None:
     script = '"$0" -c "$2"; "$0" -c "$1"; true'
     command = ["sh", "-c", script, sys.executable, WRITER, LEAVING]
     repository = Repository(repo)
-    with Running("run", "--repo", repo, "--ttl", "1s", "--chdir", "--json", "--", *command) as running:
+    with Running("run", "--repo", repo, "--ttl", "1s", "--json", "--", *command) as running:
         pids = [int(running.hear()), int(running.hear())]
         expire(repository)
         repository.steal("main", ttl=600)
@@ -229,15 +239,15 @@ def test_when_it_is_killed_the_command_dies_and_the_lock_ends_with_its_time(repo
         running.kill()
         running.process.wait()
         wait_until(lambda: is_gone(pid))
-        told = error(holdfast("lock", "acquire", "--json", cwd=repo))
+        told = error(holdfast("lease", "acquire", "--json", cwd=repo))
         assert (told["code"], told["liveness"]) == ("E_LOCK_CONFLICT", "dead")
     result = holdfast("run", "--wait", "20s", "--json", "--", "true", cwd=repo)
-    assert outcome(result.stderr)["fencing_token"] == 2
+    assert outcome(result.stderr)["token"] == 2
 
 
 def test_what_succeeds_is_snapshotted_if_wished_and_what_fails_is_not(repo: Path) -> None:
     write = "from pathlib import Path; Path('made').write_text('by the command')"
-    options = ("--snapshot", "-m", "made", "--chdir", "--json", "--")
+    options = ("--snapshot", "-m", "made", "--json", "--")
     result = holdfast("run", *options, *python(write), cwd=repo)
     saved = outcome(result.stderr)["snapshot_id"]
     assert isinstance(saved, str)
@@ -267,10 +277,10 @@ def test_a_worktree_that_is_not_there_is_said_so_before_anything_is_run(repo: Pa
 
 
 def test_a_person_is_told_the_snapshot_and_that_the_command_runs_elsewhere(repo: Path) -> None:
-    told = holdfast("run", "--repo", repo, "--snapshot", "--", "true", cwd=repo)
+    told = holdfast("run", "--repo", repo, "--snapshot", "--no-chdir", "--", "true", cwd=repo)
     inside = holdfast("run", "--snapshot", "--", "true", cwd=repo / "main")
-    quiet = holdfast("run", "--snapshot", "--json", "--", "true", cwd=repo)
+    quiet = holdfast("run", "--snapshot", "--no-chdir", "--json", "--", "true", cwd=repo)
 
-    assert "which is elsewhere. To run it there: --chdir" in told.stderr
-    assert inside.stderr.startswith("holdfast: what is in main now is the snapshot ")
+    assert "outside main" in told.stderr
+    assert inside.stderr.startswith("holdfast: saved main as the snapshot ")
     assert (len(inside.stderr.splitlines()), len(quiet.stderr.splitlines())) == (1, 1)

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast import FileLocker
 from holdfast.cli import child
-from holdfast.cli.child import SignalForwarding
+from holdfast.cli.child import Periodic
 from tests.cli.commands import (
     HOLDFAST,
     LISTENING,
@@ -45,7 +45,7 @@ def lock(scratch: Path) -> Path:
 
 def run_listening(lock: Path, *, before_exec: Callable[[], object] | None = None) -> Running:
     """A command under the lock that says which signals it gets."""
-    running = Running("file-lock", "run", lock, "--json", "--", *python(LISTENING), before_exec=before_exec)
+    running = Running("lock", "run", lock, "--json", "--", *python(LISTENING), before_exec=before_exec)
     assert running.hear() == "running"
     return running
 
@@ -74,7 +74,7 @@ def test_a_signal_goes_on_to_a_command_that_had_to_wait_for_its_lock(lock: Path)
     quick = ("/bin/sh", "-c", "trap 'exit 3' TERM; echo running; while :; do sleep 0.01; done")
     with (
         FileLockHeld(lock) as holder,
-        Running("file-lock", "run", lock, "--timeout", "30s", "--", *quick) as command,
+        Running("lock", "run", lock, "--wait", "30s", "--", *quick) as command,
     ):
         wait_until(lambda: _waits_for(lock, command.pid))
         holder.finish()
@@ -96,7 +96,7 @@ def test_a_key_that_interrupts_reaches_the_command_once(lock: Path) -> None:
     if pid == 0:
         os.execve(
             sys.executable,
-            [*HOLDFAST, "file-lock", "run", str(lock), "--", *python(LISTENING)],
+            [*HOLDFAST, "lock", "run", str(lock), "--", *python(LISTENING)],
             environment(),
         )
     try:
@@ -144,7 +144,7 @@ def test_it_dies_of_what_the_command_died_of_without_a_core_and_without_the_lock
         resource.setrlimit(resource.RLIMIT_CORE, (most, most))
 
     program = ("/bin/sh", "-c", f"ulimit -c 0; kill -{int(number)} $$")
-    arguments = ("file-lock", "run", str(lock), "--json", "--", *program)
+    arguments = ("lock", "run", str(lock), "--json", "--", *program)
     with Running(*arguments, before_exec=allow_a_core_here) as command:
         result = command.finish()
 
@@ -159,7 +159,7 @@ def test_it_dies_of_what_the_command_died_of_without_a_core_and_without_the_lock
 @pytest.mark.req("FL-02")
 def test_a_wrapper_that_is_killed_takes_its_command_with_it_and_frees_the_lock(lock: Path) -> None:
     program = python("import os, time; print(os.getpid(), flush=True); time.sleep(1000)")
-    with Running("file-lock", "run", lock, "--", *program) as command:
+    with Running("lock", "run", lock, "--", *program) as command:
         child_pid = int(command.hear())
         command.send(signal.SIGKILL)
         assert died_of(command.finish()) is signal.SIGKILL
@@ -180,7 +180,7 @@ def block(number: int) -> Callable[[], object]:
 def signals_of_a_command(lock: Path, field: str, before_exec: Callable[[], object] | None) -> set[int]:
     """The signals that a command finds blocked (`SigBlk`) or ignored (`SigIgn`) when it starts."""
     command_line = ("grep", field, "/proc/self/status")  # a shell or Python would change them
-    with Running("file-lock", "run", lock, "--", *command_line, before_exec=before_exec) as command:
+    with Running("lock", "run", lock, "--", *command_line, before_exec=before_exec) as command:
         bits = int(command.finish().stdout.split()[1], 16)
     return {number for number in range(1, 32) if bits & 1 << (number - 1)}
 
@@ -204,13 +204,13 @@ def test_the_command_finds_its_signals_as_whoever_started_us_left_them(
 
 def test_the_status_of_the_command_is_known_even_if_its_end_was_to_be_ignored(lock: Path) -> None:
     program = python("raise SystemExit(7)")
-    with Running("file-lock", "run", lock, "--", *program, before_exec=ignore(signal.SIGCHLD)) as command:
+    with Running("lock", "run", lock, "--", *program, before_exec=ignore(signal.SIGCHLD)) as command:
         assert command.finish().returncode == 7
 
 
 @linux_only
 def test_an_interruption_while_waiting_ends_with_130(lock: Path) -> None:
-    waiting = ("file-lock", "run", lock, "--timeout", "none", "--json", "--", "true")
+    waiting = ("lock", "run", lock, "--wait", "forever", "--json", "--", "true")
     with FileLockHeld(lock), Running(*waiting) as command:
         wait_until(lambda: _waits_for(lock, command.pid))
         command.send(signal.SIGINT)
@@ -241,7 +241,7 @@ def test_a_command_is_ended_when_the_duty_fails(tmp_path: Path) -> None:
             raise Lost
 
     with pytest.raises(Lost):
-        child.run(program, duty=SignalForwarding(0.01, fail_when_ready))
+        child.run(program, check=Periodic(0.01, fail_when_ready))
 
     assert (tmp_path / "note").read_text() == "asked to end"
 
@@ -262,7 +262,7 @@ def test_a_command_that_does_not_end_when_asked_to_is_killed(
             raise Lost
 
     with pytest.raises(Lost):
-        child.run(program, duty=SignalForwarding(0.01, fail_when_ready))
+        child.run(program, check=Periodic(0.01, fail_when_ready))
 
     assert is_gone(int((tmp_path / "pid").read_text()))
 

@@ -64,11 +64,11 @@ def run(root: Path, *arguments: str, env: dict[str, str] | None = None, worktree
 
 def lock(root: Path, *options: str) -> dict[str, str]:
     """Acquire the lock, and what the environment says about it then."""
-    made = run(root, "lock", "acquire", "--ttl", "1h", *options)
+    made = run(root, "lease", "acquire", "--ttl", "1h", *options)
     return {
         "HOLDFAST_LOCK_ID": made["lock_id"],
-        "HOLDFAST_TOKEN": str(made["fencing_token"]),
-        "HOLDFAST_WORKTREE": made["worktree_id"],
+        "HOLDFAST_TOKEN": str(made["token"]),
+        "HOLDFAST_WORKTREE": made["worktree"],
     }
 
 
@@ -108,12 +108,12 @@ def test_history_leaves_no_trace_and_waits_for_nobody(root: Path) -> None:
 @pytest.mark.req("LC-23")
 def test_a_free_worktree_is_locked_for_the_duration_and_a_locked_one_needs_its_lock(root: Path) -> None:
     run(root, "snapshot")
-    assert run(root, "lock", "status")["state"] == "free"
+    assert run(root, "lease", "status")["state"] == "free"
     env = lock(root)
     refused = run(root, "snapshot")
     assert refused["code"] == "E_LOCK_CONFLICT"
     assert "--lock-id" in refused["hint"]
-    assert run(root, "snapshot", env=env)["fencing_token"] == int(env["HOLDFAST_TOKEN"])
+    assert run(root, "snapshot", env=env)["token"] == int(env["HOLDFAST_TOKEN"])
     lock_id = env["HOLDFAST_LOCK_ID"]
     assert run(root, "snapshot", "--lock-id", lock_id)["lock_id"] == lock_id
     assert len(run(root, "history")["snapshots"]) == 3
@@ -124,8 +124,8 @@ def test_a_stale_lock_publishes_nothing_and_ends_with_the_status_of_the_fenced(r
     env = lock(root)
     repository = Repository(root)
     expire(repository)
-    thief = run(root, "lock", "steal", "--ttl", "1h")
-    for stale in (env, {**env, "HOLDFAST_TOKEN": ""}, {**env, "HOLDFAST_TOKEN": str(thief["fencing_token"])}):
+    thief = run(root, "lease", "steal", "--ttl", "1h")
+    for stale in (env, {**env, "HOLDFAST_TOKEN": ""}, {**env, "HOLDFAST_TOKEN": str(thief["token"])}):
         result = call(root, "snapshot", "--json", env=stale)
         assert result.returncode == 5
         assert error(result)["code"] == "E_FENCING_MISMATCH"
@@ -146,9 +146,9 @@ def test_who_waits_for_the_lock_gets_it_when_it_is_free(root: Path) -> None:
     env = lock(root)
     assert run(root, "snapshot", "--wait", "10ms")["code"] == "E_LOCK_TIMEOUT"
     with Running("snapshot", "--repo", root, "--wait", "30s", "--json") as waiting:
-        wait_until(lambda: run(root, "lock", "status")["waiting"])
-        run(root, "lock", "release", env=env)
-        assert data(waiting.finish())["fencing_token"] > int(env["HOLDFAST_TOKEN"])
+        wait_until(lambda: run(root, "lease", "status")["waiting"])
+        run(root, "lease", "release", env=env)
+        assert data(waiting.finish())["token"] > int(env["HOLDFAST_TOKEN"])
 
 
 def test_the_lock_of_the_environment_counts_for_its_own_worktree_only(root: Path) -> None:

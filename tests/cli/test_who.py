@@ -68,7 +68,7 @@ def test_a_lease_is_shown_with_its_holder_its_time_and_its_line(root: Path) -> N
 def test_claims_issues_and_repo_locks_are_shown_too(root: Path, tmp_path: Path) -> None:
     for command in (["issue", "init"], ["ledger", "init"], ["issue", "create", "Work"]):
         assert holdfast(*command, cwd=root).returncode == 0
-    assert holdfast("claim", "take", "1.2", "--owner", "bob", cwd=root).returncode == 0
+    assert holdfast("ledger", "claim", "1.2", "--actor", "bob", cwd=root).returncode == 0
     claimed = holdfast("issue", "claim-next", "--actor", "agent:a", "--json", cwd=root)
     issue = data(claimed)["id"]
     with RepoLockHeld(tmp_path / "data", "project"):
@@ -103,7 +103,7 @@ def test_those_who_wait_for_a_repo_lock_are_shown_wherever_they_wait(root: Path,
 
 
 def test_what_has_run_out_can_be_reclaimed_and_how_is_said(root: Path) -> None:
-    assert holdfast("lock", "acquire", "--ttl", "200ms", cwd=root).returncode == 0
+    assert holdfast("lease", "acquire", "--ttl", "200ms", cwd=root).returncode == 0
     wait_until(lambda: holdings(root)["lease main"]["reclaim"]["safe"])
 
     how = holdings(root)["lease main"]["reclaim"]["how"].split()[1:]
@@ -127,7 +127,7 @@ def test_work_that_waits_for_its_gates_is_nobodys_to_claim(root: Path) -> None:
 
 def test_what_somebody_typed_cannot_reach_the_terminal(root: Path) -> None:
     nasty = "\x1b[31mred\x07\r\nforged line"
-    assert holdfast("lock", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root).returncode == 0
+    assert holdfast("lease", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root).returncode == 0
 
     shown = holdfast("who", cwd=root).stdout
 
@@ -156,10 +156,10 @@ def test_what_could_not_be_looked_at_is_not_said_to_be_free(root: Path) -> None:
     (record,) = (root / ".jvs/worktrees/main").glob("config.json")
     record.write_text("{")
 
-    for command in (["who"], ["top", "--count", "1"]):
+    for command in (["who"], ["top", "--limit", "1"]):
         told = holdfast(*command, cwd=root)
-        assert "Nobody holds anything of what could be looked at." in told.stdout
-        assert "Cannot look at each lease" in told.stdout + told.stderr
+        assert "No visible holder." in told.stdout
+        assert "Cannot list every lease" in told.stdout + told.stderr
 
 
 def test_one_claim_that_cannot_be_read_hides_no_other(root: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_directory_inside_a_repository_is_not_taken_for_it(root: Path) -> None
 
 
 def test_top_gives_a_look_per_line_to_programs(root: Path) -> None:
-    result = holdfast("top", "--count", "3", "--every", "10ms", "--json", cwd=root)
+    result = holdfast("top", "--limit", "3", "--every", "10ms", "--json", cwd=root)
 
     looks = [json.loads(line) for line in result.stdout.splitlines()]
     assert [each["data"]["holdings"] for each in looks] == [[], [], []]
@@ -225,7 +225,7 @@ def test_top_draws_on_a_terminal_and_leaves_it_as_it_was(root: Path) -> None:
     import pty
 
     main, terminal = pty.openpty()
-    command = [*HOLDFAST, "top", "--count", "2", "--every", "10ms", "--repo", str(root)]
+    command = [*HOLDFAST, "top", "--limit", "2", "--every", "10ms", "--repo", str(root)]
     process = subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environment({"TERM": "xterm"}))
     os.close(terminal)
     drawn = b""
@@ -261,14 +261,14 @@ def the_only(root: Path, kind: str) -> Any:
 
 
 def test_a_claim_is_of_the_process_that_ran_the_command_and_says_what_for(busy: Path) -> None:
-    assert holdfast("claim", "take", "1", "--owner", "bob", "--purpose", "parsing", cwd=busy).returncode == 0
-    assert holdfast("claim", "extend", "1", "--owner", "bob", "--ttl", "1h", cwd=busy).returncode == 0
+    assert holdfast("ledger", "claim", "1", "--actor", "bob", "--purpose", "parse", cwd=busy).returncode == 0
+    assert holdfast("ledger", "extend", "1", "--actor", "bob", "--ttl", "1h", cwd=busy).returncode == 0
     assert holdfast("issue", "claim-next", "--actor", "agent:a", cwd=busy).returncode == 0
 
     claim, issue = the_only(busy, "claim"), the_only(busy, "issue")
 
     assert (claim["liveness"], issue["liveness"]) == ("alive", "alive")
-    assert (claim["purpose"], claim["time_left"] > 600) == ("parsing", True)
+    assert (claim["purpose"], claim["time_left"] > 600) == ("parse", True)
     for each in (claim, issue):
         assert f":{os.getpid()}:" in each["process"]
         assert each["since"] < each["until"]
@@ -277,7 +277,7 @@ def test_a_claim_is_of_the_process_that_ran_the_command_and_says_what_for(busy: 
 
 def test_who_ended_after_a_command_took_a_claim_is_not_said_to_be_dead(busy: Path) -> None:
     """An agent may go on in another process: the claim belongs to whoever knows its id."""
-    for command in (["claim", "take", "1", "--owner", "bob"], ["issue", "claim-next"]):
+    for command in (["ledger", "claim", "1", "--actor", "bob"], ["issue", "claim-next"]):
         program = f"import subprocess, sys; subprocess.run([sys.executable, '-m', 'holdfast', *{command!r}])"
         subprocess.run(python(program), cwd=busy, env=environment(), check=True, capture_output=True)
 
@@ -326,8 +326,8 @@ def test_records_of_earlier_versions_are_of_unknown_life(busy: Path) -> None:
 
 
 def test_those_who_wait_for_a_claim_are_shown_in_their_places(busy: Path) -> None:
-    assert holdfast("claim", "take", "1", "--owner", "bob", cwd=busy).returncode == 0
-    waits = ("claim", "take", "1", "--dir", busy, "--wait", "60s", "--owner")
+    assert holdfast("ledger", "claim", "1", "--actor", "bob", cwd=busy).returncode == 0
+    waits = ("ledger", "claim", "1", "--repo", busy, "--wait", "60s", "--actor")
     with Running(*waits, "carl"):
         wait_until(lambda: len(the_only(busy, "claim")["waiting"]) == 1)
         with Running(*waits, "dora", "--priority", "1"):
@@ -357,7 +357,7 @@ def test_the_file_locks_of_all_programs_are_shown(root: Path) -> None:
     with subprocess.Popen([*python(program), str(lock)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with Running("file-lock", "run", lock, "--timeout", "60s", "--", "true"):
+        with Running("lock", "run", lock, "--wait", "60s", "--", "true"):
             wait_until(lambda: all_since(the_only(root, "file lock")["waiting"]))
             held = the_only(root, "file lock")
             table = holdfast("who", "--repo", root).stdout
@@ -369,16 +369,16 @@ def test_the_file_locks_of_all_programs_are_shown(root: Path) -> None:
     assert [each["place"] for each in held["waiting"]] == [None], "the kernel serves them in no order"
     assert f"pid {other.pid}" in table
     assert "(for " in table
-    assert f"holdfast file-lock run '{lock}' --timeout 10m" in held["reclaim"]["how"]
+    assert f"holdfast lock run '{lock}' --wait 10m" in held["reclaim"]["how"]
     assert not [each for each in holdings(root) if each.startswith("file lock")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
 def test_a_fair_file_lock_is_one_row_with_its_line(root: Path) -> None:
     lock = root / "main/build.lock"
-    with Running("file-lock", "run", lock, "--fair", "--", "sleep", "99"):
+    with Running("lock", "run", lock, "--fair", "--", "sleep", "99"):
         wait_until(lambda: "file lock main/build.lock" in holdings(root))
-        waits = ("file-lock", "run", lock, "--fair", "--timeout", "60s", "--", "true")
+        waits = ("lock", "run", lock, "--fair", "--wait", "60s", "--", "true")
         with Running(*waits), Running(*waits):
             wait_until(lambda: len(all_since(the_only(root, "file lock")["waiting"])) == 2)
             held = the_only(root, "file lock")
@@ -407,7 +407,7 @@ def test_an_ordinary_directory_that_is_called_ledger_is_no_workspace(tmp_path: P
 
     assert holdfast("who", cwd=tmp_path / "below").returncode == 3
 
-    assert holdfast("ledger", "init", "--dir", tmp_path).returncode == 0
+    assert holdfast("ledger", "init", "--repo", tmp_path).returncode == 0
     assert holdfast("who", cwd=tmp_path / "below").returncode == 0
 
 
@@ -433,7 +433,7 @@ def on_a_terminal(*arguments: str | Path, columns: int, **env: str) -> str:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal as Linux has it")
 def test_a_narrow_terminal_gets_lines_that_fit_and_a_wide_one_a_table(root: Path) -> None:
     nasty = "\x1b[31mred\x07"
-    assert holdfast("lock", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root).returncode == 0
+    assert holdfast("lease", "acquire", "--ttl", "1h", "--purpose", nasty, cwd=root).returncode == 0
 
     narrow = on_a_terminal("who", "--repo", root, columns=60)
     wide = on_a_terminal("who", "--repo", root, columns=250, NO_COLOR="1")
@@ -454,10 +454,10 @@ def test_a_place_without_anything_that_was_named_is_told_as_such(root: Path, tmp
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a pseudo-terminal as Linux has it")
 def test_top_says_how_much_does_not_fit_on_the_terminal(root: Path) -> None:
-    assert holdfast("lock", "acquire", "--ttl", "1h", cwd=root).returncode == 0
+    assert holdfast("lease", "acquire", "--ttl", "1h", cwd=root).returncode == 0
 
-    low = on_a_terminal("top", "--count", "1", "--repo", root, columns=60, LINES="5")
-    high = on_a_terminal("top", "--count", "1", "--repo", root, columns=60, LINES="50")
+    low = on_a_terminal("top", "--limit", "1", "--repo", root, columns=60, LINES="5")
+    high = on_a_terminal("top", "--limit", "1", "--repo", root, columns=60, LINES="50")
 
     assert "more lines; all: 'holdfast who'" in low
     assert "to get it" not in low

@@ -42,7 +42,7 @@ def test_a_worktree_lives_from_its_creation_to_its_removal(repo: Path) -> None:
     assert renamed["path"] == str(repo / "worktrees/parser")
     assert holdfast("worktree", "remove", "parser", cwd=repo).returncode == 0
     listed = data(holdfast("worktree", "list", "--json", cwd=repo))["worktrees"]
-    assert [each["worktree_id"] for each in listed] == ["main"]
+    assert [each["worktree"] for each in listed] == ["main"]
 
 
 def test_the_list_says_where_each_is_and_a_mistyped_name_leads_to_the_right_one(repo: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_dry_run_shows_what_would_go_and_who_is_in_the_way_and_changes_nothing
 @pytest.mark.req("WT-08")
 def test_an_active_lock_is_a_conflict_and_its_holder_may_remove(repo: Path) -> None:
     Repository(repo).worktrees.create("dev")
-    lock = data(holdfast("lock", "acquire", "--worktree", "dev", "--ttl", "10m", "--json", cwd=repo))
+    lock = data(holdfast("lease", "acquire", "--worktree", "dev", "--ttl", "10m", "--json", cwd=repo))
     for command in (
         ["rename", "dev", "new"],
         ["remove", "dev", "--force"],
@@ -139,9 +139,9 @@ def test_a_shared_worktree_is_called_high_risk_wherever_it_is_shown(repo: Path) 
         made.stdout,
         holdfast("worktree", "list", cwd=repo).stdout,
         holdfast("worktree", "show", "open", cwd=repo).stdout,
-        holdfast("lock", "list", cwd=repo).stdout,
-        holdfast("lock", "status", "--worktree", "open", cwd=repo).stdout,
-        holdfast("lock", "acquire", "--worktree", "open", cwd=repo).stderr,
+        holdfast("lease", "list", cwd=repo).stdout,
+        holdfast("lease", "status", "--worktree", "open", cwd=repo).stdout,
+        holdfast("lease", "acquire", "--worktree", "open", cwd=repo).stderr,
         holdfast("info", cwd=repo).stdout,
     ]
     assert all("high-risk" in each for each in shown), shown
@@ -151,15 +151,15 @@ def test_a_shared_worktree_is_called_high_risk_wherever_it_is_shown(repo: Path) 
 def test_show_tells_the_state_of_the_worktree_that_one_is_in(repo: Path) -> None:
     holdfast("worktree", "create", "dev", "--label", "experiments", cwd=repo)
     told = data(holdfast("worktree", "show", "--json", cwd=repo / "worktrees/dev"))
-    assert told["worktree_id"] == "dev"
+    assert told["worktree"] == "dev"
     assert told["label"] == "experiments"
-    assert told["lock"]["state"] == "free"
+    assert told["lease"]["state"] == "free"
     assert told["operation"] is None
     assert os.getpid() not in [each["pid"] for each in told["processes"]]
 
 
 def test_a_mistyped_repository_is_not_made(repo: Path) -> None:
-    for command, rest in ((["info"], []), (["run"], ["--", "true"]), (["lock", "acquire"], [])):
+    for command, rest in ((["info"], []), (["run"], ["--", "true"]), (["lease", "acquire"], [])):
         refused = holdfast(*command, "--repo", repo / "nowhere", *rest, cwd=repo)
         assert (refused.returncode, (repo / "nowhere").exists()) == (3, False)
 

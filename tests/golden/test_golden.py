@@ -81,7 +81,7 @@ def _play(holdfast: Scenario, patch: pytest.MonkeyPatch) -> None:
         "restore v1 --inplace --reason again --worktree reader",
         "issue create Watched",
         "worktree remove reader",
-        """ledger append '{"type":"note"}' --dir proof""",
+        """ledger append '{"type":"note"}' --repo proof""",
     )
     holdfast.chapter("files")
     holdfast.record_files(main.parent, holdfast.root / "data")
@@ -100,13 +100,13 @@ def _leases(holdfast: Scenario, main: Path, patch: pytest.MonkeyPatch) -> None:
     (main / "d" / "link").symlink_to("../a.txt")
     _write(main, {"a.txt": CONTENTS[0], "d/b.sh": CONTENTS[1]})
     holdfast.chapter("leases")
-    held = holdfast("lock acquire --ttl 10m --purpose build")
-    holdfast("lock acquire")
+    held = holdfast("lease acquire --ttl 10m --purpose build")
+    holdfast("lease acquire")
     patch.setenv("HOLDFAST_LOCK_ID", held["lock_id"])
-    holdfast("lock status", "lock list", "lock renew --ttl 20m", "lock steal", "guard a.txt")
-    holdfast("snapshot -m first --tag v1", "lock release", "lock release")
+    holdfast("lease status", "lease list", "lease renew --ttl 20m", "lease steal", "guard a.txt")
+    holdfast("snapshot -m first --tag v1", "lease release", "lease release")
     patch.delenv("HOLDFAST_LOCK_ID")
-    holdfast("run --snapshot -- true", "lock acquire --worktree open")
+    holdfast("run --snapshot -- true", "lease acquire --worktree open")
 
 
 def _write(main: Path, contents: dict[str, str]) -> None:
@@ -143,18 +143,20 @@ def _ledger(holdfast: Scenario) -> None:
     holdfast.chapter("ledger")
 
     def at_proof(*lines: str, stdin: str = "") -> None:
-        holdfast(*(f"{line} --dir proof" for line in lines), stdin=stdin)
+        holdfast(*(f"{line} --repo proof" for line in lines), stdin=stdin)
 
     at_proof("ledger init --claim-files", """ledger append '{"type":"note","body":"one"}'""")
     at_proof("ledger append -", stdin='{"type":"note","id":"mine"}\n{"type":"node","node_id":"1.2"}\n')
     at_proof("""ledger append '{"type":"note"}' --if-sequence 1""", "ledger show mine", "ledger status")
-    at_proof("claim take 1.2 --owner agent-7 --ttl 5m", "claim take 1.2 --owner agent-8")
-    at_proof("claim take 1.3 --owner agent-7 --purpose work", "claim extend 1.2 --owner agent-7 --ttl 10m")
-    with holdfast.waiter("claim take 1.2 --owner b --wait 1m --dir proof", shown_by="claim list --dir proof"):
-        at_proof("claim list")
-    at_proof("claim history 1.2", "claim release 1.3 --owner agent-7")
-    at_proof("claim release 1.3 --owner agent-7", "claim reap")
-    at_proof("ledger log --last 3", "ledger unlock", "ledger verify", "ledger status")
+    at_proof("ledger claim 1.2 --actor agent-7 --ttl 5m", "ledger claim 1.2 --actor agent-8")
+    at_proof("ledger claim 1.3 --actor agent-7 --purpose work", "ledger extend 1.2 --actor agent-7 --ttl 10m")
+    with holdfast.waiter(
+        "ledger claim 1.2 --actor b --wait 1m --repo proof", shown_by="ledger claims --repo proof"
+    ):
+        at_proof("ledger claims")
+    at_proof("ledger claim-history 1.2", "ledger release 1.3 --actor agent-7")
+    at_proof("ledger release 1.3 --actor agent-7", "ledger reap")
+    at_proof("ledger log --limit 3", "ledger unlock", "ledger verify", "ledger status")
 
 
 def _issues(holdfast: Scenario) -> None:
@@ -185,15 +187,15 @@ def _locks(holdfast: Scenario) -> None:
     holdfast.chapter("locks")
     lock = holdfast.root / "data" / "locks" / "repos" / "mine" / ".lock"
     holdfast("repo-lock status mine", f"repo-lock run mine -- cp {lock} {holdfast.root}/data/seen.lock")
-    holdfast("repo-lock status", "file-lock status x.lock", "file-lock run x.lock -- true")
-    holdfast("file-lock status x.lock", "file-lock status")
+    holdfast("repo-lock status", "lock status x.lock", "lock run x.lock -- true")
+    holdfast("lock status x.lock", "lock status")
 
 
 def _overview(holdfast: Scenario) -> None:
     holdfast.chapter("overview")
-    holdfast("lock acquire --ttl 10m --purpose hold")
-    with holdfast.waiter("lock acquire --wait 1m --purpose later", shown_by="lock status"):
-        holdfast("lock status", "who")
+    holdfast("lease acquire --ttl 10m --purpose hold")
+    with holdfast.waiter("lease acquire --wait 1m --purpose later", shown_by="lease status"):
+        holdfast("lease status", "who")
         holdfast.record_files(holdfast.root / "repo" / ".jvs" / "queues")
     holdfast("info", "doctor", "doctor --strict", "audit --limit 3", "audit --verify --limit 1")
 
@@ -206,7 +208,7 @@ def _findings(holdfast: Scenario, repo: Path) -> None:
     events = sorted((repo / "proof" / "ledger").glob("event-*.json"))
     events[-2].unlink()
     events[0].write_text('{"type":')
-    holdfast("ledger verify --dir proof")
+    holdfast("ledger verify --repo proof")
     (snapshot,) = (repo / ".jvs" / "snapshots").glob("*/payload/last.txt")
     snapshot.write_text("other\n")
     holdfast("verify --all", "doctor --strict")

@@ -279,15 +279,15 @@ def update_in_a_process(workers: Workers, directory: Path, issue_id: str) -> Any
 @pytest.mark.req("FL-08", "FL-20")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
 def test_updates_of_different_issues_run_side_by_side(tracker: Tracker, scratch: Path) -> None:
-    from holdfast.cli.lock import look
+    from holdfast.cli.lock import file_lock_state
 
     a, b = made(tracker, "a", "b")
     lock = scratch / f".jit/issues/{a}.lock"
     with Workers() as workers:
         with FileLocker(5.0).lock_exclusive(lock):  # as another program does that is busy with one issue
             waiting = update_in_a_process(workers, scratch, a)
-            wait_until(lambda: look(str(lock)).waiting)
-            state = look(str(lock))
+            wait_until(lambda: file_lock_state(str(lock)).waiting)
+            state = file_lock_state(str(lock))
             assert ([each.pid for each in state.holders], [each.pid for each in state.waiting]) == (
                 [os.getpid()],
                 [waiting.pid],

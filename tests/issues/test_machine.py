@@ -287,7 +287,7 @@ class Done(NamedTuple):
 ORDERS = st.builds(
     Order,
     st.sampled_from(
-        ["create", "count", "count", "add", "add", "remove", "delete", "finish", "claim", "release"]
+        ["create", "count", "count", "add", "add", "remove", "delete", "finish", "ledger", "release"]
     ),
     st.integers(0, 5),
     st.integers(0, 5),

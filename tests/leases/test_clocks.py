@@ -156,14 +156,14 @@ def test_the_shim_sets_the_wall_clock_of_a_process(wall_clock: WallClock) -> Non
 def test_a_process_whose_wall_clock_is_an_hour_ahead_cannot_take_a_lock_that_is_held(
     repo: Path, wall_clock: WallClock
 ) -> None:
-    lease = data(holdfast("lock", "acquire", "--repo", repo, "--ttl", "10m", "--json"))
+    lease = data(holdfast("lease", "acquire", "--repo", repo, "--ttl", "10m", "--json"))
     wall_clock.set(HOUR)
     for how in ("acquire", "steal"):
-        refused = holdfast("lock", how, "--repo", repo, "--json", env=wall_clock.environment)
+        refused = holdfast("lease", how, "--repo", repo, "--json", env=wall_clock.environment)
         assert error(refused)["code"] == "E_LOCK_CONFLICT"
         assert 0 < error(refused)["time_left"] <= 600
     again = holdfast(
-        "lock", "renew", "--repo", repo, "--lock-id", lease["lock_id"], env=wall_clock.environment
+        "lease", "renew", "--repo", repo, "--lock-id", lease["lock_id"], env=wall_clock.environment
     )
     assert again.returncode == 0, again.stderr
 
@@ -171,10 +171,10 @@ def test_a_process_whose_wall_clock_is_an_hour_ahead_cannot_take_a_lock_that_is_
 def test_a_process_whose_wall_clock_is_an_hour_behind_takes_over_what_has_expired(
     repo: Path, wall_clock: WallClock
 ) -> None:
-    old = data(holdfast("lock", "acquire", "--repo", repo, "--ttl", "200ms", "--json"))
+    old = data(holdfast("lease", "acquire", "--repo", repo, "--ttl", "200ms", "--json"))
     wall_clock.set(-HOUR)
-    new = holdfast("lock", "acquire", "--repo", repo, "--wait", "20s", "--json", env=wall_clock.environment)
-    assert data(new)["fencing_token"] == old["fencing_token"] + 1
+    new = holdfast("lease", "acquire", "--repo", repo, "--wait", "20s", "--json", env=wall_clock.environment)
+    assert data(new)["token"] == old["token"] + 1
 
 
 def test_a_command_under_a_lease_lives_through_a_step_of_the_wall_clock(

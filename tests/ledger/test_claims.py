@@ -72,9 +72,9 @@ def test_a_node_that_another_has_claimed_is_already_locked(claims: Claims, clock
     clock.advance(20)
     with pytest.raises(NodeLocked, match="node already locked") as caught:
         claims.claim("1.2", "b")
-    assert caught.value.facts["owner"] == "a"
+    assert caught.value.facts["actor"] == "a"
     assert caught.value.facts["time_left"] == pytest.approx(40)
-    assert "claim take 1.2 --owner" in caught.value.hint
+    assert "ledger claim 1.2 --actor" in caught.value.hint
     with pytest.raises(NodeLocked):
         claims.claim("1.2", "a")  # another process of the same agent is another
     assert claims.claim("1.2.1", "b").claim.owner == "b"

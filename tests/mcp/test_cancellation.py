@@ -69,7 +69,7 @@ def test_who_does_not_want_to_wait_any_more_leaves_the_line(shop: Path, era: str
             tracker = open_tracker(shop, actor="human:owner")
             await until(lambda: tracker.snapshot().ready())
             assert (await agent("who"))["holdings"] == []
-            assert (await agent("take_lease"))["fencing_token"] == 2
+            assert (await agent("take_lease"))["token"] == 2
 
     run(test)
 

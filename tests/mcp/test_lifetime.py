@@ -45,7 +45,7 @@ async def take_both(agent: Agent, ttl: str) -> tuple[dict[str, Any], dict[str, A
 
 def wait_until_all_has_run_out(shop: Path, taken: dict[str, Any]) -> None:
     """Both leases, and the claim."""
-    wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree_id"]).expired)
+    wait_until(lambda: lease_on(shop).expired and lease_on(shop, taken["worktree"]).expired)
     wait_until(lambda: ready(shop) == ["First"])
 
 
@@ -53,7 +53,7 @@ def test_when_the_client_goes_everything_is_given_back_and_before_that_it_is_kep
     async def test() -> None:
         async with connected(cwd=shop) as agent:
             lease, taken = await take_both(agent, "2s")
-            for worktree in ("main", taken["worktree_id"]):
+            for worktree in ("main", taken["worktree"]):
                 wait_until(partial(was_renewed_after, shop, worktree, taken["expires_at"]))
                 assert not lease_on(shop, worktree).expired  # long past its ttl
             assert lease_on(shop).lease.lock_id == lease["lock_id"]
@@ -81,7 +81,7 @@ def test_when_the_server_is_asked_to_end_everything_is_given_back(shop: Path, na
                 while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
                     await anyio.sleep(0.02)
             assert lease_on(shop) is None
-            assert lease_on(shop, taken["worktree_id"]) is None
+            assert lease_on(shop, taken["worktree"]) is None
             assert ready(shop) == ["First"]
 
     run(test)
@@ -94,7 +94,7 @@ def test_when_the_server_is_killed_what_it_held_runs_out_by_itself(shop: Path) -
             send(server_pid(lease), "SIGKILL")
         wait_until_all_has_run_out(shop, taken)
         async with connected(cwd=shop) as other:
-            assert (await other("take_lease"))["fencing_token"] == lease["fencing_token"] + 1
+            assert (await other("take_lease"))["token"] == lease["token"] + 1
             again = await other("claim_next_work")
             assert (again["id"], again["token"]) == (taken["id"], taken["token"] + 1)
             assert again["taken_over_from"] == "agent:test-client"
@@ -111,7 +111,7 @@ def test_who_has_lost_everything_can_take_it_again(shop: Path) -> None:
             wait_until_all_has_run_out(shop, taken)
             send(server_pid(lease), "SIGCONT")
             again, more = await take_both(agent, "10m")
-            assert again["fencing_token"] == lease["fencing_token"] + 1
+            assert again["token"] == lease["token"] + 1
             assert (more["id"], more["token"]) == (taken["id"], taken["token"] + 1)
             assert (await agent("finish_work", outcome="done"))["succeeded"] is True
             assert (await agent("release_lease"))["lock_id"] == again["lock_id"]

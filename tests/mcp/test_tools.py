@@ -86,26 +86,26 @@ def test_leases_and_snapshots(shop: Path) -> None:
 async def leases(agent: Agent, shop: Path) -> None:
     lease = await agent("take_lease", ttl="20s", purpose="tests")
     assert lease["purpose"] == f"{NAME}: tests"
-    assert lease == command(shop, "lock", "status")["lease"]
+    assert lease == command(shop, "lease", "status")["lease"]
     assert settled(await agent("who")) == settled(command(shop, "who"))
     assert settled(await agent.read("who")) == settled(command(shop, "who"))
     assert settled(await agent.read("worktrees")) == settled(command(shop, "worktree", "list"))
 
     again = await agent("take_lease", ttl="5m")  # on one that is held: renewed
-    assert (again["lock_id"], again["fencing_token"], again["ttl"]) == (lease["lock_id"], 1, 300.0)
+    assert (again["lock_id"], again["token"], again["ttl"]) == (lease["lock_id"], 1, 300.0)
 
-    refused = holdfast("lock", "acquire", "--json", cwd=shop)
+    refused = holdfast("lease", "acquire", "--json", cwd=shop)
     assert error(refused)["holder_id"] == lease["holder_id"]
     assert error(refused)["liveness"] == "alive"
 
     released = await agent("release_lease")
     assert released["lock_id"] == lease["lock_id"]
-    assert command(shop, "lock", "status")["state"] == "free"
+    assert command(shop, "lease", "status")["state"] == "free"
     assert (await agent.failure("release_lease"))["code"] == "E_LOCK_NOT_HELD"
 
-    other = command(shop, "lock", "acquire", "--ttl", "5m", "--purpose", "\x1b[2J\x9b")
+    other = command(shop, "lease", "acquire", "--ttl", "5m", "--purpose", "\x1b[2J\x9b")
     told = await agent.failure("take_lease")
-    expected = error(holdfast("lock", "acquire", "--json", cwd=shop))
+    expected = error(holdfast("lease", "acquire", "--json", cwd=shop))
     assert told["code"] == expected["code"] == "E_LOCK_CONFLICT"
     assert told["retryable"] is True
     shown = (await agent.client.call_tool("take_lease", {})).content[0]
@@ -120,7 +120,7 @@ async def leases(agent: Agent, shop: Path) -> None:
     assert (await agent.failure("snapshot"))["code"] == "E_LOCK_CONFLICT"
     (shop / "main/text").write_text("zero\n")
     await agent("snapshot", lock_id=other["lock_id"])
-    command(shop, "lock", "release", "--lock-id", other["lock_id"])
+    command(shop, "lease", "release", "--lock-id", other["lock_id"])
 
     for wrong in ({"worktree": "x" * 129}, {"purpose": "x" * 201}, {"nonsense": 1}, {"ttl": "soon"}):
         assert (await agent.failure("take_lease", **wrong))["code"] in ("E_USAGE", "E_SETTING_INVALID")
@@ -144,7 +144,7 @@ async def snapshots(agent: Agent, shop: Path) -> None:
     (shop / "main/text").write_text("two\n")
     lease = await agent("take_lease")
     second = await agent("snapshot", note="the second")
-    assert (second["lock_id"], second["fencing_token"]) == (lease["lock_id"], lease["fencing_token"])
+    assert (second["lock_id"], second["token"]) == (lease["lock_id"], lease["token"])
     assert second["parent_id"] == first["snapshot_id"]
     shown = command(shop, "show", "v1")
     assert {**shown, "tag": "v1"}.items() >= first.items()
@@ -202,9 +202,9 @@ async def work(agent: Agent, shop: Path) -> None:
     assert holdings["issue"]["purpose"] == NAME
     assert holdings["lease"]["purpose"].startswith(NAME)
     assert (await agent.failure("claim_next_work", issue=first["id"]))["code"] == "E_ISSUE_CLAIMED"
-    assert (await agent.failure("release_lease", worktree=taken["worktree_id"]))["code"] == "E_LOCK_NOT_HELD"
+    assert (await agent.failure("release_lease", worktree=taken["worktree"]))["code"] == "E_LOCK_NOT_HELD"
     Path(taken["path"], "half").write_text("half")
-    kept = await agent("snapshot", worktree=taken["worktree_id"], note="half of it")
+    kept = await agent("snapshot", worktree=taken["worktree"], note="half of it")
     assert kept["lock_id"] == taken["lock_id"]
 
     Path(taken["path"], "result").write_text("whole")
@@ -247,7 +247,7 @@ async def ledger(agent: Agent, shop: Path) -> None:
     made = await agent("append_to_ledger", event={"type": "note", "text": "é"})
     assert made == command(shop, "ledger", "show", str(made["sequence"]))
     assert await agent.read(f"ledger/{made['sequence']}") == made
-    assert await agent.read("ledger/tail") == command(shop, "ledger", "log", "--last", "50")
+    assert await agent.read("ledger/tail") == command(shop, "ledger", "log", "--limit", "50")
     late = await agent.failure("append_to_ledger", event={"type": "note"}, if_sequence=0)
     expected = error(
         holdfast("ledger", "append", '{"type":"note"}', "--if-sequence", "0", "--json", cwd=shop)

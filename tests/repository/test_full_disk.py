@@ -85,12 +85,12 @@ def test_a_full_disk_can_be_emptied_by_gc_and_locks_can_be_released(loop_mount: 
         lease = repository.desk.acquire(MAIN, repository.desk.request(ttl=3600.0)).lease
     fill_to_the_last_byte(disk)
 
-    full = holdfast("lock", "acquire", "--repo", root, "--worktree", "other", "--json")
+    full = holdfast("lease", "acquire", "--repo", root, "--worktree", "other", "--json")
     assert error(full)["errno"] == errno.ENOSPC
     assert "gc plan" in error(full)["hint"]
-    told("lock", "renew", "--repo", root, "--lock-id", lease.lock_id)
+    told("lease", "renew", "--repo", root, "--lock-id", lease.lock_id)
     fill_to_the_last_byte(disk)  # whatever was set aside again or not
-    told("lock", "release", "--repo", root, "--lock-id", lease.lock_id)
+    told("lease", "release", "--repo", root, "--lock-id", lease.lock_id)
     assert found(root) == {"disk-full"}
     told("gc", "policy", "--keep-last", "1", "--repo", root)
     plan = told("gc", "plan", "--repo", root)
@@ -218,7 +218,7 @@ def test_a_disk_without_inodes_can_be_emptied_too(loop_mount: Mount) -> None:
     with contextlib.suppress(OSError):
         for number in range(1000):
             (mounted.path / str(number)).touch()
-    assert error(holdfast("lock", "acquire", "--repo", root, "--json"))["errno"] == errno.ENOSPC
+    assert error(holdfast("lease", "acquire", "--repo", root, "--json"))["errno"] == errno.ENOSPC
     told("gc", "policy", "--keep-last", "1", "--repo", root)
     plan = told("gc", "plan", "--repo", root)
     assert told("gc", "run", "--plan", plan["plan"], "--repo", root)["deleted"] == 33

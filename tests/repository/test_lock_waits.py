@@ -371,7 +371,7 @@ def test_other_programs_are_holders_too_and_so_are_those_they_pass_an_open_file_
         "os.waitpid(taker, 0)\n"
         "print('holding', flush=True)\n"
         "sys.stdin.readline()\n"
-        "done = subprocess.run([sys.executable, '-m', 'holdfast', 'lock', 'acquire', '--repo', sys.argv[2],"
+        "done = subprocess.run([sys.executable, '-m', 'holdfast', 'lease', 'acquire', '--repo', sys.argv[2],"
         " '--worktree', 'tree-0', '--wait', '60s'])\n"
         "sys.exit(done.returncode)\n"
     )

@@ -102,7 +102,7 @@ def test_the_files_are_what_the_programs_read(project: Path) -> None:
 
     claude = json.loads((project / ".claude/settings.json").read_text())["hooks"]
     assert claude["PreToolUse"][0]["hooks"][0]["command"] == "mine"
-    assert claude["PreToolUse"][1]["hooks"][0]["command"] == "holdfast hook before-write --from claude@2"
+    assert claude["PreToolUse"][1]["hooks"][0]["command"] == "holdfast hook before-write --from claude@3"
     assert set(claude) == {"SessionStart", "PreToolUse", "PostToolUse", "SessionEnd"}
     assert json.loads((project / ".mcp.json").read_text())["mcpServers"]["holdfast"]["args"] == ["mcp"]
     codex = tomllib.loads((project / ".codex/config.toml").read_text())

@@ -81,7 +81,7 @@ def test_behind_the_first_line_comes_before_everything_else_of_a_script() -> Non
     ids=["no end", "no begin", "the wrong way round", "two"],
 )
 def test_broken_markers_are_refused(content: bytes) -> None:
-    with pytest.raises(Refused, match="do not make one whole block"):
+    with pytest.raises(Refused, match="do not enclose one block"):
         put_in(content)
     with pytest.raises(Refused):
         taken_out(content)

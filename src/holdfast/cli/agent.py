@@ -1,4 +1,4 @@
-"""`holdfast agent run`: an agent's command on a piece of work, from claiming it to recording the outcome."""
+"""`holdfast agent run`: run an agent on one issue, from claiming it to recording the outcome."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE
 from holdfast.cli.child import RunCommand
 from holdfast.cli.entry import Group
 from holdfast.cli.issue_view import CLAIM_VARIABLE, tracking, writing_options
-from holdfast.cli.options import UNLIMITED, duration, duration_or_none, store_address
+from holdfast.cli.options import store_address, ttl_option, wait_option
 from holdfast.cli.output import CommandFailed, Output, printable
-from holdfast.cli.repository import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE, open_repository
+from holdfast.cli.repository import open_repository
 from holdfast.errors import Failure, FencingMismatch, LockExpired, LockNotHeld, NotFound
 
 if TYPE_CHECKING:
@@ -26,45 +27,33 @@ if TYPE_CHECKING:
     from holdfast.repository.repository import Repository
 
 LOST = """\
-The command was ended: the claim or the lease was lost, so somebody else may have been given this work.
+The command was ended: the claim or the lease was lost, so another agent may have this work.
 Nothing of it was published. What it wrote is still in the worktree."""
 
-group = Group("agent", help="Let agents work through the queue, one piece of work at a time.")
+group = Group("agent", help="Let agents work through the queue, one issue at a time.")
 
 
-@group.command(cls=RunCommand, short_help="Take work, run an agent on it, keep and record what it did.")
-@click.option("--issue", "issue_id", metavar="ID", help="Take this issue.")
-@click.option("--next", "take_next", is_flag=True, help="Take the most urgent issue that is ready.")
+@group.command(cls=RunCommand, short_help="Claim an issue, run an agent on it, save and record what it did.")
+@click.option("--issue", "issue_id", metavar="ID", help="Claim this issue.")
+@click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
 @click.option(
-    "--worktree", metavar="NAME", help="Work in this one.  [default: one of the issue's own, made from main]"
+    "--worktree", metavar="NAME", help="Work in this one.  [default: one for the issue, made from main]"
 )
-@click.option("--gate", metavar="KEY", help="The gate that this decides: passed or failed with the command.")
-@click.option(
-    "--ttl",
-    metavar="DURATION",
+@click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
+@ttl_option(
+    "How long the work stays claimed if this process is killed; while it lives, it renews the claim.",
     default="1m",
-    show_default=True,
-    callback=duration,
-    help="How long the work stays taken if this process is killed; it is renewed as long as it lives.",
 )
-@click.option(
-    "--wait",
-    metavar="DURATION",
-    callback=duration_or_none,
-    help="How long to wait for the worktree, such as 5m; 'none': without limit.  [default: not at all]",
+@wait_option(
+    "How long to wait for the worktree and, with --next, for an issue to become ready while others work on "
+    "what must come first (until every issue is finished)",
+    default_text="do not wait",
 )
-@click.option(
-    "--patience",
-    metavar="DURATION",
-    callback=duration_or_none,
-    help="With --next: how long to wait until an issue is ready, while others work on what must come first; "
-    "'none': without limit. It ends at once when every issue is finished.  [default: not at all]",
-)
+@click.option("--no-chdir", is_flag=True, help="Run it in the current directory, not in the worktree.")
 @click.option(
     "--remove-worktree",
     is_flag=True,
-    help="Remove the issue's own worktree once the issue is done; what was written stays as a snapshot, "
-    "which a pin keeps.  [default: it stays, to be looked at]",
+    help="Remove the issue's own worktree once the issue is done; a pinned snapshot keeps what was written.",
 )
 @writing_options
 @click.pass_obj
@@ -77,7 +66,7 @@ def run(
     gate: str | None,
     ttl: float,
     wait: float | None,
-    patience: float | None,
+    no_chdir: bool,
     remove_worktree: bool,
     repo: str | None,
     actor: str | None,
@@ -86,47 +75,52 @@ def run(
     """Claim an issue, make or reuse a worktree for it, lease that, and run COMMAND in it.
 
     If COMMAND succeeds, what it wrote becomes a snapshot, the ledger (if there is one) gets a record, and
-    the issue is done; if it fails, all the same, but the issue goes back to the queue. If COMMAND or this
-    program is killed, the work goes back to the queue by itself, and nothing that was written is lost.
+    the issue is done. If it fails, the same happens, but the issue goes back to the queue. If COMMAND or
+    this program is killed, the issue goes back to the queue by itself, and nothing that was written is lost.
 
-    The command finds HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and
-    HOLDFAST_TOKEN in its environment. If the claim or the lease is lost it is ended (SIGTERM, then SIGKILL),
-    and nothing of it is published. If it says itself that the issue is done ('holdfast issue finish'), or
-    gives it back, that counts. Ends as the command ends; 3 if there is nothing to do.
+    The command has HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and
+    HOLDFAST_TOKEN in its environment. If the claim or the lease is lost, the command is ended (SIGTERM, then
+    SIGKILL) and nothing of it is published. If the command finishes or releases the issue itself ('holdfast
+    issue finish'), that counts. Exits with the status of the command; with 3 if there is nothing to do.
 
-    The worktree stays when the work is done, so that somebody can look at it and bring it into main; remove
-    it then ('holdfast worktree remove'). With --remove-worktree it is removed at once, if the issue is done
-    (not while it waits for gates) and no process works in it; 'holdfast pin list' shows what is kept of it.
+    The worktree stays when the issue is done, for somebody to review it and bring it into main; then remove
+    it ('holdfast worktree remove'). With --remove-worktree it is removed at once if the issue is done (not
+    while it waits for gates) and no process works in it; 'holdfast pin list' shows the snapshot.
 
     \b
     Examples:
       holdfast agent run --next -- ./my-agent
       holdfast agent run --issue 4f1c --gate tests -- make check
-      while holdfast agent run --next --patience none -- ./my-agent; do :; done
+      while holdfast agent run --next --wait forever -- ./my-agent; do :; done
     """
     from holdfast.cli import child
     from holdfast.repository.agent import AssignmentOptions
 
-    if patience is not None and not take_next:
-        raise click.UsageError("--patience is for --next.", click.get_current_context())
     if take_next is (issue_id is not None):
         raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
     if remove_worktree and worktree is not None:
-        raise click.UsageError("--remove-worktree is for worktrees of an issue's own.")
-    wish = AssignmentOptions(
+        raise click.UsageError("--remove-worktree is for an issue's own worktree, not for --worktree.")
+    options = AssignmentOptions(
         issue_id=issue_id,
         worktree=worktree,
         assignee=actor,
         gate=gate,
         ttl=ttl,
-        wait=None if wait == UNLIMITED else wait or 0.0,
-        patience=None if patience == UNLIMITED else patience or 0.0,
+        wait=wait,
+        patience=wait if take_next else 0.0,
     )
     environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
     repository = open_repository(repo, environment)
     with tracking(repo or str(repository.root), actor) as tracker:
         ended = _work(
-            repository, tracker, wish, command, environment, output, remove_worktree=remove_worktree
+            repository,
+            tracker,
+            options,
+            command,
+            environment,
+            output,
+            no_chdir=no_chdir,
+            remove_worktree=remove_worktree,
         )
     return child.end_like(ended)
 
@@ -134,11 +128,12 @@ def run(
 def _work(
     repository: Repository,
     tracker: Tracker,
-    wish: AssignmentOptions,
+    options: AssignmentOptions,
     command: tuple[str, ...],
     environment: dict[str, str],
     output: Output,
     *,
+    no_chdir: bool,
     remove_worktree: bool,
 ) -> CommandExit:
     from holdfast.cli import child
@@ -147,21 +142,21 @@ def _work(
     from holdfast.repository.agent import outcome_to_json, take_work
 
     ledger = _ledger(repository.root)
-    with take_work(repository, tracker, wish, ledger=ledger, quietly=child.kept_back) as assignment:
+    with take_work(repository, tracker, options, ledger=ledger, quietly=child.block_signals) as assignment:
         _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
         warn_of_broken(output, assignment.broken)
         try:
             ended = child.run(
                 command,
-                duty=child.SignalForwarding(min(1.0, wish.ttl / 10), assignment.check),
-                environment=environment | _named(assignment, repository.root),
-                directory=assignment.path,
+                check=child.Periodic(min(1.0, options.ttl / 10), assignment.check),
+                environment=environment | _variables(assignment, repository.root),
+                directory=None if no_chdir else assignment.path,
                 mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
             )
             outcome = _concluded(assignment, ended)
-            kept = (
-                _remove_worktree(assignment, outcome, output) if remove_worktree else "it was not asked for"
-            )
+            kept: str | None = "not requested"
+            if remove_worktree:
+                kept = _remove_worktree(assignment, outcome, output)
         except (LockNotHeld, LockExpired, FencingMismatch) as failure:
             raise CommandFailed(failure, advice=LOST) from failure
     record = {**ended.as_record(), **outcome_to_json(outcome, assignment)}
@@ -172,7 +167,7 @@ def _work(
 
 
 def _remove_worktree(assignment: Assignment, outcome: Outcome, output: Output) -> str | None:
-    """Remove the worktree if the work is done; else why it stays. Either way the work is done, or is not."""
+    """Remove the worktree if the issue is done; otherwise return why it stays."""
     state = outcome.issue.state.value
     why = None if state == "done" else f"the issue is {state}"
     if why is None:
@@ -186,7 +181,7 @@ def _remove_worktree(assignment: Assignment, outcome: Outcome, output: Output) -
 
 
 def _tell(output: Output, text: str) -> None:
-    """Say it to the person who looks; standard output belongs to the command."""
+    """Print a line for people; standard output belongs to the command."""
     if not output.as_json:
         output.diagnostic(f"holdfast: {printable(text)}")
 
@@ -198,8 +193,8 @@ def _name(issue: Issue) -> str:
 def _conclusion(outcome: Outcome) -> str:
     state = outcome.issue.state.value
     became = f"is {state}" if outcome.succeeded or state != "ready" else "is back in the queue"
-    kept = f"; what was written is the snapshot {outcome.snapshot_id}" if outcome.snapshot_id else ""
-    return f"{_name(outcome.issue)} {became}{kept}"
+    saved = f"; saved as the snapshot {outcome.snapshot_id}" if outcome.snapshot_id else ""
+    return f"{_name(outcome.issue)} {became}{saved}"
 
 
 def _concluded(assignment: Assignment, ended: CommandExit) -> Outcome:
@@ -210,8 +205,7 @@ def _concluded(assignment: Assignment, ended: CommandExit) -> Outcome:
     return assignment.fail(f"the command ended with {how}", **ended.as_record())
 
 
-def _named(assignment: Assignment, root: Path) -> dict[str, str]:
-    """What the command finds in its environment."""
+def _variables(assignment: Assignment, root: Path) -> dict[str, str]:
     return {
         REPO: str(root),
         WORKTREE: assignment.lease.worktree,

@@ -1,4 +1,4 @@
-"""`holdfast audit`: what was done to a repository, by whom; and whether somebody changed that story."""
+"""`holdfast audit`: show and verify the audit trail of a repository."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.options import json_option
+from holdfast.cli.options import json_option, limit_option, repo_option
 from holdfast.cli.output import Output
-from holdfast.cli.repository import open_repository, repo_option
+from holdfast.cli.repository import open_repository
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from holdfast.store.audit import AuditEntry
 
 FOLLOW_PAUSE = 5.0
-"""How long a look for news lasts at most: so that an interruption is noticed on every system."""
+"""The longest wait for new entries, so that an interruption is noticed on every system."""
 
 
 def _since(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    """A duration (from so long ago on, told by its length) or an instant (told by its text)."""
+    """Read a duration (how long ago) or an instant."""
     if value is None:
         return None
     from holdfast.clock import parse_duration, parse_instant
@@ -39,12 +39,12 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
         raise SettingInvalid(parameter.opts[0], value, expected) from None
 
 
-@click.command("audit", short_help="Show what was done, by whom, and check that nobody changed it.")
-@click.option("--verify", is_flag=True, help="Check the whole chain; E_AUDIT_CHAIN_BROKEN names the place.")
-@click.option("--follow", is_flag=True, help="Go on with what is added, until interrupted.")
-@click.option("--limit", metavar="N", type=click.IntRange(min=0), help="Show the last N entries only.")
+@click.command("audit", short_help="Show what was done and by whom; verify the record.")
+@click.option("--verify", is_flag=True, help="Verify the whole chain; E_AUDIT_CHAIN_BROKEN names the entry.")
+@click.option("--follow", is_flag=True, help="Keep printing new entries until interrupted.")
+@limit_option("Show the last N entries only.")
 @click.option(
-    "--since", metavar="WHEN", callback=_since, help="From so long ago on (2h), or from this instant on."
+    "--since", metavar="WHEN", callback=_since, help="Start this long ago (2h), or at this instant."
 )
 @repo_option
 @json_option
@@ -58,12 +58,12 @@ def audit(
     since: tuple[str, float] | None,
     repo: str | None,
 ) -> None:
-    """Show the audit trail: every change of the repository, in the order in which it was made.
+    """Show the audit trail: every change of the repository, in order.
 
-    Each entry carries the hash of the one before it, so whatever is altered, removed or reordered later
-    shows. (Cutting off the end does not: note the last hash elsewhere and compare.)
+    Each entry has the hash of the one before it, so verification detects entries that were altered, removed
+    or reordered. It does not detect a cut at the end: note the last hash elsewhere and compare.
 
-    With --json, all entries are in one object; with --follow too, there is one object per line for each.
+    With --json, all entries are in one object; with --json --follow, each is an object on its own line.
 
     \b
     Examples:
@@ -73,7 +73,7 @@ def audit(
     """
     repository = open_repository(repo)
     reader = repository.audit(verified=verify)
-    entries = list(deque(_wanted(reader.read(), _start(since, repository.now())), maxlen=limit))
+    entries = list(deque(_since_start(reader.read(), _start(since, repository.now())), maxlen=limit))
     if follow:
         _follow(output, repository, reader, entries)
         return
@@ -91,7 +91,7 @@ def audit(
 
 
 def _follow(output: Output, repository: Repository, reader: Any, entries: list[AuditEntry]) -> None:
-    with repository.watch_audit() as watch:  # before the next look: nothing is missed
+    with repository.watch_audit() as watch:  # before the next read: nothing is missed
         while True:
             for each in entries:
                 output.result({"entry": _record(each)}, [_line(each)])
@@ -107,7 +107,7 @@ def _start(since: tuple[str, float] | None, now: float) -> float | None:
     return value if kind == "at" else now - value
 
 
-def _wanted(entries: Iterable[AuditEntry], start: float | None) -> Iterator[AuditEntry]:
+def _since_start(entries: Iterable[AuditEntry], start: float | None) -> Iterator[AuditEntry]:
     from holdfast.clock import parse_instant
 
     return (each for each in entries if start is None or parse_instant(each.at) >= start)
@@ -125,7 +125,7 @@ def _line(entry: AuditEntry) -> str:
 
 
 def _flat(facts: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
-    """The facts of an entry; those of a record within are named like `old.lock_id`."""
+    """The facts of an entry; fields of nested records are named like `old.lock_id`."""
     for name, value in facts.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{above}{name}.")

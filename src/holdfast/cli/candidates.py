@@ -1,7 +1,7 @@
-"""What a shell offers for the words of a command line that name something: worktrees, snapshots, issues.
+"""Shell completion of names: worktrees, snapshots, leases, issues and more.
 
-Which parameter names what follows from its own name, and for a few from the command. Whatever goes wrong,
-nothing is offered: somebody is in the middle of typing.
+The name of a parameter says what it names; for a few parameters the command does. If anything fails,
+nothing is offered: the user is in the middle of typing.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import REPO
 from holdfast.cli.options import data_directory
 from holdfast.cli.output import printable
-from holdfast.cli.repository import REPO
 from holdfast.fs import calls, paths
 
 if TYPE_CHECKING:
@@ -23,50 +23,58 @@ if TYPE_CHECKING:
 
 
 MAIN = "main"
-MOST_TOLD = 100
-"""How many are explained; who has more of them types some letters first."""
+MOST_EXPLAINED = 100
+"""How many names get an explanation: reading more records would take too long."""
 _MOST_BYTES = 1 << 20
 
 Names = dict[str, str]
 
 
+def find_root(start: str, mark: str) -> str | None:
+    """The nearest directory upwards that contains `mark`."""
+    here = os.path.abspath(start)
+    while True:
+        if mark in _listed(here):
+            return here
+        above = os.path.dirname(here)
+        if above == here:
+            return None
+        here = above
+
+
 def worktrees(root: str, beginning: str = "") -> Names:
-    """Every worktree, with who has leased it."""
+    """The worktrees, each with the holder of its lease."""
     names = [MAIN, *_listed(os.path.join(root, "worktrees"))]
-    return _told(names, beginning, lambda name: _leased(_record(root, ".jvs/locks", name)))
+    return _explained(names, beginning, lambda name: _leased(_record(root, ".jvs/locks", name)))
 
 
 def snapshots(root: str, beginning: str = "") -> Names:
-    """Everything that a snapshot goes by: `head`, the names given to some, and the ids of all."""
+    """All names of snapshots: `head`, references and ids."""
     ids = _listed(os.path.join(root, ".jvs/snapshots"))
-    head = {"head": "the last one of the worktree"} if "head".startswith(beginning) else {}
-    return head | references(root, beginning) | _told(ids, beginning, lambda each: _snapshot(root, each))
+    head = {"head": "the last snapshot of the worktree"} if "head".startswith(beginning) else {}
+    return head | references(root, beginning) | _explained(ids, beginning, lambda each: _snapshot(root, each))
 
 
 def references(root: str, beginning: str = "") -> Names:
-    """The names that were given to snapshots."""
-    return _told_by(root, ".jvs/refs", "snapshot_id", beginning)
+    return _explained_by(root, ".jvs/refs", "snapshot_id", beginning)
 
 
 def pins(root: str, beginning: str = "") -> Names:
-    """The pins that keep snapshots."""
-    return _told_by(root, ".jvs/pins", "reason", beginning)
+    return _explained_by(root, ".jvs/pins", "reason", beginning)
 
 
-def locks(root: str, beginning: str = "") -> Names:
-    """The ids of the locks of worktrees."""
+def leases(root: str, beginning: str = "") -> Names:
+    """The ids of leases."""
     found = (_record(root, ".jvs/locks", name) for name in _records(root, ".jvs/locks"))
     ids = {_text(each, "lock_id"): f"{_text(each, 'worktree_id')}, {_leased(each)}" for each in found}
     return {each: told for each, told in ids.items() if each and each.startswith(beginning)}
 
 
 def issues(root: str, beginning: str = "") -> Names:
-    """The issues, with their titles."""
-    return _told_by(root, ".jit/issues", "title", beginning)
+    return _explained_by(root, ".jit/issues", "title", beginning)
 
 
 def gates(root: str, beginning: str = "") -> Names:
-    """The gates that there are."""
     registry = _record(root, ".jit", "gates").get("gates", {})
     return {
         str(key): _text(gate, "title") for key, gate in registry.items() if str(key).startswith(beginning)
@@ -74,19 +82,19 @@ def gates(root: str, beginning: str = "") -> Names:
 
 
 def repositories(data_directory: str, beginning: str = "") -> Names:
-    """The repositories that were ever locked."""
-    return _told(_listed(os.path.join(data_directory, "repos")), beginning, lambda name: "")
+    """The repositories that have ever been locked."""
+    return _explained(_listed(os.path.join(data_directory, "repos")), beginning, lambda name: "")
 
 
-def _told_by(root: str, directory: str, field: str, beginning: str) -> Names:
-    """The records of a directory, each with one of its fields."""
+def _explained_by(root: str, directory: str, field: str, beginning: str) -> Names:
+    """The records of a directory, each explained by one of its fields."""
     names = _records(root, directory)
-    return _told(names, beginning, lambda name: _text(_record(root, directory, name), field))
+    return _explained(names, beginning, lambda name: _text(_record(root, directory, name), field))
 
 
-def _told(names: list[str], beginning: str, tell: Callable[[str], str]) -> Names:
+def _explained(names: list[str], beginning: str, tell: Callable[[str], str]) -> Names:
     chosen = sorted(name for name in names if name.startswith(beginning))
-    return {name: tell(name) if number < MOST_TOLD else "" for number, name in enumerate(chosen)}
+    return {name: tell(name) if number < MOST_EXPLAINED else "" for number, name in enumerate(chosen)}
 
 
 def _leased(lease: Any) -> str:
@@ -118,7 +126,7 @@ def _text(record: Any, name: str) -> str:
 
 
 def _listed(directory: str) -> list[str]:
-    """What is in a directory, but for hidden drafts."""
+    """The entries of a directory, without drafts."""
     try:
         return [name for name in calls.listdir(directory) if not (name[:1] == "." and name.endswith(".tmp"))]
     except OSError:
@@ -130,7 +138,7 @@ LONGEST_HELP = 60
 
 
 class Offered(click.types.StringParamType):
-    """A text for which those that there are can be offered."""
+    """A text with completions."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -138,7 +146,6 @@ class Offered(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The names that begin like this, each with a line that tells what it is."""
         from click.shell_completion import CompletionItem
 
         try:
@@ -153,7 +160,7 @@ class Offered(click.types.StringParamType):
 
 
 def offer_names(command: click.Command, path: str) -> None:
-    """Make the parameters of a command offer what they can be; `path` is the command as it is typed."""
+    """Give the parameters of a command their completions; `path` is the command as typed."""
     for parameter in command.params:
         source = source_of(path, parameter)
         if source is not None:
@@ -161,7 +168,7 @@ def offer_names(command: click.Command, path: str) -> None:
 
 
 def source_of(path: str, parameter: click.Parameter) -> Source | None:
-    """What can be offered for a parameter of a command; None if it is for anything."""
+    """The completions of a parameter; None if it has none."""
     name = parameter.name or ""
     if (path, name) in _OF_COMMANDS:
         return _OF_COMMANDS[path, name]
@@ -169,7 +176,7 @@ def source_of(path: str, parameter: click.Parameter) -> Source | None:
 
 
 def _below(mark: str, names: Callable[[str, str], Names]) -> Source:
-    """Names from the repository, or the tracker, that the command would be about."""
+    """Names from the repository or the tracker that the command would use."""
 
     def source(context: click.Context, beginning: str) -> Names:
         start = context.params.get("repo") or os.environ.get(REPO) or os.getcwd()
@@ -192,7 +199,7 @@ _GATES = _below(".jit", gates)
 
 _OF_NAMES: dict[str, Source] = {
     "worktree": _WORKTREES,
-    "lock_id": _below(".jvs", locks),
+    "lock_id": _below(".jvs", leases),
     "snapshot": _SNAPSHOTS,
     "pin_id": _below(".jvs", pins),
     "issue_id": _ISSUES,
@@ -202,10 +209,10 @@ _OF_NAMES: dict[str, Source] = {
     "keys": _GATES,
     "repo_id": _repositories,
 }
-"""What a parameter with this name is."""
+"""By the name of a parameter."""
 
 _OF_COMMANDS: dict[tuple[str, str], Source | None] = {
-    ("run", "snapshot"): None,  # whether to take one
+    ("run", "snapshot"): None,  # a flag
     ("worktree show", "name"): _WORKTREES,
     ("worktree path", "name"): _WORKTREES,
     ("worktree rename", "old"): _WORKTREES,
@@ -217,4 +224,4 @@ _OF_COMMANDS: dict[tuple[str, str], Source | None] = {
     ("gate pass", "key"): _GATES,
     ("gate fail", "key"): _GATES,
 }
-"""Where the name of a parameter does not tell."""
+"""By command, where the name of the parameter does not say."""

@@ -1,4 +1,4 @@
-"""`holdfast status`, `diff` and `verify`: what has changed, and whether snapshots are sound."""
+"""`holdfast status`, `diff` and `verify`: compare worktrees and snapshots, and check snapshots."""
 
 from __future__ import annotations
 
@@ -7,57 +7,55 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import json_option
+from holdfast.cli.options import json_option, repo_option, worktree_option
 from holdfast.cli.output import Output
-from holdfast.cli.repository import open_worktree, repo_option, worktree_option
+from holdfast.cli.repository import open_worktree
+from holdfast.cli.snapshot import brief_change_lines, change_lines, change_summary
 from holdfast.errors import Corrupt, NotFound, PartialSnapshot, UsageFailure
+from holdfast.repository.to_json import comparison_to_json
+from holdfast.trees.manifest import escaped
 
 if TYPE_CHECKING:
     from holdfast.repository.compare import Comparison
     from holdfast.repository.snapshot_service import Snapshots
 
-all_option = click.option(
-    "--all", "all_of_it", is_flag=True, help="Name everything below directories that came or went whole, too."
+_all_option = click.option(
+    "--all", "everything", is_flag=True, help="List every entry of directories that were added or removed."
 )
 
 
-@click.command(short_help="Show what has changed since the last snapshot.")
-@all_option
+@click.command()
+@_all_option
 @repo_option
 @worktree_option
 @json_option
 @click.pass_obj
-def status(output: Output, *, all_of_it: bool, repo: str | None, worktree: str | None) -> None:
-    """Show what has changed in a worktree since its head: A is new, M differs, D is gone.
+def status(output: Output, *, everything: bool, repo: str | None, worktree: str | None) -> None:
+    """Show the changes of a worktree since its head: A is added, M modified, D deleted.
 
-    Of a directory that is new or gone with many entries only their number is shown, unless you say --all.
+    The entries of a large directory that was added or deleted are only counted, unless you give --all.
 
     \b
     Examples:
       holdfast status
       holdfast status --worktree experiment --json
     """
-    from holdfast.cli.snapshot import change_summary, comparison_to_json
-
     opened = open_worktree(repo, worktree)
     found = opened.repository.snapshots.status(opened.worktree)
     clean = not found.changes
-    data = {"worktree_id": opened.worktree, "clean": clean, **comparison_to_json(found)}
-    head = (
-        f"{opened.worktree}: head {found.old.label}"
-        if found.old.descriptor
-        else f"{opened.worktree}: no snapshot"
-    )
+    record = {"worktree": opened.worktree, "clean": clean, **comparison_to_json(found)}
+    head = f"head {found.old.label}" if found.old.descriptor else "no snapshot"
     last = "Nothing has changed." if clean else change_summary(found.changes)
-    output.result(data, [head, *_listed(found, all_of_it=all_of_it), last])
+    lines = [f"{opened.worktree}: {head}", *_change_lines(found, everything=everything), last]
+    output.result(record, lines)
 
 
-@click.command(short_help="Show what is different between snapshots, or in a worktree.")
+@click.command()
 @click.argument("old", metavar="[A", required=False)
 @click.argument("new", metavar="[B]]", required=False)
 @click.option("--patch", is_flag=True, help="Show the lines of text files that differ.")
 @click.option("--stat", is_flag=True, help="Show how many lines of each file differ.")
-@all_option
+@_all_option
 @repo_option
 @worktree_option
 @json_option
@@ -69,11 +67,11 @@ def diff(
     new: str | None,
     patch: bool,
     stat: bool,
-    all_of_it: bool,
+    everything: bool,
     repo: str | None,
     worktree: str | None,
 ) -> None:
-    """Show what is different from the snapshot A (else the head) in B, else in the worktree as it is.
+    """Show the differences from snapshot A (default: head) to B (default: the worktree as it is).
 
     \b
     Examples:
@@ -81,32 +79,25 @@ def diff(
       holdfast diff v1 head --stat
       holdfast diff head~1 --patch
     """
-    from holdfast.cli.snapshot import change_summary, comparison_to_json
-
     if patch and stat:
-        raise UsageFailure("--patch and --stat do not go together", hint="Choose one of them.")
+        raise UsageFailure("--patch and --stat exclude each other", hint="Choose one of them.")
     opened = open_worktree(repo, worktree)
     found = opened.repository.snapshots.compare(opened.worktree, old, new)
-    data = comparison_to_json(found)
-    lines = _listed(found, all_of_it=all_of_it)
+    record = comparison_to_json(found)
+    lines = _change_lines(found, everything=everything)
     if patch:
-        data["patches"], lines = _patches(opened.repository.snapshots, found)
+        record["patches"], lines = _patches(opened.repository.snapshots, found)
     elif stat:
-        data["lines"], lines = _statistics(opened.repository.snapshots, found)
+        record["lines"], lines = _statistics(opened.repository.snapshots, found)
     last = [] if patch else [change_summary(found.changes) if found.changes else "No difference."]
-    output.result(data, [*lines, *last])
+    output.result(record, [*lines, *last])
 
 
-def _listed(found: Comparison, *, all_of_it: bool) -> Iterator[str]:
-    from holdfast.cli.snapshot import brief_change_lines, change_lines
-
-    return change_lines(found.changes) if all_of_it else brief_change_lines(found.changes)
+def _change_lines(found: Comparison, *, everything: bool) -> Iterator[str]:
+    return change_lines(found.changes) if everything else brief_change_lines(found.changes)
 
 
 def _patches(snapshots: Snapshots, found: Comparison) -> tuple[list[object], Iterator[str]]:
-    from holdfast.cli.snapshot import change_lines
-    from holdfast.trees.manifest import escaped
-
     made = list(snapshots.patches(found))
     records: list[object] = [
         {"path": escaped(each.change.path), "binary": each.lines is None, "lines": list(each.lines or ())}
@@ -120,7 +111,7 @@ def _patches(snapshots: Snapshots, found: Comparison) -> tuple[list[object], Ite
             if here is None:
                 yield from change_lines([change])
             elif here.lines is None:
-                yield f"{escaped(change.path)}: {change.what}, no text"
+                yield f"{escaped(change.path)}: {change.what}, not text"
             else:
                 yield from here.lines or change_lines([change])
 
@@ -128,85 +119,76 @@ def _patches(snapshots: Snapshots, found: Comparison) -> tuple[list[object], Ite
 
 
 def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], Iterator[str]]:
-    from holdfast.trees.manifest import escaped
-
-    made = list(snapshots.patches(found))
+    made = [(escaped(each.change.path), each) for each in snapshots.patches(found)]
     records: list[object] = [
-        {
-            "path": escaped(each.change.path),
-            "binary": each.lines is None,
-            "added": each.added,
-            "removed": each.removed,
-        }
-        for each in made
+        {"path": path, "binary": each.lines is None, "added": each.added, "removed": each.removed}
+        for path, each in made
     ]
-    width = max((len(escaped(each.change.path)) for each in made), default=0)
+    width = max((len(path) for path, _ in made), default=0)
     return records, (
-        f"{escaped(each.change.path):<{width}} | "
-        + ("no text" if each.lines is None else f"+{each.added} -{each.removed}")
-        for each in made
+        f"{path:<{width}} | " + ("not text" if each.lines is None else f"+{each.added} -{each.removed}")
+        for path, each in made
     )
 
 
-@click.command(short_help="Check that snapshots are still what they were.")
+@click.command()
 @click.argument("snapshot", metavar="[ID]", required=False)
-@click.option("--all", "all_of_them", is_flag=True, help="Check every snapshot of the repository.")
+@click.option("--all", "everything", is_flag=True, help="Verify all snapshots of the repository.")
 @repo_option
 @worktree_option
 @json_option
 @click.pass_obj
 def verify(
-    output: Output, *, snapshot: str | None, all_of_them: bool, repo: str | None, worktree: str | None
+    output: Output, *, snapshot: str | None, everything: bool, repo: str | None, worktree: str | None
 ) -> None:
-    """Read everything that a snapshot holds (the head, if none is named) and compare it with its hashes.
+    """Read the whole content of a snapshot (default: head) and compare it with its hashes.
 
-    Ends with status 6 if something is wrong, and says what. Changes nothing.
+    Ends with status 6 if something differs, and names it. Changes nothing.
 
     \b
     Examples:
       holdfast verify
       holdfast verify --all --json
     """
-    if snapshot is not None and all_of_them:
-        raise UsageFailure("--all takes no snapshot", hint="Name one, or check all of them.")
+    if snapshot is not None and everything:
+        raise UsageFailure("--all takes no snapshot", hint="Name one, or verify all of them.")
     opened = open_worktree(repo, worktree)
     snapshots = opened.repository.snapshots
-    if all_of_them:
+    if everything:
         ids = snapshots.all_ids()
     else:
         ids = [snapshots.named(snapshot or "head", seen_from=opened.worktree).snapshot_id]
-    results = list(_verified(snapshots, ids, may_go=all_of_them))
+    results = list(_verify(snapshots, ids, may_vanish=everything))
     problems = [problem for _, found in results for problem in found]
     if problems:
-        broken = [snapshot_id for snapshot_id, found in results if found]
+        damaged = [snapshot_id for snapshot_id, found in results if found]
         raise Corrupt(
-            f"{len(broken)} of {len(ids)} snapshots are not what they were: " + _first_few(problems),
+            f"{len(damaged)} of {len(ids)} snapshots are damaged: {_first_few(problems)}",
             hint="Restore from another snapshot, and do not trust the disk that this one is on.",
-            snapshots=broken,
+            snapshots=damaged,
             problems=problems,
         )
-    output.result(
-        {"verified": [each for each, _ in results], "problems": []},
-        [*(f"{each}: sound" for each, _ in results), *([] if results else ["No snapshot yet."])],
-    )
+    verified = [snapshot_id for snapshot_id, _ in results]
+    lines = [f"{each}: verified" for each in verified] or ["No snapshot yet."]
+    output.result({"verified": verified, "problems": []}, lines)
 
 
-def _verified(
-    snapshots: Snapshots, ids: list[str], *, may_go: bool
+def _verify(
+    snapshots: Snapshots, ids: list[str], *, may_vanish: bool
 ) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """What is wrong with each of these; `may_go` leaves out those that are collected meanwhile."""
+    """The problems of each snapshot; `may_vanish` skips those that are garbage-collected meanwhile."""
     for snapshot_id in ids:
         try:
             found = [each._asdict() for each in snapshots.verify(snapshot_id)]
         except PartialSnapshot as partial:
             found = [{"path": "", "what": "ready", "detail": partial.message}]
         except NotFound:
-            if not may_go:
+            if not may_vanish:
                 raise
             continue
         yield snapshot_id, [{"snapshot_id": snapshot_id, **each} for each in found]
 
 
 def _first_few(problems: list[dict[str, str]]) -> str:
-    told = [f"{each['snapshot_id']}: {each['path']}: {each['detail']}" for each in problems[:5]]
-    return "; ".join(told) + ("; ..." if len(problems) > 5 else "")
+    shown = [f"{each['snapshot_id']}: {each['path']}: {each['detail']}" for each in problems[:5]]
+    return "; ".join(shown) + ("; ..." if len(problems) > 5 else "")

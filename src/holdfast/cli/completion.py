@@ -1,4 +1,4 @@
-"""`holdfast completion`: the script that teaches a shell our commands and options."""
+"""`holdfast completion`: print the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SHELLS = ("bash", "zsh", "fish")
 @json_option
 @click.pass_obj
 def completion(output: Output, *, shell: str) -> None:
-    """Print the script that makes SHELL (bash, zsh or fish) complete holdfast's commands and options, and
-    the names of what is there: worktrees, snapshots, issues, locks and more.
+    """Print the script that lets SHELL (bash, zsh or fish) complete commands, options, and the names of
+    worktrees, snapshots, issues, leases and more.
 
     \b
     bash (4.4 or later), in ~/.bashrc:

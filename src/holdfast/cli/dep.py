@@ -1,4 +1,4 @@
-"""`holdfast dep`: which issue waits for which."""
+"""`holdfast dep`: dependencies between issues."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.entry import Group
-from holdfast.cli.issue_view import reading_options, tracking, writing_options
+from holdfast.cli.issue_view import reading_options, tracking, warn_of_broken, writing_options
 from holdfast.cli.output import Output
+from holdfast.issues.reading import SHORT, issue_summary_to_json, unreadable_issues_to_json
 
 if TYPE_CHECKING:
     from holdfast.issues.model import Issue
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 group = Group(
     "dep",
     help="""\
-Dependencies: an issue waits for another one until that is done. There are never circles, whoever adds
-what at the same time.
+Dependencies: an issue waits until its dependencies are done. Cycles are impossible, even if several
+processes add dependencies at the same time.
 
 \b
 Example:
@@ -28,22 +29,20 @@ Example:
 )
 
 
-@group.command(short_help="Let an issue wait for another one.")
+@group.command(short_help="Add a dependency.")
 @click.argument("issue_id", metavar="ISSUE")
 @click.argument("depends_on", metavar="DEPENDS_ON")
 @writing_options
 @click.pass_obj
 def add(output: Output, *, issue_id: str, depends_on: str, repo: str | None, actor: str | None) -> None:
-    """Let ISSUE wait for DEPENDS_ON. A circle is refused, and named.
+    """Make ISSUE wait for DEPENDS_ON. A cycle is refused and named.
 
-    A dependency that follows from others is left out, and the way it follows is said.
+    A dependency that others imply is skipped, and the path that implies it is printed.
 
     \b
     Example:
       holdfast dep add 4f1c 9a2b
     """
-    from holdfast.cli.issue_view import SHORT, issue_summary_to_json
-
     with tracking(repo, actor) as tracker:
         found, on = tracker.find_id(issue_id), tracker.find_id(depends_on)
         added = tracker.dependencies.add(found, on)
@@ -54,29 +53,28 @@ def add(output: Output, *, issue_id: str, depends_on: str, repo: str | None, act
             "implied_by": list(added.implied_by),
         }
     pair = f"{found[:SHORT]} -> {on[:SHORT]}"
-    way = " -> ".join(each[:SHORT] for each in added.implied_by)
     if added.added:
         line = f"added {pair}"
     elif len(added.implied_by) == 2:
-        line = f"{pair} is there already"
+        line = f"{pair} already exists"
     else:
-        line = f"left out {pair}: it is redundant, as it follows from {way}"
+        path = " -> ".join(each[:SHORT] for each in added.implied_by)
+        line = f"skipped {pair}: it is redundant, because {path} implies it"
     output.result(record, [line])
 
 
-@group.command(short_help="Let an issue wait no longer for another one.")
+@group.command(short_help="Remove a dependency.")
 @click.argument("issue_id", metavar="ISSUE")
 @click.argument("depends_on", metavar="DEPENDS_ON")
 @writing_options
 @click.pass_obj
 def remove(output: Output, *, issue_id: str, depends_on: str, repo: str | None, actor: str | None) -> None:
-    """Let ISSUE wait no longer for DEPENDS_ON. Status 3 if it did not.
+    """Stop ISSUE from waiting for DEPENDS_ON. Status 3 if it does not.
 
     \b
     Example:
       holdfast dep remove 4f1c 9a2b
     """
-    from holdfast.cli.issue_view import SHORT, issue_summary_to_json
     from holdfast.errors import NotFound
 
     with tracking(repo, actor) as tracker:
@@ -87,48 +85,40 @@ def remove(output: Output, *, issue_id: str, depends_on: str, repo: str | None, 
         if issue is None:
             raise NotFound(f"{found[:SHORT]} does not depend on {on[:SHORT]}", issue_id=found, depends_on=on)
         record = {**issue_summary_to_json(issue, tracker.state(issue)), "depends_on": on, "removed": True}
-        output.result(record, [f"removed {found[:SHORT]} -> {on[:SHORT]}"])
+    output.result(record, [f"removed {found[:SHORT]} -> {on[:SHORT]}"])
 
 
-@group.command(short_help="Show what an issue waits for, and that in turn.")
+@group.command(short_help="Show the dependencies of an issue as a tree.")
 @click.argument("issue_id", metavar="ISSUE")
-@click.option("--depth", metavar="N", type=click.IntRange(1), help="Only so many steps.")
+@click.option("--depth", metavar="N", type=click.IntRange(1), help="Descend at most N levels.")
 @reading_options
 @click.pass_obj
 def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) -> None:
-    """Show what ISSUE waits for, what that waits for, and so on. What was shown is not shown again.
+    """Show the dependencies of ISSUE, their dependencies, and so on. Each subtree is shown once.
 
     \b
     Example:
       holdfast dep tree 4f1c
     """
-    from holdfast.cli.issue_view import issue_summary_to_json, unreadable_issues_to_json, warn_of_broken
-
     with tracking(repo) as tracker:
         found = tracker.find_id(issue_id)
         snapshot = tracker.snapshot()
-        rows = list(_walk(snapshot, found, depth))
-
-    def lost(issue_id: str) -> str:
-        return "broken" if issue_id in snapshot.broken_issues else "missing"
-
-    issues = [
-        {**issue_summary_to_json(each, snapshot.state(each)), "depth": level}
-        for level, _, each in rows
-        if each
-    ]
-    lines = [
-        "  " * level
-        + (f"{here[:8]} ({snapshot.state(each).value}) {each.title}" if each else f"{here} ({lost(here)})")
-        for level, here, each in rows
-    ]
-    output.result(
-        {"id": found, "issues": issues, "broken": unreadable_issues_to_json(snapshot.broken)}, lines
-    )
+    issues, lines = [], []
+    for level, here, issue in _walk(snapshot, found, depth):
+        if issue:
+            state = snapshot.state(issue)
+            issues.append({**issue_summary_to_json(issue, state), "depth": level})
+            line = f"{here[:SHORT]} ({state.value}) {issue.title}"
+        else:
+            line = f"{here} ({'broken' if here in snapshot.broken_issues else 'missing'})"
+        lines.append("  " * level + line)
+    record = {"id": found, "issues": issues, "broken": unreadable_issues_to_json(snapshot.broken)}
+    output.result(record, lines)
     warn_of_broken(output, snapshot.broken)
 
 
 def _walk(snapshot: IssueSet, start: str, depth: int | None) -> Iterator[tuple[int, str, Issue | None]]:
+    """The level, id and content of each dependency; None for one that is missing or broken."""
     todo = [(0, start)]
     seen: set[str] = set()
     while todo:

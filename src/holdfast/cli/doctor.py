@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what is wrong with a repository, what that means, and repairing it."""
+"""`holdfast doctor`: examine a repository, explain every finding, and repair."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import json_option
-from holdfast.cli.output import Output
-from holdfast.cli.repository import open_repository, repo_option
+from holdfast.cli.options import json_option, repo_option
+from holdfast.cli.output import CommandFailed, Output
+from holdfast.cli.repository import open_repository
 
 if TYPE_CHECKING:
-    from holdfast.findings import Finding, Repaired
+    from holdfast.findings import Finding
 
 
-@click.command("doctor", short_help="Find out what is wrong with a repository, and repair it.")
-@click.option("--strict", is_flag=True, help="Read every file of every snapshot, and try the filesystem.")
+@click.command()
+@click.option("--strict", is_flag=True, help="Read every file of every snapshot, and test the filesystem.")
 @click.option("--fix", is_flag=True, help="Repair what can be repaired without risk.")
 @repo_option
 @json_option
 @click.pass_obj
 def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None:
-    """Examine the repository: each finding says what it means, and what --fix would do about it.
+    """Examine the repository. Each finding says what it means and what --fix would do about it.
 
-    Without --fix nothing is changed. With it, what dead processes have begun is brought to its end,
-    and what they left behind is removed. Nothing that users have made is ever deleted. The status
-    is 0 if there is nothing but notes, and 6 if something is wrong. If the server that has the records
-    cannot be used, that is a finding, and so is which checks could not be made without it.
+    Without --fix nothing is changed. With it, unfinished operations of dead processes are completed, and
+    their leftovers are removed. Users' files are never deleted. The status is 0 if there are only
+    notes, else 6. If the server with the records is unavailable, that is a finding, which names the
+    checks that need it.
 
     \b
     Examples:
@@ -36,43 +36,35 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
       holdfast doctor --strict --json
       holdfast doctor --fix
     """
-    repository = open_repository(repo, to_examine=True)
-    if fix:
-        _tell_repairs(output, repository.repair(strict=strict))
-    else:
-        _tell(output, repository.examine(strict=strict), {}, [])
-
-
-def _tell_repairs(output: Output, repaired: Repaired) -> None:
-    lines = [f"repaired  {each.code} {each.subject}: {each.remedy}" for each in repaired.fixed]
-    lines += [f"failed    {each.code} {each.subject}: {why.message}" for each, why in repaired.failed]
-    record: dict[str, object] = {
-        "fixed": [each.as_record() for each in repaired.fixed],
-        "failed": [{**each.as_record(), "error": why.as_record()} for each, why in repaired.failed],
-    }
-    _tell(output, repaired.remaining, record, lines)
-
-
-def _tell(
-    output: Output, findings: Sequence[Finding], record: dict[str, object], lines: Sequence[str]
-) -> None:
-    from holdfast.cli.output import CommandFailed
     from holdfast.errors import Unhealthy
     from holdfast.findings import is_wrong
 
-    record = {**record, "findings": [each.as_record() for each in findings]}
-    told = [*lines, *_lines(findings)]
+    repository = open_repository(repo, to_examine=True)
+    findings: Sequence[Finding]
+    record: dict[str, object] = {}
+    lines: list[str] = []
+    if fix:
+        repaired = repository.repair(strict=strict)
+        findings = repaired.remaining
+        lines += [f"repaired  {each.code} {each.subject}: {each.remedy}" for each in repaired.fixed]
+        lines += [f"failed    {each.code} {each.subject}: {why.message}" for each, why in repaired.failed]
+        record["fixed"] = [each.as_record() for each in repaired.fixed]
+        record["failed"] = [{**each.as_record(), "error": why.as_record()} for each, why in repaired.failed]
+    else:
+        findings = repository.examine(strict=strict)
+    record["findings"] = [each.as_record() for each in findings]
+    lines += _finding_lines(findings)
     if not is_wrong(findings):
-        output.result({"healthy": True, **record}, [*told, "The repository is healthy."])
+        output.result({"healthy": True, **record}, [*lines, "The repository is healthy."])
         return
     if not output.as_json:
-        output.result({}, told)
+        output.result({}, lines)
     counts = Counter(each.severity.value for each in findings)
     summary = ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items())
     raise CommandFailed(Unhealthy(f"the repository is not healthy: {summary}", record))
 
 
-def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+def _finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
     for each in findings:
         yield f"{each.severity.value:<8}  {each.code}: {each.message}"
         yield f"          {each.meaning}"

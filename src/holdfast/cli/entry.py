@@ -1,7 +1,7 @@
-"""From the arguments to an exit status: runs a command and reports whatever comes of it.
+"""The entry point: runs the command that the arguments name, and turns the outcome into an exit status.
 
-What is expected to go wrong is a `Failure`, and is shown as one. Anything else is a defect: it is
-shown as `E_UNEXPECTED`, with a traceback only if `HOLDFAST_DEBUG=1` asks for it.
+Expected errors are `Failure`s. Anything else is a defect: it is printed as `E_UNEXPECTED`, with a traceback
+only if `HOLDFAST_DEBUG=1`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Terminated(BaseException):
-    """A signal has asked us to end."""
+    """A signal asked this process to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -32,40 +32,31 @@ class Terminated(BaseException):
 
 
 @contextlib.contextmanager
-def ending_raises() -> Iterator[None]:
-    """Let a signal that asks us to end raise `Terminated` in the block.
+def termination_raises() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP raise `Terminated`, so that the block releases what it holds.
 
-    While a command runs under us these signals are kept back, and go on to it.
+    While a command runs under this one, these signals are blocked and forwarded to it.
     """
 
     def end(number: int, frame: object) -> None:
         raise Terminated(number)
 
-    asking = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    wanted: list[int] = []
-    try:
-        for each in asking:
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    changed: list[int] = []
+    with contextlib.suppress(ValueError):  # not in the main thread: the caller handles signals
+        for each in numbers:
             if signal.getsignal(each) is signal.SIG_DFL:
                 signal.signal(each, end)
-                wanted.append(each)
-    except ValueError:  # not in the main thread: whoever runs us there sees to signals
-        pass
+                changed.append(each)
     try:
         yield
     finally:
-        for each in wanted:
+        for each in changed:
             signal.signal(each, signal.SIG_DFL)
 
 
-def end_by(number: int) -> int:
-    """End this process by the signal that it was asked with."""
-    from holdfast.cli import child
-
-    return child.end_like(child.CommandExit(None, number))
-
-
 class LazyCommand(NamedTuple):
-    """A command that is loaded on demand: `module:attribute`, and the line that help shows for it."""
+    """A command that is loaded on demand: `module:attribute`, and its line in the help."""
 
     place: str
     help: str
@@ -73,14 +64,14 @@ class LazyCommand(NamedTuple):
 
 
 class CommandMissing(click.UsageError):
-    """A group was named without any of its commands: what helps is its help."""
+    """A group was named without any of its commands."""
 
     def __init__(self, context: click.Context) -> None:
         super().__init__(f"'{context.command_path}' needs a command.", context)
         self.help = context.get_help()
 
 
-ELSEWHERE = (
+SYNONYMS = (
     {"add", "create", "define", "make", "new", "take"},
     {"cancel", "delete", "drop", "remove", "rm"},
     {"close", "complete", "done", "finish", "resolve"},
@@ -88,7 +79,7 @@ ELSEWHERE = (
     {"cat", "get", "info", "inspect", "show", "view"},
     {"list", "ls"},
     {"log", "history"},
-    {"lock", "acquire"},
+    {"lock", "acquire", "claim"},
     {"unlock", "release"},
     {"move", "mv", "rename"},
     {"checkout", "restore", "revert", "undo"},
@@ -99,19 +90,37 @@ ELSEWHERE = (
     {"prune", "clean", "gc"},
     {"next", "claim-next", "ready"},
 )
-"""Words that other programs use for what some command here does: whoever types one is told ours."""
+"""Words that other programs use for the same thing."""
+
+RETIRED_COMMANDS = {
+    "file-lock": "lock",
+    "claim": "ledger claim",
+    **{f"lock {verb}": f"lease {verb}" for verb in ("acquire", "renew", "release", "steal", "list")},
+}
+RETIRED_OPTIONS = {
+    "--dir": "--repo",
+    "--timeout": "--wait",
+    "--patience": "--wait",
+    "--owner": "--actor",
+    "--last": "--limit",
+    "--count": "--limit",
+    "--chdir": "the default; the opposite is --no-chdir",
+}
+"""Earlier names; an error says the present one."""
 
 
-def _meant(name: str, known: list[str]) -> list[str]:
-    """The commands that are spelled like this name, else those that it may stand for."""
+def _suggestion(context: click.Context, name: str, known: list[str]) -> str:
     from difflib import get_close_matches
 
-    spelled_alike = get_close_matches(name, known, cutoff=0.7)
-    return spelled_alike or [each for each in known if any({name, each} <= words for words in ELSEWHERE)]
+    if current := RETIRED_COMMANDS.get(f"{context.command_path} {name}".removeprefix(f"{NAME} ")):
+        return f" {name!r} is now '{NAME} {current}'."
+    similar = get_close_matches(name, known, cutoff=0.7)
+    similar = similar or [each for each in known if any({name, each} <= words for words in SYNONYMS)]
+    return f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
 
 
 class Group(click.Group):
-    """Commands in the order in which they were declared; those in `table` are loaded on demand."""
+    """Commands in the order of their declaration, then those in `table`, which are loaded on demand."""
 
     def __init__(
         self, *arguments: Any, table: Mapping[str, LazyCommand] | None = None, **options: Any
@@ -120,29 +129,22 @@ class Group(click.Group):
         self.table = dict(table or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all commands, hidden ones included."""
-        return [*self.table, *self.commands]
+        return [*self.commands, *self.table]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command with this name, loaded now if it has to be."""
-        command = self._loaded(ctx, cmd_name)
-        if command is not None and ctx.resilient_parsing:  # a shell asks how the line may go on
+        command = super().get_command(ctx, cmd_name)
+        if cmd_name in self.table:
+            from importlib import import_module
+
+            module, _, attribute = self.table[cmd_name].place.partition(":")
+            command = getattr(import_module(module), attribute)
+        if command is not None and ctx.resilient_parsing:  # a shell asks for completions
             from holdfast.cli.candidates import offer_names
 
             offer_names(command, f"{ctx.command_path} {cmd_name}".partition(" ")[2])
         return command
 
-    def _loaded(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in self.table:
-            from importlib import import_module
-
-            module, _, attribute = self.table[cmd_name].place.partition(":")
-            command: click.Command = getattr(import_module(module), attribute)
-            return command
-        return super().get_command(ctx, cmd_name)
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the group's own options; without any argument, say which commands there are."""
         if not args and not ctx.resilient_parsing:
             raise CommandMissing(ctx)
         return super().parse_args(ctx, args)
@@ -150,54 +152,45 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the first argument names, or say which ones are spelled like it."""
         name = args[0]
         if name in self.list_commands(ctx) or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        similar = _meant(name, [known for known, _ in self._shown(ctx)])
-        meant = f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
-        raise click.UsageError(f"There is no command {name!r}.{meant}", ctx)
+        known = [each for each, _ in self._listed(ctx)]
+        raise click.UsageError(f"There is no command {name!r}.{_suggestion(ctx, name, known)}", ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands, from the table alone."""
         with formatter.section("Commands"):
-            formatter.write_dl(self._shown(ctx))
+            formatter.write_dl(self._listed(ctx))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands and options that begin like this."""
         from click.shell_completion import CompletionItem
 
         commands = [
-            CompletionItem(name, help=text) for name, text in self._shown(ctx) if name.startswith(incomplete)
+            CompletionItem(name, help=text) for name, text in self._listed(ctx) if name.startswith(incomplete)
         ]
         return commands + click.Command.shell_complete(self, ctx, incomplete)
 
-    def _shown(self, ctx: click.Context) -> list[tuple[str, str]]:
-        loaded_on_demand = [(name, entry.help) for name, entry in self.table.items() if not entry.hidden]
-        return loaded_on_demand + [
-            (name, command.get_short_help_str(100))
-            for name, command in self.commands.items()
-            if not command.hidden
+    def _listed(self, ctx: click.Context) -> list[tuple[str, str]]:
+        """The commands that are not hidden, each with its line in the help; loads none of them."""
+        own = [
+            (name, each.get_short_help_str(100)) for name, each in self.commands.items() if not each.hidden
         ]
+        return own + [(name, each.help) for name, each in self.table.items() if not each.hidden]
 
 
 MEANINGS = {
     ExitStatus.OK: "done",
-    ExitStatus.UNEXPECTED: "something failed that no other status stands for: the system, or a defect",
-    ExitStatus.USAGE: "the command was given something that it cannot take",
-    ExitStatus.NOT_FOUND: "what was named does not exist",
-    ExitStatus.CONFLICT: "somebody else holds it, or it is there already",
-    ExitStatus.FENCED: "you no longer hold what this needs; stop writing",
-    ExitStatus.CORRUPT: "stored content is not what it must be",
+    ExitStatus.UNEXPECTED: "any other failure: of the system, or a defect",
+    ExitStatus.USAGE: "wrong arguments",
+    ExitStatus.NOT_FOUND: "something that was named does not exist",
+    ExitStatus.CONFLICT: "another holder has it, or it already exists",
+    ExitStatus.FENCED: "you no longer hold the lease or claim; stop writing",
+    ExitStatus.CORRUPT: "stored content is corrupt",
     ExitStatus.REFUSED: "it would put work at risk",
-    ExitStatus.TIMED_OUT: "it could not be had in time; try again",
-    ExitStatus.INTERRUPTED: "ended by the user",
+    ExitStatus.TIMED_OUT: "timed out; try again",
+    ExitStatus.INTERRUPTED: "interrupted by the user",
 }
-
-
-def table(indent: str = "  ") -> str:
-    """One line for each status."""
-    return "\n".join(f"{indent}{int(status):>3}  {meaning}" for status, meaning in MEANINGS.items())
+_STATUSES = "\n".join(f"  {int(status):>3}  {meaning}" for status, meaning in MEANINGS.items())
 
 
 HELP = """\
@@ -211,104 +204,83 @@ Make a repository, and work in it under a lease:
 See who holds what, and let an agent take work from the queue:
   holdfast who
   holdfast agent run --next -- ./my-agent
-Run a command that nobody else may run at the same time, without any repository:
-  holdfast file-lock run build.lock --timeout 1m -- make install
+Run a command that must not run twice at the same time, without any repository:
+  holdfast lock run build.lock --wait 1m -- make install
 """
 
 EPILOG = f"""\
 \b
-Every command takes --json. With it, one JSON object says what happened:
+Every command takes --json, and then prints one JSON object:
   {{"schema_version":1,"ok":true,"data":{{...}}}}
   {{"schema_version":1,"ok":false,"error":{{"code":"E_...","message":...}}}}
 
 \b
-Exit statuses ('run' ends as the command that it ran):
-{table()}
+Exit statuses ('run' has that of its command; 127 if it is not found, 126 if not executable):
+{_STATUSES}
 
-HOLDFAST_DEBUG=1 in the environment adds a traceback to errors that should not happen.
+HOLDFAST_DEBUG=1 in the environment adds a traceback to unexpected errors.
 """
 
 COMMANDS = {
     "init": LazyCommand("holdfast.cli.init:init", "Make a repository."),
-    "info": LazyCommand("holdfast.cli.info:info", "Show what is in a repository, and who works in it."),
-    "run": LazyCommand("holdfast.cli.run:run", "Run a command while you hold the lock of a worktree."),
+    "info": LazyCommand("holdfast.cli.info:info", "Show the contents of a repository, and who works in it."),
+    "run": LazyCommand("holdfast.cli.run:run", "Run a command under the lease of a worktree."),
     "worktree": LazyCommand(
-        "holdfast.cli.worktree:group", "Directories to work in: create, list, rename, remove them."
+        "holdfast.cli.worktree:group", "Worktrees: create, list, rename and remove them."
     ),
-    "lock": LazyCommand(
-        "holdfast.cli.lease:group", "The lock of a worktree: acquire, renew, release, see it."
+    "lease": LazyCommand(
+        "holdfast.cli.lease:group", "The right to write to a worktree: acquire, renew, release."
     ),
-    "snapshot": LazyCommand("holdfast.cli.snapshot:snapshot", "Keep what is in a worktree."),
-    "history": LazyCommand(
-        "holdfast.cli.history:history", "Show the snapshots that led to where a worktree is."
-    ),
+    "snapshot": LazyCommand("holdfast.cli.snapshot:snapshot", "Save the content of a worktree."),
+    "history": LazyCommand("holdfast.cli.history:history", "Show the snapshots of a worktree."),
     "show": LazyCommand("holdfast.cli.history:show", "Show one snapshot."),
-    "status": LazyCommand("holdfast.cli.compare:status", "Show what has changed since the last snapshot."),
-    "diff": LazyCommand(
-        "holdfast.cli.compare:diff", "Show what is different between snapshots, or in a worktree."
-    ),
-    "verify": LazyCommand("holdfast.cli.compare:verify", "Check that snapshots are still what they were."),
+    "status": LazyCommand("holdfast.cli.compare:status", "Show what changed since the last snapshot."),
+    "diff": LazyCommand("holdfast.cli.compare:diff", "Compare snapshots, or a snapshot and a worktree."),
+    "verify": LazyCommand("holdfast.cli.compare:verify", "Check that snapshots are intact."),
     "restore": LazyCommand(
-        "holdfast.cli.restore:restore", "Bring a snapshot back: into a new worktree, or in place."
+        "holdfast.cli.restore:restore", "Restore a snapshot: into a new worktree, or in place."
     ),
-    "export": LazyCommand("holdfast.cli.restore:export", "Write what a snapshot holds into a new directory."),
-    "ref": LazyCommand("holdfast.cli.pin:ref_group", "Names for snapshots, which keep them."),
-    "pin": LazyCommand("holdfast.cli.pin:group", "Keep a snapshot, for a reason, for some time."),
+    "export": LazyCommand("holdfast.cli.restore:export", "Write a snapshot to a new directory."),
+    "ref": LazyCommand("holdfast.cli.pin:ref_group", "Names for snapshots; a named snapshot is kept."),
+    "pin": LazyCommand("holdfast.cli.pin:group", "Keep a snapshot for a while, and say why."),
     "gc": LazyCommand(
-        "holdfast.cli.gc:group", "Delete snapshots that nothing keeps, by a plan to be read first."
+        "holdfast.cli.gc:group", "Delete snapshots that nothing keeps, by a plan that you review."
     ),
-    "audit": LazyCommand(
-        "holdfast.cli.audit:audit", "Show what was done, by whom; check that nobody changed it."
-    ),
-    "doctor": LazyCommand(
-        "holdfast.cli.doctor:doctor", "Find out what is wrong with a repository, and repair it."
-    ),
+    "audit": LazyCommand("holdfast.cli.audit:audit", "Show what was done and by whom; verify the record."),
+    "doctor": LazyCommand("holdfast.cli.doctor:doctor", "Find and repair problems of a repository."),
     "agent": LazyCommand(
-        "holdfast.cli.agent:group", "Let agents work through the queue, one piece at a time."
+        "holdfast.cli.agent:group", "Let agents work through the queue, one issue at a time."
     ),
-    "issue": LazyCommand("holdfast.cli.issue:group", "Issues: create, see, change, claim and finish them."),
+    "issue": LazyCommand("holdfast.cli.issue:group", "Issues: create, list, change, claim and finish them."),
     "dep": LazyCommand("holdfast.cli.dep:group", "Dependencies: which issue waits for which."),
-    "gate": LazyCommand("holdfast.cli.gate:group", "Gates: what an issue must pass to be done."),
+    "gate": LazyCommand("holdfast.cli.gate:group", "Gates: the checks that an issue must pass to be done."),
     "ready": LazyCommand("holdfast.cli.queries:ready", "List the issues that can be worked on now."),
     "blocked": LazyCommand("holdfast.cli.queries:blocked", "List the issues that wait for others, and why."),
-    "graph": LazyCommand("holdfast.cli.queries:graph", "Draw which issue waits for which."),
-    "events": LazyCommand("holdfast.cli.queries:events", "Show what happened to issues, also as it happens."),
+    "graph": LazyCommand("holdfast.cli.queries:graph", "Draw the graph of dependencies."),
+    "events": LazyCommand("holdfast.cli.queries:events", "Show the events of issues, also as they happen."),
     "ledger": LazyCommand(
-        "holdfast.cli.ledger:group", "An event log that many agents append to: append, read, watch, verify."
-    ),
-    "claim": LazyCommand(
-        "holdfast.cli.ledger_claims:group", "Reserve work: take, extend, release and see claims."
+        "holdfast.cli.ledger:group", "An event log for many agents, and claims: append, read, verify, claim."
     ),
     "who": LazyCommand("holdfast.cli.who:who", "Show who holds what, who waits, and what can be reclaimed."),
-    "top": LazyCommand("holdfast.cli.who:top", "The same as 'who', live, for a terminal."),
-    "guard": LazyCommand(
-        "holdfast.cli.guard:guard", "Say whether paths may be written to, or who leased them."
-    ),
-    "mcp": LazyCommand(
-        "holdfast.cli.mcp:mcp", "Serve an agent that speaks MCP, over standard input and output."
-    ),
+    "top": LazyCommand("holdfast.cli.who:top", "'who', live in a terminal."),
+    "guard": LazyCommand("holdfast.cli.guard:guard", "Check whether paths may be written to."),
+    "mcp": LazyCommand("holdfast.cli.mcp:mcp", "Serve an agent over MCP, on standard input and output."),
     "setup": LazyCommand(
         "holdfast.cli.setup:setup", "Teach coding agents and git to use Holdfast, or undo it."
     ),
-    "migrate": LazyCommand(
-        "holdfast.cli.migrate:migrate", "Move everything that is shared to another store."
-    ),
-    "file-lock": LazyCommand(
-        "holdfast.cli.lock:group", "Lock any file: run a command under a lock, see who holds it."
-    ),
+    "migrate": LazyCommand("holdfast.cli.migrate:migrate", "Move the shared data to another store."),
+    "lock": LazyCommand("holdfast.cli.lock:group", "File locks: run a command under one, show its holders."),
     "repo-lock": LazyCommand(
-        "holdfast.cli.repo_lock:group", "One writer per repository: run, see and break its lock."
+        "holdfast.cli.repo_lock:group", "One writer per repository: run under its lock, show it, break it."
     ),
-    "demo": LazyCommand("holdfast.cli.demo:demo", "Watch agents work while some are killed, and a verdict."),
+    "demo": LazyCommand("holdfast.cli.demo:demo", "Run a fault-injection demo and report pass or fail."),
     "completion": LazyCommand(
         "holdfast.cli.completion:completion", "Print the completion script of your shell."
     ),
-    "hook": LazyCommand(
-        "holdfast.cli.hook:hook", "Answer a program that calls at certain moments.", hidden=True
-    ),
-    "demo-task": LazyCommand("holdfast.cli.demo:task", "What an agent of the demo does.", hidden=True),
+    "hook": LazyCommand("holdfast.cli.hook:hook", "Answer the hooks of coding agents and git.", hidden=True),
+    "demo-task": LazyCommand("holdfast.cli.demo:task", "The work of an agent in the demo.", hidden=True),
     "demo-faulty-agent": LazyCommand(
-        "holdfast.cli.demo:faulty_agent", "One that no token stops.", hidden=True
+        "holdfast.cli.demo:faulty_agent", "An agent that ignores tokens.", hidden=True
     ),
 }
 
@@ -329,7 +301,7 @@ click.version_option(
 
 NAME = "holdfast"
 COMPLETION_VARIABLE = "_HOLDFAST_COMPLETE"
-STORE_VARIABLE = "HOLDFAST_STORE"  # as in `places`, which is not loaded for this
+STORE_VARIABLE = "HOLDFAST_STORE"  # as in `options`, which is not loaded for this
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -337,26 +309,28 @@ def run(arguments: Sequence[str]) -> int:
     output = Output(as_json=asks_for_json(arguments))
     try:
         try:
-            with ending_raises():  # so that what we hold is given back, and a terminal is left as it was
+            with termination_raises():
                 return _invoke(arguments, output)
         except Terminated as asked:
-            return end_by(asked.number)
+            from holdfast.cli import child
+
+            return child.end_like(child.CommandExit(None, asked.number))
         except click.exceptions.Exit as exit_:
             return exit_.exit_code
         except BrokenPipeError:
             raise
         except (Exception, KeyboardInterrupt) as error:
             return _report(error, output)
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has seen enough
         for stream in (sys.stdout, sys.stderr):
             discard_output(stream)
         return ExitStatus.UNEXPECTED
-    except KeyboardInterrupt:  # again, while we were reporting the first one
+    except KeyboardInterrupt:  # again, while the first one was reported
         return ExitStatus.INTERRUPTED
 
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
-    """Whether `--json` stands anywhere among our own arguments, which end at `--`."""
+    """Whether `--json` is among our own arguments, which end at `--`."""
     own = list(arguments)
     return "--json" in (own[: own.index("--")] if "--" in own else own)
 
@@ -375,17 +349,17 @@ def _remember_secrets(address: str) -> None:
     """A repository names its store without secrets: `HOLDFAST_STORE` may have the same address with them."""
     from holdfast.store.addresses import remember_secrets
 
-    with contextlib.suppress(Failure):  # an address that cannot be read is refused by who uses it
+    with contextlib.suppress(Failure):  # an invalid address is refused where it is used
         remember_secrets(address)
 
 
 def _complete(instruction: str) -> int:
-    """Answer the shell, which asks how a command line may go on; if something is wrong, with nothing."""
+    """Answer a shell that asks for completions; with nothing if something fails."""
     from click.shell_completion import shell_complete
 
     try:
         return shell_complete(root, {}, NAME, COMPLETION_VARIABLE, instruction)
-    except Exception:  # somebody is in the middle of typing
+    except Exception:  # the user is in the middle of typing
         return ExitStatus.UNEXPECTED
 
 
@@ -393,23 +367,22 @@ def _report(error: BaseException, output: Output) -> int:
     if isinstance(error, CommandMissing) and not output.as_json:
         output.diagnostic(error.help)
         return ExitStatus.USAGE
-    told = _as_told(error)
-    if isinstance(told.failure, Interrupted) and sys.stderr is not None and sys.stderr.isatty():
+    reported = _as_failure(error)
+    if isinstance(reported.failure, Interrupted) and sys.stderr is not None and sys.stderr.isatty():
         output.diagnostic("")  # the terminal has shown ^C on this line
     try:
-        output.failure(told.failure, advice=told.advice)
+        output.failure(reported.failure, advice=reported.advice)
     except IoFailure:  # standard output cannot take the envelope; standard error may
         with contextlib.suppress(IoFailure):
-            output.failure(told.failure, advice=told.advice)
-    if os.environ.get("HOLDFAST_DEBUG") == "1" and type(told.failure) is Failure:
+            output.failure(reported.failure, advice=reported.advice)
+    if os.environ.get("HOLDFAST_DEBUG") == "1" and type(reported.failure) is Failure:
         import traceback
 
         output.diagnostic("".join(traceback.format_exception(error)).rstrip("\n"))
-    return told.exit_status
+    return reported.exit_status
 
 
-def _as_told(error: BaseException) -> CommandFailed:
-    """The error as a failure, whatever it is."""
+def _as_failure(error: BaseException) -> CommandFailed:
     if isinstance(error, CommandFailed):
         return error
     if isinstance(error, Failure):
@@ -418,7 +391,7 @@ def _as_told(error: BaseException) -> CommandFailed:
         return CommandFailed(Interrupted())
     if isinstance(error, click.UsageError):
         return _usage(error)
-    if isinstance(error, FileNotFoundError):  # whoever makes a path absolute asks for the current directory
+    if isinstance(error, FileNotFoundError):  # making a path absolute needs the current directory
         try:
             from holdfast.cli.repository import current_directory
 
@@ -429,7 +402,9 @@ def _as_told(error: BaseException) -> CommandFailed:
 
 
 def _usage(error: click.UsageError) -> CommandFailed:
-    message = " ".join(error.format_message().split())  # some of them list choices, a line each
+    message = " ".join(error.format_message().split())  # some list choices, a line each
+    if isinstance(error, click.NoSuchOption) and (current := RETIRED_OPTIONS.get(error.option_name)):
+        message = f"There is no option {error.option_name}: it is now {current}."
     if error.ctx is None:
         return CommandFailed(UsageFailure(message))
     hint = f"See '{error.ctx.command_path} --help'."

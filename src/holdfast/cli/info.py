@@ -1,43 +1,45 @@
-"""`holdfast info`: a repository at a glance."""
+"""`holdfast info`: an overview of a repository."""
 
 from __future__ import annotations
 
 import click
 
-from holdfast.cli.options import json_option
+from holdfast.cli.options import json_option, repo_option
 from holdfast.cli.output import Output
-from holdfast.cli.repository import open_worktree, repo_option
+from holdfast.cli.repository import open_worktree
+from holdfast.cli.worktree import worktree_line
+from holdfast.repository.to_json import worktree_to_json
 
 
-@click.command(short_help="Show what is in a repository, and who works in it.")
+@click.command()
 @repo_option
 @json_option
 @click.pass_obj
 def info(output: Output, *, repo: str | None) -> None:
-    """Show a repository: its format, its worktrees with their heads and locks, and what to beware of.
+    """Show the format of a repository, its worktrees with their heads and leases, and any warnings.
 
-    If the server that has its records cannot be used, it says so, and shows what is known without it.
+    If the server with its records is unavailable, that is reported, with everything known without it.
 
     \b
     Examples:
       holdfast info
       holdfast info --json
     """
-    from holdfast.cli.worktree import worktree_line, worktree_to_json
     from holdfast.repository.overview import describe
 
     opened = open_worktree(repo, None, to_examine=True)
     found = describe(opened.repository)
-    data: dict[str, object] = {
+    format = found.format
+    record: dict[str, object] = {
         "root": str(found.root),
-        "format": found.format.version if found.format else None,
-        "repository_id": found.format.repository_id if found.format else None,
-        "created_at": found.format.created_at if found.format else None,
+        "format": format and format.version,
+        "repository_id": format and format.repository_id,
+        "created_at": format and format.created_at,
         "worktree": opened.worktree,
         "worktrees": [worktree_to_json(each) for each in found.worktrees],
         "snapshots": found.snapshots,
         "best_effort_snapshots": [
-            {"snapshot_id": each.snapshot_id, "worktree_id": each.worktree_id, "warning": "best_effort"}
+            {"snapshot_id": each.snapshot_id, "worktree": each.worktree_id, "warning": "best_effort"}
             for each in found.best_effort
         ],
         "filesystem": found.filesystem,
@@ -48,18 +50,18 @@ def info(output: Output, *, repo: str | None) -> None:
         "store_error": found.trouble.as_record() if found.trouble else None,
         "warnings": found.warnings(),
     }
-    known = f" (format {found.format.version}, made {found.format.created_at})" if found.format else ""
-    snapshots = "not known" if found.snapshots is None else found.snapshots
+    made = f" (format {format.version}, created {format.created_at})" if format else ""
+    snapshots = "unknown" if found.snapshots is None else found.snapshots
     lines = [
-        f"{found.root}{known}",
+        f"{found.root}{made}",
         f"  records   in {found.store}",
         f"  files     on {found.filesystem or 'an unknown filesystem'}",
-        f"  snapshots {snapshots}, made by {found.engine or 'an engine that cannot be told'}",
+        f"  snapshots {snapshots}, engine {found.engine or 'unknown'}",
         *(f"  {worktree_line(each)}" for each in found.worktrees),
     ]
     if found.trouble:
-        lines += [f"  {each}: a directory; the rest is not known" for each in found.directories]
+        lines += [f"  {each}: a directory; nothing else is known" for each in found.directories]
     lines += [f"  warning   {each}" for each in found.warnings()]
     if found.trouble:
         lines.append(f"            {found.trouble.hint}")
-    output.result(data, lines)
+    output.result(record, lines)

@@ -1,41 +1,36 @@
-"""`holdfast init`: make a repository."""
+"""`holdfast init`: create a repository."""
 
 from __future__ import annotations
 
 import click
 
 from holdfast.cli.options import json_option
-from holdfast.cli.output import Output
+from holdfast.cli.output import Output, files_as_text
 
 
-@click.command(short_help="Make a repository.")
+@click.command()
 @click.argument("directory", default=".", type=click.Path(file_okay=False))
 @click.option(
     "--import",
     "source",
-    metavar="PATH",
+    metavar="DIR",
     type=click.Path(file_okay=False),
-    help="Copy this directory into the new repository's main/. It stays as it is.",
+    help="Copy this directory into the repository's main/. It stays as it is.",
 )
 @click.option(
     "--store",
     metavar="URL",
-    help="Keep the records there, not in files: postgresql://… or etcd://…, for work on several machines.",
+    help="Keep the records in postgresql://… or etcd://… instead of files, for work on several machines.",
 )
-@click.option(
-    "--nested",
-    is_flag=True,
-    help="Also inside of a worktree of another repository, whose snapshots will hold the new one.",
-)
+@click.option("--nested", is_flag=True, help="Allow a repository inside a worktree of another repository.")
 @json_option
 @click.pass_obj
 def init(output: Output, *, directory: str, source: str | None, store: str | None, nested: bool) -> None:
-    """Make a repository in DIRECTORY, which is made if it is missing and must be empty.
+    """Create a repository in DIRECTORY, which is created if it is missing and must be empty.
 
-    A directory that is a repository already is left as it is. Work in DIRECTORY/main, or in further
-    worktrees: 'holdfast worktree create'. What the filesystem does is tried out first; one that does not
-    keep processes apart is refused. So is a directory that is in a repository: commands there would mean the
-    new one.
+    An existing repository is left as it is. Work in DIRECTORY/main, or in further worktrees: 'holdfast
+    worktree create'. The filesystem is tested first, and refused if its locks do not work. A directory
+    inside another repository is refused too, because commands in it would mean the new one.
 
     \b
     Examples:
@@ -60,13 +55,10 @@ def init(output: Output, *, directory: str, source: str | None, store: str | Non
         "store": address_of(made.root),
     }
     if not made.created:
-        output.result(record, [f"{made.root} is a repository already."])
+        output.result(record, [f"{made.root} is already a repository."])
         return
-    lines = [f"Made a repository in {made.root}."]
+    lines = [f"Created a repository in {made.root}."]
     if made.imported is not None:
-        files = "1 file" if made.imported == 1 else f"{made.imported} files"
-        lines.append(f"Copied {files} from {source}.")
-        lines.append(
-            "Keep them as the first snapshot, which further worktrees can begin with: holdfast snapshot"
-        )
+        lines.append(f"Copied {files_as_text(made.imported)} from {source}.")
+        lines.append("Take the first snapshot, so that other worktrees can start from it: holdfast snapshot")
     output.result(record, [*lines, *advice_about_secrets(store or ""), f"Work in {main}."])

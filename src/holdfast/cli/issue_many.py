@@ -1,4 +1,4 @@
-"""`holdfast issue breakdown`, `import`, `export`, `validate`: many issues at once."""
+"""`holdfast issue breakdown`, `import`, `export`, `validate`: operations on many issues."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 from holdfast.cli.issue_view import reading_options, tracking, writing_options
 from holdfast.cli.output import Output
 from holdfast.errors import Corrupt, ExitStatus
+from holdfast.issues.reading import SHORT
 
 if TYPE_CHECKING:
     from holdfast.findings import Finding
@@ -19,9 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("issue_id", metavar="ID")
-@click.option(
-    "--part", "parts", metavar="TITLE", multiple=True, required=True, help="A part; may be repeated."
-)
+@click.option("--part", "parts", metavar="TITLE", multiple=True, required=True, help="A part. Repeatable.")
 @writing_options
 @click.pass_obj
 def breakdown(
@@ -29,14 +28,14 @@ def breakdown(
 ) -> None:
     """Break the issue ID down into parts: new issues that it waits for.
 
-    The parts wait for what it waited for, have its priority and labels, and are created all or none.
+    The parts inherit its dependencies, priority and labels. All of them are created, or none.
 
     \b
     Example:
       holdfast issue breakdown 4f1c --part "Read the file" --part "Check the file"
     """
     from holdfast.issues.creating import NewIssue
-    from holdfast.issues.reading import SHORT, created_issues_to_json
+    from holdfast.issues.reading import created_issues_to_json
 
     with tracking(repo, actor) as tracker:
         whole = tracker.issue(tracker.find_id(issue_id))
@@ -53,10 +52,10 @@ def breakdown(
 @writing_options
 @click.pass_obj
 def import_(output: Output, *, file: str, repo: str | None, actor: str | None) -> None:
-    """Bring in the issues of FILE ('-': standard input) under the ids that they have.
+    """Import the issues of FILE ('-': standard input) under their ids.
 
-    FILE is what 'holdfast issue export' prints, a JSON list of issues, or one issue per line. Ids that
-    are there already are refused. Up to 250 are brought in all or none.
+    FILE is the output of 'holdfast issue export', a JSON list of issues, or one issue per line. Ids that
+    already exist are refused. Up to 250 issues are imported, all or none.
 
     \b
     Example:
@@ -76,7 +75,7 @@ def import_(output: Output, *, file: str, repo: str | None, actor: str | None) -
 @reading_options
 @click.pass_obj
 def export(output: Output, *, repo: str | None) -> None:
-    """Print all issues and gates as one JSON object, unknown fields included.
+    """Print all issues and gates as one JSON object, including unknown fields.
 
     \b
     Example:
@@ -97,16 +96,16 @@ def export(output: Output, *, repo: str | None) -> None:
 
 
 @click.command()
-@click.option("--fix", is_flag=True, help="Put right what can only be meant one way.")
+@click.option("--fix", is_flag=True, help="Repair every finding that has only one possible repair.")
 @writing_options
 @click.pass_obj
 def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) -> int:
-    """Check that everything fits together. Status 6 if something does not.
+    """Check the tracker for inconsistencies. Status 6 if there are findings.
 
-    Found are: issues that the index does not have or has in vain, dependencies on nothing, circles,
-    states that do not follow, gates that nobody defined, claims that have run out, files that cannot be
-    read, commits that their process did not live to carry out. Circles, unreadable files, and commits that
-    another program has got in the way of are left to you: nothing of these is ever overwritten.
+    It finds issues missing from the index and index entries without an issue, dependencies on missing
+    issues, cycles, wrong states, undefined gates, expired claims, broken files, and commits that a dead
+    process left unfinished. Cycles, broken files, and commits that another program interfered with are
+    yours to repair; --fix never overwrites them.
 
     \b
     Examples:
@@ -125,14 +124,14 @@ def validate(output: Output, *, fix: bool, repo: str | None, actor: str | None) 
         raise Corrupt(f"the tracker has {len(left)} problems", **record)
     lines = [line for each in fixed for line in _finding_lines("fixed", each)]
     lines += [line for each in left for line in _finding_lines("found", each)]
-    output.result(record, lines or ["everything is in order"])
+    output.result(record, lines or ["no findings"])
     if left and any(each.fixable for each in left):
-        output.diagnostic("'holdfast issue validate --fix' puts right what can be.")
+        output.diagnostic("'holdfast issue validate --fix' repairs some of these.")
     return ExitStatus.CORRUPT if left else ExitStatus.OK
 
 
 def _finding_lines(mark: str, finding: Finding) -> Iterator[str]:
-    name = f" {finding.subject[:8]}" if finding.subject else ""
+    name = f" {finding.subject[:SHORT]}" if finding.subject else ""
     yield f"{mark} {finding.code}:{name} {finding.message}"
     if finding.remedy and mark == "found":
         yield f"  {finding.remedy}"

@@ -1,38 +1,64 @@
-"""`holdfast ledger`: an event log that many agents append to."""
+"""`holdfast ledger`: begin, append to, read, watch and verify a ledger. `ledger_claims` has the claims."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from holdfast.cli.entry import Group
-from holdfast.cli.options import duration, field_of, json_option, store_address
-from holdfast.cli.output import Output
-from holdfast.cli.repository import ACTOR, REPO
+from holdfast.cli import ACTOR, REPO
+from holdfast.cli.entry import Group, LazyCommand
+from holdfast.cli.options import (
+    duration,
+    field_option,
+    json_option,
+    limit_option,
+    print_record,
+    repo_option_for,
+    store_address,
+    wait_option,
+)
+from holdfast.cli.output import Output, escaped_json, shortened
+from holdfast.clock import format_duration
+from holdfast.errors import Corrupt, JsonInvalid, NotFound, UsageFailure
 
 if TYPE_CHECKING:
+    from holdfast.ledger.log import Event, Recorded
+    from holdfast.locks.ledger_lock import LedgerLockState
     from holdfast.repository.opening import OpenLedger
+
+_CLAIMS = "holdfast.cli.ledger_claims"
 
 group = Group(
     "ledger",
     help="""\
-An append-only log of events in plain files, DIRECTORY/ledger/event-000001.json and so on. Any number
-of agents append at the same time, together with other programs that keep to its lock; nobody loses an
-event, and reading takes no lock.
+A ledger is an append-only log of events in plain files, to which many processes may append at once. Claims
+reserve its nodes, such as 1.2.3, each for one actor at a time. A claim lasts until it is released or
+expires; then the next waiter gets it. Claims are events of the ledger.
 
 \b
-Example:
+Examples:
   holdfast ledger init
   holdfast ledger append '{"type":"note","text":"the build is red"}'
-  holdfast ledger log
+  holdfast ledger claim 1.2.3 --actor agent-7 --wait 1m
 """,
+    table={
+        "claim": LazyCommand(f"{_CLAIMS}:claim", "Claim a node, at once or by waiting in the queue."),
+        "claims": LazyCommand(f"{_CLAIMS}:claims", "List the claims and who waits."),
+        "extend": LazyCommand(f"{_CLAIMS}:extend", "Renew a claim."),
+        "release": LazyCommand(f"{_CLAIMS}:release", "Release a claim."),
+        "reap": LazyCommand(f"{_CLAIMS}:reap", "Clear away expired claims."),
+        "claim-history": LazyCommand(f"{_CLAIMS}:claim_history", "Show every event about claims on a node."),
+    },
 )
 
 
 def _nearest(context: click.Context, _: click.Parameter, named: str | None) -> str:
-    """The directory that was named, else the nearest one that has a ledger, else the one we are in."""
+    """The directory that was named, else the nearest one upwards that has a ledger, else the current one."""
     if named or context.resilient_parsing:
         return named or "."
     from holdfast.repository.opening import find_ledger
@@ -43,83 +69,72 @@ def _nearest(context: click.Context, _: click.Parameter, named: str | None) -> s
     return "." if found is None else str(found)
 
 
-directory_option = click.option(
-    "--dir",
-    "directory",
-    metavar="DIRECTORY",
-    type=click.Path(file_okay=False),
+ledger_option = repo_option_for(
+    f"The directory of the ledger.  [default: the nearest one upwards that has a ledger, else {REPO}]",
     callback=_nearest,
-    help="The directory that has the ledger.  [default: the current one, or the nearest above it that has "
-    "one, else HOLDFAST_REPO]",
-)
-_new_directory_option = click.option(
-    "--dir",
-    "directory",
-    metavar="DIRECTORY",
-    type=click.Path(file_okay=False),
-    default=".",
-    help="The directory that gets the ledger.  [default: the current one]",
 )
 
 
 def open_at(directory: str) -> OpenLedger:
-    """The ledger of the directory that was named."""
     from holdfast.repository.opening import open_ledger
 
     return open_ledger(directory, address=store_address(os.environ), actor=os.environ.get(ACTOR))
 
 
 @group.command(short_help="Begin a ledger in a directory.")
-@_new_directory_option
+@repo_option_for("The directory that gets the ledger.  [default: the current one]")
 @click.option(
     "--lock-timeout",
     metavar="DURATION",
     default="5m",
     show_default=True,
     callback=duration,
-    help="How long a claim lasts unless its owner says otherwise: from 1s to 1h.",
+    help="How long a claim lasts by default, from 1s to 1h.",
 )
 @click.option(
     "--claim-files",
     is_flag=True,
-    help="Keep each claim as a file in locks/ too, for programs that look there.",
+    help="Also keep each claim as a file in locks/, for programs that read those.",
 )
 @json_option
 @click.pass_obj
-def init(output: Output, *, directory: str, lock_timeout: float, claim_files: bool) -> None:
-    """Begin a ledger. It is made of DIRECTORY/meta.json and DIRECTORY/ledger/.
+def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: bool) -> None:
+    """Begin a ledger. It consists of DIR/meta.json and DIR/ledger/.
 
     \b
     Examples:
       holdfast ledger init
-      holdfast ledger init --dir proof --lock-timeout 10m
+      holdfast ledger init --repo proof --lock-timeout 10m
     """
     from holdfast.repository.opening import init_ledger
 
     address = store_address(os.environ)
-    made = init_ledger(directory, lock_timeout=lock_timeout, claim_files=claim_files, address=address)
+    made = init_ledger(repo or ".", lock_timeout=lock_timeout, claim_files=claim_files, address=address)
     record = {"root": str(made.root), "sequence": made.ledger.sequence, "lock_timeout": lock_timeout}
     output.result(record, [f"Began a ledger in {made.root}."])
 
 
+# --- Appending --------------------------------------------------------------------------------------
+
+
 @group.command(short_help="Append an event, or many at once.")
 @click.argument("event")
-@directory_option
+@ledger_option
 @click.option(
     "--if-sequence",
     metavar="N",
     type=click.IntRange(0),
-    help="Append only if the ledger is still at N; otherwise change nothing and end with status 4.",
+    help="Append only if the ledger is still at N; otherwise change nothing and fail with status 4.",
 )
-@field_of("sequence", "event")
+@field_option("sequence", "event")
 @json_option
 @click.pass_obj
-def append(output: Output, *, event: str, directory: str, if_sequence: int | None, field: str | None) -> None:
+def append(output: Output, *, event: str, repo: str, if_sequence: int | None, field: str | None) -> None:
     """Append EVENT, a JSON object with a "type"; with '-', the JSON lines of standard input.
 
-    Lines are appended all or not at all. An event without a "timestamp" gets one, and so it gets an
-    "id": by that it can be found if you could not see whether it was appended. Events over 1 MiB are
-    refused. What was appended is on the disk when this ends.
+    Lines are appended all or none. An event without a "timestamp" gets one, and one without an "id" too: by
+    its id you can find out whether an append was made whose outcome you did not see. Events over 1 MiB are
+    refused. When this returns, the events are on disk.
 
     \b
     Examples:
@@ -127,29 +142,75 @@ def append(output: Output, *, event: str, directory: str, if_sequence: int | Non
       holdfast ledger append '{"type":"note"}' --if-sequence 41
       ./report | holdfast ledger append -
     """
-    from holdfast.cli.ledger_events import append_lines, append_one
+    from holdfast.ledger.log import event_to_json
 
-    opened = open_at(directory)
-    if event == "-":
-        if if_sequence is not None:
-            raise click.UsageError("--if-sequence takes one event.", click.get_current_context())
-        append_lines(opened.ledger, output, field)
-    else:
-        append_one(opened.ledger, event, if_sequence, output, field)
+    ledger = open_at(repo).ledger
+    if event != "-":
+        given = _event(event.encode("utf-8", "surrogateescape"), "EVENT")
+        made = ledger.append(given) if if_sequence is None else ledger.append_if_sequence(given, if_sequence)
+        print_record(output, field, event_to_json(made), [f"Appended event {made.sequence}."])
+        return
+    if if_sequence is not None:
+        raise click.UsageError("--if-sequence takes one event.", click.get_current_context())
+    lines = [] if sys.stdin is None else sys.stdin.buffer.read().splitlines()
+    events = [_event(line, f"line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    appended = ledger.append_many(events)
+    records = [event_to_json(each) for each in appended]
+    text = "Nothing to append."
+    if appended:
+        text = f"Appended events {appended[0].sequence} to {appended[-1].sequence}."
+    print_record(output, field, {"appended": len(appended), "events": records}, [text], records=records)
 
 
-_after_option = click.option(
-    "--after", metavar="N", type=click.IntRange(0), default=None, help="Only events behind N."
-)
+def _event(text: bytes, source: str) -> dict[str, Any]:
+    from holdfast.fs import strictjson
+
+    hint = 'Write it as {"type":"note","text":"..."}, in single quotes for the shell.'
+    try:
+        value = strictjson.decode(text, source=source)
+    except JsonInvalid as error:
+        raise UsageFailure(f"{source} is not an event: {error.facts.get('problem')}", hint=hint) from None
+    if not isinstance(value, dict):
+        raise UsageFailure(f"{source} is not a JSON object", hint=hint)
+    return value
+
+
+# --- Reading ----------------------------------------------------------------------------------------
+
+
+class Selection(NamedTuple):
+    """Which events to print."""
+
+    kind: str | None
+    node: str | None
+
+    def matches(self, event: Event) -> bool:
+        from holdfast.ledger.log import is_node_id, is_under
+
+        if self.kind is not None and event.get("type") != self.kind:
+            return False
+        if self.node is None:
+            return True
+        node = event.get("node_id")
+        return is_node_id(node) and is_under(str(node), self.node)
+
+
+def _select(kind: str | None, node: str | None) -> Selection:
+    from holdfast.ledger.log import node_id
+
+    return Selection(kind, None if node is None else node_id(node))
+
+
+_after_option = click.option("--after", metavar="N", type=click.IntRange(0), help="Only events after N.")
 _type_option = click.option("--type", "kind", metavar="TYPE", help="Only events of this type.")
-_node_option = click.option("--node", metavar="NODE", help="Only events about this node, or nodes below it.")
+_node_option = click.option("--node", metavar="NODE", help="Only events about this node or nodes below it.")
 
 
-@group.command(short_help="Show the events: for people on a terminal, as JSON lines through a pipe.")
-@directory_option
+@group.command(short_help="Show events: for people on a terminal, as JSON lines through a pipe.")
+@ledger_option
 @_after_option
 @click.option("--until", metavar="N", type=click.IntRange(1), help="Only events up to N.")
-@click.option("--last", metavar="COUNT", type=click.IntRange(1), help="Only the last COUNT events.")
+@limit_option("Only the last N events.")
 @_type_option
 @_node_option
 @json_option
@@ -157,138 +218,272 @@ _node_option = click.option("--node", metavar="NODE", help="Only events about th
 def log(
     output: Output,
     *,
-    directory: str,
+    repo: str,
     after: int | None,
     until: int | None,
-    last: int | None,
+    limit: int | None,
     kind: str | None,
     node: str | None,
 ) -> None:
-    """Show the events in order. Takes no lock, so it never waits for anybody.
+    """Show the events in order. Takes no lock, so it never waits.
 
     On a terminal each event is a line for people. Through a pipe each is a line of JSON,
     {"sequence":N,"event":{...}}. With --json all of them are one JSON object.
 
     \b
     Examples:
-      holdfast ledger log --last 20
+      holdfast ledger log --limit 20
       holdfast ledger log --node 1.2 --type lock_acquired
       holdfast ledger log | jq -r .event.type | sort | uniq -c
     """
-    from holdfast.cli.ledger_events import Selection, show_log
+    from holdfast.ledger.log import events_to_json
 
-    show_log(open_at(directory).ledger, Selection(after or 0, until, last, kind, node), output)
-
-
-@group.command(short_help="Show one event, by its sequence or by its id.")
-@click.argument("event")
-@directory_option
-@json_option
-@click.pass_obj
-def show(output: Output, *, event: str, directory: str) -> None:
-    """Show EVENT whole: a sequence such as 41, or the id of an event.
-
-    Use the id to find out whether an append was made whose outcome you could not see.
-
-    \b
-    Examples:
-      holdfast ledger show 41
-      holdfast ledger show 6f1c0a52-8f3b-4c39-9d5e-0a1b2c3d4e5f
-    """
-    from holdfast.cli.ledger_events import show_one
-
-    show_one(open_at(directory).ledger, event, output)
+    ledger, selection, start = open_at(repo).ledger, _select(kind, node), after or 0
+    if limit is not None and kind is None and node is None and until is None:
+        start = max(start, ledger.sequence - limit)  # do not read what is not shown
+    found = (each for each in ledger.events(after=start, until=until) if selection.matches(each.event))
+    chosen = found if limit is None else iter(deque(found, maxlen=limit))
+    if output.as_json:
+        output.result(events_to_json(chosen))
+    else:
+        _print_events(chosen, output)
 
 
-@group.command(short_help="Show how long the ledger is, who writes, who has claimed what.")
-@directory_option
-@json_option
-@click.pass_obj
-def status(output: Output, *, directory: str) -> None:
-    """Show where the ledger stands, who holds its lock, and how many claims there are. Changes nothing.
-
-    \b
-    Example:
-      holdfast ledger status
-    """
-    from holdfast.cli.ledger_events import ledger_status_to_json, status_lines
-
-    record = ledger_status_to_json(open_at(directory))
-    output.result(record, status_lines(record))
-
-
-@group.command(short_help="Look the ledger over, and say what to do about what is wrong.")
-@directory_option
-@json_option
-@click.pass_obj
-def verify(output: Output, *, directory: str) -> None:
-    """Look for gaps, torn or foreign files, wrong names, and events that contradict each other.
-
-    Changes nothing. Ends with status 6 if something is wrong; drafts that an interruption left and
-    other things that only need to be known are notes. Each comes with what to do about it.
-
-    \b
-    Example:
-      holdfast ledger verify
-    """
-    from holdfast.cli.ledger_events import report_verdict
-
-    report_verdict(open_at(directory).verify(), output)
-
-
-@group.command(short_help="Show events as they come.")
-@directory_option
+@group.command(short_help="Show new events as they are appended.")
+@ledger_option
 @_after_option
 @_type_option
 @_node_option
-@click.option("--count", metavar="COUNT", type=click.IntRange(1), help="End after so many events.")
-@click.option(
-    "--timeout", metavar="DURATION", callback=duration, help="End when nothing has come for so long."
-)
+@limit_option("Stop after N events.")
+@wait_option("How long to wait for the next event before stopping", default="forever", default_text="forever")
 @json_option
 @click.pass_obj
 def watch(
     output: Output,
     *,
-    directory: str,
+    repo: str,
     after: int | None,
     kind: str | None,
     node: str | None,
-    count: int | None,
-    timeout: float | None,
+    limit: int | None,
+    wait: float | None,
 ) -> None:
-    """Show each event when it comes, in the same form as 'log'; with --after, those behind N first.
+    """Show each event when it is appended, in the form of 'log'; with --after, those after N first.
 
     With --json, one JSON object per line for each event.
 
     \b
     Examples:
       holdfast ledger watch
-      holdfast ledger watch --node 1.2 --count 1 --timeout 10m
+      holdfast ledger watch --node 1.2 --limit 1 --wait 10m
     """
-    from holdfast.cli.ledger_events import Selection, show_watch
+    from holdfast.ledger.log import event_to_json
 
-    selection = Selection(after, None, None, kind, node)
-    show_watch(open_at(directory).ledger, selection, output, count=count, timeout=timeout)
+    selection = _select(kind, node)
+    new = open_at(repo).ledger.watch(after=after, timeout=wait)
+    chosen = (each for each in new if selection.matches(each.event))
+    limited = chosen if limit is None else (each for _, each in zip(range(limit), chosen, strict=False))
+    if output.as_json:
+        for each in limited:
+            output.result(event_to_json(each))
+    else:
+        _print_events(limited, output)
 
 
-@group.command(short_help="Show who holds the ledger's lock; break it by its exact identity.")
-@directory_option
+@group.command(short_help="Show one event, by its sequence or by its id.")
+@click.argument("event")
+@ledger_option
+@json_option
+@click.pass_obj
+def show(output: Output, *, event: str, repo: str) -> None:
+    """Show the whole of EVENT: a sequence such as 41, or the id of an event.
+
+    Use the id to find out whether an append was made whose outcome you did not see.
+
+    \b
+    Examples:
+      holdfast ledger show 41
+      holdfast ledger show 6f1c0a52-8f3b-4c39-9d5e-0a1b2c3d4e5f
+    """
+    from holdfast.ledger.log import event_to_json
+
+    ledger = open_at(repo).ledger
+    is_sequence = event.isascii() and event.isdigit() and len(event) < 12
+    found: Recorded | None = ledger.read(int(event)) if is_sequence else ledger.find(event)
+    if found is None:
+        raise NotFound(
+            f"the ledger has no event with the id {event}",
+            hint="If you wanted to know whether an append was made: it was not.",
+            event_id=event,
+        )
+    width = max((len(name) for name in found.event), default=0)
+    fields = [f"  {name:<{width}}  {value}" for name, value in found.event.items()]
+    output.result(event_to_json(found), [f"event {found.sequence}", *fields])
+
+
+def _print_events(events: Iterable[Recorded], output: Output) -> None:
+    """A line for people each, on a terminal; elsewhere a line of JSON each."""
+    from holdfast.fs import strictjson
+    from holdfast.ledger.log import event_to_json
+
+    for each in events:
+        if sys.stdout is not None and sys.stdout.isatty():
+            output.line(event_line(each))
+        else:
+            output.text(escaped_json(strictjson.encode(event_to_json(each)).decode()))
+
+
+_COLUMNS = ("type", "timestamp", "node_id", "owner")
+_NOT_SHOWN = ("id", "claim_id", "ticket", "holder")
+_LONGEST_VALUE = 60
+
+
+def event_line(recorded: Recorded) -> str:
+    """An event on one line: sequence, time, type, node, owner, the rest."""
+    event = recorded.event
+    when = str(event.get("timestamp", ""))[:19].replace("T", " ")
+    start = f"{recorded.sequence:>6}  {when:<19}  {event.get('type', '?')!s:<16}"
+    node, owner = event.get("node_id", ""), event.get("owner", "")
+    rest = " ".join(
+        f"{name}={shortened(str(value), _LONGEST_VALUE)}"
+        for name, value in event.items()
+        if name not in _COLUMNS + _NOT_SHOWN
+    )
+    return "  ".join(part for part in (start, f"{node!s:<8}", str(owner), rest) if part.strip()).rstrip()
+
+
+# --- Status, verification and the lock --------------------------------------------------------------
+
+
+@group.command(short_help="Show the length of the ledger, its lock and the number of claims.")
+@ledger_option
+@json_option
+@click.pass_obj
+def status(output: Output, *, repo: str) -> None:
+    """Show the sequence of the ledger, the holder of its lock, and the number of claims. Changes nothing.
+
+    \b
+    Example:
+      holdfast ledger status
+    """
+    opened = open_at(repo)
+    claims, lock = opened.claims, opened.lock.state() if opened.lock else None
+    record = {
+        "root": str(opened.root),
+        "sequence": opened.ledger.sequence,
+        "lock": None if lock is None else ledger_lock_to_json(lock),
+        "lock_timeout": claims.lock_timeout(),
+        "claim_files": opened.files is not None,
+        "active_claims": len(claims.active()),
+        "expired_claims": len(claims.expired()),
+        "waiting": len(claims.waiting()),
+    }
+    output.result(record, _status_lines(record))
+
+
+def _status_lines(record: Mapping[str, Any]) -> Iterator[str]:
+    lock = record["lock"]
+    active, expired, waiting = record["active_claims"], record["expired_claims"], record["waiting"]
+    yield f"{record['root']}: {_counted(record['sequence'])}"
+    yield f"  lock     {'free' if lock is None else 'held by ' + lock['shown']}"
+    yield f"  claims   {active} active, {expired} expired, {waiting} waiting"
+    yield f"  ttl      {format_duration(record['lock_timeout'])} for each claim, unless given"
+
+
+def _counted(events: int) -> str:
+    return "1 event" if events == 1 else f"{events} events"
+
+
+@group.command(short_help="Check the ledger, and say what to do about each finding.")
+@ledger_option
+@json_option
+@click.pass_obj
+def verify(output: Output, *, repo: str) -> None:
+    """Look for gaps, torn or foreign files, wrong names, and events that contradict each other.
+
+    Changes nothing. Fails with status 6 if there is an error. Drafts that an interruption left, and other
+    harmless findings, are notes. Each finding says what to do about it.
+
+    \b
+    Example:
+      holdfast ledger verify
+    """
+    from holdfast.ledger.verify import finding_to_json
+
+    report = open_at(repo).verify()
+    findings = [finding_to_json(each) for each in report.findings]
+    lines = [f"{_counted(report.events)} can be read in order."]
+    for each in report.findings:
+        lines += [f"{each.severity}: {each.subject}", f"  {each.message}", f"  -> {each.remedy}"]
+    if report.sound:
+        output.result({"sound": True, "events": report.events, "findings": findings}, lines)
+        return
+    if not output.as_json:
+        for line in lines:
+            output.line(line)
+    errors = sum(each.severity == "error" for each in report.findings)
+    raise Corrupt(
+        f"the ledger has {errors} {'error' if errors == 1 else 'errors'}",
+        hint="Each finding says what to do about it. Nothing was changed.",
+        events=report.events,
+        findings=findings,
+    )
+
+
+@group.command(short_help="Show the holder of the ledger's lock; break the lock by its exact identity.")
+@ledger_option
 @click.option("--identity", metavar="IDENTITY", help="Break the lock that has this identity.")
 @json_option
 @click.pass_obj
-def unlock(output: Output, *, directory: str, identity: str | None) -> None:
-    """Show who holds ledger.lock and whether that is certainly dead; with --identity, break the lock.
+def unlock(output: Output, *, repo: str, identity: str | None) -> None:
+    """Show the holder of ledger.lock and whether it is certainly dead; with --identity, break the lock.
 
-    A lock whose holder is certainly dead needs no breaking: the next writer takes it over. One that
-    is only old may belong to a process that is stopped and will go on. Break it only if you know
-    better. No event is lost even if you are wrong: events are never overwritten.
+    A lock whose holder is certainly dead needs no breaking: the next writer takes it over. One that is only
+    old may belong to a process that is stopped and will continue: break it only if you know that it will
+    not. Even if you are wrong no event is lost, because events are never overwritten.
 
     \b
     Examples:
       holdfast ledger unlock
       holdfast ledger unlock --identity 9f86d081884c7d65
     """
-    from holdfast.cli.ledger_events import unlock as unlock_lock
+    opened = open_at(repo)
+    if opened.lock is None:
+        raise NotFound("this ledger is on a server and has no lock file", path=str(opened.root))
+    state = opened.lock.state()
+    record = None if state is None else ledger_lock_to_json(state)
+    if identity is None:
+        lines = [f"{opened.lock.path}: free"] if state is None else _lock_lines(state)
+        output.result({"lock": record, "broken": False}, lines)
+        return
+    opened.lock.break_lock(identity)
+    output.result({"lock": record, "broken": True}, [f"Broke the lock {identity} of {opened.lock.path}."])
 
-    unlock_lock(open_at(directory), identity, output)
+
+_LIVENESS = {
+    "dead": "certainly dead: the next writer takes the lock over",
+    "alive": "alive: wait for it, or find out why it is stuck",
+    "unknown": "unknown: the lock says too little, or the holder is on another machine",
+}
+
+
+def ledger_lock_to_json(state: LedgerLockState) -> dict[str, Any]:
+    dead = state.liveness.value == "dead"
+    return {**state.as_record(), "certainly_dead": dead, "path": str(state.path)}
+
+
+def _lock_lines(state: LedgerLockState) -> Iterator[str]:
+    holder = state.agent_id or ("a shell tool, which leaves no name" if state.is_directory else "unknown")
+    yield f"{state.path}: held by {holder}"
+    if state.holder is not None:
+        yield f"  process   {state.holder.holder_id}"
+    yield f"  age       {format_duration(state.age)}"
+    yield f"  holder    {_LIVENESS[state.liveness.value]}"
+    yield f"  identity  {state.identity}"
+    if state.liveness.value == "dead":
+        return
+    yield ""
+    if not state.suspect:
+        yield "It is not old: most likely a process is writing just now."
+    yield "If you are certain that its holder will not continue, break it:"
+    yield f"  holdfast ledger unlock --identity {state.identity}"

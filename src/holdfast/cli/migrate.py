@@ -1,4 +1,4 @@
-"""`holdfast migrate`: move everything that is shared to another store."""
+"""`holdfast migrate`: move the records of a repository to another store."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import os
 
 import click
 
-from holdfast.cli.options import json_option, store_address
+from holdfast.cli.options import STORE_VARIABLE, dry_run_option, json_option, store_address
 from holdfast.cli.output import Output
 
 
-@click.command(short_help="Move everything that is shared to another store.")
+@click.command()
 @click.argument("directory", type=click.Path(file_okay=False), default=".")
 @click.option("--to", "target", required=True, metavar="ADDRESS", help="The store to move to.")
 @click.option(
-    "--from", "source", metavar="ADDRESS", help="The store to move from.  [default: the one that is used]"
+    "--from", "source", metavar="ADDRESS", help="The store to move from.  [default: the current one]"
 )
 @click.option("--overwrite", is_flag=True, help="The target may be an older copy: replace what differs.")
-@click.option("--dry-run", is_flag=True, help="Only look what would be copied, and whether it could be.")
+@dry_run_option("Show what would be copied, and whether that is possible.")
 @json_option
 @click.pass_obj
 def migrate(
     output: Output, *, directory: str, target: str, source: str | None, overwrite: bool, dry_run: bool
 ) -> None:
-    """Copy every document and every stream of the repository in DIRECTORY to the store at ADDRESS, compare
-    all of it, and only then use that store from now on. The old store keeps what it has.
+    """Copy every document and stream of the repository in DIRECTORY to another store, and switch to it.
+
+    The switch happens only after everything was copied and compared. The old store keeps its content.
 
     An address is 'files' for the plain files of DIRECTORY, file:///another/directory,
-    postgresql://host/database?schema=name, or etcd://host:port,host:port/prefix. Passwords in it are used,
-    but never written down. Stop everybody who uses the repository first; leases that are held are refused.
-    A migration that was interrupted is simply started again.
+    postgresql://host/database?schema=name, or etcd://host:port,host:port/prefix. Passwords in it are used
+    but never stored. Stop all users of the repository first; held leases are refused. After an
+    interruption, start the migration again.
 
     \b
     Examples:
@@ -60,10 +61,10 @@ def migrate(
     new = address_of(directory, target) if dry_run else configure_store(directory, target)
     done = "Would copy" if dry_run else "Copied and compared"
     documents = f"{moved.copied_documents} of {moved.documents} documents"
-    records = f"{moved.copied_records} of {moved.records} records of streams"
+    records = f"{moved.copied_records} of {moved.records} stream records"
     lines = [f"{done} {documents} and {records}", f"  from {old}", f"  to   {new}"]
     if not dry_run:
-        lines += ["This directory uses the new store from now on.", *advice_about_secrets(target)]
-    if not dry_run and os.environ.get("HOLDFAST_STORE"):
-        lines.append("But HOLDFAST_STORE is set, and comes first: change it, or remove it.")
+        lines += ["This directory now uses the new store.", *advice_about_secrets(target)]
+        if os.environ.get(STORE_VARIABLE):
+            lines.append(f"But {STORE_VARIABLE} is set and takes precedence: change it or unset it.")
     output.result({"from": old, "to": new, "dry_run": dry_run, **moved._asdict()}, lines)

@@ -1,8 +1,7 @@
-"""Options that several commands share, and how their values are read."""
+"""The options that commands share, and how their values are read."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -12,6 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from holdfast.cli import ACTOR as ACTOR
+from holdfast.cli import LOCK_ID as LOCK_ID
+from holdfast.cli import REPO as REPO
+from holdfast.cli import WORKTREE as WORKTREE
 from holdfast.errors import SettingInvalid, UsageFailure
 
 if TYPE_CHECKING:
@@ -20,16 +23,11 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-UNLIMITED = math.inf
-"""A time limit that never comes, as `duration_or_none` reads `none`."""
-
-json_option = click.option(
-    "--json", is_flag=True, expose_value=False, help="Print one JSON object, for programs."
-)
+FOREVER = "forever"
 
 
 def duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Read the value of an option as seconds: `250ms`, `5s`, `1m30s`, `2h`, or a bare number."""
+    """Read an option as seconds: `250ms`, `5s`, `1m30s`, `2h`, or a bare number."""
     if value is None:
         return None
     from holdfast.clock import parse_duration
@@ -37,17 +35,83 @@ def duration(context: click.Context, parameter: click.Parameter, value: str | No
     return parse_duration(value, setting=parameter.opts[0])
 
 
-def duration_or_none(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """Like `duration`, and `none` for no limit at all."""
-    if value is not None and value.strip().lower() == "none":
-        return UNLIMITED
-    from holdfast.errors import SettingInvalid
-
+def _wait(context: click.Context, parameter: click.Parameter, value: str) -> float | None:
+    """Seconds to wait; None is forever, as everywhere below the command line."""
+    if value.strip().lower() == FOREVER:
+        return None
     try:
         return duration(context, parameter, value)
     except SettingInvalid:
-        expected = "a duration such as 250ms, 30s, 5m, 1h30m, or 'none' for no limit"
-        raise SettingInvalid(parameter.opts[0], value or "", expected) from None
+        expected = f"a duration such as 250ms, 30s, 5m, 1h30m, or '{FOREVER}'"
+        raise SettingInvalid(parameter.opts[0], value, expected) from None
+
+
+def wait_option(
+    help: str,
+    *,
+    default: str | Callable[[], str] = "0s",
+    default_text: str = "do not wait; fail with status 4",
+) -> Callable[[Command], Command]:
+    """`--wait DURATION`. The command gets seconds, or None for `forever`."""
+    text = f"{help}, such as 30s or 5m, or '{FOREVER}'.  [default: {default_text}]"
+    return click.option("--wait", metavar="DURATION", default=default, callback=_wait, help=text)
+
+
+def ttl_option(help: str, *, default: str | None = None) -> Callable[[Command], Command]:
+    """`--ttl DURATION`. The command gets seconds, or None if there is no default."""
+    return click.option(
+        "--ttl", metavar="DURATION", default=default, show_default=True, callback=duration, help=help
+    )
+
+
+def repo_option_for(help: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
+    """`--repo DIR`, for commands that need more than `repo_option` says."""
+    return click.option(
+        "--repo", metavar="DIR", type=click.Path(file_okay=False), callback=callback, help=help
+    )
+
+
+def actor_option(otherwise: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
+    """`--actor KIND:NAME`; `otherwise` is the default where the environment has none."""
+    help = f"In whose name.  [default: {ACTOR}, else {otherwise}]"
+    return click.option("--actor", metavar="KIND:NAME", callback=callback, help=help)
+
+
+def limit_option(help: str) -> Callable[[Command], Command]:
+    """`--limit N`: at least one."""
+    return click.option("--limit", metavar="N", type=click.IntRange(1, 10**9), help=help)
+
+
+def dry_run_option(help: str) -> Callable[[Command], Command]:
+    return click.option("--dry-run", is_flag=True, help=help)
+
+
+json_option = click.option(
+    "--json", is_flag=True, expose_value=False, help="Print one JSON object, for programs."
+)
+repo_option = repo_option_for(
+    f"The repository.  [default: {REPO}, else the one around the current directory]"
+)
+worktree_option = click.option(
+    "--worktree",
+    metavar="NAME",
+    help=f"The worktree.  [default: {WORKTREE}, else the one around the current directory, else main]",
+)
+lock_id_option = click.option(
+    "--lock-id", metavar="ID", help=f"The id of the lease that you hold.  [default: {LOCK_ID}]"
+)
+purpose_option = click.option(
+    "--purpose", metavar="TEXT", default="", help="What it is for; shown to others."
+)
+priority_option = click.option(
+    "--priority", metavar="N", type=int, default=0, show_default=True, help="Higher priority is served first."
+)
+data_dir_option = click.option(
+    "--data-dir",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="The directory of the repo locks.  [default: HOLDFAST_DATA_DIR, else the user data directory]",
+)
 
 
 STORE_VARIABLE = "HOLDFAST_STORE"
@@ -55,28 +119,25 @@ DATA_VARIABLES = ("HOLDFAST_DATA_DIR", "AGENCY_DATA_DIR")
 
 
 def data_directory(flag: str | None, environment: Mapping[str, str]) -> Path:
-    """The directory that holds the locks of repositories."""
-    chosen = [flag, *(environment.get(name) for name in DATA_VARIABLES)]
-    for each in chosen:
-        if each:
-            return Path(each)
-    return _platform_data(environment) / "holdfast"
+    """The directory of the repo locks."""
+    chosen = flag or next(filter(None, map(environment.get, DATA_VARIABLES)), None)
+    return Path(chosen) if chosen else _platform_data(environment) / "holdfast"
 
 
 def store_address(environment: Mapping[str, str]) -> str | None:
-    """Where the ledger and the issues are kept, if the environment says so: before what was settled."""
+    """The store of ledger and issues that the environment names; it wins over the recorded one."""
     return environment.get(STORE_VARIABLE) or None
 
 
 def _platform_data(environment: Mapping[str, str]) -> Path:
     xdg = environment.get("XDG_DATA_HOME", "")
-    if os.path.isabs(xdg):  # its standard: a relative one is to be ignored
+    if os.path.isabs(xdg):  # the standard: ignore a relative path
         return Path(xdg)
     home = Path(os.path.expanduser("~"))
     if not home.is_absolute():
         raise UsageFailure(
-            "there is no home directory to keep data in",
-            hint="Name a place: --data-dir, or HOLDFAST_DATA_DIR.",
+            "there is no home directory for the data directory",
+            hint="Name a directory: --data-dir, or HOLDFAST_DATA_DIR.",
         )
     if sys.platform == "win32":
         return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local")
@@ -86,67 +147,46 @@ def _platform_data(environment: Mapping[str, str]) -> Path:
 
 
 def temporary_directory(environment: Mapping[str, str]) -> Path:
-    """The directory for what need not last."""
-    for name in ("TMPDIR", "TEMP", "TMP"):
-        if environment.get(name):
-            return Path(environment[name])
-    return Path("C:\\Temp" if sys.platform == "win32" else "/tmp")
+    chosen = next(filter(None, map(environment.get, ("TMPDIR", "TEMP", "TMP"))), None)
+    return Path(chosen or ("C:\\Temp" if sys.platform == "win32" else "/tmp"))
 
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?", re.ASCII | re.IGNORECASE)
 
 
 def parse_size(text: str, *, setting: str = "size") -> int:
-    """Read `4096`, `500M`, `1.5GiB`: bytes, or so many times 1024 of them."""
+    """Read `4096`, `500M`, `1.5GiB` as bytes; the units are powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise SettingInvalid(setting, text, "a size such as 4096, 500M, 10G")
     return int(float(match[1]) * 1024 ** " kmgtp".index(match[2].lower() or " "))
 
 
-def format_size(size: int) -> str:
-    """Write a size with three digits or so: `512 B`, `1.5 MiB`."""
-    value, unit = float(size), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{size} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
-
-
-ISSUE = (
+ISSUE_FIELDS = (
     *("id", "short_id", "title", "state", "priority", "assignee", "labels", "dependencies"),
     *("gates_required", "created_at", "updated_at"),
 )
-"""What lists show of an issue."""
-LEASE = (
-    *("lock_id", "fencing_token", "worktree_id", "lease_expires_at", "holder_id", "actor", "purpose", "ttl"),
-    *("created_at", "last_renewed_at", "identity", "detached", "on_behalf_of", "boot_expires_at"),
-)
-CLAIM = (
-    *("claim_id", "node_id", "owner", "acquired_at", "expires_at", "time_left", "sequence"),
-    *("purpose", "holder"),
-)
-SNAPSHOT = (
-    *("snapshot_id", "parent_id", "worktree_id", "note", "tag", "created_at", "consistency_level", "engine"),
-    *("payload_hash", "files", "bytes", "holder_id", "lock_id", "fencing_token", "restored_from"),
+SNAPSHOT_FIELDS = (
+    *("snapshot_id", "parent_id", "worktree", "note", "tag", "created_at", "consistency_level", "engine"),
+    *("payload_hash", "files", "bytes", "holder_id", "lock_id", "token", "restored_from"),
     *("not_preserved", "special", "doomed_by", "warning"),
 )
-WORKTREE = (
-    *("path", "worktree_id", "is_there", "isolation", "high_risk", "label", "created_at"),
-    *("base_snapshot_id", "head_snapshot_id", "lock", "operation"),
+WORKTREE_FIELDS = (
+    *("path", "worktree", "is_there", "isolation", "high_risk", "label", "created_at"),
+    *("base_snapshot_id", "head_snapshot_id", "lease", "operation"),
 )
-_SHOWN = 5
+_LISTED = 5
 
 
-def field_of(*names: str) -> Callable[[Command], Command]:
-    """The option for a command whose records have these fields; without any, it may be whatever there is."""
+def field_option(*names: str) -> Callable[[Command], Command]:
+    """`--field NAME`, for a command whose records have these fields; without any, whatever a record has."""
 
     def checked(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None and names and value.partition(".")[0] not in names:
             raise _unknown(value, names)
         return value
 
-    some = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    some = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
     return click.option(
         "--field",
         metavar="NAME",
@@ -157,7 +197,7 @@ def field_of(*names: str) -> Callable[[Command], Command]:
     )
 
 
-def tell(
+def print_record(
     output: Output,
     field: str | None,
     record: Mapping[str, Any],
@@ -165,7 +205,7 @@ def tell(
     *,
     records: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Tell one field, if one was asked for; else all. `records` are what has the fields, if it is many."""
+    """Print `field` of the record, or of each of `records`; without a field, the whole record."""
     if field is None:
         output.result(record, lines)
     else:
@@ -173,7 +213,7 @@ def tell(
 
 
 def show_field(output: Output, records: Sequence[Mapping[str, Any]], field: str) -> None:
-    """One field of each record: a value per line, or a list for programs."""
+    """Print one field of each record: a value per line, or a list for programs."""
     values = [_field(record, field) for record in records]
     if output.as_json:
         output.result({"field": field, "values": values})

@@ -1,10 +1,10 @@
-"""What the commands say: lines for people, or one JSON envelope for programs.
+"""Output of commands: lines for people, or one JSON envelope for programs.
 
-Data goes to standard output and diagnostics to standard error. Under `run` standard output belongs to
-the command that is run, so there the envelope goes to standard error.
+Data goes to standard output, diagnostics to standard error. Under `run`, standard output belongs to the
+command that is run, so the envelope goes to standard error.
 
-Whatever is shown to people may come from a file name or from another process. It is shown with its
-control characters escaped, so that nothing can move the cursor, forge a line or change the terminal.
+Text for people may come from a file name or from another process. Its control characters are escaped, so
+that nothing can move the cursor, forge a line or change the terminal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEMA_VERSION = 1
 
 
 class CommandFailed(Exception):
-    """A failure as one command reports it: with its own exit status, or with more advice for people."""
+    """A failure with the exit status, or the advice for people, of one command."""
 
     def __init__(
         self, failure: Failure, *, exit_status: int | None = None, advice: str | None = None
@@ -36,18 +36,18 @@ class CommandFailed(Exception):
 
 
 class Output:
-    """The two streams of this process, and in which form to use them."""
+    """The output streams of this process, and their format."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self._envelopes_to_stderr = False
 
     def leave_stdout_to_the_command(self) -> None:
-        """From now on nothing of ours goes to standard output."""
+        """Write nothing of our own to standard output from now on."""
         self._envelopes_to_stderr = True
 
     def result(self, data: Mapping[str, object], lines: Iterable[str] = ()) -> None:
-        """Say what came of it: `data` for programs, `lines` for people."""
+        """Print the outcome: `data` for programs, `lines` for people."""
         if self.as_json:
             self._write_envelope({"ok": True, "data": data})
         else:
@@ -55,7 +55,7 @@ class Output:
                 self.line(line)
 
     def failure(self, failure: Failure, *, advice: str | None = None) -> None:
-        """Say what went wrong; `advice` is for people, instead of the failure's own hint."""
+        """Print a failure; `advice` for people replaces its hint."""
         if self.as_json:
             self._write_envelope({"ok": False, "error": failure.as_record()})
         else:
@@ -63,15 +63,15 @@ class Output:
             self.diagnostic(f"Error: {printable(failure.message)}\n\n{hint}\n\nCode: {failure.code}")
 
     def line(self, text: str) -> None:
-        """Write one line for people to standard output."""
+        """Print one line for people."""
         _write(sys.stdout, printable(text), "standard output")
 
     def text(self, text: str) -> None:
-        """Write lines of our own making, such as help or a script, to standard output as they are."""
+        """Print text of our own, such as help or a script, as it is."""
         _write(sys.stdout, text, "standard output")
 
     def diagnostic(self, text: str) -> None:
-        """Write lines of our own making to standard error."""
+        """Print text of our own to standard error, as it is."""
         _write(sys.stderr, text, "standard error")
 
     def _write_envelope(self, content: Mapping[str, object]) -> None:
@@ -79,7 +79,7 @@ class Output:
 
         envelope: object = {"schema_version": SCHEMA_VERSION, **content}
         text = json.dumps(envelope, allow_nan=False, separators=(",", ":"), default=in_utf_8)
-        if "\\ud" in text:  # a lone surrogate perhaps, which others may refuse: file names may have some
+        if "\\ud" in text:  # perhaps a lone surrogate from a file name, which others may refuse
             text = json.dumps(in_utf_8(envelope), allow_nan=False, separators=(",", ":"))
         if self._envelopes_to_stderr:
             _write(sys.stderr, text, "standard error")
@@ -87,12 +87,12 @@ class Output:
         try:
             _write(sys.stdout, text, "standard output")
         except IoFailure:
-            self._envelopes_to_stderr = True  # the one that tells of this
+            self._envelopes_to_stderr = True  # for the report of this failure
             raise
 
 
 def _write(stream: TextIO | None, text: str, name: str) -> None:
-    if stream is None:  # closed before we were started: nobody wants to know
+    if stream is None:  # closed before this process started
         return
     encoding = stream.encoding or "utf-8"
     try:
@@ -106,37 +106,36 @@ def _write(stream: TextIO | None, text: str, name: str) -> None:
 
 
 def discard_output(stream: TextIO | None) -> None:
-    """Lead a stream that cannot be written to nowhere, so that its rest does not fail again at the end."""
+    """Redirect a broken stream to the null device, so that flushing it at exit does not fail again."""
     if stream is None:
         return
-    nowhere = calls.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    calls.close(nowhere)
+    null = calls.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    calls.close(null)
 
 
 USUAL_WIDTH, USUAL_HEIGHT = 80, 24
 
 
 def width() -> int | None:
-    """How many characters fit into a line; None if standard output is no terminal."""
+    """The width of the terminal; None if standard output is not a terminal."""
     if sys.stdout is None or not sys.stdout.isatty():
         return None
-    return _named("COLUMNS") or _size().columns or USUAL_WIDTH
+    return _variable("COLUMNS") or _size().columns or USUAL_WIDTH
 
 
 def cut(lines: list[str], rest: str) -> list[str]:
-    """As many lines as fit on the terminal; if that is not all, the last one says how many more there are."""
-    height = _named("LINES") or _size().lines or USUAL_HEIGHT
+    """As many lines as fit on the terminal; if that is not all, the last one says how many are left."""
+    height = _variable("LINES") or _size().lines or USUAL_HEIGHT
     if len(lines) <= height:
         return lines
     kept = max(0, height - 1)
     return [*lines[:kept], f"... {len(lines) - kept} more lines; {rest}"]
 
 
-def _named(variable: str) -> int:
-    """What the environment says, over what the terminal says, as is the custom."""
-    named = os.environ.get(variable, "")
-    return int(named) if named.isascii() and named.isdigit() and len(named) < 6 else 0
+def _variable(name: str) -> int:
+    value = os.environ.get(name, "")
+    return int(value) if value.isascii() and value.isdigit() and len(value) < 6 else 0
 
 
 def _size() -> os.terminal_size:
@@ -147,7 +146,7 @@ def _size() -> os.terminal_size:
 
 
 def wrapped(line: str) -> list[str]:
-    """The line as several where it does not fit; words stay whole."""
+    """The line, wrapped to the width of the terminal."""
     wide = width()
     if wide is None or len(line) <= wide:
         return [line]
@@ -157,7 +156,7 @@ def wrapped(line: str) -> list[str]:
 
 
 def show_table(output: Output, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print the rows under their titles; the last column may be as wide as it is."""
+    """Print a table; the last column may be as wide as it needs."""
     if not rows:
         return
     cells = [[printable(cell) for cell in row] for row in rows]
@@ -168,7 +167,6 @@ def show_table(output: Output, columns: Sequence[str], rows: Sequence[Sequence[s
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The table as lines."""
     grid = [list(columns), *map(list, rows)]
     widths = [max(map(len, column)) for column in zip(*grid, strict=True)][:-1]
     form = "  ".join(f"{{:<{width}}}" for width in widths)
@@ -202,13 +200,11 @@ def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console().print(table)
 
 
-Told = Callable[[int, int], None]
-"""Is told how many files and bytes have been dealt with."""
-
-
 @contextlib.contextmanager
-def shown(output: Output, what: str, *, files: int | None = None) -> Iterator[Told | None]:
-    """A bar on standard error while the block runs, if that is a terminal; `files` is about how many."""
+def shown(
+    output: Output, what: str, *, files: int | None = None
+) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on standard error, if that is a terminal; call it with the files and bytes so far."""
     if output.as_json or sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
@@ -224,19 +220,39 @@ def shown(output: Output, what: str, *, files: int | None = None) -> Iterator[To
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(what, total=files or None, size="0 B")
-        yield lambda done, size: progress.update(task, completed=done, size=bytes_as_text(size))
+        yield lambda done, size: progress.update(task, completed=done, size=format_size(size))
 
 
-def bytes_as_text(count: int) -> str:
-    """A number of bytes the way people say it."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+def format_size(size: int) -> str:
+    """A number of bytes for people: `512 B`, `1.5 MiB`."""
+    value, unit = float(size), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{size} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def shortened(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def command_as_text(command: Sequence[str]) -> str:
+    """A command as the purpose of a lock or lease, for others to read."""
+    from shlex import join
+
+    return shortened(printable(join(command)), 200)
+
+
+def escaped_json(text: str) -> str:
+    """The same JSON, with everything escaped that could move a cursor or forge a line on a terminal."""
+    if text.isprintable():
+        return text
+    import json
+
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def files_as_text(count: int) -> str:
-    """A number of files the way people say it."""
     return "1 file" if count == 1 else f"{count} files"

@@ -1,32 +1,34 @@
-"""`holdfast pin`: keep a snapshot from being collected, for a reason, for some time."""
+"""`holdfast pin` and `holdfast ref`: keep snapshots from garbage collection, and name them."""
 
 from __future__ import annotations
 
 import click
+import msgspec
 
 from holdfast.cli.entry import Group
-from holdfast.cli.options import duration, json_option
+from holdfast.cli.options import duration, json_option, repo_option, worktree_option
 from holdfast.cli.output import Output
-from holdfast.cli.repository import open_repository, open_worktree, repo_option, worktree_option
+from holdfast.cli.repository import open_repository, open_worktree
+from holdfast.repository.retention import pin_holds
 
 group = Group(
     "pin",
     help="""\
-A pin keeps a snapshot from being collected: until it is removed, or for some time. A snapshot may
-have several pins, each somebody's own; removing one leaves the others.
+A pin keeps a snapshot from garbage collection until it is removed or expires. A snapshot may have several
+pins; removing one leaves the others.
 
 \b
 Example:
-  holdfast pin add head --reason "the customer looks at it" --until 30d
+  holdfast pin add head --reason "the customer is testing it" --until 30d
 """,
 )
 
 
 @group.command(short_help="Keep a snapshot.")
 @click.argument("snapshot")
-@click.option("--reason", default="", metavar="TEXT", help="Why it is kept: others will read it.")
+@click.option("--reason", default="", metavar="TEXT", help="Why it is kept; shown to others.")
 @click.option(
-    "--until", metavar="DURATION", callback=duration, help="For how long, such as 30d.  [default: for good]"
+    "--until", metavar="DURATION", callback=duration, help="How long, such as 30d.  [default: until removed]"
 )
 @repo_option
 @worktree_option
@@ -41,78 +43,61 @@ def add(
     repo: str | None,
     worktree: str | None,
 ) -> None:
-    """Keep the snapshot SNAPSHOT: an id or the beginning of one, a reference, head, or head~2.
+    """Keep SNAPSHOT: an id or a prefix of one, a reference, head, or head~2.
 
     \b
     Examples:
-      holdfast pin add head --reason "the customer looks at it" --until 30d
+      holdfast pin add head --reason "the customer is testing it" --until 30d
       holdfast pin add 4f1c
     """
-    import msgspec
-
-    found = open_worktree(repo, worktree)
-    snapshots = found.repository.snapshots
-    made = snapshots.pin(snapshot, seen_from=found.worktree, reason=reason, keep_for=until)
-    lasting = f"until {made.until}" if made.until else "until the pin is removed"
-    output.result(
-        msgspec.structs.asdict(made),
-        [
-            f"{made.snapshot_id} is kept {lasting}.",
-            f"To let it go: holdfast pin remove {made.pin_id}",
-        ],
-    )
+    repository, here = open_worktree(repo, worktree)
+    pin = repository.snapshots.pin(snapshot, seen_from=here, reason=reason, keep_for=until)
+    kept = f"{pin.snapshot_id} is kept until {pin.until or 'the pin is removed'}."
+    output.result(msgspec.structs.asdict(pin), [kept, f"To remove the pin: holdfast pin remove {pin.pin_id}"])
 
 
-@group.command("list", short_help="Show all pins.")
+@group.command("list", short_help="List all pins.")
 @repo_option
 @json_option
 @click.pass_obj
 def list_(output: Output, *, repo: str | None) -> None:
-    """Show all pins, also those that have run out. Changes nothing.
+    """List all pins, including expired ones. Changes nothing.
 
     \b
     Example:
       holdfast pin list --json
     """
-    import msgspec
-
-    from holdfast.repository.retention import pin_holds
-
     repository = open_repository(repo)
-    found, now = repository.snapshots.pins(), repository.now()
-    records = [{**msgspec.structs.asdict(each), "holds": pin_holds(each, now)} for each in found]
-    lines = [
-        f"{each.pin_id}  {each.snapshot_id}  "
-        + (f"{'until' if pin_holds(each, now) else 'ran out'} {each.until}" if each.until else "for good")
-        + (f"  {each.reason}" if each.reason else "")
-        for each in found
-    ]
+    now, records, lines = repository.now(), [], []
+    for pin in repository.snapshots.pins():
+        holds = pin_holds(pin, now)
+        records.append({**msgspec.structs.asdict(pin), "holds": holds})
+        lasting = f"{'until' if holds else 'expired'} {pin.until}" if pin.until else "until removed"
+        lines.append(f"{pin.pin_id}  {pin.snapshot_id}  {lasting}  {pin.reason}".rstrip())
     output.result({"pins": records}, lines or ["There are no pins."])
 
 
-@group.command(short_help="Take a pin away.")
+@group.command(short_help="Remove a pin.")
 @click.argument("pin_id", metavar="PIN")
 @repo_option
 @json_option
 @click.pass_obj
 def remove(output: Output, *, pin_id: str, repo: str | None) -> None:
-    """Take the pin PIN away, named by its id as 'pin list' shows it.
+    """Remove the pin PIN, named by its id as in 'pin list'.
 
     \b
     Example:
       holdfast pin remove 9b8c4353
     """
-    import msgspec
-
-    gone = open_repository(repo).snapshots.remove_pin(pin_id)
-    output.result(msgspec.structs.asdict(gone), [f"The pin {gone.pin_id} on {gone.snapshot_id} is gone."])
+    pin = open_repository(repo).snapshots.remove_pin(pin_id)
+    output.result(msgspec.structs.asdict(pin), [f"Removed the pin {pin.pin_id} from {pin.snapshot_id}."])
 
 
 ref_group = Group(
     "ref",
     help="""\
-References are names for snapshots. A snapshot that has one is never collected, and can be named by
-it wherever a snapshot is asked for.
+References are names for snapshots. A reference keeps its snapshot from garbage collection, and can be
+used wherever a command takes a snapshot.
 
 \b
 Example:
@@ -121,7 +106,7 @@ Example:
 )
 
 
-@ref_group.command(short_help="Give a snapshot a name.")
+@ref_group.command(short_help="Name a snapshot.")
 @click.argument("name")
 @click.argument("snapshot")
 @click.option("-m", "--note", default="", metavar="TEXT", help="What it is for.")
@@ -132,56 +117,50 @@ Example:
 def create(
     output: Output, *, name: str, snapshot: str, note: str, repo: str | None, worktree: str | None
 ) -> None:
-    """Give the snapshot SNAPSHOT the name NAME, which no other one has.
+    """Create the reference NAME to SNAPSHOT. The name must be new.
 
-    SNAPSHOT is an id or the beginning of one, another reference, head, head~2.
+    SNAPSHOT is an id or a prefix of one, another reference, head, or head~2.
 
     \b
     Examples:
       holdfast ref create v1 head
       holdfast ref create before-upgrade 4f1c -m "the last one that works"
     """
-    import msgspec
+    repository, here = open_worktree(repo, worktree)
+    reference = repository.snapshots.create_reference(name, snapshot, seen_from=here, note=note)
+    line = f"{reference.name} refers to {reference.snapshot_id}."
+    output.result(msgspec.structs.asdict(reference), [line])
 
-    found = open_worktree(repo, worktree)
-    made = found.repository.snapshots.create_reference(name, snapshot, seen_from=found.worktree, note=note)
-    output.result(msgspec.structs.asdict(made), [f"{made.name} names {made.snapshot_id}."])
 
-
-@ref_group.command("list", short_help="Show all references.")
+@ref_group.command("list", short_help="List all references.")
 @repo_option
 @json_option
 @click.pass_obj
 def list_refs(output: Output, *, repo: str | None) -> None:
-    """Show all references by name. Changes nothing.
+    """List all references by name. Changes nothing.
 
     \b
     Example:
       holdfast ref list --json
     """
-    import msgspec
-
     found = open_repository(repo).snapshots.references()
+    records = [msgspec.structs.asdict(each) for each in found]
     lines = [f"{each.name}  {each.snapshot_id}  {each.created_at}  {each.note}".rstrip() for each in found]
-    output.result(
-        {"references": [msgspec.structs.asdict(each) for each in found]},
-        lines or ["There are no references."],
-    )
+    output.result({"references": records}, lines or ["There are no references."])
 
 
-@ref_group.command(short_help="Take a name away; the snapshot stays.")
+@ref_group.command(short_help="Delete a reference; its snapshot stays.")
 @click.argument("name")
 @repo_option
 @json_option
 @click.pass_obj
 def delete(output: Output, *, name: str, repo: str | None) -> None:
-    """Take the name NAME away. Its snapshot stays until it is collected, if nothing else keeps it.
+    """Delete the reference NAME. Its snapshot stays until it is garbage-collected, if nothing keeps it.
 
     \b
     Example:
       holdfast ref delete v1
     """
-    import msgspec
-
-    gone = open_repository(repo).snapshots.delete_reference(name)
-    output.result(msgspec.structs.asdict(gone), [f"{gone.name} no longer names {gone.snapshot_id}."])
+    reference = open_repository(repo).snapshots.delete_reference(name)
+    line = f"Deleted {reference.name}, which referred to {reference.snapshot_id}."
+    output.result(msgspec.structs.asdict(reference), [line])

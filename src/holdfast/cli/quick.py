@@ -1,21 +1,37 @@
-"""What hooks run before every write, answered without the parser of commands: that would take longer.
+"""The checks that hooks make before every write, answered without the command parser: that takes longer.
 
-Only what is typed in the simplest form is answered here; for the rest the answer is None, and the command
-of the same name has it. Both ask the same functions.
+Only the simplest forms are answered here; `answer` returns None for the rest, and the command of the same
+name takes over. A hook never gets in the way for a reason of its own: outside a repository, and when
+Holdfast itself fails, it lets the write pass and says so on standard error. It refuses one thing, a write
+to a worktree that another holder has leased: with exit status 2, which the calling programs take for "no",
+and the reason on standard error, which they show to the agent.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
-from holdfast.repository.guard import glance, place_of
+from holdfast.cli import ACTOR, LOCK_ID
 
+TYPE_CHECKING = False  # importing `typing` costs time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Any
+
+    from holdfast.cli.output import Output
+    from holdfast.repository.repository import Repository
+
+REFUSE = 2
+MOST_BYTES = 64 << 20
 _EVENTS = ("before-write", "pre-commit", "after-tool")
-_LOCK_ID, _ACTOR = "HOLDFAST_LOCK_ID", "HOLDFAST_ACTOR"
+_PATHS = ("file_path", "notebook_path", "path", "target_file")
+_PATCHED = r"^\*\*\* (?:Add|Update|Delete) File: (.+)$|^\*\*\* Move to: (.+)$"
 
 
 def answer(arguments: list[str]) -> int | None:
-    """The exit status of `guard PATH...` or of a hook that guards; None if it takes more to tell it."""
+    """The exit status of `guard PATH...` or of a hook that guards; None if the command parser must decide."""
     if arguments[0] == "guard":
         return _guard(arguments[1:])
     match arguments[1:]:
@@ -26,40 +42,155 @@ def answer(arguments: list[str]) -> int | None:
     return None
 
 
+def _guard(paths: list[str]) -> int | None:
+    from holdfast.repository.guard import glance, place_of
+
+    if not paths or any(path.startswith("-") for path in paths):
+        return None  # options need the parser
+    lock_id, actor = os.environ.get(LOCK_ID), os.environ.get(ACTOR)
+    try:
+        worktrees = dict.fromkeys(place_of(path) for path in paths)
+    except (OSError, ValueError):
+        return None
+    for worktree in worktrees:
+        allowed = True if worktree is None else glance(worktree, lock_id, actor)
+        if allowed is None:
+            return None
+        if allowed is not True:
+            from holdfast.cli.output import Output
+
+            Output(as_json=False).failure(allowed)
+            return int(allowed.exit_status)
+    return 0
+
+
 def _hook(event: str, program: str) -> int:
-    from holdfast.cli.hook_guard import before_write, has_nothing_to_renew, heard, leniently, pre_commit
     from holdfast.cli.output import Output
 
     def act(output: Output) -> int:
         if event == "pre-commit":
             return pre_commit(output, {}, program)
-        said = heard()
+        request = read_request()
         if event == "before-write":
-            return before_write(output, said, program)
-        if has_nothing_to_renew(said):
-            return 0
-        from holdfast.cli.hook import after_tool
+            return before_write(output, request, program)
+        return 0 if _has_nothing_to_renew(request) else after_tool(output, request, program)
 
-        return after_tool(output, said, program)
-
-    return leniently(Output(as_json=False), act)
+    return answer_hook(Output(as_json=False), act)
 
 
-def _guard(paths: list[str]) -> int | None:
-    if not paths or any(path.startswith("-") for path in paths):
-        return None  # options are for the parser
-    lock_id, actor = os.environ.get(_LOCK_ID), os.environ.get(_ACTOR)
+def answer_hook(output: Output, act: Callable[[Output], int]) -> int:
+    """The exit status of a hook; a failure of Holdfast itself is reported, and lets the write pass."""
+    from holdfast.errors import Failure, NotFound
+
     try:
-        places = dict.fromkeys(place_of(path) for path in paths)
-    except (OSError, ValueError):
-        return None
-    for place in places:
-        seen = True if place is None else glance(place, lock_id, actor)
-        if seen is None:
-            return None
-        if seen is not True:
-            from holdfast.cli.output import Output
+        return act(output)
+    except NotFound:
+        return 0  # not in a repository
+    except Failure as failure:
+        from holdfast.cli.output import printable
 
-            Output(as_json=False).failure(seen)
-            return int(seen.exit_status)
+        output.diagnostic(f"holdfast: {printable(failure.message)}")
+        return 0
+
+
+def read_request() -> dict[str, Any]:
+    """The JSON object that the calling program writes to standard input, if it does."""
+    import json
+
+    if sys.stdin is None or sys.stdin.isatty():
+        return {}
+    try:
+        request = json.loads(sys.stdin.buffer.read(MOST_BYTES) or b"{}")
+    except ValueError:
+        return {}
+    return request if isinstance(request, dict) else {}
+
+
+def before_write(output: Output, request: Mapping[str, Any], program: str) -> int:
+    """Whether a tool may write to the paths that it is about to write to."""
+    base = working_directory(request)
+    return _check(output, [os.path.join(base, path) for path in _written_paths(request)], program)
+
+
+def pre_commit(output: Output, request: Mapping[str, Any], program: str) -> int:
+    """Whether git may commit in the current directory."""
+    return _check(output, [os.path.join(_current_directory(), ".")], program)
+
+
+def after_tool(output: Output, request: Mapping[str, Any], program: str) -> int:
+    """Renew the agent's leases; tell it to stop if one is lost."""
+    from holdfast.cli.output import printable
+    from holdfast.repository.agent import renew_own
+
+    kept = renew_own(repository_of(request), os.environ.get(LOCK_ID))
+    lost = [each for each in kept if each.problem is not None]
+    for each in lost:
+        output.diagnostic(
+            f"Your lease on {each.lease.worktree_id} cannot be renewed: {printable(str(each.problem))}\n"
+            "Stop writing there. Acquire it again, and check what has changed before you continue."
+        )
+    return REFUSE if lost else 0
+
+
+def repository_of(request: Mapping[str, Any]) -> Repository:
+    """The repository in which the agent works."""
+    from holdfast.repository.repository import Repository, find_repository
+
+    return Repository(find_repository(working_directory(request)), actor=os.environ.get(ACTOR))
+
+
+def working_directory(request: Mapping[str, Any]) -> str:
+    """The directory in which the agent works."""
+    roots = request.get("workspace_roots")
+    chosen = request.get("cwd") or (roots[0] if isinstance(roots, list) and roots else None)
+    return chosen if isinstance(chosen, str) else _current_directory()
+
+
+def _current_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        from holdfast.errors import NotFound
+
+        raise NotFound("the current directory is gone") from None
+
+
+def _check(output: Output, paths: list[str], program: str) -> int:
+    from holdfast.errors import LockConflict
+    from holdfast.repository.guard import check, place_of
+
+    try:
+        for worktree in dict.fromkeys(found for path in paths if (found := place_of(path)) is not None):
+            check(worktree, os.environ.get(LOCK_ID), os.environ.get(ACTOR))
+    except LockConflict as conflict:
+        from holdfast.cli.output import printable
+
+        if program == "cursor":
+            import json
+
+            text = f"{conflict.message} {conflict.hint}"
+            output.text(json.dumps({"permission": "deny", "user_message": text, "agent_message": text}))
+        output.diagnostic(f"{printable(conflict.message)}\n{printable(conflict.hint)}")
+        return REFUSE
     return 0
+
+
+def _written_paths(request: Mapping[str, Any]) -> Iterator[str]:
+    given = request.get("tool_input")
+    if not isinstance(given, dict):
+        return
+    for name in _PATHS:
+        if isinstance(given.get(name), str):
+            yield given[name]
+    for text in (given.get("command"), given.get("input"), given.get("patch")):
+        if isinstance(text, str):
+            import re
+
+            yield from (first or second for first, second in re.findall(_PATCHED, text, re.MULTILINE))
+
+
+def _has_nothing_to_renew(request: Mapping[str, Any]) -> bool:
+    """Whether the agent certainly holds no lease, as after most tools."""
+    from holdfast.repository.guard import holds_nothing
+
+    return holds_nothing(working_directory(request), os.environ.get(LOCK_ID), os.environ.get(ACTOR))

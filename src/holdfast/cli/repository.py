@@ -1,10 +1,9 @@
-"""How commands find the repository and the worktree that they are about, and open them.
+"""How commands find and open the repository, the worktree and the lease that they work with.
 
-A flag, over the environment, over the current directory: `--repo` or `HOLDFAST_REPO`, else the nearest
-directory upwards that has `.jvs/`; `--worktree` or `HOLDFAST_WORKTREE`, else the worktree that the
-current directory is in, else `main`. The lock is named by `--lock-id` or `HOLDFAST_LOCK_ID`, because
-an agent's every command is a process of its own; `HOLDFAST_ACTOR` says in whose name, which tells agents
-apart that live in one process.
+An option wins over the environment, which wins over the current directory: `--repo` or `HOLDFAST_REPO`,
+else the nearest directory upwards that has `.jvs/`; `--worktree` or `HOLDFAST_WORKTREE`, else the worktree
+around the current directory, else `main`. `--lock-id` or `HOLDFAST_LOCK_ID` names the lease, because each
+command of an agent is a new process. `HOLDFAST_ACTOR` tells agents apart that live in one process.
 """
 
 from __future__ import annotations
@@ -16,54 +15,38 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import click
-
-from holdfast.cli.options import UNLIMITED, duration_or_none, store_address
+from holdfast.cli import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE, options
+from holdfast.cli.options import data_directory, store_address
 from holdfast.errors import Failure, LockConflict, LockNotHeld, LockReentry, NotFound, SettingInvalid
-from holdfast.leases.queue import DeadlockWatch
 
 if TYPE_CHECKING:
+    from holdfast.leases.queue import DeadlockWatch
     from holdfast.locks.flock_wait import LockWait
     from holdfast.locks.repo_lock import RepoLock
     from holdfast.repository.context import Proof
     from holdfast.repository.repository import Repository
     from holdfast.repository.waits import LockWaits, NotedWait
 
+TTL = 20.0
+"""How long a lease lasts that a command acquires for itself; it is renewed until the command ends."""
 
-REPO, WORKTREE = "HOLDFAST_REPO", "HOLDFAST_WORKTREE"
-LOCK_ID, TOKEN = "HOLDFAST_LOCK_ID", "HOLDFAST_TOKEN"
-ACTOR = "HOLDFAST_ACTOR"
-
-repo_option = click.option(
-    "--repo",
-    metavar="DIRECTORY",
-    type=click.Path(file_okay=False),
-    help=f"The repository.  [default: {REPO}, else the one that the current directory is in]",
-)
-worktree_option = click.option(
-    "--worktree",
-    metavar="NAME",
-    help=f"The worktree.  [default: {WORKTREE}, else the one that the current directory is in, else main]",
-)
-lock_id_option = click.option(
-    "--lock-id", metavar="ID", help=f"The lock that you hold.  [default: {LOCK_ID}]"
-)
+wait_option = options.wait_option("How long to wait if another holder has the lease")
 
 
 class OpenedRepository(NamedTuple):
-    """A repository and the worktree in it that a command is about."""
+    """A repository, and the worktree in it that a command works with."""
 
     repository: Repository
     worktree: str
 
 
 def current_directory() -> Path:
-    """Where the command was started; a directory that was removed or exchanged since is named as such."""
+    """The current directory; `NotFound` if it was removed or replaced since the shell entered it."""
     try:
         return Path(os.getcwd())
     except FileNotFoundError:
         raise NotFound(
-            "the current directory is gone: it was removed, or exchanged by a restore in place",
+            "the current directory is gone: it was removed, or replaced by a restore in place",
             hint='Enter it again: cd "$PWD". Or name the repository with --repo.',
         ) from None
 
@@ -71,18 +54,18 @@ def current_directory() -> Path:
 def open_repository(
     flag: str | None, environment: Mapping[str, str] = os.environ, *, to_examine: bool = False
 ) -> Repository:
-    """The repository that a command is about; `to_examine` opens it even if its store cannot be used."""
+    """Open the repository that a command works with; `to_examine` opens it even if its store is unusable."""
     from holdfast.repository.repository import Repository, find_repository
 
-    chosen, actor, address = flag or environment.get(REPO), environment.get(ACTOR), store_address(environment)
-    if not chosen:
-        found = find_repository(current_directory())
-        return Repository(found, actor=actor, ledger_address=address, to_examine=to_examine)
+    chosen = flag or environment.get(REPO)
+    root = Path(chosen) if chosen else find_repository(current_directory())
+    actor, address = environment.get(ACTOR), store_address(environment)
     try:
-        return Repository(chosen, actor=actor, ledger_address=address, to_examine=to_examine)
+        return Repository(root, actor=actor, ledger_address=address, to_examine=to_examine)
     except NotFound as failure:
-        with contextlib.suppress(NotFound):  # never guessed: which worktree would be meant?
-            failure.hint = f"It is in the repository {find_repository(chosen)}: name that one."
+        if chosen:
+            with contextlib.suppress(NotFound):  # not opened by itself: which worktree would be meant?
+                failure.hint = f"It is in the repository {find_repository(chosen)}: name that one."
         raise
 
 
@@ -93,7 +76,7 @@ def open_worktree(
     *,
     to_examine: bool = False,
 ) -> OpenedRepository:
-    """The repository and the worktree that a command is about; it need not be there."""
+    """Open the repository, and choose the worktree, which need not exist."""
     from holdfast.repository.payloads import worktree_name
 
     repository = open_repository(repo, environment, to_examine=to_examine)
@@ -103,49 +86,48 @@ def open_worktree(
     return OpenedRepository(repository, repository.worktree_around(current_directory()))
 
 
+# --- The caller's lease -----------------------------------------------------------------------------
+
+
+def known_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    return flag or environment.get(LOCK_ID) or None
+
+
 def held_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """The id of the lock that the caller holds; `LockNotHeld` if it names none."""
+    """The id of the lease that the caller holds; `LockNotHeld` if it names none."""
     lock_id = known_lock_id(flag, environment)
     if lock_id is None:
         raise LockNotHeld(
-            "no lock was named",
-            hint=f"Name the one that you hold with --lock-id, or in {LOCK_ID}: "
-            f"export {LOCK_ID}=$(holdfast lock acquire --field lock_id)",
+            "no lease was named",
+            hint=f"Name the lease that you hold with --lock-id, or in {LOCK_ID}: "
+            f"export {LOCK_ID}=$(holdfast lease acquire --field lock_id)",
         )
     return lock_id
 
 
-def known_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """The id of the lock that the caller holds, if it names one."""
-    return flag or environment.get(LOCK_ID) or None
+def token_named(environment: Mapping[str, str]) -> int | None:
+    """The token that the environment hands on with a lease."""
+    text = environment.get(TOKEN)
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise SettingInvalid(TOKEN, text, "the number that came with the lease")
+    return int(text)
 
 
-def refuse_own_lock(
+def refuse_own_lease(
     repository: Repository, worktree: str, environment: Mapping[str, str] = os.environ
 ) -> None:
-    """Refuse to ask for a lock that the caller holds: it would wait for itself."""
+    """Refuse to acquire a lease that the caller holds: it would wait for itself."""
     state = repository.desk.state(worktree)
     if state is None or state.expired or state.lease.lock_id != environment.get(LOCK_ID):
         return
     raise LockReentry(
-        f"you hold the lock of {worktree} already: {LOCK_ID} is {state.lease.lock_id}",
-        hint="Do what you want to do under that lock as it is; 'holdfast lock renew' makes it last longer.",
+        f"you already hold the lease of {worktree}: {LOCK_ID} is {state.lease.lock_id}",
+        hint="Work under that lease; 'holdfast lease renew' extends it.",
         worktree=worktree,
         lock_id=state.lease.lock_id,
     )
-
-
-TTL = 20.0
-"""How long the lock lasts that a command takes for itself; it is renewed until the command ends."""
-
-
-wait_option = click.option(
-    "--wait",
-    metavar="DURATION",
-    callback=duration_or_none,
-    help="If somebody else holds the lock: how long to wait for it, such as 30s, 5m; 'none': without limit.  "
-    "[default: not at all, fail with status 4]",
-)
 
 
 @contextlib.contextmanager
@@ -154,13 +136,13 @@ def proven(
     lock_id: str | None,
     purpose: str,
     *,
-    wait: float | None = None,
+    wait: float | None = 0.0,
     environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Proof | None]:
-    """The proof for a worktree: of the lock that is named, or of one taken for this block if it is free.
+    """The proof to publish in a worktree: of the lease that is named, else of one acquired for this block.
 
-    A lock that the environment names counts for the worktree that it names with it. The token is the
-    one that came with this lock, never one that is found at the moment. None if there are no locks.
+    A lease that the environment names counts only for the worktree that it names with it. Its token is the
+    one that came with the lease, never the current one. None in a shared worktree, which has no lease.
     """
     from holdfast.repository.context import Isolation, Proof
 
@@ -174,30 +156,24 @@ def proven(
         yield repository.proof(worktree, named, token_named(environment) if from_environment else None)
         return
     try:
-        seconds = None if wait == UNLIMITED else wait or 0.0
-        lease = repository.lease(worktree, ttl=TTL, wait=seconds, purpose=purpose)
+        lease = repository.lease(worktree, ttl=TTL, wait=wait, purpose=purpose)
     except LockConflict as conflict:
         hint = (
-            "Wait for it with --wait 1m: what a dead holder has left runs out by itself. "
-            f"If that lock is yours, name it: --lock-id, or {LOCK_ID}."
+            "Wait for it with --wait 1m: a dead holder's lease expires by itself. "
+            f"If the lease is yours, name it with --lock-id or {LOCK_ID}."
         )
         raise LockConflict(conflict.message, hint=hint, **conflict.facts) from None
     with lease:
         yield Proof(lease.lock_id, lease.token)
 
 
-def token_named(environment: Mapping[str, str]) -> int | None:
-    """The token that the environment hands on with a lock."""
-    text = environment.get(TOKEN)
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit()):
-        raise SettingInvalid(TOKEN, text, "the number that came with the lock")
-    return int(text)
+# --- Deadlocks among waiting commands ---------------------------------------------------------------
 
 
 def observe_file_lock(path: str, wait: LockWait, *, shared: bool, fair: bool) -> DeadlockWatch:
-    """Look on while this command waits for the lock on a file: for `FileLocker(observer=...)`."""
+    """Look for a deadlock while this command waits for a file lock: for `FileLocker(observer=...)`."""
+    from holdfast.leases.queue import DeadlockWatch
+
     since = time.time()
 
     def prepare() -> NotedWait:
@@ -206,8 +182,10 @@ def observe_file_lock(path: str, wait: LockWait, *, shared: bool, fair: bool) ->
     return DeadlockWatch(prepare, wait.timeout, wait.cancel, forks=False)
 
 
-def observe_repo_lock(lock: RepoLock, repo_id: str, purpose: str, wait: float) -> DeadlockWatch:
-    """Look on while this command asks for the lock of a repository again and again."""
+def observe_repo_lock(lock: RepoLock, repo_id: str, purpose: str, wait: float | None) -> DeadlockWatch:
+    """Look for a deadlock while this command polls for a repo lock."""
+    from holdfast.leases.queue import DeadlockWatch
+
     since = time.time()
 
     def prepare() -> NotedWait:
@@ -217,27 +195,25 @@ def observe_repo_lock(lock: RepoLock, repo_id: str, purpose: str, wait: float) -
 
 
 def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
-    """What is around this command: its repository, if it is in one or the lock is, and the data directory."""
-    from holdfast.cli.options import data_directory, store_address
+    """The waits that this command can see: in its repository or the one around `path`, and in `data_dir`."""
     from holdfast.locks.identity import calling_agent
     from holdfast.repository.waits import LockWaits, surroundings
 
     if data_dir is None:
-        with contextlib.suppress(Failure):  # there is no home directory
+        with contextlib.suppress(Failure):  # no home directory
             data_dir = data_directory(None, os.environ)
-    around = surroundings(_repository(path), data_dir, ledger_address=store_address(os.environ))
+    around = surroundings(_repository_around(path), data_dir, ledger_address=store_address(os.environ))
     actor, lock_id = os.environ.get(ACTOR) or "", os.environ.get(LOCK_ID) or ""
     return LockWaits(around, agent=calling_agent(), actor=actor, lock_id=lock_id)
 
 
-def _repository(path: str | None) -> Path | None:
-    """The repository that this command is in; else the one that what it is about is in."""
+def _repository_around(path: str | None) -> Path | None:
     from holdfast.repository.guard import repository_around
 
     starts = [os.environ.get(REPO) or "."]
     if path is not None:
         starts.append(os.path.dirname(path) or ".")
-    with contextlib.suppress(OSError):  # a current directory that is gone
+    with contextlib.suppress(OSError):  # the current directory is gone
         found = next(filter(None, map(repository_around, starts)), None)
         return None if found is None else Path(found)
     return None

@@ -1,4 +1,4 @@
-"""`holdfast setup`: teach coding agents and git to use Holdfast in a project, and undo it."""
+"""`holdfast setup`: configure coding agents and git to use Holdfast in a project, and undo it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from holdfast.cli.options import json_option
+from holdfast.cli.options import dry_run_option, json_option
 from holdfast.cli.output import Output
 from holdfast.errors import NotFound
 from holdfast.fs import calls
@@ -19,12 +19,12 @@ from holdfast.setup.plan import edits
 from holdfast.setup.targets import Target
 
 HELP = """\
-Teach a program to use Holdfast in this project: instructions for the agent, hooks at the start and end
-of a session and before it writes a file, and an entry for the MCP server; for git, a guard before each
-commit, in front of the hook that is there.
+Configure a program to use Holdfast in this project: instructions for the agent, hooks at the start and end
+of a session and before it writes a file, and an entry for the MCP server. For git: a guard before each
+commit, which runs before an existing hook.
 
-What is written is marked and versioned. Running this again brings it up to date; --remove takes it out
-and leaves everything else as it was, byte for byte.
+Everything written is marked and versioned. Run it again to update it. --remove takes it out and leaves
+everything else as it was, byte for byte.
 
 \b
 Examples:
@@ -32,23 +32,24 @@ Examples:
   holdfast setup git --remove
 """
 
-DONE = {"create": "made", "change": "changed", "remove": "removed"}
-PLANNED = {"create": "would make", "change": "would change", "remove": "would remove"}
-AFTERWARDS = {
+_DONE = {"create": "created", "change": "changed", "remove": "removed"}
+_PLANNED = {"create": "would create", "change": "would change", "remove": "would remove"}
+_NEXT_STEPS = {
     Target.CODEX: "Codex runs a project's hooks only once you trust them: start it here and type /hooks.",
-    Target.CLAUDE: "Claude Code reads its hooks when a session starts: begin a new one.",
+    Target.CLAUDE: "Claude Code reads its hooks when a session starts: start a new one.",
 }
 
 
 @click.command(help=HELP)
 @click.argument("program", type=click.Choice([each.value for each in Target]))
-@click.option("--remove", is_flag=True, help="Take out what this command has put in.")
-@click.option("--dry-run", is_flag=True, help="Show what would change, as a diff, and change nothing.")
+@click.option("--remove", is_flag=True, help="Remove everything that this command has written.")
+@dry_run_option("Show the changes as a diff; change nothing.")
 @click.option(
     "--project",
+    metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=".",
-    help="The project's directory; by default the current one.",
+    help="The project's directory.  [default: the current one]",
 )
 @json_option
 @click.pass_obj
@@ -58,39 +59,32 @@ def setup(output: Output, *, program: str, remove: bool, dry_run: bool, project:
     if not dry_run:
         apply(project, changes)
     files = summary(changes, project)
-    data = {"program": program, "removed": remove, "dry_run": dry_run, "files": files}
-    words = PLANNED if dry_run else DONE
+    words = _PLANNED if dry_run else _DONE
     lines = [f"{words[each['action']]} {each['path']}" for each in files] or ["nothing to change"]
     if dry_run:
-        for edit in changes:
-            lines += _diff(edit)
+        lines += [line for edit in changes for line in _diff(edit)]
     elif files and not remove:
-        lines += _afterwards(target, project)
-    output.result(data, lines)
+        lines += _next_steps(target, project)
+    output.result({"program": program, "removed": remove, "dry_run": dry_run, "files": files}, lines)
 
 
-def _afterwards(target: Target, project: Path) -> list[str]:
-    """What is left to do for the person who has set it up."""
-    from holdfast.repository.repository import find_repository
-
-    lines = [AFTERWARDS[target]] if target in AFTERWARDS else []
-    with contextlib.suppress(NotFound):
-        if find_repository(project) == project and target is not Target.GIT:
-            lines.append(
-                "This is the directory around the worktrees. For agents that are started in one of them, "
-                f"such as main: 'holdfast setup {target} --project main'."
-            )
-    return [*lines, *_missing(target)]
-
-
-def _missing(target: Target) -> Iterator[str]:
-    """What the program will call, and would not find."""
+def _next_steps(target: Target, project: Path) -> Iterator[str]:
     from importlib.util import find_spec
 
+    from holdfast.repository.repository import find_repository
+
+    if target in _NEXT_STEPS:
+        yield _NEXT_STEPS[target]
+    with contextlib.suppress(NotFound):
+        if find_repository(project) == project and target is not Target.GIT:
+            yield (
+                "This is the directory around the worktrees. For agents that start in one of them, "
+                f"such as main: 'holdfast setup {target} --project main'."
+            )
     if not _is_on_path("holdfast"):
-        yield "What was written calls 'holdfast', which is not on the PATH: the program must find it there."
+        yield "The new configuration calls 'holdfast', which is not on your PATH: add it."
     if target is not Target.GIT and find_spec("mcp") is None:
-        yield "The tools for agents (MCP) need the package mcp: pip install 'mcp>=2'. The hooks work without."
+        yield "The MCP tools need the package mcp: pip install 'mcp>=2'. The hooks work without it."
 
 
 def _is_on_path(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""`holdfast snapshot`: keep what is in a worktree."""
+"""`holdfast snapshot`, and how snapshots and their differences are printed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import SNAPSHOT, field_of, json_option, tell
-from holdfast.cli.output import Output, bytes_as_text, files_as_text
-from holdfast.cli.repository import (
+from holdfast.cli.options import (
+    SNAPSHOT_FIELDS,
+    field_option,
+    json_option,
     lock_id_option,
-    open_worktree,
-    proven,
+    print_record,
     repo_option,
-    wait_option,
     worktree_option,
 )
-from holdfast.repository.to_json import comparison_to_json as comparison_to_json
-from holdfast.repository.to_json import counts, is_best_effort
-from holdfast.repository.to_json import marks_to_json as marks_to_json
-from holdfast.repository.to_json import snapshot_to_json as snapshot_to_json
+from holdfast.cli.output import Output, files_as_text, format_size, shown
+from holdfast.cli.repository import open_worktree, proven, wait_option
+from holdfast.repository.to_json import counts, is_best_effort, new_snapshot_to_json
 
 if TYPE_CHECKING:
-    from holdfast.cli.repository import OpenedRepository
     from holdfast.repository.context import Descriptor
     from holdfast.repository.history import HistoryEntry, Marks
     from holdfast.trees.engines import Engine
@@ -34,27 +31,28 @@ if TYPE_CHECKING:
 ENGINE = "JVS_SNAPSHOT_ENGINE"
 ENGINES = ("juicefs-clone", "btrfs-subvolume", "reflink", "linked", "copy")
 LEVELS = ("quiesced", "best_effort")
+WARNING = "warning: best effort, its files may be from different moments"
 
 
-@click.command(short_help="Keep what is in a worktree.")
-@click.option("-m", "--note", "--message", metavar="TEXT", default="", help="What this is, for people.")
+@click.command()
+@click.option("-m", "--note", "--message", metavar="TEXT", default="", help="A note, for people.")
 @click.option(
     "--consistency",
     type=click.Choice(LEVELS),
-    help="Whether nothing may change meanwhile.  [default: as the worktree has it, else quiesced, "
-    "in shared worktrees best_effort]",
+    help="Whether the capture fails if a file changes.  [default: the worktree's setting, else quiesced; "
+    "best_effort in shared worktrees]",
 )
-@click.option("--tag", metavar="NAME", help="A name for it, which also keeps it from being collected.")
+@click.option("--tag", metavar="NAME", help="Create this reference to it, which also keeps it.")
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
-    help=f"How files get into it.  [default: {ENGINE}, else the best one that works here]",
+    help=f"How files are captured.  [default: {ENGINE}, else the best one that works here]",
 )
 @repo_option
 @worktree_option
 @lock_id_option
 @wait_option
-@field_of(*SNAPSHOT)
+@field_option(*SNAPSHOT_FIELDS)
 @json_option
 @click.pass_obj
 def snapshot(
@@ -70,66 +68,104 @@ def snapshot(
     wait: float | None,
     field: str | None,
 ) -> None:
-    """Keep everything that is in a worktree as a snapshot. It is there whole, or not at all.
+    """Capture the content of a worktree as a snapshot. It is published whole, or not at all.
 
-    It takes the lock of the worktree: the one that you name, or, if nobody holds it, one for as long as
-    the command runs. If the lock is lost meanwhile nothing is published (status 5). If a file changes
-    while it is being captured, a 'quiesced' snapshot fails (status 4) and nothing is published.
+    It needs the lease of the worktree: the one that you name, or, if it is free, one for the duration of
+    the command. If the lease is lost, nothing is published (status 5). If a file changes during the
+    capture, a 'quiesced' snapshot fails (status 4) and nothing is published.
 
     \b
     Examples:
       holdfast snapshot -m "tests pass"
       holdfast snapshot --tag v1 --worktree experiment
     """
-    from holdfast.cli import output as cli_output
     from holdfast.repository.context import Consistency
     from holdfast.repository.snapshots import SnapshotOptions
-    from holdfast.repository.to_json import is_best_effort, new_snapshot_to_json
 
     opened = open_worktree(repo, worktree)
+    known = opened.repository.snapshots.files_of_head(opened.worktree)
     with (
         proven(opened, lock_id, "snapshot", wait=wait) as proof,
-        cli_output.shown(output, "Capturing", files=_about_how_many(opened)) as told,
+        shown(output, "Capturing", files=known) as progress,
     ):
         wanted = SnapshotOptions(
             note=note,
             consistency=Consistency(consistency) if consistency else None,
             tag=tag,
             engine=engine_named(engine),
-            progress=told,
+            progress=progress,
         )
         made = opened.repository.snapshots.take(opened.worktree, proof, wanted)
-    much = f"{cli_output.files_as_text(made.files)}, {cli_output.bytes_as_text(made.bytes)}"
-    lines = [f"{made.snapshot_id}  {much}, {made.consistency_level.value}, {made.engine}"]
+    size = f"{files_as_text(made.files)}, {format_size(made.bytes)}"
+    lines = [f"{made.snapshot_id}  {size}, {made.consistency_level.value}, {made.engine}"]
     lines += [f"  {WARNING}"] if is_best_effort(made) else []
     lines += [f"  recorded, not captured: {each}" for each in made.special]
     lines += [f"  not preserved: {each}" for each in made.not_preserved]
-    tell(output, field, new_snapshot_to_json(made, tag), lines)
+    print_record(output, field, new_snapshot_to_json(made, tag), lines)
 
 
 def engine_named(flag: str | None) -> Engine | None:
-    """The engine that is asked for: a flag, over the environment."""
+    """The engine that the option or else the environment names."""
     from holdfast.errors import SettingInvalid
     from holdfast.trees.engines import Engine
 
     text = flag or os.environ.get(ENGINE)
-    if not text:
-        return None
-    if text not in ENGINES:
+    if text and text not in ENGINES:
         raise SettingInvalid(ENGINE, text, f"one of {', '.join(ENGINES)}")
-    return Engine(text)
+    return Engine(text) if text else None
 
 
-def _about_how_many(opened: OpenedRepository) -> int | None:
-    """How many files the head has: most likely about as many as there will be."""
-    return opened.repository.snapshots.files_of_head(opened.worktree)
+# --- Snapshots for people ---------------------------------------------------------------------------
 
+
+def entry_lines(entry: HistoryEntry, *, with_worktree: bool) -> list[str]:
+    """A snapshot in a history: one line, and one more for each remark."""
+    descriptor, marks = entry.descriptor, marks_text(entry.marks)
+    first = f"{descriptor.snapshot_id}  {descriptor.created_at[:19].replace('T', ' ')}Z"
+    first += f"  {descriptor.worktree_id}" if with_worktree else ""
+    lines = [first + (f"  ({marks})" if marks else "")]
+    lines += [f"  {descriptor.note}"] if descriptor.note else []
+    lines += [f"  restored from {descriptor.restored_from}"] if descriptor.restored_from else []
+    return [*lines, f"  {WARNING}"] if entry.warning else lines
+
+
+def marks_text(marks: Marks) -> str:
+    heads = [f"head of {each}" for each in marks.heads]
+    return ", ".join([*heads, *marks.references, *(["pinned"] if marks.pinned else [])])
+
+
+def snapshot_lines(descriptor: Descriptor, marks: Marks) -> Iterator[str]:
+    yield f"{descriptor.snapshot_id}: {descriptor.note or 'no note'}"
+    yield f"  worktree  {descriptor.worktree_id}"
+    yield f"  taken     {descriptor.created_at} by {descriptor.holder_id}"
+    yield f"  parent    {descriptor.parent_id or 'none'}"
+    if descriptor.restored_from:
+        yield f"  restored  from {descriptor.restored_from}"
+    yield f"  level     {descriptor.consistency_level.value}"
+    if is_best_effort(descriptor):
+        yield f"  {WARNING}"
+    yield f"  content   {files_as_text(descriptor.files)}, {format_size(descriptor.bytes)}"
+    yield f"  engine    {descriptor.engine}"
+    yield f"  hash      {descriptor.payload_hash}"
+    if descriptor.fencing_token is not None:
+        yield f"  token     {descriptor.fencing_token} of the lease {descriptor.lock_id}"
+    if text := marks_text(marks):
+        yield f"  marks     {text}"
+    if descriptor.doomed_by:
+        yield f"  gc        marked for deletion by the plan {descriptor.doomed_by}"
+    for each in descriptor.special:
+        yield f"  special   {each}: recorded, not captured"
+    for each in descriptor.not_preserved:
+        yield f"  lost      {each}"
+    yield f"  files     holdfast export {descriptor.snapshot_id} DIR"
+
+
+# --- Differences for people -------------------------------------------------------------------------
 
 MANY_BELOW = 20
-"""How many entries of a new directory are named one by one."""
-WARNING = "warning: best effort, its files may be of different moments"
-SIGNS = {"added": "A", "removed": "D", "modified": "M"}
-KINDS = {
+"""How many entries of a new or removed directory are listed one by one."""
+_SIGNS = {"added": "A", "removed": "D", "modified": "M"}
+_KINDS = {
     "f": "file",
     "d": "directory",
     "l": "symbolic link",
@@ -141,79 +177,27 @@ KINDS = {
 }
 
 
-def entry_lines(entry: HistoryEntry, *, with_worktree: bool) -> list[str]:
-    """A snapshot of a history, for people: one line, and one more for each thing to know about it."""
-    descriptor = entry.descriptor
-    first = f"{descriptor.snapshot_id}  {descriptor.created_at[:19].replace('T', ' ')}Z"
-    if with_worktree:
-        first += f"  {descriptor.worktree_id}"
-    marks = marks_text(entry.marks)
-    lines = [first + (f"  ({marks})" if marks else "")]
-    if descriptor.note:
-        lines.append(f"  {descriptor.note}")
-    if descriptor.restored_from:
-        lines.append(f"  restored from {descriptor.restored_from}")
-    if entry.warning:
-        lines.append(f"  {WARNING}")
-    return lines
-
-
-def marks_text(marks: Marks) -> str:
-    heads = [f"head of {each}" for each in marks.heads]
-    return ", ".join([*heads, *marks.references, *(["pinned"] if marks.pinned else [])])
-
-
-def snapshot_lines(descriptor: Descriptor, marks: Marks) -> Iterator[str]:
-    """One snapshot with all that is known."""
-    yield f"{descriptor.snapshot_id}: {descriptor.note or 'no note'}"
-    yield f"  worktree  {descriptor.worktree_id}"
-    yield f"  taken     {descriptor.created_at} by {descriptor.holder_id}"
-    yield f"  parent    {descriptor.parent_id or 'none'}"
-    if descriptor.restored_from:
-        yield f"  restored  from {descriptor.restored_from}"
-    yield f"  promise   {descriptor.consistency_level.value}"
-    if is_best_effort(descriptor):
-        yield f"  {WARNING}"
-    yield f"  content   {files_as_text(descriptor.files)}, {bytes_as_text(descriptor.bytes)}"
-    yield f"  engine    {descriptor.engine}"
-    yield f"  hash      {descriptor.payload_hash}"
-    if descriptor.fencing_token is not None:
-        yield f"  token     {descriptor.fencing_token}, lock {descriptor.lock_id}"
-    if text := marks_text(marks):
-        yield f"  named     {text}"
-    if descriptor.doomed_by:
-        yield f"  doomed    by the plan {descriptor.doomed_by}: it is being deleted"
-    for each in descriptor.special:
-        yield f"  special   {each}: recorded, not captured"
-    for each in descriptor.not_preserved:
-        yield f"  lost      {each}"
-    yield f"  files     holdfast export {descriptor.snapshot_id} DIR"
-
-
-# --- Differences ------------------------------------------------------------------------------------
-
-
 def change_lines(changes: Iterable[Change]) -> Iterator[str]:
-    """A line for each difference: a letter, the path, and what it is or in what respect it differs."""
+    """One line per difference: a letter, the path, and the kind or the aspects that differ."""
     from holdfast.trees.manifest import escaped
 
     for change in changes:
-        words = [] if change.kind == "f" else [KINDS.get(change.kind, change.kind)]
-        hidden = {"content", "mtime"} if "content" in change.aspects else set()
-        words += [each for each in change.aspects if each not in hidden]
-        told = f"  ({', '.join(words)})" if words else ""
-        yield f"{SIGNS[change.what]} {escaped(change.path) or '.'}{told}"
+        words = [] if change.kind == "f" else [_KINDS.get(change.kind, change.kind)]
+        implied = {"content", "mtime"} if "content" in change.aspects else set()
+        words += [each for each in change.aspects if each not in implied]
+        detail = f"  ({', '.join(words)})" if words else ""
+        yield f"{_SIGNS[change.what]} {escaped(change.path) or '.'}{detail}"
 
 
 def brief_change_lines(changes: Iterable[Change]) -> Iterator[str]:
-    """The same, but what is below a directory that has come or gone as a whole is only counted, if it is
-    much: nobody reads the ten thousand files of a package directory, and they hide what was changed."""
+    """Like `change_lines`, but the entries of a large directory that was added or removed are only counted:
+    the ten thousand files of a package directory would hide the changes that matter."""
     from itertools import groupby
 
     whole = b""
 
     def outermost(change: Change) -> bytes:
-        """The directory above everything, if this is in one that has come or gone whole; else its path."""
+        """The outermost directory around this path that was added or removed as a whole; else the path."""
         nonlocal whole
         if not (whole and change.path.startswith(whole)):
             whole = b"" if change.kind != "d" or change.what == "modified" else change.path + b"/"
@@ -229,5 +213,4 @@ def brief_change_lines(changes: Iterable[Change]) -> Iterator[str]:
 
 
 def change_summary(changes: Iterable[Change]) -> str:
-    numbers = counts(changes)
-    return ", ".join(f"{number} {what}" for what, number in numbers.items())
+    return ", ".join(f"{number} {what}" for what, number in counts(changes).items())

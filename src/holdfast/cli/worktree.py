@@ -1,4 +1,4 @@
-"""`holdfast worktree`: directories to work in, each with a lock and a history of its own."""
+"""`holdfast worktree`: create, list, show, rename and remove worktrees."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import click
 
 from holdfast.cli.entry import Group
 from holdfast.cli.lease import HIGH_RISK, lease_state_lines, lease_summary
-from holdfast.cli.options import WORKTREE, field_of, json_option, tell
-from holdfast.cli.output import Output
-from holdfast.cli.repository import (
-    current_directory,
-    known_lock_id,
+from holdfast.cli.options import (
+    WORKTREE_FIELDS,
+    dry_run_option,
+    field_option,
+    json_option,
     lock_id_option,
-    open_repository,
-    open_worktree,
+    print_record,
     repo_option,
 )
+from holdfast.cli.output import Output, show_table
+from holdfast.cli.repository import current_directory, known_lock_id, open_repository, open_worktree
 from holdfast.errors import NotFound
-from holdfast.repository.to_json import worktree_to_json as worktree_to_json
+from holdfast.repository.to_json import worktree_to_json, worktrees_to_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 group = Group(
     "worktree",
     help="""\
-Worktrees: directories to work in, each with a lock and a history of its own. Every repository has
-'main'; the others are in its directory worktrees/. They hold nothing but your files.
+Worktrees: directories to work in, each with a lease and a history of its own. Every repository has
+'main'; the others are in its directory worktrees/. They contain nothing but your files.
 
 \b
 Example:
@@ -44,13 +45,13 @@ Example:
 )
 
 
-@group.command(short_help="Make a worktree.")
+@group.command(short_help="Create a worktree.")
 @click.argument("name")
-@click.option("--from", "snapshot", metavar="SNAPSHOT", help="The snapshot to begin with.  [default: empty]")
-@click.option("--shared", is_flag=True, help="Without a lock. High-risk: nothing keeps writers apart.")
+@click.option("--from", "snapshot", metavar="SNAPSHOT", help="The snapshot to start from.  [default: empty]")
+@click.option("--shared", is_flag=True, help="Without a lease. High-risk: nothing keeps writers apart.")
 @click.option("--label", metavar="TEXT", help="A description, for people.")
 @repo_option
-@field_of(*WORKTREE)
+@field_option(*WORKTREE_FIELDS)
 @json_option
 @click.pass_obj
 def create(
@@ -63,7 +64,7 @@ def create(
     repo: str | None,
     field: str | None,
 ) -> None:
-    """Make a worktree called NAME: empty, or with the content of a snapshot.
+    """Create the worktree NAME: empty, or with the content of a snapshot.
 
     \b
     Examples:
@@ -76,23 +77,20 @@ def create(
     isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE
     repository.worktrees.create(name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label)
     state = repository.worktrees.state(name)
-    tell(output, field, worktree_to_json(state), [f"Made {state.path}", worktree_line(state)])
+    print_record(output, field, worktree_to_json(state), [f"Created {state.path}", worktree_line(state)])
 
 
-@group.command("list", short_help="Show all worktrees.")
+@group.command("list", short_help="List all worktrees.")
 @repo_option
 @json_option
 @click.pass_obj
 def list_(output: Output, *, repo: str | None) -> None:
-    """Show all worktrees: their heads, who has locked them, and where they are. Changes nothing.
+    """List all worktrees with their heads, the holders of their leases, and their paths. Changes nothing.
 
     \b
     Example:
       holdfast worktree list --json
     """
-    from holdfast.cli.output import show_table
-    from holdfast.repository.to_json import worktrees_to_json
-
     repository = open_repository(repo)
     states = list(repository.worktrees.states())
     here = repository.root
@@ -101,16 +99,16 @@ def list_(output: Output, *, repo: str | None) -> None:
     if output.as_json:
         output.result(worktrees_to_json(repository.root, states))
     else:
-        show_table(output, COLUMNS, [worktree_row(each, here) for each in states])
+        show_table(output, ("WORKTREE", "HEAD", "STATE", "PATH"), [_row(each, here) for each in states])
 
 
-@group.command(short_help="Show one worktree, and who works in it.")
+@group.command(short_help="Show one worktree, and which processes use it.")
 @click.argument("name", required=False)
 @repo_option
 @json_option
 @click.pass_obj
 def show(output: Output, *, name: str | None, repo: str | None) -> None:
-    """Show the worktree NAME (the one you are in, if none is named) and which processes work in it.
+    """Show the worktree NAME (default: the current one), and which processes use it.
 
     \b
     Example:
@@ -121,16 +119,16 @@ def show(output: Output, *, name: str | None, repo: str | None) -> None:
     repository, worktree = open_worktree(repo, name)
     state = repository.worktrees.state(worktree)
     usage = repository.worktrees.usage(worktree) if state.is_there else Usage((), 0)
-    output.result({**worktree_to_json(state), **usage_to_json(usage)}, worktree_lines(state, usage))
+    output.result({**worktree_to_json(state), **_usage_to_json(usage)}, _worktree_lines(state, usage))
 
 
-@group.command(short_help="Print the directory of a worktree.")
+@group.command(short_help="Print the path of a worktree.")
 @click.argument("name", required=False)
 @repo_option
 @json_option
 @click.pass_obj
 def path(output: Output, *, name: str | None, repo: str | None) -> None:
-    """Print the directory of the worktree NAME (the one you are in, if none is named).
+    """Print the path of the worktree NAME (default: the current one).
 
     \b
     Example:
@@ -138,25 +136,24 @@ def path(output: Output, *, name: str | None, repo: str | None) -> None:
       holdfast worktree path experiment
     """
     repository, worktree = open_worktree(repo, name)
-    found = repository.path(worktree)
-    output.result({"worktree_id": worktree, "path": str(found)}, [str(found)])
+    found = str(repository.path(worktree))
+    output.result({"worktree": worktree, "path": found}, [found])
 
 
-@group.command(short_help="Give a worktree another name.")
+@group.command(short_help="Rename a worktree.")
 @click.argument("old")
 @click.argument("new")
-@click.option("--force", is_flag=True, help="In spite of running processes in it. Never of a lock.")
+@click.option("--force", is_flag=True, help="Although processes use it; never while it is leased.")
 @repo_option
 @json_option
 @click.pass_obj
 def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None) -> None:
-    """Give the worktree OLD the name NEW. Refused while it is locked, or processes work in it.
+    """Rename the worktree OLD to NEW. Refused while it is leased, or while processes use it.
 
     \b
     Example:
       holdfast worktree rename experiment parser
     """
-
     repository = open_repository(repo)
     config = repository.worktrees.change_name(old, new, force=force)
     state = repository.worktrees.state(config.worktree_id)
@@ -166,9 +163,9 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 
 @group.command(short_help="Remove a worktree; its snapshots stay.")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="In spite of running processes in it. Never of another's lock.")
-@click.option("--dry-run", is_flag=True, help="Only show what would be removed, and what stands against it.")
-@click.option("--no-snapshot", is_flag=True, help="Do not save what is unsaved: it is lost.")
+@click.option("--force", is_flag=True, help="Although processes use it; never while somebody else leases it.")
+@dry_run_option("Show what would be removed, and what prevents it.")
+@click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
 @lock_id_option
 @repo_option
 @json_option
@@ -183,32 +180,30 @@ def remove(
     lock_id: str | None,
     repo: str | None,
 ) -> None:
-    """Remove the worktree NAME. What is unsaved in it is saved as a snapshot first. Snapshots stay.
+    """Remove the worktree NAME. Unsaved changes become a snapshot first. Its snapshots stay.
 
-    Refused while somebody else has it locked, or while processes work in it; they are named.
+    Refused while somebody else leases it, or while processes use it; the error names them.
 
     \b
     Examples:
       holdfast worktree remove experiment --dry-run
       holdfast worktree remove experiment
     """
-
     repository = open_repository(repo)
     if dry_run:
         state, usage = repository.worktrees.state(name), repository.worktrees.usage(name)
-        output.result(
-            {"dry_run": True, "would_remove": {**worktree_to_json(state), **usage_to_json(usage)}},
-            ["Would remove:", *worktree_lines(state, usage)],
-        )
+        record = {**worktree_to_json(state), **_usage_to_json(usage)}
+        lines = ["Would remove:", *_worktree_lines(state, usage)]
+        output.result({"dry_run": True, "would_remove": record}, lines)
         return
     removed = repository.remove_worktree(
         name, keep_unsaved=not no_snapshot, force=force, lock_id=known_lock_id(lock_id)
     )
-    saved = [f"What was unsaved is in the snapshot {removed.saved}."] if removed.saved else []
+    saved = [f"Its unsaved changes are in the snapshot {removed.saved}."] if removed.saved else []
     output.result(
         {
             "dry_run": False,
-            "worktree_id": removed.worktree,
+            "worktree": removed.worktree,
             "head_snapshot_id": removed.head_snapshot_id,
             "saved_snapshot_id": removed.saved,
         },
@@ -216,45 +211,37 @@ def remove(
     )
 
 
-def usage_to_json(usage: Usage) -> dict[str, object]:
-    """The processes that work in a worktree, and how many could not be looked into."""
+def _usage_to_json(usage: Usage) -> dict[str, object]:
+    """The processes that use a worktree, and how many could not be examined."""
     return {"processes": [each.as_record() for each in usage.users], "hidden_processes": usage.hidden}
 
 
-COLUMNS = ("WORKTREE", "HEAD", "STATE", "PATH")
-
-
-def worktree_row(state: WorktreeState, here: Path) -> list[str]:
-    """A worktree in the table of all; its path as one would write it `here`."""
+def _row(state: WorktreeState, here: Path) -> list[str]:
     head = state.config.head_snapshot_id or "no snapshot"
     path = state.path.relative_to(here) if state.path.is_relative_to(here) else state.path
-    return [state.config.worktree_id, head, "; ".join(_marks(state)) or "free", str(path)]
+    return [state.config.worktree_id, head, "; ".join(_remarks(state)) or "free", str(path)]
 
 
 def worktree_line(state: WorktreeState) -> str:
-    """A worktree in a list."""
     head = state.config.head_snapshot_id or "no snapshot"
-    return f"{state.config.worktree_id}: {'; '.join([head, *_marks(state)])}"
+    return f"{state.config.worktree_id}: {'; '.join([head, *_remarks(state)])}"
 
 
-def _marks(state: WorktreeState) -> list[str]:
-    marks = []
+def _remarks(state: WorktreeState) -> Iterator[str]:
     if state.is_shared:
-        marks.append(HIGH_RISK)
+        yield HIGH_RISK
     elif state.lease is not None:
-        marks.append(lease_summary(state.lease))
+        yield lease_summary(state.lease)
     if state.operation is not None:
-        marks.append(f"being changed: {state.operation.kind.value}")
+        yield f"unfinished operation: {state.operation.kind.value}"
     if not state.is_there:
-        marks.append("its directory is missing")
+        yield "its directory is missing"
     if state.config.label:
-        marks.append(state.config.label)
-    return marks
+        yield state.config.label
 
 
-def worktree_lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
-    """One worktree with all that is known."""
-    config = state.config
+def _worktree_lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
+    config, operation = state.config, state.operation
     yield from lease_state_lines(config, state.lease)
     yield f"  path      {state.path}{'' if state.is_there else ' (missing)'}"
     yield f"  created   {config.created_at}"
@@ -262,10 +249,9 @@ def worktree_lines(state: WorktreeState, usage: Usage) -> Iterator[str]:
     yield f"  head      {config.head_snapshot_id or 'none'}"
     if config.label:
         yield f"  label     {config.label}"
-    if state.operation is not None:
-        operation = state.operation
+    if operation is not None:
         yield f"  pending   {operation.kind.value}, begun by {operation.holder_id} at {operation.begun_at}"
     for each in usage.users:
         yield f"  in use    {each}"
     if usage.hidden:
-        yield f"  in use    perhaps: {usage.hidden} of the running processes may not be looked into"
+        yield f"  in use    perhaps: {usage.hidden} running processes cannot be examined"

@@ -1,1 +1,1 @@
-"""A demonstration: agents work through a queue, are killed and paused, and nothing is lost or done twice."""
+"""The demo: agents work through a queue while some are killed and one is paused; then a check."""

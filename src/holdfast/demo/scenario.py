@@ -1,4 +1,4 @@
-"""The course of the demo: agents work, some are killed, one is paused until others have taken over."""
+"""The course of the demo: agents work, some are killed, one is paused until another has done its work."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.demo.agents import Agent, Command, Crew, Stage, set_up
+from holdfast.demo.agents import Agent, AgentExit, Stage, set_up
 from holdfast.demo.check import Audit, examine
 from holdfast.issues import rules as issue_rules
 from holdfast.issues.claims import HeldIssueClaim
 from holdfast.issues.model import CLAIMS, Issue, IssueClaim, State
-from holdfast.issues.tracker import Tracker
 from holdfast.leases import rules as lease_rules
 from holdfast.leases.service import HeldLease
 from holdfast.repository.overview import look_around
 
 KILLS = 3
-LOOK_EVERY = 0.1
+POLL_INTERVAL = 0.1
 LONGEST = 300.0
-"""After this long the demo gives up: something is stuck, which is a finding."""
+"""The demo gives up after this long; that is a finding."""
+
+Command = Callable[[Stage, str], list[str]]
+"""The command line of the agent with this name."""
 
 
 class DemoPlan(NamedTuple):
-    """How the demo is to be played."""
+    """The parameters of one demo."""
 
     workers: int
     issues: int
@@ -35,8 +37,8 @@ class DemoPlan(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """Something that was done to an agent, `after` so many seconds: `killed`, `paused`, `resumed`, or
-    `refused`, which is what becomes of one that was paused."""
+    """What happened to an agent after so many seconds: `killed`, `paused`, `resumed`, and then `refused`
+    or `not refused`."""
 
     after: float
     what: str
@@ -45,18 +47,16 @@ class Incident(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """How things stand: for whoever watches."""
+    """The current state, for display. `working` has the issue of each running agent."""
 
     after: float
-    issues: Sequence[Issue]
-    states: Sequence[State]
+    issues: Sequence[tuple[Issue, State]]
     working: dict[int, str | None]
-    """Which agent works on which issue."""
     paused: frozenset[int]
 
 
 class DemoReport(NamedTuple):
-    """What was shown. It has passed if the audit has no findings."""
+    """The result. The demo has passed if the audit has no findings."""
 
     seconds: float
     incidents: Sequence[Incident]
@@ -67,149 +67,154 @@ class DemoReport(NamedTuple):
 def play(
     directory: Path,
     plan: DemoPlan,
-    command: Callable[[Stage], Command],
+    command: Command,
     *,
-    tell: Callable[[Incident], None],
+    report: Callable[[Incident], None],
     show: Callable[[Scene], None],
 ) -> DemoReport:
-    """Play the demo in an empty directory, and judge what is left."""
+    """Run the demo in an empty directory, and check the result."""
     stage = Stage.at(directory)
     issues = set_up(stage, issues=plan.issues, seed=plan.seed, store=plan.store)
-    with Crew(plan.workers, command(stage), stage.notes) as crew:
-        course = _Course(stage.tracker(), plan, crew, tell, show)
-        finished = course.run()
-    _let_leases_run_out(stage, plan.ttl)
-    audit = examine(stage, issues, crew.ended, finished=finished, paused=course.was_paused)
-    return DemoReport(course.elapsed(), course.incidents, len(crew.ended), audit)
+    scenario = _Scenario(stage, plan, command, report, show)
+    try:
+        finished = scenario.run()
+    finally:
+        scenario.end_agents()
+    _let_leases_expire(stage, plan.ttl)
+    audit = examine(stage, issues, scenario.exits, finished=finished, paused=scenario.was_paused)
+    return DemoReport(scenario.elapsed(), scenario.incidents, len(scenario.exits), audit)
 
 
-def _let_leases_run_out(stage: Stage, ttl: float) -> None:
-    """One who was killed after its work was done may have left a lease, which lasts for its time."""
+def _let_leases_expire(stage: Stage, ttl: float) -> None:
+    """An agent that was killed after its work was done may have left a lease."""
     deadline = time.monotonic() + 2 * ttl
     while time.monotonic() < deadline:
-        held = look_around(stage.root).holdings
-        if all(each.reclaim.safe for each in held):
+        if all(each.reclaim.safe for each in look_around(stage.root).holdings):
             return
-        time.sleep(LOOK_EVERY)
+        time.sleep(POLL_INTERVAL)
 
 
-class _Course:
+class _Scenario:
     def __init__(
         self,
-        tracker: Tracker,
+        stage: Stage,
         plan: DemoPlan,
-        crew: Crew,
-        tell: Callable[[Incident], None],
+        command: Command,
+        report: Callable[[Incident], None],
         show: Callable[[Scene], None],
     ) -> None:
+        self.exits: list[AgentExit] = []
         self.incidents: list[Incident] = []
         self.was_paused = False
-        self._tracker = tracker
-        self._plan = plan
-        self._crew = crew
-        self._tell = tell
-        self._show = show
+        self._stage, self._plan, self._command = stage, plan, command
+        self._report, self._show = report, show
+        self._tracker = stage.tracker()
+        self._agents: dict[int, Agent] = {}
+        self._started = 0
         self._chance = random.Random(plan.seed)
-        self._began = time.monotonic()
         self._kill_at = [self._chance.uniform(1.0, 3.0) for _ in range(KILLS)]
         self._pause_at = self._chance.uniform(1.5, 3.5)
         self._paused: tuple[Agent, str, int] | None = None
+        self._began = time.monotonic()
 
     def elapsed(self) -> float:
         return time.monotonic() - self._began
 
     def run(self) -> bool:
-        """Play until everything is done; False if that does not come about."""
-        busy_since = time.monotonic()
+        """Run until everything is done; False if that takes too long."""
         while self.elapsed() < LONGEST:
-            for ended in self._crew.gather():
-                if ended.paused and not ended.killed:
-                    self._happened("refused" if ended.exit_status == 5 else "not refused", ended.agent, None)
+            self._gather()
             seen = self._tracker.snapshot()
             working = self._working()
-            self._show(
-                Scene(
-                    self.elapsed(),
-                    list(seen),
-                    [seen.state(issue) for issue in seen],
-                    working,
-                    frozenset(number for number, agent in self._crew.working.items() if agent.paused),
-                )
-            )
-            if all(issue.state is State.DONE for issue in seen) and not self._crew.working:
+            paused = frozenset(number for number, agent in self._agents.items() if agent.paused)
+            self._show(Scene(self.elapsed(), [(each, seen.state(each)) for each in seen], working, paused))
+            if all(issue.state is State.DONE for issue in seen) and not self._agents:
                 return True
-            self._do_harm(working, time.monotonic() - busy_since)
-            looking = (number for number, agent in self._crew.working.items() if not agent.paused)
-            unclaimed = sum(working.get(number) is None for number in looking)
-            for number in self._crew.idle()[: max(0, len(seen.ready()) - unclaimed)]:
-                self._crew.start(number)
-            time.sleep(LOOK_EVERY)
+            self._do_harm(working)
+            looking = [
+                number for number in self._agents if number not in paused and working.get(number) is None
+            ]
+            idle = [number for number in range(1, self._plan.workers + 1) if number not in self._agents]
+            for number in idle[: max(0, len(seen.ready()) - len(looking))]:
+                self._start(number)
+            time.sleep(POLL_INTERVAL)
         return False
 
-    def _working(self) -> dict[int, str | None]:
-        """Which of the agents that run has which issue, by the claims that are in force."""
-        claims = [document.record.claim for _, document in self._tracker.store.scan(CLAIMS)]
-        issues = [issue_id for issue_id, _ in self._tracker.store.scan(CLAIMS)]
-        moment = self._tracker.transactions.moment()
-        held = {
-            claim.assignee: issue
-            for issue, claim in zip(issues, claims, strict=False)
-            if claim is not None and not claim.is_expired(moment)
-        }
-        return {number: held.get(agent.name) for number, agent in self._crew.working.items()}
+    def end_agents(self) -> None:
+        for agent in self._agents.values():
+            agent.end()
 
-    def _do_harm(self, working: dict[int, str | None], elapsed: float) -> None:
+    def _start(self, number: int) -> None:
+        self._started += 1
+        name = f"{number}-{self._started}"  # never reused: claims are told apart by it
+        command = self._command(self._stage, f"agent:{name}")
+        log = self._stage.notes / f"agent-{name}.log"
+        self._agents[number] = Agent(number, f"agent:{name}", command, log)
+
+    def _gather(self) -> None:
+        for agent in [each for each in self._agents.values() if each.has_ended()]:
+            del self._agents[agent.number]
+            ended = agent.exit()
+            self.exits.append(ended)
+            if ended.paused and not ended.killed:
+                self._happened("refused" if ended.exit_status == 5 else "not refused", agent.number, None)
+
+    def _working(self) -> dict[int, str | None]:
+        """The issue that each running agent has claimed."""
+        moment = self._tracker.transactions.moment()
+        claims = [(issue, document.record.claim) for issue, document in self._tracker.store.scan(CLAIMS)]
+        held = {claim.assignee: issue for issue, claim in claims if claim and not claim.is_expired(moment)}
+        return {number: held.get(agent.name) for number, agent in self._agents.items()}
+
+    def _do_harm(self, working: dict[int, str | None]) -> None:
         if self._paused is not None:
-            self._perhaps_resume()
-        elif not self.was_paused and elapsed >= self._pause_at:
+            self._resume(*self._paused)
+        elif not self.was_paused and self.elapsed() >= self._pause_at:
             self._pause(working)
-        if self._kill_at and elapsed >= self._kill_at[0]:
+        if self._kill_at and self.elapsed() >= self._kill_at[0]:
             self._kill(working)
 
     def _kill(self, working: dict[int, str | None]) -> None:
-        running = [number for number, agent in self._crew.working.items() if not agent.paused]
+        running = [number for number, agent in self._agents.items() if not agent.paused]
         if not running:
             return
         number = self._chance.choice(running)
-        self._crew.working[number].kill()
-        self._kill_at.pop(0)
-        self._kill_at = [max(each, self.elapsed() + self._chance.uniform(0.3, 1.5)) for each in self._kill_at]
+        self._agents[number].kill()
+        later = self._kill_at[1:]
+        self._kill_at = [max(each, self.elapsed() + self._chance.uniform(0.3, 1.5)) for each in later]
         self._happened("killed", number, working[number])
 
     def _pause(self, working: dict[int, str | None]) -> None:
-        """Pause one that is at work, and leave it so until its work has been given to another."""
+        """Pause an agent that works; `_resume` resumes it once another agent has done its work."""
         busy = [(number, issue) for number, issue in working.items() if issue is not None]
         if not busy:
             return
         number, issue = self._chance.choice(busy)
-        agent = self._crew.working[number]
+        agent = self._agents[number]
         agent.pause()
-        claim = self._tracker.claims.state(issue)
-        at_its_end = claim is None or claim.claim is None or claim.claim.assignee != agent.name
-        if claim is None or at_its_end or agent.is_holding_others_up():
-            agent.paused = False
-            agent.resume()  # in the middle of a commit nobody could take over: at another moment, then
+        record = self._tracker.claims.state(issue)
+        claim = record.claim if record else None
+        if claim is None or claim.assignee != agent.name or agent.is_committing():
+            agent.paused = False  # it is about to end, or nobody could take over: try again later
+            agent.resume()
             return
         self._paused, self.was_paused = (agent, issue, claim.token), True
         self._happened("paused", number, issue)
 
-    def _perhaps_resume(self) -> None:
-        assert self._paused is not None
-        agent, issue, token = self._paused
-        claim = self._tracker.claims.state(issue)
-        if claim is not None and claim.token > token and claim.claim is None:  # the other has finished
+    def _resume(self, agent: Agent, issue: str, token: int) -> None:
+        record = self._tracker.claims.state(issue)
+        if record is not None and record.token > token and record.claim is None:  # the other one has finished
             agent.resume()
             self._paused = None
             self._happened("resumed", agent.number, issue)
 
     def _happened(self, what: str, agent: int, issue: str | None) -> None:
-        incident = Incident(self.elapsed(), what, agent, issue)
-        self.incidents.append(incident)
-        self._tell(incident)
+        self.incidents.append(Incident(self.elapsed(), what, agent, issue))
+        self._report(self.incidents[-1])
 
 
 def switch_off_fencing() -> None:
-    """Let everybody publish in this process, whoever holds the lease or the claim by now."""
+    """Plant a fault: in this process, no check of a lease or a claim fails any more."""
 
     def any_lease(view: Any, now: Any, keys: Any, lock_id: str, token: int) -> Any:
         return view.get(keys.lease)

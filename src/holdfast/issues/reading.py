@@ -236,7 +236,7 @@ SHORT = 8
 
 
 def issue_summary_to_json(issue: Issue, state: State) -> dict[str, Any]:
-    """What lists show of an issue; the state is the one that it is in, whatever is stored."""
+    """An issue as lists show it; `state` is derived from its dependencies, whatever is stored."""
     return {
         "id": issue.id,
         "short_id": issue.id[:SHORT],
@@ -253,24 +253,22 @@ def issue_summary_to_json(issue: Issue, state: State) -> dict[str, Any]:
 
 
 def issues_to_json(snapshot: IssueSet, issues: Iterable[Issue]) -> dict[str, Any]:
-    """Some issues of a tracker, and what of it could not be read."""
+    """These issues, and the broken ones of the whole tracker."""
     listed = [issue_summary_to_json(issue, snapshot.state(issue)) for issue in issues]
     return {"issues": listed, "count": len(listed), "broken": unreadable_issues_to_json(snapshot.broken)}
 
 
 def unreadable_issues_to_json(broken: Iterable[Broken]) -> list[dict[str, str]]:
-    """What cannot be read: where it is, and what to do about it."""
     return [each.as_record() for each in broken]
 
 
 def issue_to_json(tracker: Tracker, issue_id: str) -> dict[str, Any]:
-    """Everything that is known of one issue."""
-    from holdfast.issues import rules
-
+    """The whole issue document, its derived state, its claim and its dependents."""
     issue, version = tracker.document(issue_id)
     known = msgspec.to_builtins(issue)
     known.pop("(unknown)", None)
     record = tracker.claims.state(issue_id)
+    claim = record.claim if record else None
     seen = tracker.transactions.with_dependencies(issue)
     return {
         **known,
@@ -280,21 +278,23 @@ def issue_to_json(tracker: Tracker, issue_id: str) -> dict[str, Any]:
         "blocked_by": rules.open_dependencies(issue, seen.issues.get),
         "broken": unreadable_issues_to_json(seen.broken.values()),
         "dependents": list(tracker.dependents_of(issue_id)),
-        "claim": issue_claim_to_json(record.claim, tracker.transactions.moment())
-        if record and record.claim
-        else None,
+        "claim": claim and issue_claim_to_json(claim, tracker.transactions.moment()),
         "version": version,
     }
 
 
+_CLAIM_NAMES = {"assignee": "actor", "claimed_at": "created_at"}
+
+
 def issue_claim_to_json(claim: IssueClaim, moment: Now) -> dict[str, Any]:
-    """A claim as others see it now: expired means that anybody may take its place."""
+    """A claim as others see it: once `expired`, anyone may claim the issue."""
     left = claim.time_left(moment, for_others=True)
-    return {**msgspec.to_builtins(claim), "expired": left <= 0, "time_left": round(left, 3)}
+    record = {_CLAIM_NAMES.get(name, name): value for name, value in msgspec.to_builtins(claim).items()}
+    return {**record, "expired": left <= 0, "time_left": round(left, 3)}
 
 
 def claimed_issue_to_json(claimed: Claimed) -> dict[str, Any]:
-    """What a claimer is told: the issue, and what to show from now on."""
+    """The claimed issue, and the claim that later commands must name."""
     claim = claimed.claim
     return {
         **issue_summary_to_json(claimed.issue, claimed.issue.state),
@@ -307,6 +307,6 @@ def claimed_issue_to_json(claimed: Claimed) -> dict[str, Any]:
 
 
 def created_issues_to_json(created: Created) -> dict[str, Any]:
-    """The issue, and which dependencies were left out."""
-    skipped = [{"depends_on": on, "implied_by": way} for on, way in created.implied.items()]
+    """The new issue, and the dependencies that were skipped because others imply them."""
+    skipped = [{"depends_on": on, "implied_by": path} for on, path in created.implied.items()]
     return {**issue_summary_to_json(created.issue, created.issue.state), "skipped_dependencies": skipped}

@@ -193,7 +193,7 @@ def valid(state: ClaimState, now: float, node: str, owner: str, claim_id: str = 
         raise LockExpired(
             f"the claim of {owner} on {node} expired {ago} ago",
             node_id=node,
-            owner=owner,
+            actor=owner,
             expires_at=held.expires_at,
         )
     return held
@@ -206,9 +206,9 @@ def own(state: ClaimState, node: str, owner: str, claim_id: str = "") -> Claim:
         holder = "nobody has" if held is None else f"{held.owner} has"
         raise LockNotHeld(
             f"{owner} has no such claim on {node}: {holder} claimed it",
-            hint="List the claims: 'holdfast claim list'. Their history: 'holdfast claim history'.",
+            hint="List the claims: 'holdfast ledger claims'. Their history: 'holdfast ledger claim-history'.",
             node_id=node,
-            owner=owner,
+            actor=owner,
             held_by=held.owner if held else None,
         )
     return held
@@ -216,14 +216,14 @@ def own(state: ClaimState, node: str, owner: str, claim_id: str = "") -> Claim:
 
 def locked(node: str, now: float, held: Claim | None, ahead: list[ClaimWaiter]) -> NodeLocked:
     """Why a node cannot be claimed at once."""
-    hint = f"Work on another node, or wait for this one: 'holdfast claim take {node} --owner YOU --wait 5m'."
+    hint = f"Work on another node, or wait: 'holdfast ledger claim {node} --actor YOU --wait 5m'."
     if held is None:
         first = ahead[0]
         return NodeLocked(
             f"node already locked: {node} is free, but {first.owner} waits for it and comes first",
             hint=hint,
             node_id=node,
-            owner=first.owner,
+            actor=first.owner,
             waiting=len(ahead),
         )
     left = held.time_left(now, for_others=False)
@@ -233,10 +233,10 @@ def locked(node: str, now: float, held: Claim | None, ahead: list[ClaimWaiter]) 
         f"for another {format_duration(left)}",
         hint=hint,
         node_id=node,
-        owner=held.owner,
+        actor=held.owner,
         purpose=held.purpose,
         claim_id=held.claim_id,
-        acquired_at=held.acquired_at,
+        created_at=held.acquired_at,
         expires_at=held.expires_at,
         time_left=left,
         waiting=len(ahead),

@@ -269,7 +269,7 @@ def _check_claim_files(verification: _Verification) -> Iterator[Finding]:
             "claim-file",
             str(files.path / f"{node}.lock"),
             "it differs from the ledger" if said else "there is no such file, or nothing in it",
-            "'holdfast claim reap' brings the files of claims back into step; the ledger decides.",
+            "'holdfast ledger reap' brings the files of claims back into step; the ledger decides.",
         )
 
 

@@ -1,5 +1,5 @@
-"""The face for agents: a server of the Model Context Protocol, on standard input and output.
+"""The MCP server: Holdfast for agents, over the Model Context Protocol on standard input and output.
 
-It carries no rules of its own: each tool is a step that the layers below carry out, in a worker thread.
-What a client takes through it, this process holds and keeps alive, and gives back when the client goes.
+It has no rules of its own: each tool calls the layers below, in a worker thread. The server process holds
+and renews the leases and claims of its client, and releases them when the client disconnects.
 """

@@ -1,7 +1,7 @@
-"""One request of a client: what carries it out sees it as a `Call`, in a thread of its own.
+"""One request of a client: a `Call`, carried out in a worker thread.
 
-The event loop never waits for a file or a lock. A request that the client cancels is told so, and what it
-did nevertheless is taken back.
+The event loop never waits for a file or a lock. When the client cancels a request, the request is told so,
+and its effect is undone if it happened all the same.
 """
 
 from __future__ import annotations
@@ -38,31 +38,28 @@ Answer = dict[str, Any] | Failure
 
 
 def attempt(work: Callable[[], Any]) -> Answer:
-    """What comes of it. What was not expected to happen is a failure as well, and is logged."""
+    """The result of `work`, or its failure. An unexpected exception is logged, and becomes a failure too."""
     try:
         return dict(work() or {})
     except Failure as failure:
         return failure
     except Exception as error:
-        _log.exception("a request ended in a way that was not expected")
+        _log.exception("a request failed unexpectedly")
         return Failure(f"{type(error).__name__}: {error}")
 
 
 def as_tool_result(answer: Answer) -> CallToolResult:
     """The result of a tool; its structured content is what `--json` has as `data` or as `error`."""
+    failed = isinstance(answer, Failure)
+    record = in_utf_8(answer.as_record() if isinstance(answer, Failure) else answer)
+    text = _text(record)
     if isinstance(answer, Failure):
-        told = f"{answer.code}: {printable(answer.message)}\n{printable(answer.hint)}"
-        return CallToolResult(
-            content=[TextContent(text=told)],
-            structured_content=in_utf_8(answer.as_record()),
-            is_error=True,
-        )
-    plain = in_utf_8(answer)
-    return CallToolResult(content=[TextContent(text=_text(plain))], structured_content=plain)
+        text = f"{answer.code}: {printable(answer.message)}\n{printable(answer.hint)}"
+    return CallToolResult(content=[TextContent(text=text)], structured_content=record, is_error=failed)
 
 
 def as_contents(uri: str, answer: Answer) -> ReadResourceResult:
-    """What was read; a failure is raised as an error of the protocol, with its record."""
+    """The content of a resource; a failure becomes an error of the protocol, with its record."""
     if isinstance(answer, Failure):
         expected = isinstance(answer, NotFound | UsageFailure)
         raise MCPError(
@@ -74,26 +71,25 @@ def as_contents(uri: str, answer: Answer) -> ReadResourceResult:
     return ReadResourceResult(contents=[TextResourceContents(uri=uri, mime_type=JSON, text=text)])
 
 
-def _text(plain: object) -> str:
-    """JSON that can be shown as it is: what would move a cursor or forge a line is escaped."""
-    text = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _text(record: object) -> str:
+    """JSON that is safe to show: whatever would move a cursor or forge a line is escaped."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
 REPORT_EVERY = 0.2
-"""How often a client is told how far a long request is."""
+"""How often a client gets the progress of a long request."""
 
-Plain = dict[str, Any]
-"""What a step returns: what the command of the same purpose prints with `--json`."""
+Record = dict[str, Any]
+"""The result of a step: what the corresponding command prints with `--json`."""
 
-Tell = Callable[[float, float | None, str | None], Awaitable[None]]
-"""Tells the client how far it is: so much, of so much, in words."""
+ReportProgress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 
 class Call:
-    """One request. `cancelled` is set when the client does not want it any more."""
+    """One request. `cancelled` is set when the client cancels it."""
 
     def __init__(
         self, settings: ServerSettings, roots: Sequence[str], client: str, held: ClientHoldings
@@ -102,30 +98,28 @@ class Call:
         self.held = held
         self.cancelled = threading.Event()
         self.undo: Callable[[], object] | None = None
-        """What takes back the effect, if the request turns out to be cancelled when it is done."""
+        """Undoes the effect, if the request turns out to be cancelled when it is done."""
         self.total: int | None = None
-        """About how many files there are, if that is known."""
+        """The approximate number of files, if known."""
         self.files = self.size = 0
-        """How many files and bytes have been dealt with."""
+        """Files and bytes so far."""
         self._settings = settings
         self._roots = roots
 
     @cached_property
     def project(self) -> Project:
-        """What the client works on."""
         return find_project(self._settings, self._roots)
 
     @property
     def actor(self) -> str:
-        """In whose name work is claimed."""
         return actor_of(self._settings, self.client)
 
     def purpose(self, text: str) -> str:
-        """What others are shown: who, and what for."""
+        """The purpose that others see, with the name of the client."""
         return f"{self.client}: {text}" if text else self.client
 
     def progress(self, files: int, size: int) -> None:
-        """Note how far it is; raise if it is not wanted any more."""
+        """Note the progress; raise if the request was cancelled."""
         self.check()
         self.files, self.size = files, size
 
@@ -135,21 +129,21 @@ class Call:
             raise Interrupted
 
 
-Step = Callable[[Call], Plain]
+Step = Callable[[Call], Record]
 
 
 async def carry_out(
     call: Call,
     step: Step,
-    tell: Tell,
+    send: ReportProgress,
     limiter: anyio.CapacityLimiter | None = None,
 ) -> Answer:
-    """Do it in a thread, telling the client how far it is; if the client cancels it, take it back."""
-    report = _Report(call, tell)
+    """Run the step in a thread and report its progress; if the client cancels it, undo it."""
+    report = _Progress(call, send)
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(_set_when_cancelled, call.cancelled)
-            group.start_soon(report.again_and_again)
+            group.start_soon(report.repeat)
             answer = await anyio.to_thread.run_sync(attempt, lambda: step(call), limiter=limiter)
             await report.once()
             group.cancel_scope.cancel()
@@ -169,24 +163,24 @@ async def _set_when_cancelled(event: threading.Event) -> None:
         event.set()
 
 
-class _Report:
-    """How far it is, told only when it is further."""
+class _Progress:
+    """Reports the progress of a call, if there is any."""
 
-    def __init__(self, call: Call, tell: Tell) -> None:
+    def __init__(self, call: Call, send: ReportProgress) -> None:
         self._call = call
-        self._tell = tell
-        self._told = 0
+        self._send = send
+        self._reported = 0
 
-    async def again_and_again(self) -> None:
+    async def repeat(self) -> None:
         while True:
             await anyio.sleep(REPORT_EVERY)
             await self.once()
 
     async def once(self) -> None:
         files, size = self._call.files, self._call.size
-        if files <= self._told:
+        if files <= self._reported:
             return
-        self._told = files
+        self._reported = files
         total = self._call.total
         known = float(total) if total is not None and total >= files else None
-        await self._tell(float(files), known, f"{files} files, {size} bytes")
+        await self._send(float(files), known, f"{files} files, {size} bytes")

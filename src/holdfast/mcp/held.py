@@ -1,13 +1,13 @@
-"""What this server holds for its client: leases and work. It keeps them alive, and gives them all back."""
+"""The leases and claimed work that the server holds for its client, and the project of the client."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -29,26 +29,20 @@ _log = logging.getLogger(__name__)
 
 
 class WorktreeKey(NamedTuple):
-    """A worktree of a repository."""
-
     root: Path
     worktree: str
 
 
 class Work(NamedTuple):
-    """A piece of work that was claimed. Closing `end` gives back what is not decided."""
+    """Claimed work. Closing `end` releases whatever is not decided."""
 
-    place: WorktreeKey
+    key: WorktreeKey
     assignment: Assignment
     end: contextlib.ExitStack
 
 
-class _Ending(Protocol):
-    def __call__(self) -> object: ...
-
-
 class ClientHoldings:
-    """Everything that is held. For any number of threads; after `release_all` nothing is kept any more."""
+    """Everything that the client holds, for any number of threads. After `release_all` nothing is held."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,54 +52,54 @@ class ClientHoldings:
 
     # --- Leases ------------------------------------------------------------------------------------
 
-    def lease(self, place: WorktreeKey) -> HeldLease | None:
-        """The lease that is held on a worktree, also if that is for work. It may have been lost."""
+    def lease(self, key: WorktreeKey) -> HeldLease | None:
+        """The lease on a worktree, also one that belongs to work. It may have been lost."""
         with self._lock:
-            if place in self._leases:
-                return self._leases[place]
-            return next((each.assignment.lease for each in self._work.values() if each.place == place), None)
+            if key in self._leases:
+                return self._leases[key]
+            return next((each.assignment.lease for each in self._work.values() if each.key == key), None)
 
-    def keep_lease(self, place: WorktreeKey, lease: HeldLease) -> None:
-        """Take charge of a lease: it is kept alive from now on."""
+    def keep_lease(self, key: WorktreeKey, lease: HeldLease) -> None:
+        """Hold a lease, and renew it from now on."""
         with self._lock:
             if not self._closed:
-                self._leases[place] = lease.beat()  # in the place of one that was lost, perhaps
+                self._leases[key] = lease.beat()  # perhaps instead of one that was lost
                 return
         lease.release()
         raise _client_gone()
 
-    def drop_lease(self, place: WorktreeKey) -> HeldLease:
-        """Hand out a lease, to be released; `LockNotHeld` if it is not held through this server."""
+    def drop_lease(self, key: WorktreeKey) -> HeldLease:
+        """Hand out a lease to be released; `LockNotHeld` if this server does not hold it."""
         with self._lock:
-            lease = self._leases.pop(place, None)
-            works_there = any(each.place == place for each in self._work.values())
+            lease = self._leases.pop(key, None)
+            for_work = any(each.key == key for each in self._work.values())
         if lease is not None:
             return lease
-        hint = "Take it first: take_lease. A lease that was taken elsewhere is released there."
+        hint = "Acquire it first: take_lease. A lease that was acquired elsewhere is released there."
         raise LockNotHeld(
-            f"this server does not hold the lease of {place.worktree}"
-            + (" for itself, but for work that was claimed" if works_there else ""),
-            hint="It is given back with the work: finish_work." if works_there else hint,
-            worktree=place.worktree,
+            f"this server holds the lease of {key.worktree} only for claimed work"
+            if for_work
+            else f"this server does not hold the lease of {key.worktree}",
+            hint="It is released with the work: finish_work." if for_work else hint,
+            worktree=key.worktree,
         )
 
     # --- Work --------------------------------------------------------------------------------------
 
     def keep_work(self, work: Work) -> None:
-        """Take charge of work."""
         name = work.assignment.issue.id
         with self._lock:
             closed, lost = self._closed, self._work.pop(name, None)
             if not closed:
                 self._work[name] = work
         if lost is not None:
-            lost.end.close()  # it ran out, and was claimed again
+            lost.end.close()  # it expired, and was claimed again
         if closed:
             work.end.close()
             raise _client_gone()
 
     def take_work(self, issue: str | None) -> Work:
-        """Hand out work that was claimed through this server, so that nobody else finishes it meanwhile."""
+        """Hand out work that was claimed through this server; nobody else can finish it meanwhile."""
         with self._lock:
             found = [name for name in self._work if name.startswith(issue or "")]
             if len(found) == 1:
@@ -115,34 +109,32 @@ class ClientHoldings:
             raise Ambiguous(issue or "the work", held)
         raise NotFound(
             f"the issue {issue} was not claimed through this server" if issue else "no work is claimed",
-            hint=f"Claimed through this server: {', '.join(held)}."
-            if held
-            else "Claim some: claim_next_work.",
+            hint=f"Claimed here: {', '.join(held)}." if held else "Claim work first: claim_next_work.",
             held=held,
         )
 
     # --- The end -----------------------------------------------------------------------------------
 
     def release_all(self) -> None:
-        """Give everything back. What cannot be given back runs out by itself."""
+        """Release everything. Whatever cannot be released expires by itself."""
         with self._lock:
             self._closed = True
-            endings: list[_Ending] = [work.end.close for work in self._work.values()]
+            endings: list[Callable[[], object]] = [work.end.close for work in self._work.values()]
             endings += [lease.release for lease in self._leases.values()]
             self._work, self._leases = {}, {}
         for end in endings:
             try:
                 end()
             except Exception:
-                _log.exception("something could not be given back")  # the others can
+                _log.exception("a lease or a claim could not be released")  # the others can
 
 
 def _client_gone() -> LockNotHeld:
-    return LockNotHeld("the client has gone: everything was given back")
+    return LockNotHeld("the client has disconnected: everything was released")
 
 
 class GivenLease(NamedTuple):
-    """A lease that whoever started the server holds and hands on, as `holdfast run` does."""
+    """A lease of the process that started the server, as `holdfast run` hands it on."""
 
     worktree: str
     lock_id: str
@@ -150,48 +142,44 @@ class GivenLease(NamedTuple):
 
 
 class ServerSettings(NamedTuple):
-    """What the one who starts the server decides."""
+    """What the command line decides."""
 
     here: Path
-    """The directory that the server was started in."""
+    """The directory in which the server was started."""
     repo: Path | None
     """The project directory, if one was named."""
     data_directory: Path
-    """Where the repo locks are."""
     actor: str | None = None
-    """In whose name work is claimed; None: in the client's."""
+    """In whose name work is claimed; None: in that of the client."""
     given: GivenLease | None = None
     client: Holder | None = None
-    """The process that started us, for which we hold what we hold."""
+    """The process that started the server, on whose behalf it holds leases and claims."""
     lock_timeout: float | None = None
     retry: RetryConfig | None = None
 
 
 class Project(NamedTuple):
-    """A project directory: a repository, a tracker and a ledger, as far as they are there."""
+    """A project directory: its repository, tracker and ledger, as far as they exist."""
 
     root: Path
     start: Path
-    """Where in it the client is."""
+    """The directory of the client in it."""
     settings: ServerSettings
 
     def repository(self) -> Repository:
         return Repository(self.root, actor=self.settings.actor)
 
     def worktree(self, repository: Repository, name: str | None) -> str:
-        """The worktree that is meant; it need not be there."""
         return worktree_name(name) if name else repository.worktree_around(self.start)
 
     def given_lease(self, worktree: str) -> GivenLease | None:
-        """The lease of this worktree that was handed on, if one was."""
         given, repo = self.settings.given, self.settings.repo
         here = repo is None or self.root in (repo, *repo.parents)
         return given if given is not None and here and given.worktree == worktree else None
 
     def tracker(self, actor: str) -> Tracker:
-        settings = self.settings
-        root = find_root(self.root)
-        return open_tracker(root, actor=actor, timeout=settings.lock_timeout, retry=settings.retry)
+        timeout, retry = self.settings.lock_timeout, self.settings.retry
+        return open_tracker(find_root(self.root), actor=actor, timeout=timeout, retry=retry)
 
     def ledger(self) -> Ledger:
         return open_ledger(self.root).ledger
@@ -207,19 +195,17 @@ class Project(NamedTuple):
 
 
 def find_project(settings: ServerSettings, roots: Iterable[str]) -> Project:
-    """The project of a client with these roots; else the directory that was named, else where we are.
+    """The project of a client with these roots; else the named directory, else the current one.
 
-    Roots that have nothing to do with Holdfast are passed over. But if there are roots, and no directory
-    was named, we do not look elsewhere: the client would be surprised.
+    Roots without anything of Holdfast are skipped. If there are roots and no directory was named, nothing
+    else is tried: the client would be surprised.
     """
-    places = list(filter(None, map(path_of, roots)))
-    for place in places:
-        try:
-            return Project(_root_above(place), place, settings)
-        except NotFound:
-            continue
-    if settings.repo is None and places:
-        return Project(_root_above(places[0]), places[0], settings)  # raises, and names it
+    directories = list(filter(None, map(path_of, roots)))
+    for directory in directories:
+        with contextlib.suppress(NotFound):
+            return Project(_root_above(directory), directory, settings)
+    if settings.repo is None and directories:
+        return Project(_root_above(directories[0]), directories[0], settings)  # raises, and names it
     start = settings.repo or settings.here
     return Project(_root_above(start), start, settings)
 
@@ -237,12 +223,12 @@ def actor_of(settings: ServerSettings, client: str) -> str:
     """In whose name a client claims work."""
     if settings.actor is not None:
         return checked_actor(settings.actor, "actor")
-    plain = "".join(each if each.isalnum() or each in "._-" else "-" for each in client).strip("-")
-    return f"agent:{plain or 'mcp'}"
+    name = "".join(each if each.isalnum() or each in "._-" else "-" for each in client).strip("-")
+    return f"agent:{name or 'mcp'}"
 
 
 def _root_above(start: Path) -> Path:
-    """The repository that a directory is in; where there is none, whatever else of Holdfast there is."""
+    """The repository around a directory, or whatever else of Holdfast is there."""
     try:
         return find_repository(start)
     except NotFound:

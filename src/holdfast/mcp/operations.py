@@ -1,4 +1,4 @@
-"""The steps about leases, and the right by which other steps publish. They run in worker threads."""
+"""The implementation of the tools. Each operation runs in a worker thread and returns a JSON record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.leases.rules import Lease
 from holdfast.leases.service import DEFAULT_TTL, HeldLease
 from holdfast.ledger import log
 from holdfast.mcp import arguments
-from holdfast.mcp.calls import Call, Plain
+from holdfast.mcp.calls import Call, Record
 from holdfast.mcp.held import Work, WorktreeKey
 from holdfast.repository import to_json
 from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
@@ -30,47 +30,47 @@ from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.to_json import lease_to_json
 
 OWN_TTL = 20.0
-"""How long a lease lasts that is taken for the duration of one step; it is renewed until that ends."""
+"""How long a lease lasts that one operation acquires for itself; it is renewed until that ends."""
 
 
-def take_lease(call: Call, given: arguments.TakeLease) -> Plain:
+def take_lease(call: Call, given: arguments.TakeLease) -> Record:
     repository = call.project.repository()
-    place = WorktreeKey(repository.root, call.project.worktree(repository, given.worktree))
+    key = WorktreeKey(repository.root, call.project.worktree(repository, given.worktree))
     ttl = None if given.ttl is None else parse_duration(given.ttl, setting="ttl")
-    if (lease := _renewed(call, place, ttl)) is not None:
+    if (lease := _renewed(call, key, ttl)) is not None:
         return lease_to_json(lease)
-    if (handed_on := call.project.given_lease(place.worktree)) is not None:
-        return lease_to_json(repository.desk.renew(place.worktree, handed_on.lock_id, ttl))
-    taken = _taken(call, repository, place, given, ttl)
+    if (handed_on := call.project.given_lease(key.worktree)) is not None:
+        return lease_to_json(repository.desk.renew(key.worktree, handed_on.lock_id, ttl))
+    taken = _taken(call, repository, key, given, ttl)
     if isinstance(taken, Lease):
         return lease_to_json(taken)
-    call.held.keep_lease(place, taken)
-    call.undo = partial(_given_back, call, place)
+    call.held.keep_lease(key, taken)
+    call.undo = partial(_given_back, call, key)
     return lease_to_json(taken.lease)
 
 
-def release_lease(call: Call, given: arguments.ReleaseLease) -> Plain:
+def release_lease(call: Call, given: arguments.ReleaseLease) -> Record:
     repository = call.project.repository()
-    place = WorktreeKey(repository.root, call.project.worktree(repository, given.worktree))
-    return lease_to_json(_given_back(call, place))
+    key = WorktreeKey(repository.root, call.project.worktree(repository, given.worktree))
+    return lease_to_json(_given_back(call, key))
 
 
-def _renewed(call: Call, place: WorktreeKey, ttl: float | None) -> Lease | None:
-    """The lease that this client has on the worktree, running on from now; None if it has none."""
-    held = call.held.lease(place)
+def _renewed(call: Call, key: WorktreeKey, ttl: float | None) -> Lease | None:
+    """Renew the lease of this client on the worktree; None if it has none."""
+    held = call.held.lease(key)
     if held is None:
         return None
     with contextlib.suppress(LockNotHeld, LockExpired):
         return held.renew(ttl)
     with contextlib.suppress(LockNotHeld):
-        call.held.drop_lease(place).release()  # it was lost: there is another one to be had
+        call.held.drop_lease(key).release()  # it was lost: acquire another one
     return None
 
 
-def _soon_renewed(call: Call, place: WorktreeKey, ttl: float | None) -> Lease | None:
-    """The same, when another request of this client is just about to have it."""
+def _soon_renewed(call: Call, key: WorktreeKey, ttl: float | None) -> Lease | None:
+    """The same, while another request of this client is about to get it."""
     for _ in range(10):
-        if (lease := _renewed(call, place, ttl)) is not None:
+        if (lease := _renewed(call, key, ttl)) is not None:
             return lease
         if call.cancelled.wait(0.05):
             return None
@@ -78,16 +78,16 @@ def _soon_renewed(call: Call, place: WorktreeKey, ttl: float | None) -> Lease | 
 
 
 def _taken(
-    call: Call, repository: Repository, place: WorktreeKey, given: arguments.TakeLease, ttl: float | None
+    call: Call, repository: Repository, key: WorktreeKey, given: arguments.TakeLease, ttl: float | None
 ) -> HeldLease | Lease:
-    """A new lease; or the one that another request of the same client got meanwhile."""
+    """A new lease, or the one that another request of the same client got meanwhile."""
     deadline = time.monotonic() + parse_duration(given.wait, setting="wait")
-    moot = _Moot(call, place)
+    moot = _Moot(call, key)
     while True:
         left = max(0.0, deadline - time.monotonic())
         try:
             return repository.lease(
-                place.worktree,
+                key.worktree,
                 ttl=DEFAULT_TTL if ttl is None else ttl,
                 wait=left,
                 purpose=call.purpose(given.purpose),
@@ -96,61 +96,61 @@ def _taken(
                 cancelled=moot,
             )
         except LockTimeout:
-            if not moot.is_set() or (lease := _soon_renewed(call, place, ttl)) is None:
+            if not moot.is_set() or (lease := _soon_renewed(call, key, ttl)) is None:
                 raise
             return lease
         except LockConflict as conflict:
             if conflict.facts.get("holder_id") != repository.desk.holder.holder_id:
                 raise
-            if (lease := _soon_renewed(call, place, ttl)) is not None:
+            if (lease := _soon_renewed(call, key, ttl)) is not None:
                 return lease
             if left == 0.0 or call.cancelled.is_set():
                 raise
 
 
 class _Moot(threading.Event):
-    """Set when a wait has become pointless: cancelled, or another request of the client has the lease."""
+    """Set when a wait is pointless: cancelled, or another request of the client has the lease."""
 
-    def __init__(self, call: Call, place: WorktreeKey) -> None:
+    def __init__(self, call: Call, key: WorktreeKey) -> None:
         super().__init__()
         self._call = call
-        self._place = place
+        self._key = key
 
     def is_set(self) -> bool:
-        return self._call.cancelled.is_set() or self._call.held.lease(self._place) is not None
+        return self._call.cancelled.is_set() or self._call.held.lease(self._key) is not None
 
 
-def _given_back(call: Call, place: WorktreeKey) -> Lease:
-    held = call.held.drop_lease(place)
+def _given_back(call: Call, key: WorktreeKey) -> Lease:
+    held = call.held.drop_lease(key)
     try:
-        return held.renew()  # raises if it is not ours any more; after that it is, until it is released
+        return held.renew()  # raises if it is no longer ours
     finally:
         held.release()
 
 
 @contextlib.contextmanager
 def proven(
-    call: Call, repository: Repository, place: WorktreeKey, lock_id: str | None, purpose: str
+    call: Call, repository: Repository, key: WorktreeKey, lock_id: str | None, purpose: str
 ) -> Iterator[Proof | None]:
-    """By which right a step publishes: the lease that is held or named, or one for its own duration."""
-    if repository.config(place.worktree).isolation is Isolation.SHARED:
+    """The proof to publish: of the lease that is named or held, else of one acquired for this block."""
+    if repository.config(key.worktree).isolation is Isolation.SHARED:
         yield None
         return
     if lock_id is not None:
-        yield repository.proof(place.worktree, lock_id)
+        yield repository.proof(key.worktree, lock_id)
         return
-    held = call.held.lease(place)
+    held = call.held.lease(key)
     if held is not None:
         held.check()
         yield _proof(held)
         return
-    given = call.project.given_lease(place.worktree)
+    given = call.project.given_lease(key.worktree)
     if given is not None:
-        yield repository.proof(place.worktree, given.lock_id, given.token)
+        yield repository.proof(key.worktree, given.lock_id, given.token)
         return
     try:
         own = repository.lease(
-            place.worktree,
+            key.worktree,
             ttl=OWN_TTL,
             purpose=call.purpose(purpose),
             client=call.project.settings.client,
@@ -166,23 +166,23 @@ def _proof(lease: HeldLease) -> Proof:
     return Proof(lease.lock_id, lease.token)
 
 
-def snapshot(call: Call, given: arguments.TakeSnapshot) -> Plain:
+def snapshot(call: Call, given: arguments.TakeSnapshot) -> Record:
     repository = call.project.repository()
-    place = WorktreeKey(repository.root, call.project.worktree(repository, given.worktree))
-    call.total = repository.snapshots.files_of_head(place.worktree)
+    key = WorktreeKey(repository.root, call.project.worktree(repository, given.worktree))
+    call.total = repository.snapshots.files_of_head(key.worktree)
     wanted = SnapshotOptions(
         note=given.note,
         tag=given.tag,
         consistency=Consistency(given.consistency) if given.consistency else None,
         progress=call.progress,
     )
-    with proven(call, repository, place, given.lock_id, "snapshot") as proof:
+    with proven(call, repository, key, given.lock_id, "snapshot") as proof:
         call.check()
-        made = repository.snapshots.take(place.worktree, proof, wanted)
+        made = repository.snapshots.take(key.worktree, proof, wanted)
     return to_json.new_snapshot_to_json(made, given.tag)
 
 
-def history(call: Call, given: arguments.ReadHistory) -> Plain:
+def history(call: Call, given: arguments.ReadHistory) -> Record:
     repository = call.project.repository()
     if given.all_worktrees:
         return to_json.history_to_json(repository.snapshots.everything(limit=given.limit), None)
@@ -190,7 +190,7 @@ def history(call: Call, given: arguments.ReadHistory) -> Plain:
     return to_json.history_to_json(repository.snapshots.line(worktree, limit=given.limit), worktree)
 
 
-def restore(call: Call, given: arguments.Restore) -> Plain:
+def restore(call: Call, given: arguments.Restore) -> Record:
     repository = call.project.repository()
     worktree = call.project.worktree(repository, given.worktree)
     if given.in_place and given.into:
@@ -208,7 +208,7 @@ def restore(call: Call, given: arguments.Restore) -> Plain:
     return _restore_into_new(repository, found.snapshot_id, given)
 
 
-def _restore_into_new(repository: Repository, snapshot_id: str, given: arguments.Restore) -> Plain:
+def _restore_into_new(repository: Repository, snapshot_id: str, given: arguments.Restore) -> Record:
     if given.dry_run:
         name = given.into or next(repository.snapshots.free_names(snapshot_id))
     else:
@@ -218,30 +218,30 @@ def _restore_into_new(repository: Repository, snapshot_id: str, given: arguments
 
 
 def _restore_in_place(
-    call: Call, given: arguments.Restore, repository: Repository, place: WorktreeKey, snapshot_id: str
-) -> Plain:
+    call: Call, given: arguments.Restore, repository: Repository, key: WorktreeKey, snapshot_id: str
+) -> Record:
     path = given.path.rstrip("/") if given.path else None
     how = InPlace(reason=given.reason, path=path, progress=call.progress)
     if given.dry_run:
-        plan = repository.snapshots.plan(place.worktree, snapshot_id, how)
-        return to_json.restore_plan_to_json(place.worktree, how, plan)
-    repository.snapshots.check_restore(place.worktree, how)  # before anybody's lease is asked for
+        plan = repository.snapshots.plan(key.worktree, snapshot_id, how)
+        return to_json.restore_plan_to_json(key.worktree, how, plan)
+    repository.snapshots.check_restore(key.worktree, how)  # before a lease is acquired
     purpose = f"restore {snapshot_id} in place"
-    with proven(call, repository, place, given.lock_id, purpose) as proof:
+    with proven(call, repository, key, given.lock_id, purpose) as proof:
         call.check()
-        restored = repository.snapshots.restore_in_place(place.worktree, snapshot_id, proof, how)
-    return to_json.restored_in_place_to_json(place.worktree, how, restored)
+        restored = repository.snapshots.restore_in_place(key.worktree, snapshot_id, proof, how)
+    return to_json.restored_in_place_to_json(key.worktree, how, restored)
 
 
-def who(call: Call, given: arguments.Who) -> Plain:
+def who(call: Call, given: arguments.Who) -> Record:
     return look_around(call.project.root, repo_locks=call.project.repo_locks()).as_record()
 
 
-def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Plain:
+def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Record:
     project = call.project
     repository = project.repository()
     tracker, ledger = project.tracker(call.actor), project.ledger_if_any()
-    wish = AssignmentOptions(
+    options = AssignmentOptions(
         issue_id=given.issue,
         worktree=given.worktree,
         assignee=call.actor,
@@ -253,7 +253,7 @@ def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Plain:
         cancelled=call.cancelled,
     )
     with contextlib.ExitStack() as end:
-        assignment = end.enter_context(take_work(repository, tracker, wish, ledger=ledger))
+        assignment = end.enter_context(take_work(repository, tracker, options, ledger=ledger))
         work = Work(WorktreeKey(repository.root, assignment.lease.worktree), assignment, end.pop_all())
     call.held.keep_work(work)
     call.undo = partial(_dropped, call, assignment.issue.id)
@@ -261,10 +261,10 @@ def claim_next_work(call: Call, given: arguments.ClaimNextWork) -> Plain:
     return {
         **reading.claimed_issue_to_json(claimed),
         "description": assignment.issue.description,
-        "worktree_id": assignment.lease.worktree,
+        "worktree": assignment.lease.worktree,
         "path": str(assignment.path),
         "lock_id": assignment.lease.lock_id,
-        "fencing_token": assignment.lease.token,
+        "token": assignment.lease.token,
         "broken": reading.unreadable_issues_to_json(assignment.broken),
     }
 
@@ -273,27 +273,27 @@ def _dropped(call: Call, issue: str) -> None:
     call.held.take_work(issue).end.close()
 
 
-def finish_work(call: Call, given: arguments.FinishWork) -> Plain:
+def finish_work(call: Call, given: arguments.FinishWork) -> Record:
     work = call.held.take_work(given.issue)
     assignment = work.assignment
     try:
         if given.outcome == "done":
             outcome = assignment.succeed()
         elif given.outcome == "failed":
-            outcome = assignment.fail(given.reason or "it was given up")
+            outcome = assignment.fail(given.reason or "given up")
         else:
-            outcome = assignment.put_back(given.reason or "was given back")
+            outcome = assignment.put_back(given.reason or "released")
     except (LockNotHeld, LockExpired, FencingMismatch):
-        work.end.close()  # it is not ours any more
+        work.end.close()  # it is no longer ours
         raise
     except BaseException:
-        call.held.keep_work(work)  # still ours: it can be tried again, or given up
+        call.held.keep_work(work)  # still ours: try again, or give up
         raise
     work.end.close()
     return outcome_to_json(outcome, assignment)
 
 
-def add_work(call: Call, given: arguments.AddWork) -> Plain:
+def add_work(call: Call, given: arguments.AddWork) -> Record:
     tracker = call.project.tracker(call.actor)
     new = NewIssue(
         title=given.title,
@@ -306,7 +306,7 @@ def add_work(call: Call, given: arguments.AddWork) -> Plain:
     return reading.created_issues_to_json(created)
 
 
-def append_to_ledger(call: Call, given: arguments.AppendToLedger) -> Plain:
+def append_to_ledger(call: Call, given: arguments.AppendToLedger) -> Record:
     ledger = call.project.ledger()
     if given.if_sequence is None:
         return log.event_to_json(ledger.append(given.event))

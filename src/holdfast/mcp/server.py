@@ -1,7 +1,7 @@
-"""The server: requests come in on standard input, and are carried out in worker threads.
+"""The server: requests arrive on standard input and are carried out in worker threads.
 
-When the client goes away (its end of standard input closes) or we are asked to end
-(SIGTERM), everything that is held is given back; if we are killed, it runs out by itself.
+When the client disconnects (standard input ends) or the process is terminated (SIGTERM), everything that is
+held is released. If the process is killed, it expires.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from holdfast.mcp.calls import Answer, Call, Step, carry_out
 from holdfast.mcp.held import ClientHoldings, ServerSettings
 from holdfast.mcp.tools import TOOLS
 
-PATIENCE = 10.0
-"""How long a client has to say what its roots are."""
+ROOTS_TIMEOUT = 10.0
+"""How long a client has to name its roots."""
 
 _KEY = "roots"
 
@@ -34,13 +34,12 @@ Asked = types.CallToolRequestParams | types.ReadResourceRequestParams
 
 
 class Roots:
-    """The roots of one client."""
+    """The roots of the client."""
 
     def __init__(self) -> None:
         self._known: list[str] | None = None
 
-    def attend(self, server: Server[Any]) -> None:
-        """Listen for changes."""
+    def watch(self, server: Server[Any]) -> None:
         server.add_notification_handler(
             "notifications/roots/list_changed", types.NotificationParams, self._forget
         )
@@ -48,7 +47,7 @@ class Roots:
     async def ask(
         self, context: ServerRequestContext[Any], asked: Asked
     ) -> list[str] | types.InputRequiredResult:
-        """The roots as URIs, none if the client has no such thing; or what it has to answer first."""
+        """The roots as URIs, none if the client has no roots; or the question that it must answer first."""
         if self._known is not None:
             return self._known
         capabilities = context.session.client_capabilities
@@ -63,15 +62,15 @@ class Roots:
         self._known = [str(each.uri) for each in answer.roots]
         return self._known
 
-    async def _forget(self, context: ServerRequestContext[Any], told: types.NotificationParams) -> None:
+    async def _forget(self, context: ServerRequestContext[Any], params: types.NotificationParams) -> None:
         self._known = None
 
 
 async def _requested(context: ServerRequestContext[Any]) -> list[str]:
-    """Ask an older client. One that says it has roots, but does not tell, has none."""
+    """Ask an older client. If it does not answer, it has no roots."""
     try:
         answer = await context.session.send_request(
-            types.ListRootsRequest(), types.ListRootsResult, request_read_timeout_seconds=PATIENCE
+            types.ListRootsRequest(), types.ListRootsResult, request_read_timeout_seconds=ROOTS_TIMEOUT
         )
     except (MCPError, ValidationError):
         return []
@@ -80,17 +79,17 @@ async def _requested(context: ServerRequestContext[Any]) -> list[str]:
 
 INSTRUCTIONS = """\
 Several agents and people work in this repository at the same time; Holdfast keeps them apart. \
-Take work with claim_next_work, do it in the directory that the answer names, and end it with finish_work; \
-or take the lease of a worktree (take_lease) before you write into it, and release it when you are done. \
-What you take is kept alive for you, and given back when you disconnect. snapshot keeps a state; nothing \
-that was kept is lost. A failure has a code and a hint: E_LOCK_CONFLICT names who is in the way; after \
-E_LOCK_EXPIRED or E_FENCING_MISMATCH stop writing, take the lease again and look at what has changed."""
+Claim work with claim_next_work, do it in the directory that the answer names, and end it with finish_work; \
+or acquire the lease of a worktree (take_lease) before you write to it, and release it when you are done. \
+The server renews what you hold, and releases it when you disconnect. snapshot saves a worktree; snapshots \
+are never overwritten. A failure has a code and a hint: E_LOCK_CONFLICT names the holder; after \
+E_LOCK_EXPIRED or E_FENCING_MISMATCH stop writing, acquire the lease again and check what has changed."""
 
 MOST_WAITS = 64
-"""How many requests may wait for others at the same time."""
+"""How many requests may wait for other holders at the same time."""
 
 GRACE = 1.0
-"""How long requests have to come to an end when we are asked to end."""
+"""How long requests have to end when the process is terminated."""
 
 LONGEST_CLIENT = 60
 
@@ -98,42 +97,42 @@ Context = ServerRequestContext[Any]
 
 
 def serve(settings: ServerSettings) -> None:
-    """Serve the client at standard input and output until it goes away."""
+    """Serve the client on standard input and output until it disconnects."""
     anyio.run(_serve, settings)
 
 
 async def _serve(settings: ServerSettings) -> None:
     held = ClientHoldings()
-    face = Face(settings, held)
+    session = Session(settings, held)
     async with anyio.create_task_group() as group:
-        group.start_soon(_end_at_signals, face, held)
+        group.start_soon(_end_at_signals, session, held)
         async with stdio_server() as (requests, responses):
             try:
-                await face.server.run(requests, responses, face.server.create_initialization_options())
+                await session.server.run(requests, responses, session.server.create_initialization_options())
             finally:
                 with anyio.CancelScope(shield=True):
                     await anyio.to_thread.run_sync(held.release_all)
         group.cancel_scope.cancel()
 
 
-async def _end_at_signals(face: Face, held: ClientHoldings) -> None:
-    """When we are asked to end, give everything back and end of that very signal.
+async def _end_at_signals(session: Session, held: ClientHoldings) -> None:
+    """On a termination signal, release everything and die of that signal.
 
-    Who waits is told to stop, and has a moment for it. Nothing else is tidied up: reading standard input
-    cannot be interrupted, and whatever is being done is such that a kill does no harm.
+    Waiting requests are cancelled and get a moment to end. Nothing else is cleaned up: reading standard
+    input cannot be interrupted, and every operation survives a kill.
     """
     if sys.platform == "win32":
         return
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async for number in signals:
-            await face.stop(GRACE)
+            await session.stop(GRACE)
             await anyio.to_thread.run_sync(held.release_all)
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
 
-class Face:
-    """What a client sees. One client, for as long as the process lives."""
+class Session:
+    """The one client of this process."""
 
     def __init__(self, settings: ServerSettings, held: ClientHoldings) -> None:
         self._settings = settings
@@ -152,9 +151,9 @@ class Face:
             on_list_resource_templates=self._list_templates,
             on_read_resource=self._read_resource,
         )
-        self._roots.attend(self.server)
+        self._roots.watch(self.server)
 
-    # --- What there is -----------------------------------------------------------------------------
+    # --- Lists -------------------------------------------------------------------------------------
 
     async def _list_tools(
         self, context: Context, asked: types.PaginatedRequestParams | None
@@ -164,8 +163,8 @@ class Face:
     async def _list_resources(
         self, context: Context, asked: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
-        plain = [offer.as_resource() for offer in tools.RESOURCES if not offer.is_template]
-        return types.ListResourcesResult(resources=plain)
+        listed = [offer.as_resource() for offer in tools.RESOURCES if not offer.is_template]
+        return types.ListResourcesResult(resources=listed)
 
     async def _list_templates(
         self, context: Context, asked: types.PaginatedRequestParams | None
@@ -173,7 +172,7 @@ class Face:
         templates = [offer.as_template() for offer in tools.RESOURCES if offer.is_template]
         return types.ListResourceTemplatesResult(resource_templates=templates)
 
-    # --- What is done ------------------------------------------------------------------------------
+    # --- Requests ----------------------------------------------------------------------------------
 
     async def _call_tool(
         self, context: Context, asked: types.CallToolRequestParams
@@ -203,7 +202,7 @@ class Face:
         return calls.as_contents(asked.uri, answer)
 
     async def stop(self, grace: float) -> None:
-        """Cancel all requests, and wait a moment for them to end."""
+        """Cancel all requests, and wait up to `grace` seconds for them to end."""
         for call in self._calls:
             call.cancelled.set()
         with anyio.move_on_after(grace):
@@ -222,15 +221,15 @@ class Face:
             self._calls.discard(call)
 
     def _waiters(self) -> anyio.CapacityLimiter:
-        """Threads for those who wait for others, apart from those who do not."""
+        """The threads of requests that wait for other holders, apart from those that do not."""
         if self._waits is None:
             self._waits = anyio.CapacityLimiter(MOST_WAITS)
         return self._waits
 
 
 def client_name(context: Context) -> str:
-    """What the client calls itself, in a form that can be shown."""
-    told = context.session.client_params
-    name = told.client_info.name if told is not None else ""
+    """The name of the client, safe to print."""
+    params = context.session.client_params
+    name = params.client_info.name if params is not None else ""
     shown = "".join(each for each in name if each.isprintable()).strip()[:LONGEST_CLIENT]
     return shown or "an MCP client"

@@ -1,4 +1,4 @@
-"""The tools that are offered, as the client is told about them."""
+"""The tools and resources of the server, as it describes them to the client."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from holdfast.errors import NotFound, UsageFailure
 from holdfast.issues import reading
 from holdfast.ledger import log
 from holdfast.mcp import arguments, operations
-from holdfast.mcp.calls import JSON, Call, Plain
+from holdfast.mcp.calls import JSON, Call, Record
 from holdfast.repository import to_json
 
-Step = Callable[[Call, Any], Plain]
+Step = Callable[[Call, Any], Record]
 
 
 class ToolOffer(NamedTuple):
-    """A tool: what it takes, what carries it out, and what a client should know before it is called."""
+    """A tool: its arguments, its implementation, and what a client should know before calling it."""
 
     step: Step
     takes: type[arguments.Arguments]
@@ -53,17 +53,17 @@ TOOLS = {
         operations.who,
         arguments.Who,
         "Who holds what",
-        "Show who holds what here: leases of worktrees, work, claims, locks; since when, until when, what "
-        "for, whether the holder is alive, who waits, and whether and how it can be reclaimed safely.",
+        "Show who holds what here: leases of worktrees, work, claims, locks; since when, until when, the "
+        "purpose, whether the holder is alive, who waits, and whether and how it can be reclaimed safely.",
         reads=True,
     ),
     "take_lease": ToolOffer(
         operations.take_lease,
         arguments.TakeLease,
-        "Take the lease of a worktree",
-        "Take the lease of a worktree before you write into it; others cannot have it meanwhile. It is kept "
-        "alive for you until you release it or disconnect. On a lease that you hold already, it is renewed, "
-        "with another ttl if you give one. E_LOCK_CONFLICT names who holds it: wait, or work elsewhere.",
+        "Acquire the lease of a worktree",
+        "Acquire the lease of a worktree before you write to it; nobody else can have it meanwhile. The "
+        "server renews it until you release it or disconnect. A lease that you already hold is renewed, with "
+        "another ttl if you give one. E_LOCK_CONFLICT names the holder: wait, or work elsewhere.",
         idempotent=True,
         waits=True,
     ),
@@ -71,62 +71,60 @@ TOOLS = {
         operations.release_lease,
         arguments.ReleaseLease,
         "Release the lease of a worktree",
-        "Give back a lease that you took with take_lease. Take a snapshot first if you want to keep a state.",
+        "Release a lease that you acquired with take_lease. Take a snapshot first to save your work.",
     ),
     "snapshot": ToolOffer(
         operations.snapshot,
         arguments.TakeSnapshot,
-        "Keep what is in a worktree",
-        "Keep everything that is in a worktree as a snapshot, whole or not at all. It uses the lease that "
-        "you hold, or takes one for as long as it runs. Nothing that was kept is ever overwritten.",
+        "Take a snapshot of a worktree",
+        "Save the content of a worktree as a snapshot, completely or not at all. It uses the lease that you "
+        "hold, or acquires one while it runs. Snapshots are never overwritten.",
     ),
     "restore": ToolOffer(
         operations.restore,
         arguments.Restore,
-        "Bring a snapshot back",
-        "Bring a snapshot back: into a new worktree (nothing that exists is touched), or with in_place into "
-        "the worktree itself. In place, what was there is kept as a snapshot first; programs that are in the "
-        "directory stay in the old one.",
+        "Restore a snapshot",
+        "Restore a snapshot into a new worktree (nothing that exists changes), or with in_place into the "
+        "worktree itself. In place, the old content is saved as a snapshot first; programs in the directory "
+        "stay in the old one.",
         destroys=True,
     ),
     "history": ToolOffer(
         operations.history,
         arguments.ReadHistory,
         "Show snapshots",
-        "Show the snapshots that led to where a worktree is, newest first.",
+        "Show the snapshots of a worktree, newest first.",
         reads=True,
     ),
     "claim_next_work": ToolOffer(
         operations.claim_next_work,
         arguments.ClaimNextWork,
         "Take work from the queue",
-        "Claim the most urgent issue that is ready (or a certain one), with a worktree that is leased for "
-        "it. Do the work in the directory `path` of the answer, then call finish_work. The claim is kept "
-        "alive for you; if you disconnect, the work goes back to the queue, and what you wrote stays in the "
-        "worktree.",
+        "Claim the most urgent issue that is ready (or a certain one), with a leased worktree. Do the work "
+        "in the directory `path` of the answer, then call finish_work. The server renews the claim; if you "
+        "disconnect, the work returns to the queue, and what you wrote stays in the worktree.",
         waits=True,
     ),
     "finish_work": ToolOffer(
         operations.finish_work,
         arguments.FinishWork,
         "Finish work",
-        "Finish work that you have claimed. done and failed: what is in the worktree becomes a snapshot and "
-        "the ledger gets a record; then the issue is done, or goes back to the queue. E_FENCING_MISMATCH or "
-        "E_LOCK_EXPIRED: somebody else has been given it, and nothing of yours was published.",
+        "Finish work that you have claimed. done and failed: the worktree is saved as a snapshot and the "
+        "ledger gets a record; then the issue is done, or returns to the queue. E_FENCING_MISMATCH or "
+        "E_LOCK_EXPIRED: another agent has it now, and nothing of yours was published.",
     ),
     "add_work": ToolOffer(
         operations.add_work,
         arguments.AddWork,
         "Add work to the queue",
-        "Create an issue that somebody, you or another, will work on: one that you came upon, or a part of a "
-        "bigger one.",
+        "Create an issue for you or another agent: a problem that you found, or a part of a bigger issue.",
     ),
     "append_to_ledger": ToolOffer(
         operations.append_to_ledger,
         arguments.AppendToLedger,
         "Append an event to the ledger",
         "Append an event to the log that all agents here share: a finding, a decision, a result. It is on "
-        "the disk when this returns. With if_sequence only if nothing has come since.",
+        "disk when this returns. With if_sequence, only if nothing was appended since.",
     ),
 }
 
@@ -135,11 +133,11 @@ SCHEME = "holdfast://"
 TAIL = 50
 LONGEST_PART = 200
 
-Read = Callable[..., Plain]
+Read = Callable[..., Record]
 
 
 class ResourceOffer(NamedTuple):
-    """Something to read: its address, with parts in braces that the reader fills in."""
+    """A resource to read: its address, with parts in braces that the reader fills in."""
 
     address: str
     name: str
@@ -161,36 +159,36 @@ class ResourceOffer(NamedTuple):
         )
 
 
-def _who(call: Call) -> Plain:
+def _who(call: Call) -> Record:
     return operations.who(call, arguments.Who())
 
 
-def _worktrees(call: Call) -> Plain:
+def _worktrees(call: Call) -> Record:
     repository = call.project.repository()
     return to_json.worktrees_to_json(repository.root, repository.worktrees.states())
 
 
-def _history(call: Call, worktree: str | None = None) -> Plain:
+def _history(call: Call, worktree: str | None = None) -> Record:
     return operations.history(call, arguments.ReadHistory(worktree=worktree, limit=TAIL))
 
 
-def _ready(call: Call) -> Plain:
+def _ready(call: Call) -> Record:
     found = call.project.tracker(call.actor).snapshot()
     return reading.issues_to_json(found, found.ready())
 
 
-def _issue(call: Call, name: str) -> Plain:
+def _issue(call: Call, name: str) -> Record:
     tracker = call.project.tracker(call.actor)
     return reading.issue_to_json(tracker, tracker.find_id(name))
 
 
-def _tail(call: Call) -> Plain:
+def _tail(call: Call) -> Record:
     ledger = call.project.ledger()
     last = deque(ledger.events(after=max(0, ledger.sequence - TAIL)), maxlen=TAIL)
     return log.events_to_json(last)
 
 
-def _event(call: Call, sequence: str) -> Plain:
+def _event(call: Call, sequence: str) -> Record:
     if not (sequence.isascii() and sequence.isdigit() and len(sequence) < 12):
         raise UsageFailure(f"{sequence!a} is not a sequence", hint="A number, from 1.")
     return log.event_to_json(call.project.ledger().read(int(sequence)))
@@ -198,12 +196,8 @@ def _event(call: Call, sequence: str) -> Plain:
 
 RESOURCES = (
     ResourceOffer("who", "who", "Who holds what, who waits, and what can be reclaimed.", _who),
-    ResourceOffer(
-        "worktrees", "worktrees", "All worktrees, with their heads and who has leased them.", _worktrees
-    ),
-    ResourceOffer(
-        "history", "history", f"The newest {TAIL} snapshots of the worktree that you are in.", _history
-    ),
+    ResourceOffer("worktrees", "worktrees", "All worktrees, with their heads and leases.", _worktrees),
+    ResourceOffer("history", "history", f"The newest {TAIL} snapshots of your worktree.", _history),
     ResourceOffer(
         "history/{worktree}", "history of", f"The newest {TAIL} snapshots of a worktree.", _history
     ),
@@ -211,15 +205,15 @@ RESOURCES = (
         "issues/ready", "ready", "The issues that can be worked on now, the most urgent first.", _ready
     ),
     ResourceOffer(
-        "issues/{id}", "issue", "Everything about one issue, by its id or the beginning of it.", _issue
+        "issues/{id}", "issue", "Everything about one issue, by its id or its first characters.", _issue
     ),
     ResourceOffer("ledger/tail", "ledger", f"The last {TAIL} events of the ledger.", _tail),
     ResourceOffer("ledger/{sequence}", "event", "One event of the ledger, by its sequence.", _event),
 )
 
 
-def read(call: Call, uri: str) -> Plain:
-    """What is at an address."""
+def read(call: Call, uri: str) -> Record:
+    """Read the resource at an address."""
     parts = uri.removeprefix(SCHEME).split("/")
     for offer in RESOURCES if uri.startswith(SCHEME) else ():
         pattern = offer.address.split("/")

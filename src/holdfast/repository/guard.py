@@ -145,7 +145,7 @@ def conflict(
         f"since {lease['created_at']}{purpose}; the lease runs for another {format_duration(time_left)} "
         f"(holder {liveness.value})",
         hint="Work in a worktree of your own ('holdfast worktree create NAME'), or wait: "
-        f"'holdfast lock acquire --worktree {place.worktree} --wait 10m'.",
+        f"'holdfast lease acquire --worktree {place.worktree} --wait 10m'.",
         worktree=place.worktree,
         root=place.root,
         holder_id=holder_id,

@@ -113,7 +113,7 @@ def _reclaim(path: str, shown: str, holder: FileLockHolder) -> Reclaim:
         return Reclaim(False, "wait: it is held for the duration of one command")
     options = " --shared" if holder.shared else ""
     options += " --fair" if _is_fair(path) else ""
-    command = f"holdfast file-lock run {shlex.quote(path)}{options} --timeout 10m -- COMMAND"
+    command = f"holdfast lock run {shlex.quote(path)}{options} --wait 10m -- COMMAND"
     return Reclaim(False, f"wait: {command}")
 
 

@@ -163,7 +163,7 @@ def _exists(path: Path) -> bool:
 def _no_ledger(path: Path) -> NotFound:
     return NotFound(
         f"there is no ledger in {path}",
-        hint="Create one with 'holdfast ledger init', or name its directory with --dir.",
+        hint="Create one with 'holdfast ledger init', or name its directory with --repo.",
         path=str(path),
     )
 

@@ -196,9 +196,9 @@ def _leases(repository: Repository) -> Iterator[Holding]:
 def _reclaim_lease(state: LeaseState) -> Reclaim:
     name = state.lease.worktree_id
     if state.expired:
-        return Reclaim(True, f"holdfast lock steal --worktree {name}")
+        return Reclaim(True, f"holdfast lease steal --worktree {name}")
     left = format_duration(state.time_left)
-    acquire = f"holdfast lock acquire --worktree {name} --wait"
+    acquire = f"holdfast lease acquire --worktree {name} --wait"
     if state.liveness is Liveness.DEAD:
         return Reclaim(False, f"its process is gone; free in {left}: {acquire} {_enough(state.time_left)}")
     return Reclaim(False, f"wait: {acquire} 10m")
@@ -319,8 +319,8 @@ def _ledger_claims(root: Path, address: str | None) -> Iterator[Holding]:
 def _reclaim_claim(root: Path, node: str, left: float, alive: Liveness) -> Reclaim:
     where = shlex.quote(str(root))
     if left <= 0:
-        return Reclaim(True, f"holdfast claim reap --dir {where}")
-    take = f"holdfast claim take {node} --owner YOU --dir {where} --wait"
+        return Reclaim(True, f"holdfast ledger reap --repo {where}")
+    take = f"holdfast ledger claim {node} --actor YOU --repo {where} --wait"
     if alive is Liveness.DEAD:
         return Reclaim(False, f"its process is gone; free in {format_duration(left)}: {take} {_enough(left)}")
     return Reclaim(False, f"wait: {take} 10m")
@@ -331,7 +331,7 @@ def _ledger_lock(lock: LedgerLock, root: Path) -> Iterator[Holding]:
     if state is None:
         return
     dead = state.liveness is Liveness.DEAD
-    unlock = f"holdfast ledger unlock --dir {shlex.quote(str(root))}"
+    unlock = f"holdfast ledger unlock --repo {shlex.quote(str(root))}"
     how = f"it is older than it should be: {unlock}" if state.suspect else "wait: it is held only briefly"
     if dead:
         how = f"the next append takes it over; or {unlock} --identity {state.identity}"

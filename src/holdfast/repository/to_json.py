@@ -1,9 +1,12 @@
-"""The lock of a worktree for programs."""
+"""JSON records of leases, worktrees, snapshots, restores and comparisons, as every command prints them.
+
+One name per field, whatever the record on disk calls it: `worktree`, `token`, `renewed_at`, `expires_at`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,19 +28,35 @@ if TYPE_CHECKING:
     from holdfast.trees.verify import Change
 
 
+_NAMES = {
+    "worktree_id": "worktree",
+    "fencing_token": "token",
+    "last_renewed_at": "renewed_at",
+    "lease_expires_at": "expires_at",
+}
+
+
+def renamed(record: Mapping[str, object]) -> dict[str, object]:
+    """The record with the field names of JSON output instead of those on disk."""
+    return {_NAMES.get(name, name): value for name, value in record.items()}
+
+
+# --- Leases and worktrees ---------------------------------------------------------------------------
+
+
 def lease_to_json(lease: Lease) -> dict[str, object]:
-    """The record of a lease, as it is stored."""
-    return dict(msgspec.to_builtins(lease))
+    return renamed(msgspec.to_builtins(lease))
 
 
 def lease_state_to_json(config: WorktreeConfig, state: LeaseState | None) -> dict[str, object]:
-    """Everything that is known. `state` is `free`, `locked`, `expired` or, without locks, `shared`."""
+    """The lease of a worktree and its waiters. `state` is `free`, `leased`, `expired` or `shared`."""
     shared = config.isolation is Isolation.SHARED
+    word = "shared" if shared else "free" if state is None else "expired" if state.expired else "leased"
     record: dict[str, object] = {
-        "worktree_id": config.worktree_id,
+        "worktree": config.worktree_id,
         "isolation": config.isolation.value,
         "high_risk": shared,
-        "state": "shared" if shared else "free" if state is None else lease_state_word(state),
+        "state": word,
     }
     if state is not None:
         record |= {
@@ -53,23 +72,37 @@ def lease_state_to_json(config: WorktreeConfig, state: LeaseState | None) -> dic
     return record
 
 
-def lease_state_word(state: LeaseState) -> str:
-    """Whether the lease still counts, in a word."""
-    return "expired" if state.expired else "locked"
+def worktree_to_json(state: WorktreeState) -> dict[str, object]:
+    config, operation = state.config, state.operation
+    return {
+        "worktree": config.worktree_id,
+        "path": str(state.path),
+        "is_there": state.is_there,
+        "isolation": config.isolation.value,
+        "high_risk": state.is_shared,
+        "label": config.label,
+        "created_at": config.created_at,
+        "base_snapshot_id": config.base_snapshot_id,
+        "head_snapshot_id": config.head_snapshot_id,
+        "lease": lease_state_to_json(config, state.lease),
+        "operation": operation
+        and {"kind": operation.kind.value, "holder_id": operation.holder_id, "since": operation.begun_at},
+    }
 
 
-CHANGES = ("added", "removed", "modified")
-_OPPOSITE = {"added": "removed", "removed": "added", "modified": "modified"}
+def worktrees_to_json(root: Path, states: Iterable[WorktreeState]) -> dict[str, object]:
+    return {"root": str(root), "worktrees": [worktree_to_json(each) for each in states]}
+
+
+# --- Snapshots --------------------------------------------------------------------------------------
 
 
 def snapshot_to_json(descriptor: Descriptor) -> dict[str, object]:
-    """All that is stored about a snapshot, and the warning flag of one that was not quiesced."""
-    fields: dict[str, object] = msgspec.to_builtins(descriptor)
-    return {**fields, "warning": is_best_effort(descriptor)}
+    """The descriptor, and `warning` for a snapshot that was not quiesced."""
+    return {**renamed(msgspec.to_builtins(descriptor)), "warning": is_best_effort(descriptor)}
 
 
 def new_snapshot_to_json(descriptor: Descriptor, tag: str | None) -> dict[str, object]:
-    """A snapshot that was just taken."""
     return {**snapshot_to_json(descriptor), "tag": tag}
 
 
@@ -78,41 +111,36 @@ def is_best_effort(descriptor: Descriptor) -> bool:
 
 
 def history_to_json(found: History, worktree: str | None) -> dict[str, object]:
-    """The snapshots of a worktree, or of all of them."""
+    """The history of a worktree; of all worktrees if `worktree` is None."""
     return {
-        "worktree_id": worktree,
-        "snapshots": [history_entry_to_json(each) for each in found.entries],
+        "worktree": worktree,
+        "snapshots": [_history_entry_to_json(each) for each in found.entries],
         "missing": list(found.missing),
         "more": found.more,
     }
 
 
-def history_entry_to_json(entry: HistoryEntry) -> dict[str, object]:
-    """A snapshot of a history; `visible_parent_id` passes over those that are not complete."""
-    return {
-        **snapshot_to_json(entry.descriptor),
-        "visible_parent_id": entry.parent_id,
-        **marks_to_json(entry.marks),
-    }
+def _history_entry_to_json(entry: HistoryEntry) -> dict[str, object]:
+    snapshot = snapshot_to_json(entry.descriptor)  # its `parent_id` may name an incomplete snapshot
+    return {**snapshot, "visible_parent_id": entry.parent_id, **marks_to_json(entry.marks)}
 
 
 def marks_to_json(marks: Marks) -> dict[str, object]:
     return {"heads": list(marks.heads), "references": list(marks.references), "pinned": marks.pinned}
 
 
-# --- Restoring --------------------------------------------------------------------------------------
+# --- Restores ---------------------------------------------------------------------------------------
 
 
 def restored_to_json(worktree: str, path: Path, snapshot_id: str, *, dry_run: bool) -> dict[str, object]:
     """A snapshot that was, or would be, restored into a new worktree."""
-    return {"dry_run": dry_run, "worktree_id": worktree, "path": str(path), "snapshot_id": snapshot_id}
+    return {"dry_run": dry_run, "worktree": worktree, "path": str(path), "snapshot_id": snapshot_id}
 
 
 def restored_in_place_to_json(worktree: str, how: InPlace, restored: Restored) -> dict[str, object]:
-    """A snapshot that was restored in place."""
     return {
         "dry_run": False,
-        "worktree_id": worktree,
+        "worktree": worktree,
         "snapshot_id": restored.source.snapshot_id,
         "path": how.path,
         "kept_snapshot_id": restored.kept.snapshot_id if restored.kept else None,
@@ -122,42 +150,33 @@ def restored_in_place_to_json(worktree: str, how: InPlace, restored: Restored) -
 
 
 def restore_plan_to_json(worktree: str, how: InPlace, plan: RestorePlan) -> dict[str, object]:
-    """What restoring in place would do."""
+    """The changes that a restore in place would make."""
     return {
         **comparison_to_json(plan.comparison._replace(changes=tuple(undone(plan)))),
         "dry_run": True,
-        "worktree_id": worktree,
+        "worktree": worktree,
         "snapshot_id": plan.source.snapshot_id,
         "path": how.path,
         "keeps": plan.keeps,
     }
 
 
+_OPPOSITE = {"added": "removed", "removed": "added", "modified": "modified"}
+
+
 def undone(plan: RestorePlan) -> list[Change]:
-    """The changes that restoring would make: those of the plan, backwards."""
+    """The changes that a restore would make: those of the plan, reversed."""
     return [each._replace(what=_OPPOSITE[each.what]) for each in plan.comparison.changes]
 
 
-# --- Differences ------------------------------------------------------------------------------------
-
-
-def change_to_json(change: Change) -> dict[str, object]:
-    from holdfast.trees.manifest import escaped
-
-    return {
-        "path": escaped(change.path),
-        "what": change.what,
-        "kind": change.kind,
-        "aspects": list(change.aspects),
-        "size": change.size,
-    }
+# --- Comparisons ------------------------------------------------------------------------------------
 
 
 def comparison_to_json(comparison: Comparison) -> dict[str, object]:
     return {
         "old": _side_to_json(comparison.old),
         "new": _side_to_json(comparison.new),
-        "changes": [change_to_json(each) for each in comparison.changes],
+        "changes": [_change_to_json(each) for each in comparison.changes],
         "counts": counts(comparison.changes),
     }
 
@@ -171,35 +190,13 @@ def _side_to_json(side: Side) -> dict[str, object]:
     }
 
 
+def _change_to_json(change: Change) -> dict[str, object]:
+    from holdfast.trees.manifest import escaped
+
+    return {**change._asdict(), "path": escaped(change.path), "aspects": list(change.aspects)}
+
+
 def counts(changes: Iterable[Change]) -> dict[str, int]:
+    """How many entries were added, removed and modified."""
     found = Counter(each.what for each in changes)
-    return {what: found[what] for what in CHANGES}
-
-
-def worktree_to_json(state: WorktreeState) -> dict[str, object]:
-    """Everything that is known, as plain values."""
-    config = state.config
-    return {
-        "worktree_id": config.worktree_id,
-        "path": str(state.path),
-        "is_there": state.is_there,
-        "isolation": config.isolation.value,
-        "high_risk": state.is_shared,
-        "label": config.label,
-        "created_at": config.created_at,
-        "base_snapshot_id": config.base_snapshot_id,
-        "head_snapshot_id": config.head_snapshot_id,
-        "lock": lease_state_to_json(config, state.lease),
-        "operation": None
-        if state.operation is None
-        else {
-            "kind": state.operation.kind.value,
-            "holder_id": state.operation.holder_id,
-            "since": state.operation.begun_at,
-        },
-    }
-
-
-def worktrees_to_json(root: Path, states: Iterable[WorktreeState]) -> dict[str, object]:
-    """All worktrees of a repository."""
-    return {"root": str(root), "worktrees": [worktree_to_json(each) for each in states]}
+    return {what: found[what] for what in _OPPOSITE}

@@ -1,1 +1,1 @@
-"""Setup: what other programs need in their own files to call Holdfast, put in and taken out again."""
+"""Setup: the entries that other programs need in their own files to call Holdfast."""

@@ -1,6 +1,6 @@
-"""Changes of files: worked out first, then made, each file in one step.
+"""File edits, planned first and then applied, and marked blocks in text files.
 
-A file keeps its mode, and is left alone if it is right already.
+Each file is replaced in one step and keeps its mode. A file that is already right is left alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OUR_DIRECTORIES = (".claude", ".codex", ".cursor")
 
 
 class FileEdit(NamedTuple):
-    """One file, before and after; None where there is none."""
+    """One file, before and after; None where it does not exist."""
 
     path: Path
     before: bytes | None
@@ -33,8 +33,8 @@ class FileEdit(NamedTuple):
         return self.before != self.after
 
 
-def look(path: Path) -> FileEdit:
-    """A file as it is, with no change to it yet."""
+def read_unchanged(path: Path) -> FileEdit:
+    """The file as it is, without a change."""
     try:
         mode = stat.S_IMODE(calls.stat(path).st_mode)
         content = durable.read(path, limit=MOST_BYTES)
@@ -44,27 +44,24 @@ def look(path: Path) -> FileEdit:
 
 
 def apply(project: Path, changes: Iterable[FileEdit]) -> None:
-    """Make the changes, each file in one step; directories that were made for them go with them."""
+    """Apply the edits. Directories are created as needed, and removed if a removal leaves ours empty."""
     for edit in changes:
+        directory = edit.path.parent
         if edit.after is None:
             durable.remove(edit.path)
-            _remove_if_empty(project, edit.path.parent)
+            if directory.parent == project and directory.name in _OUR_DIRECTORIES:
+                with contextlib.suppress(OSError):  # it is not empty
+                    calls.rmdir(directory)
             continue
-        make_directories(edit.path.parent)
+        make_directories(directory)
         if edit.before is None:
             durable.create(edit.path, edit.after, mode=edit.mode)
         else:
             durable.replace(edit.path, edit.after, mode=edit.mode)
 
 
-def _remove_if_empty(project: Path, directory: Path) -> None:
-    if directory.parent == project and directory.name in _OUR_DIRECTORIES:
-        with contextlib.suppress(OSError):
-            calls.rmdir(directory)
-
-
 def summary(changes: Sequence[FileEdit], project: Path) -> list[dict[str, str]]:
-    """What will be or was done to which file, for people and programs."""
+    """The path and the action (`create`, `change` or `remove`) of each edit."""
     return [
         {
             "path": str(edit.path.relative_to(project) if edit.path.is_relative_to(project) else edit.path),
@@ -74,8 +71,11 @@ def summary(changes: Sequence[FileEdit], project: Path) -> list[dict[str, str]]:
     ]
 
 
+# --- Marked blocks ----------------------------------------------------------------------------------
+
+
 class Comment(NamedTuple):
-    """How a kind of file marks a comment."""
+    """The comment syntax of a kind of file."""
 
     before: str
     after: str = ""
@@ -86,13 +86,14 @@ HASH = Comment("# ")
 
 
 class FoundBlock(NamedTuple):
-    """Where a block is, what it says, and what else belongs to it."""
+    """A block in a file. Flags: `alone` if the file was created for it, `joined` if a line break was added
+    before it."""
 
     start: int
     end: int
     version: int
+    flags: tuple[str, ...]
     text: str
-    alone: bool
 
 
 def with_block(
@@ -104,48 +105,51 @@ def with_block(
     where: str,
     first_line: bytes = b"",
 ) -> bytes:
-    """The content with the block in it: at its place if it is there already, else at the end.
+    """The content with `text` in a marked block: in place of an existing block, else at the end.
 
-    `content` is None if there is no such file; `text` is what stands between the markers. With a
-    `first_line` (which a new file begins with) the block goes behind the first line instead.
+    `content` is None for a new file. With a `first_line`, which a new file starts with, the block goes
+    after the first line instead.
     """
     if content is None:
         return first_line + _block(text, version, comment, ("alone",))
     found = find_block(content, comment=comment, where=where)
     if found is not None:
-        flags = _flags(content[found.start : found.end], comment)
-        return content[: found.start] + _block(text, version, comment, flags) + content[found.end :]
+        block = _block(text, version, comment, found.flags)
+        return content[: found.start] + block + content[found.end :]
     at = content.find(b"\n") + 1 if first_line and b"\n" in content else len(content)
     joined = at > 0 and content[at - 1 : at] != b"\n"
     return content[:at] + _block(text, version, comment, ("joined",) if joined else ()) + content[at:]
 
 
 def without_block(content: bytes, *, comment: Comment, where: str, first_line: bytes = b"") -> bytes | None:
-    """The content without the block: None if the file was ours and nothing else is in it."""
+    """The content without the block; None if the file was created for it and has nothing else."""
     found = find_block(content, comment=comment, where=where)
     if found is None:
         return content
     rest = content[: found.start] + content[found.end :]
-    return None if found.alone and rest == first_line else rest
+    return None if "alone" in found.flags and rest == first_line else rest
 
 
 def find_block(content: bytes, *, comment: Comment, where: str) -> FoundBlock | None:
-    """The block in this content, or None; markers that do not make exactly one block are refused."""
-    begins = list(_begin(comment).finditer(content))
-    ends = list(_end(comment).finditer(content))
+    """The block in this content, or None; `Refused` if the markers do not enclose exactly one block."""
+    before, after = re.escape(comment.before.encode()), re.escape(comment.after.encode())
+    begin = rb"^%bholdfast:begin v(?P<version>\d+)(?P<flags>[ a-z]*?)%b\r?\n" % (before, after)
+    end = rb"^%bholdfast:end%b(?:\r?\n|\Z)" % (before, after)
+    begins = list(re.finditer(begin, content, re.MULTILINE))
+    ends = list(re.finditer(end, content, re.MULTILINE))
     if not begins and not ends:
         return None
     if len(begins) != 1 or len(ends) != 1 or ends[0].start() < begins[0].end():
         raise Refused(
-            f"the markers of Holdfast in {where} do not make one whole block",
-            hint="Put the markers right by hand, or delete them with what is between them; then try again.",
+            f"{where} cannot be changed: its Holdfast markers do not enclose one block",
+            hint="Repair the markers by hand, or delete them with the text between them, and try again.",
             path=where,
         )
-    begin, end = begins[0], ends[0]
-    flags = begin["flags"].split()
-    joined = b"joined" in flags and content[: begin.start()].endswith(b"\n")
-    text = content[begin.end() : end.start()].decode("utf-8", "replace")
-    return FoundBlock(begin.start() - joined, end.end(), int(begin["version"]), text, b"alone" in flags)
+    flags = tuple(begins[0]["flags"].decode().split())
+    start = begins[0].start()
+    start -= "joined" in flags and content[:start].endswith(b"\n")
+    text = content[begins[0].end() : ends[0].start()].decode("utf-8", "replace")
+    return FoundBlock(start, ends[0].end(), int(begins[0]["version"]), flags, text)
 
 
 def _block(text: str, version: int, comment: Comment, flags: tuple[str, ...]) -> bytes:
@@ -156,20 +160,3 @@ def _block(text: str, version: int, comment: Comment, flags: tuple[str, ...]) ->
         f"{comment.before}holdfast:end{comment.after}",
     ]
     return (("\n" if "joined" in flags else "") + "\n".join(lines) + "\n").encode()
-
-
-def _flags(block: bytes, comment: Comment) -> tuple[str, ...]:
-    begin = _begin(comment).search(block)
-    return tuple(begin["flags"].decode().split()) if begin else ()
-
-
-def _begin(comment: Comment) -> re.Pattern[bytes]:
-    before, after = re.escape(comment.before.encode()), re.escape(comment.after.encode())
-    return re.compile(
-        rb"^%bholdfast:begin v(?P<version>\d+)(?P<flags>[ a-z]*?)%b\r?\n" % (before, after), re.MULTILINE
-    )
-
-
-def _end(comment: Comment) -> re.Pattern[bytes]:
-    before, after = re.escape(comment.before.encode()), re.escape(comment.after.encode())
-    return re.compile(rb"^%bholdfast:end%b(?:\r?\n|\Z)" % (before, after), re.MULTILINE)

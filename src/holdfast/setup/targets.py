@@ -1,4 +1,4 @@
-"""Which files of which program get what."""
+"""The programs that can be set up, and what each of their files gets."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import NamedTuple
 from holdfast.setup.edits import HASH, MARKDOWN, Comment
 from holdfast.setup.json_entries import JsonEntry
 
-VERSION = 2
+VERSION = 3
 
 AGENTS = """
 ## Working beside others: Holdfast
 
 Several agents and people work in this repository at the same time. Holdfast keeps them apart.
 
-- See who holds what before you start: `holdfast who`.
-- Take the lease of a worktree before you write into it:
-  `holdfast lock acquire --worktree NAME --ttl 15m --purpose "what for" --field lock_id` prints its id. Name
-  that to later commands: `export HOLDFAST_LOCK_ID=ID`, or `--lock-id ID` with each of them, if your shell
-  forgets variables. `holdfast lock renew` before the time is up; `holdfast lock release` when you are done.
-  Or let one command do it all: `holdfast run --worktree NAME --snapshot -- COMMAND`.
-- Want a directory of your own? `holdfast worktree create NAME --from head` (without `--from` it is empty),
+- Before you start, see who holds what: `holdfast who`.
+- Acquire the lease of a worktree before you write to it:
+  `holdfast lease acquire --worktree NAME --ttl 15m --purpose "what for" --field lock_id` prints its id. Pass
+  the id to later commands: `export HOLDFAST_LOCK_ID=ID`, or `--lock-id ID` with each of them if your shell
+  forgets variables. `holdfast lease renew` before it expires; `holdfast lease release` when you are done.
+  Or do it all with one command: `holdfast run --worktree NAME --snapshot -- COMMAND`.
+- For a directory of your own: `holdfast worktree create NAME --from head` (without `--from` it is empty),
   then `cd "$(holdfast worktree path NAME)"`.
-- Keep what you have done: `holdfast snapshot -m "what changed"`. Nothing that was kept is ever lost.
-- Take work from the queue rather than choosing it: `holdfast issue claim-next` prints the id of your claim.
-  Name it (`--claim`, or `HOLDFAST_CLAIM_ID`) when you are done: `holdfast issue finish ID`; or give the work
-  back: `holdfast issue release ID`.
-- `E_LOCK_CONFLICT` names the holder: wait (`--wait 5m`) or take other work. Do not delete lock files.
-- `E_FENCING_MISMATCH` or `E_LOCK_EXPIRED` means that your lease was taken over: stop writing, take it
+- Take a snapshot of your work: `holdfast snapshot -m "what changed"`. Nobody can overwrite a snapshot.
+- Take work from the queue instead of choosing it: `holdfast issue claim-next` prints the id of your claim.
+  Pass it on (`--claim`, or `HOLDFAST_CLAIM_ID`) when you are done: `holdfast issue finish ID`; or give the
+  work back: `holdfast issue release ID`.
+- `E_LOCK_CONFLICT` names the holder: wait (`--wait 5m`), or take other work. Do not delete lock files.
+- `E_FENCING_MISMATCH` or `E_LOCK_EXPIRED` means that your lease was taken over: stop writing, acquire it
   again, look at what changed, then go on.
 - Every command takes `--json`; every failure has a code and a hint.
 """
@@ -47,16 +47,17 @@ PRE_COMMIT = """
 if command -v holdfast >/dev/null 2>&1; then holdfast hook pre-commit || exit $?; fi
 """
 
-PRE_COMMIT_CHAIN = """
-if command -v holdfast >/dev/null 2>&1; then holdfast hook pre-commit || exit $?; fi
+PRE_COMMIT_CHAIN = (
+    PRE_COMMIT
+    + """\
 if [ -x "$(dirname "$0")/pre-commit.before-holdfast" ]; then
     exec "$(dirname "$0")/pre-commit.before-holdfast" "$@"
 fi
 """
-
+)
 
 HOOK = "holdfast hook "
-"""What the commands of our hooks begin with: that is how they are known again."""
+"""The start of our hooks' commands, by which they are recognised."""
 
 
 class Target(StrEnum):
@@ -77,8 +78,8 @@ class TextPart(NamedTuple):
 
 
 class JsonPart(NamedTuple):
-    """Entries in a JSON file, in the order in which they are put in. `new` is what a file that is not
-    there begins with: without a final line break, so that nobody's own file is taken for it."""
+    """Entries in a JSON file, in the order of insertion. A new file starts with `new`, which has no final
+    line break, so that no user's own file is mistaken for it."""
 
     path: str
     entries: tuple[JsonEntry, ...]
@@ -87,32 +88,14 @@ class JsonPart(NamedTuple):
 
 Part = TextPart | JsonPart
 
-_AGENTS = TextPart("AGENTS.md", AGENTS, MARKDOWN)
 _WRITES = "Write|Edit|MultiEdit|NotebookEdit|apply_patch"
-
-
-def parts(target: Target) -> tuple[Part, ...]:
-    """What a program gets. Git is not among them: its hooks are not in the project; see `git_hooks`."""
-    return _PARTS[target]
-
-
-def _grouped_hook(target: Target, event: str, name: str, matcher: str | None = None) -> JsonEntry:
-    """A hook as Claude Code and Codex have it: groups with a matcher, each with a list of commands."""
-    command = {"type": "command", "command": _command(target, name), "timeout": 30}
-    group: dict[str, object] = {} if matcher is None else {"matcher": matcher}
-    return JsonEntry(("hooks", event), {**group, "hooks": [command]}, _is_our_group)
-
-
-def _flat_hook(target: Target, event: str, name: str, matcher: str | None = None) -> JsonEntry:
-    """A hook as Cursor has it: one object each."""
-    hook: dict[str, object] = {"command": _command(target, name), "timeout": 30}
-    if matcher is not None:
-        hook["matcher"] = matcher
-    return JsonEntry(("hooks", event), hook, _is_our_hook)
-
-
-def _command(target: Target, name: str) -> str:
-    return f"{HOOK}{name} --from {target}@{VERSION}"
+_HOOKS = {
+    "SessionStart": ("session-start", None),
+    "PreToolUse": ("before-write", _WRITES),
+    "PostToolUse": ("after-tool", None),
+    "SessionEnd": ("session-end", None),
+}
+"""The hook and the matcher for each event."""
 
 
 def _is_our_hook(value: object) -> bool:
@@ -124,32 +107,39 @@ def _is_our_group(value: object) -> bool:
     return isinstance(hooks, list) and len(hooks) == 1 and _is_our_hook(hooks[0])
 
 
-def _is_our_server(value: object) -> bool:
-    return isinstance(value, dict) and value.get("command") == "holdfast"
-
-
-_SERVER = JsonEntry(
-    ("mcpServers",), {"type": "stdio", "command": "holdfast", "args": ["mcp"]}, _is_our_server, "holdfast"
-)
-
-
 def _grouped_hooks(target: Target) -> tuple[JsonEntry, ...]:
-    return (
-        _grouped_hook(target, "SessionStart", "session-start"),
-        _grouped_hook(target, "PreToolUse", "before-write", _WRITES),
-        _grouped_hook(target, "PostToolUse", "after-tool"),
-        _grouped_hook(target, "SessionEnd", "session-end"),
-    )
+    """Hooks of Claude Code and Codex: groups with a matcher, each with a list of commands."""
+    entries = []
+    for event, (name, matcher) in _HOOKS.items():
+        command = {"type": "command", "command": _command(target, name), "timeout": 30}
+        group = {"hooks": [command]} if matcher is None else {"matcher": matcher, "hooks": [command]}
+        entries.append(JsonEntry(("hooks", event), group, _is_our_group))
+    return tuple(entries)
 
 
-_CURSOR_HOOKS = (
-    _flat_hook(Target.CURSOR, "sessionStart", "session-start"),
-    _flat_hook(Target.CURSOR, "preToolUse", "before-write", _WRITES),
-    _flat_hook(Target.CURSOR, "postToolUse", "after-tool"),
-    _flat_hook(Target.CURSOR, "sessionEnd", "session-end"),
+def _flat_hooks(target: Target) -> tuple[JsonEntry, ...]:
+    """Hooks of Cursor: one object each, and events that start with a small letter."""
+    entries = []
+    for event, (name, matcher) in _HOOKS.items():
+        hook: dict[str, object] = {"command": _command(target, name), "timeout": 30}
+        hook |= {} if matcher is None else {"matcher": matcher}
+        entries.append(JsonEntry(("hooks", event[0].lower() + event[1:]), hook, _is_our_hook))
+    return tuple(entries)
+
+
+def _command(target: Target, name: str) -> str:
+    return f"{HOOK}{name} --from {target}@{VERSION}"
+
+
+_AGENTS = TextPart("AGENTS.md", AGENTS, MARKDOWN)
+_SERVER = JsonEntry(
+    ("mcpServers",),
+    {"type": "stdio", "command": "holdfast", "args": ["mcp"]},
+    lambda value: isinstance(value, dict) and value.get("command") == "holdfast",
+    "holdfast",
 )
 
-_PARTS: dict[Target, tuple[Part, ...]] = {
+PARTS: dict[Target, tuple[Part, ...]] = {
     Target.CLAUDE: (
         _AGENTS,
         TextPart("CLAUDE.md", CLAUDE_POINTER, MARKDOWN),
@@ -163,8 +153,9 @@ _PARTS: dict[Target, tuple[Part, ...]] = {
     ),
     Target.CURSOR: (
         _AGENTS,
-        JsonPart(".cursor/hooks.json", _CURSOR_HOOKS, new='{\n  "version": 1\n}'),
+        JsonPart(".cursor/hooks.json", _flat_hooks(Target.CURSOR), new='{\n  "version": 1\n}'),
         JsonPart(".cursor/mcp.json", (_SERVER,)),
     ),
     Target.GIT: (),
 }
+"""What each program gets. The hooks of git are not in the project: see `plan`."""
