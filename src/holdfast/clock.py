@@ -165,3 +165,51 @@ def format_duration(seconds: float) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts[:2])
+
+
+class Deadline(NamedTuple):
+    """The end of a right: by the store's clock, and by the boot clock where one has an id."""
+
+    at: str
+    boot: BootMark | None = None
+
+
+class TimedRight:
+    """A lease or claim: a right that ends at its deadline. A mixin for records.
+
+    For its holder it ends at the deadline; others, whose clock may be off by `Now.skew`, wait that much
+    longer. So nobody takes a right before its holder has stopped using it.
+    """
+
+    __slots__ = ()
+
+    def deadline(self) -> Deadline:
+        raise NotImplementedError
+
+    def expiry(self) -> float:
+        """The deadline by the store's clock."""
+        return parse_instant(self.deadline().at)
+
+    def time_left(self, now: Now | float, *, for_others: bool) -> float:
+        """Seconds until it ends for its holder, or until others may take it; negative afterwards.
+
+        A bare number is the store's time alone, which a step of the wall clock moves.
+        """
+        now = now if isinstance(now, Now) else Now(now)
+        return now.until(*self.deadline(), margin=for_others)
+
+    def is_expired(self, now: Now | float) -> bool:
+        """Whether its holder must not use it any more."""
+        return self.time_left(now, for_others=False) <= 0
+
+    def may_be_taken(self, now: Now | float) -> bool:
+        """Whether others may take it: never before it has expired for its holder."""
+        return self.time_left(now, for_others=True) <= 0
+
+
+def ttl_within(ttl: float, shortest: float, longest: float, *, setting: str = "ttl") -> float:
+    """The ttl as a float; `SettingInvalid` outside the bounds, for NaN too."""
+    if not shortest <= ttl <= longest:
+        bounds = f"a duration from {format_duration(shortest)} to {format_duration(longest)}"
+        raise SettingInvalid(setting, f"{ttl:g}s", bounds)
+    return float(ttl)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.fs import paths
+from holdfast.fs import calls
 from holdfast.locks.file_lock import FileLocker
 from holdfast.locks.kernel_locks import HeldFlock, held_flocks, inode_of, is_holding
 from tests.locks.workers import Line, Workers
@@ -86,10 +86,10 @@ def test_a_number_that_is_another_process_by_now_is_not_believed(
 ) -> None:
     """The list says that a process has the lock which does not: its number was used again."""
     with FileLocker().lock_exclusive(lock):
-        told = paths.read_small("/proc/locks", 1 << 20).replace(b" %d " % os.getpid(), b" %d " % os.getppid())
-        read = paths.read_small
+        told = calls.read_small("/proc/locks", 1 << 20).replace(b" %d " % os.getpid(), b" %d " % os.getppid())
+        read = calls.read_small
         monkeypatch.setattr(
-            paths, "read_small", lambda path, limit: told if path == "/proc/locks" else read(path, limit)
+            calls, "read_small", lambda path, limit: told if path == "/proc/locks" else read(path, limit)
         )
         assert [each.pids for each in held_flocks({inode_of(lock)})] == [(os.getpid(),)]
 
@@ -100,7 +100,7 @@ def test_where_the_kernel_does_not_tell_nobody_is_known(lock: Path, monkeypatch:
 
     assert inode_of(lock.parent / "missing") == ""
     with FileLocker().lock_exclusive(lock):
-        monkeypatch.setattr(paths, "read_small", refuse)
+        monkeypatch.setattr(calls, "read_small", refuse)
         assert held_flocks({inode_of(lock)}) == []
 
 

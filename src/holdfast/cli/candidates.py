@@ -16,7 +16,7 @@ import click
 from holdfast.cli import REPO
 from holdfast.cli.options import data_directory
 from holdfast.cli.output import printable
-from holdfast.fs import calls, paths
+from holdfast.fs import calls
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -114,7 +114,7 @@ def _records(root: str, directory: str) -> list[str]:
 
 def _record(root: str, directory: str, name: str) -> dict[str, Any]:
     try:
-        record = json.loads(paths.read_small(os.path.join(root, directory, f"{name}.json"), _MOST_BYTES))
+        record = json.loads(calls.read_small(os.path.join(root, directory, f"{name}.json"), _MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
@@ -180,7 +180,7 @@ def _below(mark: str, names: Callable[[str, str], Names]) -> Source:
 
     def source(context: click.Context, beginning: str) -> Names:
         start = context.params.get("repo") or os.environ.get(REPO) or os.getcwd()
-        root = paths.find_upwards(start, lambda directory: mark in _listed(directory))
+        root = calls.find_upwards(start, lambda directory: mark in _listed(directory))
         return {} if root is None else names(root, beginning)
 
     return source

@@ -10,6 +10,11 @@ import errno
 import os
 import sys
 
+TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 open = os.open
 close = os.close
 read = os.read
@@ -196,3 +201,55 @@ READING = tuple(
     ).split()
 )
 """The others."""
+
+
+# --- Questions about one path -------------------------------------------------------------------------
+# The guard asks them before every write, and loads no other module of this package for it.
+
+_KIND, _DIRECTORY = 0o170000, 0o040000  # `stat` is one of our calls here, not the module
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether something is at `path`, links followed; what this user may not see does not exist."""
+    try:
+        stat(path)
+    except OSError:
+        return False
+    return True
+
+
+def is_directory(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a directory, not a link to one; what this user may not see is none."""
+    try:
+        return (stat(path, follow_symlinks=False).st_mode & _KIND) == _DIRECTORY
+    except OSError:
+        return False
+
+
+def read_small(path: str, limit: int) -> bytes:
+    """The first `limit` bytes of a file; raises the system's own `OSError`."""
+    descriptor = open(path, _FLAGS)
+    try:
+        content = b""
+        while len(content) < limit and (more := read(descriptor, limit - len(content))):
+            content += more
+        return content
+    finally:
+        close(descriptor)
+
+
+def find_upwards(start: str | os.PathLike[str], is_root: Callable[[str], bool]) -> str | None:
+    """The nearest directory that is a root: `start`, or one above it; None if there is none."""
+    here = os.path.abspath(start)
+    while not is_root(here):
+        above = os.path.dirname(here)
+        if above == here:
+            return None
+        here = above
+    return here
+
+
+def is_repository(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory has `.jvs/`, which is not a symbolic link."""
+    return is_directory(os.path.join(path, ".jvs"))

@@ -9,7 +9,6 @@ import sys
 from typing import NamedTuple
 
 from holdfast.fs import calls
-from holdfast.fs.paths import read_small
 
 _MOUNTINFO = "/proc/self/mountinfo"
 _MOST_BYTES = 16 << 20
@@ -95,7 +94,7 @@ def _deepest(mounted: list[tuple[str, str]], path: str) -> str:
 def _mounts() -> list[_Mount]:
     """The kernel's table of mounts; empty where there is none."""
     try:
-        text = read_small(_MOUNTINFO, _MOST_BYTES).decode("utf-8", "surrogateescape")
+        text = calls.read_small(_MOUNTINFO, _MOST_BYTES).decode("utf-8", "surrogateescape")
     except OSError:
         return []
     found = []

@@ -13,11 +13,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.clock import BootMark
+from holdfast.clock import BootMark, Deadline, TimedRight
 from holdfast.errors import Corrupt, JsonInvalid, SettingInvalid, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import LONGEST_DESCRIPTION, checked_text
-from holdfast.leases.expiry import Deadline, TimedRight
 from holdfast.store.model import MOST_BYTES, Family, Key, Stream, StructCodec
 
 SCHEMA_VERSION = 2
@@ -346,7 +345,7 @@ def without_repeats(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(values))
 
 
-class IssueClaim(TimedRight, frozen=True, kw_only=True):
+class IssueClaim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     """A timed reservation of an issue. It expires at `expires_at` by the store's clock; within one boot of
     one machine at `boot_expires_at`, which setting a clock cannot move.
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.clock import Now, format_duration, format_instant
+from holdfast.clock import Now, format_duration, format_instant, ttl_within
 from holdfast.errors import (
     Blocked,
     FencingMismatch,
@@ -28,7 +28,6 @@ from holdfast.errors import (
     TransitionRefused,
 )
 from holdfast.issues.model import ClaimId, ClaimRecord, GateStatus, Issue, IssueClaim, State
-from holdfast.leases import expiry
 
 Lookup = Callable[[str], Issue | None]
 """Finds an issue by id, as stored or as drafted."""
@@ -420,4 +419,4 @@ def held_by(issue: Issue, claim: IssueClaim | None, now: Now) -> IssueClaimed:
 
 
 def checked_ttl(ttl: float) -> float:
-    return expiry.checked_ttl(ttl, SHORTEST_TTL, LONGEST_TTL)
+    return ttl_within(ttl, SHORTEST_TTL, LONGEST_TTL)

@@ -16,9 +16,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.clock import BootMark, Now, format_duration, format_instant, parse_instant
+from holdfast.clock import BootMark, Deadline, Now, TimedRight, format_duration, format_instant, parse_instant
 from holdfast.errors import FencingMismatch, LockConflict, LockExpired, LockNotHeld
-from holdfast.leases.expiry import Deadline, TimedRight
 from holdfast.locks.identity import Holder
 from holdfast.store.model import Change, Create, Delete, Family, Key, Replace, Stream, StructCodec, View
 
@@ -45,7 +44,7 @@ class Identity(msgspec.Struct, frozen=True):
         return Holder.from_record({"holder_id": holder_id, **msgspec.structs.asdict(self)})
 
 
-class Lease(TimedRight, frozen=True, kw_only=True):
+class Lease(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     """A timed right to write to a worktree."""
 
     lock_id: str

@@ -8,11 +8,11 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now
+from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock, ClockReading, Now, ttl_within
 from holdfast.errors import Failure, LockConflict, SettingInvalid
 from holdfast.fs.names import checked_actor, checked_text
 from holdfast.fs.reserve import Reserve
-from holdfast.leases import deadlock, expiry, rules
+from holdfast.leases import deadlock, rules
 from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitEdge, WaitGraph
 from holdfast.leases.heartbeat import Held, Subject
 from holdfast.leases.rules import Lease, LeaseGranted, LeaseKeys, LeaseRequest, LeaseWaiter, LeaseWaiting
@@ -260,7 +260,7 @@ class LeaseService:
 
 
 def checked_ttl(ttl: float) -> float:
-    return expiry.checked_ttl(ttl, SHORTEST_TTL, LONGEST_TTL)
+    return ttl_within(ttl, SHORTEST_TTL, LONGEST_TTL)
 
 
 def host_of(lease: Lease) -> str | None:

@@ -27,7 +27,6 @@ from holdfast.clock import parse_instant
 from holdfast.errors import Failure, JsonInvalid
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import make_directories
-from holdfast.fs.paths import exists
 from holdfast.leases.deadlock import Participant, Resource, WaitEdge, is_dead, process_ids
 from holdfast.locks import flock
 from holdfast.locks.file_lock import FileLocker, LockGuard
@@ -131,7 +130,7 @@ class WaitNotes:
         try:
             for directory in self._directories:
                 with contextlib.suppress(Failure, OSError):
-                    if not exists(directory) and exists(directory.parent):
+                    if not calls.exists(directory) and calls.exists(directory.parent):
                         make_directories(directory)
                     guard = locker.lock_exclusive(str(directory / f"{note.ticket}{SUFFIX}"))
                     guards.append(guard)

@@ -21,9 +21,8 @@ from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 
-from holdfast.clock import parse_instant
+from holdfast.clock import Deadline, TimedRight, parse_instant
 from holdfast.errors import NotFound
-from holdfast.leases.expiry import Deadline, TimedRight
 from holdfast.ledger.log import CHECKPOINT_EVERY, Event, Ledger, Recorded, is_node_id
 
 ACQUIRED, RELEASED, REAPED = "lock_acquired", "lock_released", "lock_reaped"
@@ -35,7 +34,7 @@ NAME, VERSION = "claims", "1"
 _AT_ONCE = 512
 
 
-class Claim(TimedRight, frozen=True, kw_only=True):
+class Claim(TimedRight, msgspec.Struct, frozen=True, kw_only=True):
     """A node that is reserved for an owner until `expires_at`, by the store's clock.
 
     `sequence` is its last event, `claim_id` its id (empty: made by another program). `holder` is the process

@@ -16,9 +16,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from holdfast.clock import format_duration, format_instant, parse_duration
+from holdfast.clock import format_duration, format_instant, parse_duration, ttl_within
 from holdfast.errors import LockExpired, LockNotHeld, NodeLocked, SettingInvalid
-from holdfast.leases import expiry
 from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, Event
 from holdfast.ledger.projection import (
     ACQUIRED,
@@ -90,7 +89,7 @@ class ClaimRuling(NamedTuple, Generic[Result]):
 
 
 def checked_ttl(ttl: float, setting: str = "ttl") -> float:
-    return expiry.checked_ttl(ttl, SHORTEST_TTL, LONGEST_TTL, setting=setting)
+    return ttl_within(ttl, SHORTEST_TTL, LONGEST_TTL, setting=setting)
 
 
 def lock_timeout(meta: Mapping[str, Any] | None) -> float:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from holdfast.fs import calls, paths
+from holdfast.fs import calls
 
 _LONGEST_COMMAND = 1 << 16
 
@@ -43,7 +43,7 @@ if sys.platform == "linux":
                 return None
             name = "self"
         try:
-            text = paths.read_small(f"/proc/{name}/stat", 1 << 16).decode("utf-8", "replace")
+            text = calls.read_small(f"/proc/{name}/stat", 1 << 16).decode("utf-8", "replace")
         except OSError:
             return None
         # The command's name is in parentheses, and may itself contain spaces and parentheses.
@@ -69,7 +69,7 @@ if sys.platform == "linux":
     def words_of(pid: int) -> list[str]:
         """The arguments of a process, cut off if very long; empty if they cannot be read."""
         try:
-            words = paths.read_small(f"/proc/{pid}/cmdline", _LONGEST_COMMAND).split(b"\0")
+            words = calls.read_small(f"/proc/{pid}/cmdline", _LONGEST_COMMAND).split(b"\0")
         except OSError:
             return []
         return [word.decode("utf-8", "replace") for word in words]
@@ -140,7 +140,7 @@ def is_there(pid: int) -> bool:
 def read_small(path: str) -> str:
     """The stripped text of a small system file; "" if there is none."""
     try:
-        return paths.read_small(path, 4096).decode("ascii", "replace").strip()
+        return calls.read_small(path, 4096).decode("ascii", "replace").strip()
     except OSError:
         return ""
 

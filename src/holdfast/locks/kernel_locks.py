@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from holdfast.clock import format_duration, format_instant
 from holdfast.errors import LockTimeout
-from holdfast.fs import calls, paths
+from holdfast.fs import calls
 from holdfast.fs import native as _native  # noqa: F401 - likewise
 from holdfast.fs.mounts import device_number, filesystem_kind, is_network
 from holdfast.locks import identity
@@ -124,7 +124,7 @@ def _has_lock(pid: int, inode: str) -> bool:
     for name in names:
         try:
             if calls.stat(f"/proc/{pid}/fd/{name}").st_ino == number:
-                text = paths.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
+                text = calls.read_small(f"/proc/{pid}/fdinfo/{name}", 1 << 16).decode("ascii", "replace")
                 if any(_is_lock_on(line.split(), inode) for line in text.splitlines()):
                     return True
         except OSError:
@@ -184,7 +184,7 @@ def _flocks() -> list[list[str]]:
     `1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF`, with `->` before the kind of a waiter.
     """
     found = []
-    for line in paths.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
+    for line in calls.read_small("/proc/locks", MOST_BYTES).decode("ascii", "replace").splitlines():
         fields = line.split()[1:]
         waiting = fields[:1] == ["->"]
         fields = fields[1:] if waiting else fields

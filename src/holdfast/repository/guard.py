@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from holdfast.fs import calls, paths
+from holdfast.fs import calls
 
 TYPE_CHECKING = False  # checkers take it for true; importing `typing` costs time
 
@@ -58,7 +58,7 @@ def place_of(path: str) -> WorktreePath | None:
 
 def repository_around(start: str) -> str | None:
     """The repository that a path is in: the nearest directory upwards with `.jvs/`; None if there is none."""
-    return paths.find_upwards(start, paths.is_repository)
+    return calls.find_upwards(start, calls.is_repository)
 
 
 def check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
@@ -81,7 +81,7 @@ def glance(
         if not _files_tell_all(place.root):
             return None
         path = os.path.join(place.root, ".jvs", "locks", f"{place.worktree}.json")
-        content = paths.read_small(path, MOST_BYTES)
+        content = calls.read_small(path, MOST_BYTES)
     except FileNotFoundError:
         return True
     except (OSError, ValueError):
@@ -180,7 +180,7 @@ def _may_be_ours(path: str, lock_id: str | None, actor: str | None) -> bool:
     from holdfast.locks.identity import acts_under
 
     try:
-        lease = json.loads(paths.read_small(path, MOST_BYTES))
+        lease = json.loads(calls.read_small(path, MOST_BYTES))
         return bool(lock_id and lease["lock_id"] == lock_id) or acts_under(
             _holders(lease, "holder_id"), lease.get("actor"), actor
         )

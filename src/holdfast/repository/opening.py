@@ -11,7 +11,6 @@ from holdfast.clock import format_duration
 from holdfast.errors import AlreadyExists, NotFound, NotInitialised
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
-from holdfast.fs.paths import exists, find_upwards
 from holdfast.issues.tracker import Tracker
 from holdfast.ledger.log import DEFAULT_LOCK_TIMEOUT, META, Ledger, has_claim_files, read_meta
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
@@ -105,7 +104,7 @@ def init_ledger(
         store.transact([META], lambda view, now: Decision([Create(META, meta)], None))
     except AlreadyExists:
         raise AlreadyExists(
-            f"a ledger already exists in {path}",
+            f"a ledger already calls.exists in {path}",
             hint="Use it as it is, or create another one elsewhere: --dir DIRECTORY.",
             path=str(path),
         ) from None
@@ -139,9 +138,9 @@ def find_ledger(start: str | os.PathLike[str]) -> Path | None:
     """The nearest directory upwards, from `start` on, that has a ledger; None if there is none.
 
     A directory that merely is called `ledger` does not count: others use that name too. Whether a ledger on a
-    server exists is only known when it is opened.
+    server calls.exists is only known when it is opened.
     """
-    found = find_upwards(start, lambda directory: _has_ledger(Path(directory)))
+    found = calls.find_upwards(start, lambda directory: _has_ledger(Path(directory)))
     return None if found is None else Path(found)
 
 
@@ -175,14 +174,14 @@ MARKS = (".jit", ".holdfast")
 def find_root(start: Path) -> Path:
     """The nearest directory upwards, from `start` on, that has an issue tracker; else `NotInitialised`."""
     for mark in MARKS:
-        found = find_upwards(start, partial(_has, mark))
+        found = calls.find_upwards(start, partial(_has, mark))
         if found is not None:
             return Path(found)
     raise NotInitialised(f"there is no issue tracker in {start}, nor above it", path=str(start))
 
 
 def _has(mark: str, directory: str) -> bool:
-    return exists(os.path.join(directory, mark))
+    return calls.exists(os.path.join(directory, mark))
 
 
 def open_tracker(

@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 from holdfast.clock import SYSTEM_CLOCK, ClockReading, format_duration, format_instant
 from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
-from holdfast.fs import probe
+from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory
 from holdfast.fs.mounts import filesystem_kind, is_network
-from holdfast.fs.paths import find_upwards
 from holdfast.fs.probe import network_troubles
 from holdfast.issues.model import CLAIMS, Issue, State
 from holdfast.issues.reading import look_at
@@ -83,7 +82,7 @@ class Overview(NamedTuple):
 
 def find_workspace(start: Path) -> Path:
     """The nearest directory upwards that has a repository, a tracker or a ledger."""
-    found = find_upwards(start, lambda directory: _is_workspace(Path(directory)))
+    found = calls.find_upwards(start, lambda directory: _is_workspace(Path(directory)))
     if found is not None:
         return Path(found)
     raise NotFound(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self
 
 from holdfast.errors import Corrupt, Failure, LockConflict, NotFound, Refused
 from holdfast.fs import calls
-from holdfast.fs.paths import find_upwards, is_repository
 from holdfast.leases.rules import LeaseGranted
 from holdfast.leases.service import DEFAULT_TTL, HeldLease, LeaseService, acquire
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, FileLocker
@@ -101,7 +100,7 @@ class Repository:
         to_examine: bool = False,
     ) -> None:
         places = RepositoryPaths(Path(calls.realpath(root)))  # the same, whatever path leads to it
-        if not is_repository(places.root):  # before a store is opened there, which creates its directory
+        if not calls.is_repository(places.root):  # before opening a store creates its directory
             raise _no_repository(places.root)
         if to_examine and not _is_on_files(places.root):
             store: Store = FailingFast(lambda: _opened_to_examine(places.root))
@@ -418,7 +417,7 @@ def _proof(lease: HeldLease | None) -> Proof | None:
 
 def find_repository(start: str | os.PathLike[str]) -> Path:
     """The repository that a directory is in: the nearest one upwards that has `.jvs/`."""
-    found = find_upwards(start, is_repository)
+    found = calls.find_upwards(start, calls.is_repository)
     if found is not None:
         return Path(found)
     here = os.path.abspath(start)

@@ -21,7 +21,6 @@ from holdfast.clock import format_instant
 from holdfast.errors import Failure
 from holdfast.fs import calls
 from holdfast.fs.directory import make_directories
-from holdfast.fs.paths import exists
 from holdfast.leases import deadlock
 from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitGraph
 from holdfast.leases.queue import DeadlockWatch
@@ -95,8 +94,8 @@ class ClaimGraph(StoredGraph):
         if self._address is not None:
             return True
         if self._store is None:
-            return address_of(self._root) != FILES or exists(self._root / "ledger")
-        return self._store.files is None or exists(self._store.files.path / "ledger")
+            return address_of(self._root) != FILES or calls.exists(self._root / "ledger")
+        return self._store.files is None or calls.exists(self._store.files.path / "ledger")
 
     def _open(self, store: Store) -> ReadGraph:
         from holdfast.ledger.log import Ledger
@@ -109,7 +108,7 @@ class LeaseGraph(StoredGraph):
     """The leases of a repository, for those who wait for a claim in the ledger there."""
 
     def _is_in_use(self) -> bool:
-        return exists(self._root / ".jvs")
+        return calls.exists(self._root / ".jvs")
 
     def _open(self, store: Store) -> ReadGraph:
         from holdfast.leases.service import LeaseService
@@ -133,7 +132,7 @@ def waits_of_data(data_dir: Path) -> Path:
 def locks_waited_for(root: Path) -> WaitGraph:
     """The file locks and repository locks that somebody in a repository waits for."""
     directory = waits_of_repository(root)
-    return lock_graph(WaitNotes([directory])) if exists(directory) else WaitGraph()
+    return lock_graph(WaitNotes([directory])) if calls.exists(directory) else WaitGraph()
 
 
 def lock_graph(notes: WaitNotes) -> WaitGraph:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from holdfast.errors import Corrupt, Failure
 from holdfast.fs import calls, strictjson
 from holdfast.fs.directory import close_quietly
-from holdfast.fs.paths import is_directory
 from holdfast.trees.capture_directories import DirectoryCapture, start_scan_worker
 from holdfast.trees.capture_files import CaptureStats
 from holdfast.trees.copy import hash_file
@@ -108,7 +107,7 @@ def _check_top(tree: Path, manifest: Manifest) -> Iterator[Problem]:
         lost_trees = [
             name
             for name in sorted({each.tree for each in stored.shared.values()})
-            if not any(is_directory(each / PAYLOAD) for each in places_beside(tree, name))
+            if not any(calls.is_directory(each / PAYLOAD) for each in places_beside(tree, name))
         ]
         for name in lost_trees:
             yield Problem(HOMES, "missing", f"the tree {name}, which stores some of its files, is gone")
