@@ -36,18 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "quick": options.quick,
         "suites": {name: report.record() for name, report in reports.items()},
     }
-    options.json.write_text(
-        json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
-    )
+    options.json.write_text(json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
     print(f"\nwritten to {options.json}")
     return 1 if options.strict and not all(report.all_met for report in reports.values()) else 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Compare Holdfast with its peers.")
-    parser.add_argument(
-        "suites", nargs="*", metavar="suite", help=f"which to run: {', '.join(SUITES)} (default: all)"
-    )
+    parser.add_argument("suites", nargs="*", metavar="suite", help=f"which to run: {', '.join(SUITES)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it works; noisy")
     parser.add_argument("--strict", action="store_true", help="end with status 1 unless every target is met")
     parser.add_argument(

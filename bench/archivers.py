@@ -180,9 +180,7 @@ CONTENDERS: dict[str, type[Contender]] = {
 }
 
 
-def call(
-    *command: object, environment: Mapping[str, str] | None = None, directory: Path | None = None
-) -> None:
+def call(*command: object, environment: Mapping[str, str] | None = None, directory: Path | None = None) -> None:
     """Run a program; it must succeed."""
     words = [str(each) for each in command]
     full = {**os.environ, **(environment or {})}

@@ -44,9 +44,7 @@ def measure_clones(amount: Amount, rounds: int, report: Report) -> None:
     for kind in KINDS:
         try:
             with _mounted(kind, (amount.big + amount.files * 4096) * _SPACE * rounds + 400 * MIB) as top:
-                _measure(
-                    top, f"{kind}, one file of {amount.big // MIB} MiB", _big(amount.big), rounds, report
-                )
+                _measure(top, f"{kind}, one file of {amount.big // MIB} MiB", _big(amount.big), rounds, report)
                 _measure(top, f"{kind}, {amount.files} small files", _small(amount.files), rounds, report)
         except (OSError, subprocess.SubprocessError) as error:
             report.notes.append(f"{kind} was NOT MEASURED: {error}")
@@ -75,9 +73,7 @@ def _measure(top: Path, where: str, make: Callable[[Path], None], rounds: int, r
     series = results.series
     if len(series) < len(actions):
         return
-    table = Table(
-        f"{where}; medians, one sync included", [Column("seconds", written(".3f")), Column("/ floor")]
-    )
+    table = Table(f"{where}; medians, one sync included", [Column("seconds", written(".3f")), Column("/ floor")])
     for name, seconds in series.items():
         table.rows[name] = [median(seconds), ratio(seconds, series[FLOOR])]
     report.tables.append(table)

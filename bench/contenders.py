@@ -171,9 +171,7 @@ class Portalocker(Contender):
 
         super().__init__(path, shared=shared)
         mode = portalocker.LockFlags.SHARED if shared else portalocker.LockFlags.EXCLUSIVE
-        self._lock = portalocker.Lock(
-            path, "a", timeout=TIMEOUT, flags=mode | portalocker.LockFlags.NON_BLOCKING
-        )
+        self._lock = portalocker.Lock(path, "a", timeout=TIMEOUT, flags=mode | portalocker.LockFlags.NON_BLOCKING)
 
     def acquire(self) -> None:
         self._lock.acquire()

@@ -146,8 +146,7 @@ def _cost_of_some(crew: Crew, kinds: Sequence[Kind], directory: Path, seconds: f
         lock.release()
     grants: list[Grant] = crew.hear_all(range(len(locks)))
     return {
-        kind.name: grant.cpu / (grant.granted_at - grant.asked_at)
-        for kind, grant in zip(kinds, grants, strict=True)
+        kind.name: grant.cpu / (grant.granted_at - grant.asked_at) for kind, grant in zip(kinds, grants, strict=True)
     }
 
 

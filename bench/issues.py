@@ -86,9 +86,7 @@ class Ours(Contender):
         self.tracker.initialise()
 
     def make(self, count: int) -> list[str]:
-        created = self.tracker.create_all(
-            [NewIssue(title=f"issue {n}", description="x" * 200) for n in range(count)]
-        )
+        created = self.tracker.create_all([NewIssue(title=f"issue {n}", description="x" * 200) for n in range(count)])
         return [each.issue.id for each in created]
 
     def create(self) -> None:
@@ -154,9 +152,7 @@ class Sqlite(Contender):
         return len([json.loads(text) for (text,) in rows])
 
     def _event(self, kind: str, issue: str) -> None:
-        self.connection.execute(
-            "INSERT INTO events VALUES (?)", (json.dumps({"type": kind, "issue_id": issue}),)
-        )
+        self.connection.execute("INSERT INTO events VALUES (?)", (json.dumps({"type": kind, "issue_id": issue}),))
 
 
 class BareFiles(Contender):
@@ -292,9 +288,7 @@ def listing(directory: Path, size: Size, report: Report) -> None:
             assert each.ready() == count
             table.rows[f"{kind.name}, running"].append(_timed(each.ready, size.rounds) * MILLI)
             if isinstance(each, Ours):
-                cold = [
-                    _timed(_command(place, *words), size.rounds) for words in (["ready"], ["issue", "list"])
-                ]
+                cold = [_timed(_command(place, *words), size.rounds) for words in (["ready"], ["issue", "list"])]
                 for name, seconds in zip(names, cold, strict=False):
                     table.rows[name].append(seconds * MILLI)
                 updates.append(_timed(lambda each=each, one=ids[0]: each.update(one), 5 * size.rounds))  # type: ignore[misc]

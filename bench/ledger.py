@@ -321,13 +321,9 @@ def claims(filled: dict[int, dict[str, Contender]], size: Size, report: Report) 
     places = {count: contenders[Ours.name].directory for count, contenders in filled.items()}
     for place in places.values():
         _claim_and_release(place)  # leaves a checkpoint
-    found = interleave(
-        {str(count): partial(_claim_and_release, at) for count, at in places.items()}, size.claim_rounds
-    )
+    found = interleave({str(count): partial(_claim_and_release, at) for count, at in places.items()}, size.claim_rounds)
     base = found.series[str(min(places))]
-    table = Table(
-        "open, claim and release, with a warm checkpoint", [Column("ms", number(".2f")), Column("/ empty")]
-    )
+    table = Table("open, claim and release, with a warm checkpoint", [Column("ms", number(".2f")), Column("/ empty")])
     for count in places:
         values = found.series[str(count)]
         table.rows[f"{count:,} events"] = [median(values) * 1000, ratio(values, base)]

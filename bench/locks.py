@@ -151,9 +151,7 @@ class _CycleTimer:
 def _judge_cycles(mode: str, series: Mapping[str, list[float]], report: Report) -> None:
     ours = series.get(PLAIN)
     to_floor = ratio(ours, series[FLOOR]).median if ours else None
-    report.targets.append(
-        at_most(2, f"{PLAIN}, {mode}: acquire + release at most 2 times the floor", to_floor)
-    )
+    report.targets.append(at_most(2, f"{PLAIN}, {mode}: acquire + release at most 2 times the floor", to_floor))
     for peer in PEERS:
         theirs = series.get(peer.name)
         to_peer = ratio(ours, theirs).median if ours and theirs else None
@@ -206,9 +204,7 @@ def fairness(contest: Contest, crew: Crew) -> None:
     size = contest.size
     rounds = interleave(
         {
-            kind.name: partial(
-                contention.take_turns, crew, kind, contest.directory, size.turn_seconds, size.hold
-            )
+            kind.name: partial(contention.take_turns, crew, kind, contest.directory, size.turn_seconds, size.hold)
             for kind in contest.kinds
         },
         size.turn_rounds,
@@ -300,9 +296,7 @@ def hand_over(contest: Contest, crew: Crew) -> None:
     _judge_hand_over(latencies, costs, contest.report)
 
 
-def _judge_hand_over(
-    latencies: Mapping[str, list[float]], costs: Mapping[str, float], report: Report
-) -> None:
+def _judge_hand_over(latencies: Mapping[str, list[float]], costs: Mapping[str, float], report: Report) -> None:
     for name in (PLAIN, FAIR):
         measured = name in latencies
         soon = median(latencies[name]) * MILLI if measured else None

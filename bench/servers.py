@@ -257,12 +257,8 @@ def alone(server: str, url: str, kinds: list[type[Contender]], size: Size, repor
 
 def together(server: str, url: str, kinds: list[type[Contender]], size: Size, report: Report) -> None:
     """Several processes, all on one counter or each on its own: commits per second in all."""
-    columns = [
-        Column(f"{count} proc {how}", number(",.0f")) for count in PROCESSES for how in ("same", "own")
-    ]
-    table = Table(
-        f"{server}: commits/s by several processes, on the same document or each on its own", columns
-    )
+    columns = [Column(f"{count} proc {how}", number(",.0f")) for count in PROCESSES for how in ("same", "own")]
+    table = Table(f"{server}: commits/s by several processes, on the same document or each on its own", columns)
     table.rows = {kind.name: [] for kind in kinds}
     for count in PROCESSES:
         _say(f"{server}, {count} processes")
@@ -275,9 +271,7 @@ def together(server: str, url: str, kinds: list[type[Contender]], size: Size, re
                     table.rows[kind.name].append(sum(done) / size.crew_seconds)
                     found = sum(kind(url).value(name) for name in names)
                     if found != sum(done):
-                        report.notes.append(
-                            f"{kind.name}: {sum(done) - found} of {sum(done)} commits were lost"
-                        )
+                        report.notes.append(f"{kind.name}: {sum(done) - found} of {sum(done)} commits were lost")
     report.tables.append(table)
 
 

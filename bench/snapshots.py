@@ -82,9 +82,7 @@ def small_files(top: Path, size: Size) -> None:
         directory = top / f"g{number // 100:03d}" / f"d{number:05d}"
         directory.mkdir(parents=True)
         for name in range(each):
-            (directory / f"file{name:03d}.txt").write_bytes(
-                os.urandom(512) + b"%08d%08d" % (number, name) * 32
-            )
+            (directory / f"file{name:03d}.txt").write_bytes(os.urandom(512) + b"%08d%08d" % (number, name) * 32)
 
 
 def packages(top: Path, size: Size) -> None:
@@ -137,11 +135,7 @@ def measure_phases(
                 if phase == "changed":
                     change_one_percent(source, number_of_round)
                     sleep(SETTLED)
-                actions = {
-                    name: _action(each, phase, top)
-                    for name, each in contenders.items()
-                    if phase in each.phases
-                }
+                actions = {name: _action(each, phase, top) for name, each in contenders.items() if phase in each.phases}
                 ordered = {name: actions[name] for name in rotated(list(actions), number_of_round)}
                 results = interleave(ordered, 1)
                 report.note_failures(f"{where}, {phase}", results.failures)
@@ -169,9 +163,7 @@ def judge(where: str, series: Series, report: Report) -> None:
 
 
 def _table(title: str, series: Series, measure: Callable[[Cost], float]) -> Table:
-    columns = [
-        column for phase in PHASES for column in (Column(f"{phase} s", written(".2f")), Column("ours /"))
-    ]
+    columns = [column for phase in PHASES for column in (Column(f"{phase} s", written(".2f")), Column("ours /"))]
     table = Table(title, columns)
     for name in CONTENDERS:
         cells: list[Value] = []
@@ -273,9 +265,7 @@ def measure_memory(size: Size, report: Report, rubbish: list[Path]) -> None:
     """Peak memory of a first and a second capture, extrapolated to a million files."""
     say("memory")
     if sys.platform != "linux":
-        report.notes.append(
-            "memory was NOT MEASURED: only Linux reports the peak of a process since its start"
-        )
+        report.notes.append("memory was NOT MEASURED: only Linux reports the peak of a process since its start")
         report.targets.append(at_most(600, "peak memory of a million files, by slope", None, "MiB"))
         return
     found = []

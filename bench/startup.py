@@ -161,9 +161,7 @@ def _judge(series: Mapping[str, list[float]], rounds: int, report: Report) -> No
             times = ratio(series[name], _floor_of(name, series))
             table.rows[name] = [median(series[name]) * MILLI, times, limit]
         judge, words = (below, "less than") if name == IMPORT else (at_most, "at most")
-        report.targets.append(
-            judge(limit, f"{name}: {words} {limit:g} times the floor", times and times.median)
-        )
+        report.targets.append(judge(limit, f"{name}: {words} {limit:g} times the floor", times and times.median))
     report.tables.append(table)
 
 

@@ -221,9 +221,7 @@ def reads(contenders: dict[str, Contender], names: list[str], size: Size, report
 
 def together(directory: Path, size: Size, report: Report) -> None:
     """Several processes, all on one document or each on its own: commits per second in all."""
-    columns = [
-        Column(f"{count} proc {how}", number(",.0f")) for count in PROCESSES for how in ("same", "own")
-    ]
+    columns = [Column(f"{count} proc {how}", number(",.0f")) for count in PROCESSES for how in ("same", "own")]
     table = Table("commits/s by several processes, all on the same document or each on its own", columns)
     table.rows = {kind.name: [] for kind in KINDS[1:]}
     for count in PROCESSES:

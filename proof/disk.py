@@ -244,8 +244,7 @@ class Disk:
     def _seen(self, tree: tuple[tuple[str, int], ...], contents: Mapping[int, bytes]) -> State:
         twins: dict[int, str] = {}
         return tuple(
-            Entry(path, self._nodes[node], contents.get(node, b""), twins.setdefault(node, path))
-            for path, node in tree
+            Entry(path, self._nodes[node], contents.get(node, b""), twins.setdefault(node, path)) for path, node in tree
         )
 
     def _combinations(self, choices: list[list[T]], what: str) -> Iterable[tuple[T, ...]]:

@@ -166,9 +166,7 @@ def _read_process(process: str, content: bytes) -> Iterable[Operation]:
             ended_at = rest[0]
         else:
             del operations[number]
-    return [
-        each._replace(ended_at=ended_at) if each.returned_at is None else each for each in operations.values()
-    ]
+    return [each._replace(ended_at=ended_at) if each.returned_at is None else each for each in operations.values()]
 
 
 # --- Checking ---------------------------------------------------------------------------------------
@@ -342,9 +340,7 @@ def _until(operations: Sequence[Operation], moment: int) -> list[Operation]:
 
 def _in_words(operations: Sequence[Operation], culprit: Operation) -> str:
     end = culprit.returned_at or 0
-    before = [
-        each for each in operations if each.returned_at is not None and each.returned_at < culprit.called_at
-    ]
+    before = [each for each in operations if each.returned_at is not None and each.returned_at < culprit.called_at]
     last = max(before, key=lambda each: each.returned_at or 0, default=None)
     beside = [
         str(each)

@@ -84,9 +84,7 @@ class Accounting:
                 if not mark.args:
                     problems.append(f"{item.nodeid}: its mark 'req' names no requirement")
                 problems += [
-                    f"{item.nodeid}: {PAGE} has no {name!r}"
-                    for name in mark.args
-                    if name not in self.requirements
+                    f"{item.nodeid}: {PAGE} has no {name!r}" for name in mark.args if name not in self.requirements
                 ]
                 item.user_properties += [(_PROPERTY, name) for name in mark.args]
         if problems:
@@ -111,9 +109,7 @@ class Accounting:
         if report.failed:
             self._passed.pop(report.nodeid, None)
         elif report.when == "call" and report.passed and not hasattr(report, "wasxfail"):
-            self._passed[report.nodeid] = {
-                str(name) for key, name in report.user_properties if key == _PROPERTY
-            }
+            self._passed[report.nodeid] = {str(name) for key, name in report.user_properties if key == _PROPERTY}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -131,16 +127,12 @@ class Accounting:
             f"{len(proven & self.delivered)} of the {len(self.delivered)} delivered"
         )
         if not self.whole:
-            terminalreporter.write_line(
-                "(a part of the suite was run: what it leaves unproven is not judged)"
-            )
+            terminalreporter.write_line("(a part of the suite was run: what it leaves unproven is not judged)")
         if self.tried.total():
             terminalreporter.section("what was tried")
             for kind, count in sorted(self.tried.items()):
                 terminalreporter.write_line(f"{count:>12,} {kind}")
-            terminalreporter.write_line(
-                f"{len(terminalreporter.stats.get('failed', [])):>12,} failures found"
-            )
+            terminalreporter.write_line(f"{len(terminalreporter.stats.get('failed', [])):>12,} failures found")
         if self.left_out:
             terminalreporter.write_line(f"left to `make proof`: {self.left_out} tests")
         for name in self.missing:

@@ -93,9 +93,7 @@ def verdicts(report: Report) -> dict[str, str]:
 
 @needs_flock
 @pytest.mark.parametrize("fault", [NoLock, SharedInstead])
-def test_increments_lost_by_a_lock_that_does_not_exclude_are_found(
-    crew: Crew, scratch: Path, fault: Kind
-) -> None:
+def test_increments_lost_by_a_lock_that_does_not_exclude_are_found(crew: Crew, scratch: Path, fault: Kind) -> None:
     # On a busy machine the processes may happen not to meet in one short sample.
     assert any(contention.contend(crew, fault, scratch, 0.1).lost > 0 for _ in range(100))
 
@@ -137,11 +135,7 @@ def test_every_part_has_a_row_for_every_contender(crew: Crew, contest: Contest) 
     assert [list(table.rows) for table in contest.report.tables] == [[kind.label() for kind in OWN]] * 4
     found = verdicts(contest.report)
     assert {text for text, verdict in found.items() if verdict == "not measured"} == {
-        *(
-            f"holdfast, {mode}: takes less than {peer.name} (1)"
-            for mode in ("exclusive", "shared")
-            for peer in PEERS
-        ),
+        *(f"holdfast, {mode}: takes less than {peer.name} (1)" for mode in ("exclusive", "shared") for peer in PEERS),
         "holdfast: increments/s at least 2 times those of the best peer",
     }
 
@@ -281,12 +275,8 @@ def test_figures() -> None:
 
 
 def test_targets_are_met_missed_or_not_measured() -> None:
-    assert [each.verdict for each in (at_most(2, "", 2), at_least(2, "", 2), below(2, "", 1.9))] == [
-        "met"
-    ] * 3
-    assert [each.verdict for each in (at_most(2, "", 2.1), at_least(2, "", 1.9), below(2, "", 2))] == [
-        "MISSED"
-    ] * 3
+    assert [each.verdict for each in (at_most(2, "", 2), at_least(2, "", 2), below(2, "", 1.9))] == ["met"] * 3
+    assert [each.verdict for each in (at_most(2, "", 2.1), at_least(2, "", 1.9), below(2, "", 2))] == ["MISSED"] * 3
     assert at_most(2, "", None).verdict == "not measured"
     assert not Report(targets=[at_most(2, "", None)]).all_met
 
@@ -314,9 +304,7 @@ def test_a_missed_target_fails_only_a_strict_run(
 
 
 def test_an_unknown_suite_is_refused() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "bench", "nonsense"], cwd=ROOT, capture_output=True, text=True
-    )
+    result = subprocess.run([sys.executable, "-m", "bench", "nonsense"], cwd=ROOT, capture_output=True, text=True)
 
     assert result.returncode == 2
     assert f"there is {', '.join(SUITES)}" in result.stderr
@@ -325,9 +313,7 @@ def test_an_unknown_suite_is_refused() -> None:
 # --- Starting up ------------------------------------------------------------------------------------
 
 
-def test_start_up_is_measured_as_far_as_the_commands_work(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_start_up_is_measured_as_far_as_the_commands_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = tmp_path / "fake.py"
     fake.write_text("import sys; sys.exit('status' in sys.argv)")
     monkeypatch.setattr(startup, "_holdfast", lambda report: [sys.executable, str(fake)])
@@ -345,9 +331,7 @@ def test_start_up_is_measured_as_far_as_the_commands_work(
     assert startup.GUARD_REFUSING not in rows, "a guard that lets everything pass is not measured"
 
 
-def test_start_up_without_a_command_line_measures_the_import(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_start_up_without_a_command_line_measures_the_import(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(startup, "_holdfast", lambda report: None)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     report = Report()

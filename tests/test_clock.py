@@ -196,9 +196,7 @@ def test_a_duration_that_is_written_is_read_as_nearly_the_same(seconds: float) -
 
 @settings(deadline=None)
 @given(st.integers(0, 59), st.integers(0, 23), st.integers(0, 59), st.integers(1, 999))
-def test_whole_numbers_of_units_survive_the_round_trip(
-    seconds: int, hours: int, minutes: int, days: int
-) -> None:
+def test_whole_numbers_of_units_survive_the_round_trip(seconds: int, hours: int, minutes: int, days: int) -> None:
     for duration in (
         seconds,
         minutes * 60 + seconds,

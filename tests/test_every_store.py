@@ -62,9 +62,7 @@ def test_leases_worktrees_and_snapshots(shop: Shop) -> None:
     own = {"HOLDFAST_LOCK_ID": lease["lock_id"]}
     first = shop.ok("snapshot", "-m", "first", env=own)["snapshot_id"]
     (shop.root / "main/a.txt").write_text("two")
-    assert (
-        shop.refused("snapshot", "--lock-id", "00000000-0000-0000-0000-000000000000") == "E_FENCING_MISMATCH"
-    )
+    assert shop.refused("snapshot", "--lock-id", "00000000-0000-0000-0000-000000000000") == "E_FENCING_MISMATCH"
     shop.ok("snapshot", "-m", "second", "--tag", "good", env=own)
     shop.ok("lease", "release", env=own)
     again = shop.ok("lease", "acquire", "--ttl", "1h")

@@ -108,9 +108,7 @@ def carry_out(page: str, directory: Path, programs: Path) -> list[str]:
         "OUT": str(out),
         "HOME": str(directory),
     }
-    shell = subprocess.Popen(
-        ["bash", "-c", as_script(blocks)], cwd=work, env=environment, start_new_session=True
-    )
+    shell = subprocess.Popen(["bash", "-c", as_script(blocks)], cwd=work, env=environment, start_new_session=True)
     try:
         shell.wait(120)
     finally:

@@ -25,9 +25,7 @@ def check_layers(project: Path) -> subprocess.CompletedProcess[str]:
     """Run the project's own check in this directory, on the package that is there."""
     program = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports(no_cache=True))"
     environment = {**os.environ, "PYTHONPATH": str(project / "src")}
-    return subprocess.run(
-        [sys.executable, "-c", program], cwd=project, env=environment, capture_output=True, text=True
-    )
+    return subprocess.run([sys.executable, "-c", program], cwd=project, env=environment, capture_output=True, text=True)
 
 
 def plant(project: Path, module: str, source: str) -> None:

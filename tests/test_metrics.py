@@ -247,9 +247,7 @@ def test_a_missed_target_is_the_exit_status(
     ]
 
 
-def test_the_files_of_a_command_are_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_files_of_a_command_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["metrics", "--files", "ledger append"])
     monkeypatch.setattr(metrics, "trace_command", lambda command: (["a.py", "b/c.py"], 1))
 

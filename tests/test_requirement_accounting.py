@@ -83,9 +83,7 @@ def test_a_delivered_requirement_without_a_test_fails_the_run(suite: pytest.Pyte
     result = run(suite, PROVES_FIRST)
 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(
-        ["proven by a passing test: 1 of all 3, 1 of the 2 delivered", "NOT PROVEN: AA-02 *"]
-    )
+    result.stdout.fnmatch_lines(["proven by a passing test: 1 of all 3, 1 of the 2 delivered", "NOT PROVEN: AA-02 *"])
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ GLOSSARY = ROOT / "docs/reference/glossary.md"
 PAGES = sorted(
     page
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench/README.md"]
-    if page
-    not in (GLOSSARY, ROOT / "docs/requirements.md")  # the demands keep the words of the specifications
+    if page not in (GLOSSARY, ROOT / "docs/requirements.md")  # the demands keep the words of the specifications
 )
 SOURCES = sorted((ROOT / "src/holdfast").rglob("*.py"))
 CODE = re.compile(r"^(?: {4}|\t).*$|```.*?```|`[^`\n]*`", re.MULTILINE | re.DOTALL)

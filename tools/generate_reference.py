@@ -19,9 +19,7 @@ DIRECTORY = Path(__file__).parents[1] / "docs/reference"
 
 def errors_page() -> str:
     """The exit statuses and every failure of the tree."""
-    return "\n".join(
-        [GENERATED, "", "# Errors", "", *_introduction(), "", *_statuses(), "", *_failures(), ""]
-    )
+    return "\n".join([GENERATED, "", "# Errors", "", *_introduction(), "", *_statuses(), "", *_failures(), ""])
 
 
 def _introduction() -> Iterator[str]:
@@ -36,9 +34,7 @@ def _introduction() -> Iterator[str]:
 def _statuses() -> Iterator[str]:
     yield "## Exit statuses"
     yield ""
-    yield from _table(
-        ("status", "name", "meaning"), ((int(each), each.name, MEANINGS[each]) for each in ExitStatus)
-    )
+    yield from _table(("status", "name", "meaning"), ((int(each), each.name, MEANINGS[each]) for each in ExitStatus))
 
 
 def _failures() -> Iterator[str]:

@@ -45,9 +45,7 @@ INIT = ("init", ".")
 SNAPSHOT = ("run", "--worktree", "main", "--snapshot", "--", "true")
 COMMANDS = {
     "run --snapshot": Command(SNAPSHOT, 45, setup=(SNAPSHOT,)),
-    "issue claim-next": Command(
-        ("issue", "claim-next"), 30, setup=(("issue", "init"), ("issue", "create", "Measure"))
-    ),
+    "issue claim-next": Command(("issue", "claim-next"), 30, setup=(("issue", "init"), ("issue", "create", "Measure"))),
     "ledger append": Command(("ledger", "append", '{"type":"note"}'), 25, setup=(("ledger", "init"),)),
 }
 

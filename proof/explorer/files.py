@@ -209,9 +209,7 @@ class Descriptors:
 
     def locked_by(self, task: int) -> list[Label]:
         """The inodes that a task has locked."""
-        return [
-            label for label, locks in self._locks.items() if any(self[each].task == task for each in locks)
-        ]
+        return [label for label, locks in self._locks.items() if any(self[each].task == task for each in locks)]
 
     def lockers(self, number: int, *, shared: bool) -> list[int]:
         """The tasks whose locks are in the way of one on this descriptor."""

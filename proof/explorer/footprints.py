@@ -295,6 +295,4 @@ def _changing(found: Found) -> Footprint:
 
 
 def _both(first: Footprint, second: Footprint) -> Footprint:
-    return Footprint(
-        first.reads + second.reads, first.writes + second.writes, first.boundless or second.boundless
-    )
+    return Footprint(first.reads + second.reads, first.writes + second.writes, first.boundless or second.boundless)

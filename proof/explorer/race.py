@@ -66,9 +66,7 @@ def written_schedule(choices: Sequence[Choice]) -> str:
     words = []
     for choice, group in groupby(choices):
         count = len(list(group))
-        words += (
-            [f"{choice.task}*{count}"] if choice.kind == RUN else [f"{choice.kind}:{choice.task}"] * count
-        )
+        words += [f"{choice.task}*{count}"] if choice.kind == RUN else [f"{choice.kind}:{choice.task}"] * count
     return " ".join(words)
 
 

@@ -194,9 +194,7 @@ class Search:
         task = run.tasks[frame.move.choice.task]
         if task.pending.name != frame.pending[task.index]:
             before = frame.pending[task.index]
-            raise RuntimeError(
-                f"a task does not do the same again: {before}, {run.told(task.pending)}\n{run}"
-            )
+            raise RuntimeError(f"a task does not do the same again: {before}, {run.told(task.pending)}\n{run}")
         return frame.move
 
     # --- One state -------------------------------------------------------------------------------------
@@ -209,9 +207,7 @@ class Search:
         settled = self._path[-1].settled_after() if self._reduced and self._path else frozenset[Choice]()
         frame = _Frame(tuple(task.pending.name for task in run.tasks), settled, footprints)
         for task in tasks:
-            self._conflicts.note(
-                task.index, footprints[Choice(task.index)], sleeps=task.pending.name == SLEEP
-            )
+            self._conflicts.note(task.index, footprints[Choice(task.index)], sleeps=task.pending.name == SLEEP)
         if len(run.trace) >= _MOST_STEPS:
             self.violations.append(found(run, f"no end after {_MOST_STEPS} steps"))
             return frame

@@ -419,9 +419,7 @@ class DirectoryReplaced(Refused):
     """The path of a worktree is not a directory; it was not changed."""
 
     code = "E_DIRECTORY_REPLACED"
-    hint = (
-        "Move it away. Then put the directory back, or restore a snapshot: 'holdfast restore ID --inplace'."
-    )
+    hint = "Move it away. Then put the directory back, or restore a snapshot: 'holdfast restore ID --inplace'."
 
 
 class NestedRepository(Refused):

@@ -119,18 +119,14 @@ def test_nothing_to_do_is_said_with_a_status_of_its_own(shop: Path) -> None:
 
 def test_when_the_program_is_killed_the_work_comes_back_and_nothing_is_lost(shop: Path) -> None:
     issue = create(shop, "Survive")
-    program = python(
-        "import time; open('half', 'w').write('half'); print('at work', flush=True); time.sleep(99)"
-    )
+    program = python("import time; open('half', 'w').write('half'); print('at work', flush=True); time.sleep(99)")
     with Running("agent", "run", "--next", "--repo", shop, "--ttl", "1s", "--", *program) as first:
         assert first.hear() == "at work"
         first.kill()
         first.process.wait()
 
     def taken_over() -> bool:
-        result = holdfast(
-            "agent", "run", "--next", "--ttl", "5s", "--wait", "20s", "--json", "--", *WRITE, cwd=shop
-        )
+        result = holdfast("agent", "run", "--next", "--ttl", "5s", "--wait", "20s", "--json", "--", *WRITE, cwd=shop)
         return result.returncode == 0
 
     wait_until(taken_over)
@@ -223,9 +219,7 @@ def test_a_command_that_goes_on_after_its_work_was_said_to_be_done_is_left_alone
     create(shop, "Write the result")
     script = f"{shlex.join(HOLDFAST)} issue finish; sleep 2; echo late > result"
 
-    told = outcome(
-        holdfast("agent", "run", "--next", "--ttl", "3s", "--json", "--", "sh", "-c", script, cwd=shop)
-    )
+    told = outcome(holdfast("agent", "run", "--next", "--ttl", "3s", "--json", "--", "sh", "-c", script, cwd=shop))
 
     assert (told["state"], told["succeeded"]) == ("done", True)
     assert (shop / "worktrees" / told["worktree"] / "result").read_text() == "late\n"
@@ -251,9 +245,7 @@ def test_agents_with_patience_work_until_everything_is_done(shop: Path) -> None:
     work = "agent run --next --wait forever -- sh -c 'sleep 0.2; echo x > $HOLDFAST_ISSUE_ID'"
     loop = f"while {shlex.join(HOLDFAST)} {work}; do echo one; done 2>> log"
 
-    running = [
-        subprocess.Popen(["sh", "-c", loop], cwd=shop, stdout=subprocess.PIPE, text=True) for _ in "ab"
-    ]
+    running = [subprocess.Popen(["sh", "-c", loop], cwd=shop, stdout=subprocess.PIPE, text=True) for _ in "ab"]
     told = [each.communicate(timeout=120)[0].split() for each in running]
 
     assert sum(map(len, told)) == 3
@@ -268,9 +260,7 @@ def test_work_that_waits_for_a_gate_is_free_for_the_next_one_if_the_gate_fails(s
     assert holdfast("gate", "define", "tests", "--checker", check, cwd=shop).returncode == 0
     issue = create(shop, "Write the result", "--gate", "tests")
 
-    told = outcome(
-        holdfast("agent", "run", "--next", "--json", "--", "sh", "-c", "echo wrong > result", cwd=shop)
-    )
+    told = outcome(holdfast("agent", "run", "--next", "--json", "--", "sh", "-c", "echo wrong > result", cwd=shop))
     assert (told["state"], told["succeeded"]) == ("gated", True)
     assert holdfast("gate", "check", issue, cwd=shop).returncode == 1
     assert holdfast("issue", "update", issue, "--state", "ready", cwd=shop).returncode == 0
@@ -328,9 +318,7 @@ def test_the_worktree_of_work_that_is_not_done_stays(shop: Path) -> None:
     assert (failed["state"], failed["worktree_removed"]) == ("ready", False)
     assert len(list((shop / "worktrees").glob("*"))) == 2
     assert pinned(shop) == []
-    assert (
-        holdfast("agent", "run", "--next", "--remove-worktree", "--worktree", "x", cwd=shop).returncode == 2
-    )
+    assert holdfast("agent", "run", "--next", "--remove-worktree", "--worktree", "x", cwd=shop).returncode == 2
 
 
 def test_a_worktree_in_which_a_process_is_left_stays(shop: Path, tmp_path: Path) -> None:

@@ -64,9 +64,7 @@ def offered(line: str, cwd: Path, shell: str = "bash", **env: str) -> list[str]:
         "COMP_WORDS": line,
         "COMP_CWORD": words[-1] if shell == "fish" else str(len(words) - 1),
     }
-    result = subprocess.run(
-        HOLDFAST, capture_output=True, text=True, env=environment({**asked, **env}), cwd=cwd
-    )
+    result = subprocess.run(HOLDFAST, capture_output=True, text=True, env=environment({**asked, **env}), cwd=cwd)
     assert result.stderr == ""
     return result.stdout.splitlines()
 
@@ -98,9 +96,7 @@ def test_the_repository_is_the_one_that_the_command_is_about(place: Place, tmp_p
     assert names(line, tmp_path) == []
     assert names(f"holdfast lease status --repo {place.root} --worktree ", tmp_path) == ["experiment", "main"]
     assert names(line, tmp_path, HOLDFAST_REPO=str(place.root)) == ["experiment", "main"]
-    assert names("holdfast repo-lock status ", tmp_path, HOLDFAST_DATA_DIR=str(place.root / "data")) == [
-        "project"
-    ]
+    assert names("holdfast repo-lock status ", tmp_path, HOLDFAST_DATA_DIR=str(place.root / "data")) == ["project"]
 
 
 def test_zsh_and_fish_are_told_what_each_name_stands_for(place: Place) -> None:
@@ -187,12 +183,8 @@ def test_every_parameter_that_names_something_is_thought_of() -> None:
 # --- A real shell ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(
-    shutil.which("bash") is None or sys.platform != "linux", reason="needs bash on a terminal"
-)
-def test_a_name_that_is_begun_in_a_real_bash_is_completed_by_the_tab_key(
-    place: Place, tmp_path: Path
-) -> None:
+@pytest.mark.skipif(shutil.which("bash") is None or sys.platform != "linux", reason="needs bash on a terminal")
+def test_a_name_that_is_begun_in_a_real_bash_is_completed_by_the_tab_key(place: Place, tmp_path: Path) -> None:
     import pty
 
     command = tmp_path / "holdfast"

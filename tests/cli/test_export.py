@@ -43,9 +43,7 @@ def test_one_file_or_directory_of_it(root: Path, tmp_path: Path) -> None:
     run(root, "export", "head", str(tmp_path / "d"), "--path", "d/")
     assert (tmp_path / "x").read_text() == "x\n"
     assert (tmp_path / "d" / "e" / "x").read_text() == "x\n"
-    assert call(root, "export", "head", str(tmp_path / "y"), "--path", "d/e/x").stdout.endswith(
-        "1 file, 2 B.\n"
-    )
+    assert call(root, "export", "head", str(tmp_path / "y"), "--path", "d/e/x").stdout.endswith("1 file, 2 B.\n")
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,7 @@ COMMANDS: dict[str, list[str]] = {
 READING = ("issue list", "issue search", "issue show", "ready", "blocked")
 
 
-def commands_with_field(
-    command: click.Command = holdfast_command, path: tuple[str, ...] = ()
-) -> Iterator[str]:
+def commands_with_field(command: click.Command = holdfast_command, path: tuple[str, ...] = ()) -> Iterator[str]:
     context = click.Context(command, info_name=" ".join(path))
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

@@ -27,9 +27,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def theirs(root: Path) -> Iterator[Running]:
     """Somebody else, who has leased the worktree `theirs`."""
-    with Running(
-        "run", "--repo", root, "--worktree", "theirs", "--purpose", "refactoring", "--", "sleep", "99"
-    ) as run:
+    with Running("run", "--repo", root, "--worktree", "theirs", "--purpose", "refactoring", "--", "sleep", "99") as run:
         wait_until(lambda: "refactoring" in holdfast("lease", "list", cwd=root).stdout)
         yield run
 
@@ -109,9 +107,7 @@ def loaded_by(*arguments: str | Path, stdin: str = "") -> tuple[int, set[str]]:
         "status = main(); print(status, *(set(sys.modules) - before), file=sys.stderr)"
     )
     command = [*python(program), *map(str, arguments)]
-    result = subprocess.run(
-        command, input=stdin, capture_output=True, text=True, check=True, env=environment()
-    )
+    result = subprocess.run(command, input=stdin, capture_output=True, text=True, check=True, env=environment())
     status, *modules = result.stderr.splitlines()[-1].split()
     assert not SLOW.intersection(modules)
     ours = {each.partition(".")[2] for each in modules if each.partition(".")[0] == "holdfast"}
@@ -139,9 +135,7 @@ def test_the_hooks_that_guard_load_hardly_more(root: Path, theirs: Running) -> N
     assert loaded_by("hook", "after-tool", stdin=at_work) == (0, HOOKED | JUDGED)
 
 
-def test_the_refusal_says_who_where_since_when_for_how_long_and_whether_alive(
-    root: Path, theirs: Running
-) -> None:
+def test_the_refusal_says_who_where_since_when_for_how_long_and_whether_alive(root: Path, theirs: Running) -> None:
     refused = error(holdfast("guard", root / "worktrees/theirs", "--json"))
     plain = holdfast("guard", root / "worktrees/theirs").stderr
 
@@ -157,9 +151,7 @@ def test_where_the_current_directory_is_gone_a_guard_says_so(root: Path) -> None
     gone.mkdir()
     program = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m holdfast guard a"
 
-    result = subprocess.run(
-        ["sh", "-c", program], capture_output=True, text=True, env=environment(), check=False
-    )
+    result = subprocess.run(["sh", "-c", program], capture_output=True, text=True, env=environment(), check=False)
 
     assert result.returncode == 3
     assert "the current directory is gone" in result.stderr
@@ -169,10 +161,7 @@ def test_where_the_current_directory_is_gone_a_guard_says_so(root: Path) -> None
 def test_agents_in_one_process_are_kept_apart_by_their_names(root: Path) -> None:
     """This process stands for a program that runs two agents, in threads or as tasks."""
     alice, bob = {"HOLDFAST_ACTOR": "agent:alice"}, {"HOLDFAST_ACTOR": "agent:bob"}
-    assert (
-        holdfast("lease", "acquire", "--worktree", "theirs", "--ttl", "1h", cwd=root, env=alice).returncode
-        == 0
-    )
+    assert holdfast("lease", "acquire", "--worktree", "theirs", "--ttl", "1h", cwd=root, env=alice).returncode == 0
     path = root / "worktrees/theirs/a"
     conflict = error(holdfast("lease", "acquire", "--worktree", "theirs", "--json", cwd=root, env=bob))
     assert (conflict["code"], conflict["actor"]) == ("E_LOCK_CONFLICT", "agent:alice")

@@ -37,9 +37,7 @@ def create(do: Do, title: str, *more: str) -> str:
 
 
 def test_an_issue_goes_from_its_creation_to_its_end(do: Do) -> None:
-    parser = create(
-        do, "Write the parser", "--priority", "high", "--label", "area:x", "--description", "all of it"
-    )
+    parser = create(do, "Write the parser", "--priority", "high", "--label", "area:x", "--description", "all of it")
     user = create(do, "Use the parser", "--depends-on", parser[:6])
 
     assert do("ready", "--field", "id").stdout.split() == [parser]
@@ -105,9 +103,7 @@ def test_what_is_finished_before_its_gates_are_passed_says_which(do: Do) -> None
         (("log",), "history"),
     ],
 )
-def test_a_word_of_other_programs_leads_to_the_command_here(
-    do: Do, words: tuple[str, ...], meant: str
-) -> None:
+def test_a_word_of_other_programs_leads_to_the_command_here(do: Do, words: tuple[str, ...], meant: str) -> None:
     assert f"Did you mean '{meant}'?" in do(*words).stderr
 
 
@@ -160,9 +156,7 @@ def test_dependencies_are_added_skipped_refused_removed_and_drawn(do: Do) -> Non
         "E_DEPENDENCY_CYCLE",
         [c, a, b, c],
     )
-    assert (
-        do("dep", "tree", a).stdout == f"{a[:8]} (backlog) a\n  {b[:8]} (backlog) b\n    {c[:8]} (ready) c\n"
-    )
+    assert do("dep", "tree", a).stdout == f"{a[:8]} (backlog) a\n  {b[:8]} (backlog) b\n    {c[:8]} (ready) c\n"
     assert do("graph").stdout == do("dep", "tree", a).stdout
     assert f'"{a}" -> "{b}";' in do("graph", "--format", "dot").stdout
     assert "n0 --> n1" in do("graph", "--format", "mermaid").stdout
@@ -177,9 +171,7 @@ def test_gates_are_defined_required_checked_and_passed(do: Do, scratch: Path) ->
     assert do("gate", "define", "tests").returncode == 4
     issue = create(do, "x", "--gate", "review")
     assert do("gate", "require", issue, "tests", "review").stdout == f"{issue[:8]} requires review, tests\n"
-    assert (
-        "done when these are passed: review, tests" in do("issue", "update", issue, "--state", "done").stdout
-    )
+    assert "done when these are passed: review, tests" in do("issue", "update", issue, "--state", "done").stdout
     failed = do("gate", "check", issue, "--json")
     assert (failed.returncode, error(failed)["code"]) == (1, "E_GATE_FAILED")
     assert "No such file" in error(failed)["runs"][0]["stderr"]
@@ -387,9 +379,7 @@ def test_events_are_shown_filtered_and_followed(do: Do, scratch: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="the commands are those of a Unix shell")
 def test_work_is_done_under_a_claim_that_is_kept_alive(do: Do) -> None:
     a, b = create(do, "a", "--priority", "high"), create(do, "b")
-    script = (
-        f"{' '.join(HOLDFAST)} issue show $HOLDFAST_ISSUE_ID --field claim.claim_id; echo $HOLDFAST_CLAIM_ID"
-    )
+    script = f"{' '.join(HOLDFAST)} issue show $HOLDFAST_ISSUE_ID --field claim.claim_id; echo $HOLDFAST_CLAIM_ID"
     worked = do("issue", "work", "--next", "--ttl", "2s", "--", "sh", "-c", script)
 
     claims = worked.stdout.split()

@@ -258,9 +258,7 @@ def test_claims_that_have_run_out_are_reaped(proof: Path) -> None:
     assert "expired" in holdfast("ledger", "claims", "--repo", proof).stdout
     preview = holdfast("ledger", "reap", "--dry-run", "--repo", proof)
     assert preview.stdout.startswith("Would reap 1, which gone held")
-    assert [
-        each["node_id"] for each in data(holdfast("ledger", "reap", "--repo", proof, "--json"))["reaped"]
-    ] == ["1"]
+    assert [each["node_id"] for each in data(holdfast("ledger", "reap", "--repo", proof, "--json"))["reaped"]] == ["1"]
     assert holdfast("ledger", "reap", "--repo", proof).stdout == "No claim has expired.\n"
 
 

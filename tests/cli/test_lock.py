@@ -213,9 +213,7 @@ def test_flags_come_before_the_environment_and_that_before_the_directory(repo: P
     assert (missing.returncode, error(missing)["code"]) == (3, "E_NOT_FOUND")
 
 
-def test_a_repository_that_is_reached_by_a_link_knows_the_worktree_one_is_in(
-    repo: Path, scratch: Path
-) -> None:
+def test_a_repository_that_is_reached_by_a_link_knows_the_worktree_one_is_in(repo: Path, scratch: Path) -> None:
     Repository(repo).worktrees.create("dev")
     (scratch / "link").symlink_to(repo)
     result = holdfast("lease", "status", "--repo", scratch / "link", "--json", cwd=repo / "worktrees/dev")

@@ -45,9 +45,7 @@ def strings_of(path: Path) -> Iterator[str]:
 
 
 def mentions() -> list[Mention]:
-    found = [
-        mention for path in SOURCES for text in strings_of(path) for mention in mentions_in(text, path.name)
-    ]
+    found = [mention for path in SOURCES for text in strings_of(path) for mention in mentions_in(text, path.name)]
     for path in PAGES:
         found += mentions_in(path.read_text(encoding="utf-8"), path.name)
     return sorted(set(found))
@@ -71,11 +69,7 @@ def problem_with(words: str) -> str | None:
         if word in ENDS or word.endswith(";"):
             break
         option = word.split("=")[0].strip("[],.:;\"'")
-        if (
-            option.startswith("--")
-            and not isinstance(command, click.Group)
-            and option not in known | {"--help"}
-        ):
+        if option.startswith("--") and not isinstance(command, click.Group) and option not in known | {"--help"}:
             return f"{command.name!r} has no option {option!r}"
     return None
 

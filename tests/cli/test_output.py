@@ -113,9 +113,7 @@ def test_a_name_that_is_no_text_is_shown_to_people_and_programs(tmp_path: Path) 
 
 
 def test_a_terminal_that_knows_only_ascii_gets_only_ascii(tmp_path: Path) -> None:
-    result = holdfast(
-        "lock", "status", "größer", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    )
+    result = holdfast("lock", "status", "größer", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
 
     assert result.stdout == "gr\\xf6\\xdfer: free (the file does not exist yet)\n"
 
@@ -180,9 +178,7 @@ def test_a_defect_is_told_with_a_traceback_to_those_who_look_for_it(
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-def test_an_interruption_ends_with_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 

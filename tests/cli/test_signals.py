@@ -246,9 +246,7 @@ def test_a_command_is_ended_when_the_duty_fails(tmp_path: Path) -> None:
     assert (tmp_path / "note").read_text() == "asked to end"
 
 
-def test_a_command_that_does_not_end_when_asked_to_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_does_not_end_when_asked_to_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "GRACE", 0.1)
     program = python(
         "import os, signal, pathlib, time\n"

@@ -292,9 +292,7 @@ def test_what_cannot_be_is_refused_with_a_code(root: Path, arguments: tuple[str,
 def test_the_engine_comes_from_the_option_or_the_environment(root: Path) -> None:
     assert run(root, "snapshot", "--engine", "copy")["engine"] == "copy"
     assert run(root, "snapshot", env={"JVS_SNAPSHOT_ENGINE": "copy"})["engine"] == "copy"
-    assert (
-        run(root, "snapshot", "--engine", "linked", env={"JVS_SNAPSHOT_ENGINE": "copy"})["engine"] == "linked"
-    )
+    assert run(root, "snapshot", "--engine", "linked", env={"JVS_SNAPSHOT_ENGINE": "copy"})["engine"] == "linked"
     assert run(root, "snapshot", env={"JVS_SNAPSHOT_ENGINE": "magic"})["code"] == "E_SETTING_INVALID"
 
 
@@ -320,9 +318,7 @@ def test_a_terminal_is_shown_a_bar_and_nobody_else(root: Path) -> None:
         (root / "main" / f"file-{number}").write_text("x")
     ours, theirs = pty.openpty()
     command = [*HOLDFAST, "snapshot"]
-    with subprocess.Popen(
-        command, cwd=root / "main", env=environment(), stdout=theirs, stderr=theirs
-    ) as process:
+    with subprocess.Popen(command, cwd=root / "main", env=environment(), stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         seen = b""
         while True:

@@ -30,9 +30,7 @@ def save(repo: Path, worktree: str = "main") -> str:
 def test_a_worktree_lives_from_its_creation_to_its_removal(repo: Path) -> None:
     put_files(repo / "main", {"file": "content"})
     snapshot = save(repo)
-    made = data(
-        holdfast("worktree", "create", "dev", "--from", "head", "--label", "mine", "--json", cwd=repo)
-    )
+    made = data(holdfast("worktree", "create", "dev", "--from", "head", "--label", "mine", "--json", cwd=repo))
     assert made["base_snapshot_id"] == made["head_snapshot_id"] == snapshot
     assert files_in(repo / "worktrees/dev") == {"file": "content"}
     assert holdfast("worktree", "path", "dev", cwd=repo).stdout == f"{repo / 'worktrees/dev'}\n"

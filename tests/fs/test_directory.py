@@ -70,9 +70,7 @@ def test_a_symbolic_link_at_any_depth_is_refused(link: str, target: str, create:
     assert descriptors() == before
 
 
-@pytest.mark.parametrize(
-    "relative", ["..", "a/..", "a/../../outside", "/etc", "", ".", "a//b", "a/\0"], ids=ascii
-)
+@pytest.mark.parametrize("relative", ["..", "a/..", "a/../../outside", "/etc", "", ".", "a//b", "a/\0"], ids=ascii)
 def test_a_path_that_leads_out_is_refused_before_anything_is_opened(
     relative: str, top: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,9 +252,7 @@ def test_each_name_is_durable_before_the_next_is_made(top: Path, monkeypatch: py
     assert done == ["mkdir x", "sync", "mkdir y", "sync"]
 
 
-def test_a_relative_path_is_made_below_the_current_directory(
-    top: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_is_made_below_the_current_directory(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(top)
 
     make_directories(Path("x/y"))

@@ -26,9 +26,7 @@ TORN = b"a line without an e"
 LINE = b"the line that is added"
 NEXT = b"the line after that"
 
-pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="needs fork, and directories that can be synced"
-)
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, and directories that can be synced")
 
 
 # --- What is swept -----------------------------------------------------------------------------------
@@ -166,9 +164,7 @@ DURABLE = {
 VOLATILE = {"create for now": Case(create_for_now, None, NEW)}
 
 durable_cases = pytest.mark.parametrize("case", DURABLE.values(), ids=DURABLE)
-all_cases = pytest.mark.parametrize(
-    "case", [*DURABLE.values(), *VOLATILE.values()], ids=[*DURABLE, *VOLATILE]
-)
+all_cases = pytest.mark.parametrize("case", [*DURABLE.values(), *VOLATILE.values()], ids=[*DURABLE, *VOLATILE])
 
 
 # --- The sweeps --------------------------------------------------------------------------------------
@@ -241,9 +237,7 @@ class AppendAfterADeath(AfterADeath):
         if outcome.acknowledged:
             assert found in (old + second, old + first + second), f"the file holds {found!r}"
         else:
-            assert found in (old, old + first, old + second, old + first + second), (
-                f"the file holds {found!r}"
-            )
+            assert found in (old, old + first, old + second, old + first + second), f"the file holds {found!r}"
         self.case.check_next(directory)
 
 
@@ -308,9 +302,7 @@ def lying(act: Callable[[Path], object], *names: str) -> Callable[[Path], None]:
         ("remove", "sync_directory"),
     ],
 )
-def test_a_function_without_its_syncs_is_found(
-    name: str, left_out: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_without_its_syncs_is_found(name: str, left_out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = DURABLE[name]
     monkeypatch.setattr(case, "act", lying(case.act, left_out))
     found = power_cuts(case).violations
@@ -351,9 +343,7 @@ NOATIME = getattr(os, "O_NOATIME", 0)
 
 
 @pytest.mark.skipif(not NOATIME, reason="only Linux reads without a trace")
-def test_a_file_of_somebody_else_is_read_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_somebody_else_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only its owner may ask not to be noted as a reader."""
     (tmp_path / "theirs").write_bytes(b"content")
     open_file = calls.open

@@ -73,9 +73,7 @@ def test_the_kind_of_a_tmpfs_is_seen() -> None:
 
 
 @pytest.mark.parametrize(("kind", "reflink"), [("ext4", False), ("xfs", True), ("btrfs", True)])
-def test_reflinks_are_seen_where_they_are(
-    loop_mount: Callable[[str], LoopMount], kind: str, reflink: bool
-) -> None:
+def test_reflinks_are_seen_where_they_are(loop_mount: Callable[[str], LoopMount], kind: str, reflink: bool) -> None:
     found = find_capabilities(loop_mount(kind).path)
     assert found.kind == kind
     assert found.reflink is reflink

@@ -79,9 +79,7 @@ def test_what_the_standard_allows_is_read(text: bytes, value: object) -> None:
     ],
     ids=lambda each: ascii(each)[:30],
 )
-def test_what_another_program_may_refuse_or_understand_differently_is_refused(
-    text: bytes, problem: str
-) -> None:
+def test_what_another_program_may_refuse_or_understand_differently_is_refused(text: bytes, problem: str) -> None:
     with pytest.raises(JsonInvalid, match=problem) as caught:
         decode(text, source="/a/b.json")
 

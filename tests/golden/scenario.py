@@ -128,9 +128,7 @@ class Scenario:
         if not isinstance(value, list):
             return value
         items = [self._ordered(each) for each in value]
-        return (
-            sorted(items, key=lambda item: self.normal(json.dumps(item))) if key in _ORDERED_BY_ID else items
-        )
+        return sorted(items, key=lambda item: self.normal(json.dumps(item))) if key in _ORDERED_BY_ID else items
 
     def record_intermediate(self, *lines: str) -> None:
         """Run commands in a process of their own, and record the short-lived documents that they remove."""

@@ -122,9 +122,7 @@ def _snapshots(holdfast: Scenario, main: Path) -> None:
     _write(main, {"a.txt": CONTENTS[2], "new.txt": CONTENTS[3]})
     holdfast("status", "diff --patch", "snapshot -m second", "history", "history --all --limit 1")
     holdfast("show", "show v1 --files", "show nothing", "diff v1 head --stat", "verify", "verify --all")
-    holdfast(
-        "restore v1 back", "export v1 ../../out", "worktree remove back --dry-run", "worktree remove back"
-    )
+    holdfast("restore v1 back", "export v1 ../../out", "worktree remove back --dry-run", "worktree remove back")
     holdfast("restore v1 --inplace --reason oops --dry-run", "restore v1 --inplace --reason oops")
 
 
@@ -150,9 +148,7 @@ def _ledger(holdfast: Scenario) -> None:
     at_proof("""ledger append '{"type":"note"}' --if-sequence 1""", "ledger show mine", "ledger status")
     at_proof("ledger claim 1.2 --actor agent-7 --ttl 5m", "ledger claim 1.2 --actor agent-8")
     at_proof("ledger claim 1.3 --actor agent-7 --purpose work", "ledger extend 1.2 --actor agent-7 --ttl 10m")
-    with holdfast.waiter(
-        "ledger claim 1.2 --actor b --wait 1m --repo proof", shown_by="ledger claims --repo proof"
-    ):
+    with holdfast.waiter("ledger claim 1.2 --actor b --wait 1m --repo proof", shown_by="ledger claims --repo proof"):
         at_proof("ledger claims")
     at_proof("ledger claim-history 1.2", "ledger release 1.3 --actor agent-7")
     at_proof("ledger release 1.3 --actor agent-7", "ledger reap")
@@ -248,9 +244,7 @@ def _compare(name: str, found: str) -> None:
     if WRITE:
         golden.write_text(found)
     before = golden.read_text() if golden.exists() else ""
-    lines = difflib.unified_diff(
-        before.splitlines(), found.splitlines(), f"golden/{name}", "found", lineterm=""
-    )
+    lines = difflib.unified_diff(before.splitlines(), found.splitlines(), f"golden/{name}", "found", lineterm="")
     difference = "\n".join(lines)
     if difference:
         pytest.fail(difference, pytrace=False)

@@ -283,9 +283,7 @@ def test_who_waits_for_work_does_not_wait_for_what_cannot_be_read(tracker: Track
 
 
 @pytest.mark.parametrize("name", ["graph.json", "gates.json", f"dependents/{BASE}.json"])
-def test_other_documents_that_cannot_be_read_are_found_and_left(
-    tracker: Tracker, scratch: Path, name: str
-) -> None:
+def test_other_documents_that_cannot_be_read_are_found_and_left(tracker: Tracker, scratch: Path, name: str) -> None:
     path = scratch / ".jit" / name
     path.write_text("{")
 
@@ -333,9 +331,7 @@ def test_a_commit_whose_author_died_is_found_and_carried_out(tracker: Tracker, s
     assert '"priority": "high"' in (scratch / f".jit/issues/{FREE}.json").read_text()
 
 
-def test_a_commit_that_another_program_got_in_the_way_of_is_found_and_left(
-    tracker: Tracker, scratch: Path
-) -> None:
+def test_a_commit_that_another_program_got_in_the_way_of_is_found_and_left(tracker: Tracker, scratch: Path) -> None:
     left_behind(tracker, scratch)
     path = scratch / f".jit/issues/{FREE}.json"
     changed = path.read_text().replace('"title": "free"', '"title": "by hand"')
@@ -357,9 +353,7 @@ def test_a_commit_that_another_program_got_in_the_way_of_is_found_and_left(
     assert tracker.issue(FREE).title == "by hand"
 
 
-def test_a_commit_that_was_carried_out_but_for_its_mark_is_no_obstacle(
-    tracker: Tracker, scratch: Path
-) -> None:
+def test_a_commit_that_was_carried_out_but_for_its_mark_is_no_obstacle(tracker: Tracker, scratch: Path) -> None:
     left_behind(tracker, scratch)
     repair(tracker)
     left_behind(tracker, scratch)

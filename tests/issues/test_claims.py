@@ -31,9 +31,7 @@ DONE = Update(state=State.DONE)
 TTL = 60.0
 
 
-def test_work_that_fails_again_and_again_keeps_nobody_from_the_rest(
-    tracker: Tracker, clock: ManualClock
-) -> None:
+def test_work_that_fails_again_and_again_keeps_nobody_from_the_rest(tracker: Tracker, clock: ManualClock) -> None:
     a, b, c = made(tracker, "a", "b", "c")
     taken = []
     for _ in range(5):
@@ -73,9 +71,7 @@ def test_who_waits_for_work_gets_what_becomes_ready_and_is_told_when_nothing_is_
 
 
 @pytest.mark.req("FL-19")
-def test_a_claim_that_ran_out_is_taken_over_with_a_greater_token(
-    tracker: Tracker, clock: ManualClock
-) -> None:
+def test_a_claim_that_ran_out_is_taken_over_with_a_greater_token(tracker: Tracker, clock: ManualClock) -> None:
     [a] = made(tracker, "a")
     first = tracker.claims.claim(a, tracker.claims.request("agent:one", ttl=TTL))
     clock.advance(TTL - 1)
@@ -111,9 +107,7 @@ def test_late_writes_under_an_old_claim_are_refused(tracker: Tracker, clock: Man
     assert tracker.update(a, DONE, claim=new).state is State.DONE
 
 
-def test_a_claim_that_ran_out_writes_nothing_even_if_nobody_took_it(
-    tracker: Tracker, clock: ManualClock
-) -> None:
+def test_a_claim_that_ran_out_writes_nothing_even_if_nobody_took_it(tracker: Tracker, clock: ManualClock) -> None:
     [a] = made(tracker, "a")
     claim = proof(tracker.claims.claim(a, tracker.claims.request(ttl=TTL)))
     clock.advance(TTL)

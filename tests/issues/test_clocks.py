@@ -27,9 +27,7 @@ def there(store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> 
     """The tracker of another machine, or of this one after a restart: its boot clock is another one."""
     other = tracker_on(store, "agent:there", clock=clock)
     reading = ClockReading("another boot", clock.boot() + 5000)
-    monkeypatch.setattr(
-        other.transactions, "reading", lambda: reading._replace(boot=clock.boot() + 5000), raising=True
-    )
+    monkeypatch.setattr(other.transactions, "reading", lambda: reading._replace(boot=clock.boot() + 5000), raising=True)
     return other
 
 
@@ -155,9 +153,7 @@ def wall_clock(tmp_path: Path) -> WallClock:
     return settable_wall_clock(tmp_path)
 
 
-def test_processes_whose_wall_clocks_are_set_agree_on_who_has_an_issue(
-    tmp_path: Path, wall_clock: WallClock
-) -> None:
+def test_processes_whose_wall_clocks_are_set_agree_on_who_has_an_issue(tmp_path: Path, wall_clock: WallClock) -> None:
     assert holdfast("issue", "init", cwd=tmp_path).returncode == 0
     issue = holdfast("issue", "create", "work", "--field", "id", cwd=tmp_path).stdout.strip()
     held = data(holdfast("issue", "claim", issue, "--ttl", "10m", "--json", cwd=tmp_path))

@@ -101,9 +101,7 @@ def test_gates_index_and_events_have_their_shape(tracker: Tracker, scratch: Path
     lines = (scratch / ".jit/events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     assert all(list(event)[:4] == ["type", "id", "issue_id", "timestamp"] for event in events)
-    assert all(
-        re.fullmatch(UUID, event["id"]) and re.fullmatch(INSTANT, event["timestamp"]) for event in events
-    )
+    assert all(re.fullmatch(UUID, event["id"]) and re.fullmatch(INSTANT, event["timestamp"]) for event in events)
     assert len({event["id"] for event in events}) == len(events)
     assert events[-2] == {**events[-2], "type": "issue_deleted", "issue_id": b, "title": "b"}
 

@@ -258,9 +258,7 @@ def _memory() -> str | None:
 def test_any_sequence_comes_to_the_same_as_in_the_model(machine: type[TrackerMachine], examples: int) -> None:
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=QUIET
-        ),
+        settings=settings(max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=QUIET),
     )
 
 
@@ -286,18 +284,14 @@ class Done(NamedTuple):
 
 ORDERS = st.builds(
     Order,
-    st.sampled_from(
-        ["create", "count", "count", "add", "add", "remove", "delete", "finish", "ledger", "release"]
-    ),
+    st.sampled_from(["create", "count", "count", "add", "add", "remove", "delete", "finish", "ledger", "release"]),
     st.integers(0, 5),
     st.integers(0, 5),
 )
 PROCESSES = 3
 
 
-def carry_out(
-    tracker: Tracker, orders: list[Order], ids: list[str], claims: dict[str, str]
-) -> Iterator[Done]:
+def carry_out(tracker: Tracker, orders: list[Order], ids: list[str], claims: dict[str, str]) -> Iterator[Done]:
     """Do what was ordered, one after the other."""
     for what, first, second in orders:
         a, b = ids[first % len(ids)], ids[second % len(ids)]
@@ -360,9 +354,7 @@ class ProcessMachine(RuleBasedStateMachine):
         answers = [Done(*each) for worker in self.crew for each in worker.hear()]
         assert not [each for each in answers if each.result == "E_CORRUPT"]
         self._account(answers)
-        self._check_edges(
-            answers, {(issue, on) for issue, each in before.items() for on in each.dependencies}
-        )
+        self._check_edges(answers, {(issue, on) for issue, each in before.items() for on in each.dependencies})
 
     def _one_more(self) -> str:
         issue = self.tracker.create(NewIssue(title="one more"))
@@ -385,9 +377,7 @@ class ProcessMachine(RuleBasedStateMachine):
                 self.claims[each.first] = each.result
         issues = {issue.id: issue for issue in self.tracker.snapshot()}
         assert set(issues) == self.created - self.deleted
-        assert {i: int(each.context.get("n", 0)) for i, each in issues.items()} == {
-            i: self.counts[i] for i in issues
-        }
+        assert {i: int(each.context.get("n", 0)) for i, each in issues.items()} == {i: self.counts[i] for i in issues}
         for issue_id, issue in issues.items():
             record = self.tracker.claims.state(issue_id)
             assert (issue.state is State.IN_PROGRESS) is bool(record and record.claim)
@@ -416,12 +406,8 @@ def serve(line: Line) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="the workers are forked")
 def test_whatever_processes_do_at_once_nothing_is_lost_and_nothing_breaks(scratch: Path) -> None:
     with Workers() as workers:
-        machine = type(
-            "Machine", (ProcessMachine,), {"crew": workers.start_many(PROCESSES, serve), "base": scratch}
-        )
+        machine = type("Machine", (ProcessMachine,), {"crew": workers.start_many(PROCESSES, serve), "base": scratch})
         run_state_machine_as_test(
             machine,
-            settings=settings(
-                max_examples=25, stateful_step_count=6, deadline=None, suppress_health_check=QUIET
-            ),
+            settings=settings(max_examples=25, stateful_step_count=6, deadline=None, suppress_health_check=QUIET),
         )

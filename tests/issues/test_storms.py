@@ -83,9 +83,7 @@ def test_a_hundred_concurrent_creates_give_a_hundred_issues(tracker: Tracker, sc
 
 
 @pytest.mark.req("FL-08", "FL-16")
-def test_fifty_writers_with_ten_increments_each_count_to_five_hundred(
-    tracker: Tracker, scratch: Path
-) -> None:
+def test_fifty_writers_with_ten_increments_each_count_to_five_hundred(tracker: Tracker, scratch: Path) -> None:
     [issue_id] = made(tracker, "counted")
 
     def act(here: Tracker, times: int) -> int:
@@ -119,9 +117,7 @@ def test_fifty_writers_on_ten_issues_lose_no_field(tracker: Tracker, scratch: Pa
 
 
 @pytest.mark.req("FL-11")
-def test_eight_processes_pass_their_own_gates_and_none_overwrites_another(
-    tracker: Tracker, scratch: Path
-) -> None:
+def test_eight_processes_pass_their_own_gates_and_none_overwrites_another(tracker: Tracker, scratch: Path) -> None:
     gates = [f"gate-{number}" for number in range(8)]
     for gate in gates:
         tracker.gates.define(Definition(gate))
@@ -231,9 +227,7 @@ def test_claimers_of_the_next_issue_fall_through_to_others(tracker: Tracker, scr
 
 
 @pytest.mark.req("FL-09", "FL-16", "FL-08")
-def test_readers_see_whole_states_while_others_create_link_finish_and_delete(
-    tracker: Tracker, scratch: Path
-) -> None:
+def test_readers_see_whole_states_while_others_create_link_finish_and_delete(tracker: Tracker, scratch: Path) -> None:
     def write(here: Tracker, seed: int) -> int:
         chance = random.Random(seed)
         for _ in range(25):
@@ -290,9 +284,7 @@ def test_a_lost_update_is_found(tracker: Tracker, scratch: Path) -> None:
     assert int(tracker.issue(issue_id).context["n"]) < sum(done)
 
 
-def test_a_missing_check_for_circles_is_found(
-    tracker: Tracker, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_check_for_circles_is_found(tracker: Tracker, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Walk, "check", lambda self, draft, walked: None)
     a, b = made(tracker, "a", "b")
 

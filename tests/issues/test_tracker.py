@@ -88,9 +88,7 @@ def test_an_issue_is_created_with_all_that_was_said(tracker: Tracker) -> None:
         (NewIssue(title="x", gates=("nothing",)), NotFound),
     ],
 )
-def test_what_makes_no_sense_is_not_created(
-    tracker: Tracker, new: NewIssue, failure: type[Exception]
-) -> None:
+def test_what_makes_no_sense_is_not_created(tracker: Tracker, new: NewIssue, failure: type[Exception]) -> None:
     with pytest.raises(failure):
         tracker.create_all([NewIssue(title="the other one of the batch"), new])
     assert len(tracker.snapshot()) == 0
@@ -138,9 +136,7 @@ def test_an_id_may_be_shortened_as_long_as_it_is_one(tracker: Tracker) -> None:
 
 def test_an_update_changes_what_it_names_and_records_it(tracker: Tracker) -> None:
     [issue_id] = made(tracker, "a")
-    change = Update(
-        title="b", add_labels=("x", "y"), context={"k": "v"}, increments={"n": 2}, assignee="human:bob"
-    )
+    change = Update(title="b", add_labels=("x", "y"), context={"k": "v"}, increments={"n": 2}, assignee="human:bob")
     tracker.update(issue_id, change)
     issue = tracker.update(issue_id, Update(remove_labels=("x",), context={"k": None}, increments={"n": 3}))
 
@@ -351,8 +347,7 @@ def test_with_more_dependents_than_a_transaction_names_everything_is_still_told_
 ) -> None:
     hub = made(tracker, "hub")[0]
     waiting = [
-        each.issue.id
-        for each in tracker.create_all([NewIssue(title=f"w{n}", depends_on=(hub,)) for n in range(150)])
+        each.issue.id for each in tracker.create_all([NewIssue(title=f"w{n}", depends_on=(hub,)) for n in range(150)])
     ]
     tracker.update(hub, DONE)
 

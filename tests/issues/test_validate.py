@@ -147,10 +147,7 @@ def test_what_is_imported_closes_no_circle(tracker: Tracker, scratch: Path) -> N
 
 
 def test_more_issues_than_fit_into_one_transaction_are_brought_in(tracker: Tracker) -> None:
-    many = [
-        Issue(id=f"i{n:04d}", title=str(n), dependencies=(f"i{n + 1:04d}",) if n < 599 else ())
-        for n in range(600)
-    ]
+    many = [Issue(id=f"i{n:04d}", title=str(n), dependencies=(f"i{n + 1:04d}",) if n < 599 else ()) for n in range(600)]
     tracker.adopt(many)
 
     assert [issue.title for issue in tracker.snapshot().ready()] == ["c", "599"]
@@ -167,9 +164,7 @@ def test_issues_come_one_per_line_too(tracker: Tracker) -> None:
 
 
 def test_a_batch_says_what_is_wrong_with_it() -> None:
-    assert read_batch(b'[{"title":"a","priority":"high"}]', "it") == [
-        NewIssue(title="a", priority=Priority.HIGH)
-    ]
+    assert read_batch(b'[{"title":"a","priority":"high"}]', "it") == [NewIssue(title="a", priority=Priority.HIGH)]
     for text in (b'[{"titel":"a"}]', b'[{"title":"a","priority":"urgent"}]', b'["a"]', b"nonsense"):
         with pytest.raises(UsageFailure):
             read_batch(text, "it")
@@ -186,9 +181,7 @@ def test_everything_that_is_asked_for_must_fit(tracker: Tracker) -> None:
         return [issue.id for issue in find(snapshot, Query(**wanted))]
 
     assert ids(words=("parser", "WRITE")) == ids(labels=("area:*",)) == ids(assignee="human:bob") == [C]
-    assert (
-        ids(states=(State.BACKLOG,)) == ids(priorities=(Priority.NORMAL,), states=(State.BACKLOG,)) == [A, B]
-    )
+    assert ids(states=(State.BACKLOG,)) == ids(priorities=(Priority.NORMAL,), states=(State.BACKLOG,)) == [A, B]
     assert ids(words=("parser",), labels=("other",)) == []
     assert len(ids()) == 3
 

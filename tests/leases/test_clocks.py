@@ -162,9 +162,7 @@ def test_a_process_whose_wall_clock_is_an_hour_ahead_cannot_take_a_lock_that_is_
         refused = holdfast("lease", how, "--repo", repo, "--json", env=wall_clock.environment)
         assert error(refused)["code"] == "E_LOCK_CONFLICT"
         assert 0 < error(refused)["time_left"] <= 600
-    again = holdfast(
-        "lease", "renew", "--repo", repo, "--lock-id", lease["lock_id"], env=wall_clock.environment
-    )
+    again = holdfast("lease", "renew", "--repo", repo, "--lock-id", lease["lock_id"], env=wall_clock.environment)
     assert again.returncode == 0, again.stderr
 
 

@@ -154,9 +154,7 @@ def test_who_holds_by_one_name_and_waits_by_another_is_called_by_both() -> None:
     )
     told = r"pb waits for the lease on w, held by pa \(a\); a waits for the claim on n, held by b \(pb\)"
     with pytest.raises(Deadlock, match=told):
-        check_deadlock(
-            "t2", lambda: WaitGraph((holds[1],), (waits[1],)), [lambda: WaitGraph(holds[:1], waits[:1])]
-        )
+        check_deadlock("t2", lambda: WaitGraph((holds[1],), (waits[1],)), [lambda: WaitGraph(holds[:1], waits[:1])])
 
 
 def test_a_place_that_cannot_be_looked_at_ends_no_wait() -> None:
@@ -232,9 +230,7 @@ people = st.sampled_from("abcdef")
 
 @settings(deadline=None)
 @given(st.dictionaries(things, people), st.lists(st.tuples(people, things), unique=True, max_size=12))
-def test_when_the_chosen_ones_give_up_no_cycle_is_left(
-    held_by: dict[str, str], pairs: list[tuple[str, str]]
-) -> None:
+def test_when_the_chosen_ones_give_up_no_cycle_is_left(held_by: dict[str, str], pairs: list[tuple[str, str]]) -> None:
     waits = [wait(who, what, number) for number, (who, what) in enumerate(pairs)]
     while found := [cycle for each in waits if (cycle := find_cycle(each.ticket, graph(held_by, *waits)))]:
         for cycle in found:

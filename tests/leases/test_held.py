@@ -80,9 +80,7 @@ def hold(kind: str, root: Path, ttl: float, *, timeout: float = PATIENCE) -> Hel
     tracker = Tracker(store, actor="agent:me")
     tracker.initialise()
     issue = tracker.create(NewIssue(title="work"))
-    return HeldIssueClaim(
-        tracker.claims, tracker.claims.claim(issue.id, tracker.claims.request(ttl=ttl)).claim
-    )
+    return HeldIssueClaim(tracker.claims, tracker.claims.claim(issue.id, tracker.claims.request(ttl=ttl)).claim)
 
 
 @contextlib.contextmanager

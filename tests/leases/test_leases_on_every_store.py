@@ -113,6 +113,4 @@ def test_what_was_held_before_cannot_commit_any_more(service: LeaseService) -> N
     commit(3)
 
     assert [each.record.number for each in service.store.entries(LEDGER)] == [4]
-    assert all(
-        later > earlier for earlier, later in itertools.pairwise(each.fencing_token for each in leases)
-    )
+    assert all(later > earlier for earlier, later in itertools.pairwise(each.fencing_token for each in leases))

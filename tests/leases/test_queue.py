@@ -77,9 +77,7 @@ def test_who_is_told_to_stop_stops_soon() -> None:
         wait_in_queue(wish(None, cancelled), Counter(), Bell(), no_cycle)
 
 
-@pytest.mark.parametrize(
-    "problem", [Deadlock("in vain"), StoreUnavailable("here", "away"), KeyError("a bug")]
-)
+@pytest.mark.parametrize("problem", [Deadlock("in vain"), StoreUnavailable("here", "away"), KeyError("a bug")])
 def test_what_a_look_finds_is_told_to_the_one_who_waits(problem: Exception) -> None:
     def look() -> None:
         raise problem

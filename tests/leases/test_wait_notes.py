@@ -198,9 +198,7 @@ def test_notes_that_are_made_and_swept_at_once_are_never_lost(place: Path) -> No
     assert not list(place.iterdir())
 
 
-def test_a_writer_that_does_not_look_again_would_be_found(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_that_does_not_look_again_would_be_found(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: the note is written into a file that was swept before it was locked."""
 
     def swept(path: str, content: bytes) -> None:

@@ -34,13 +34,9 @@ def close_all() -> None:
         _opened.pop().close()
 
 
-def open_claims(
-    root: Path, *, files: bool = False, patience: float = 15.0, clock: Clock = SYSTEM_CLOCK
-) -> Claims:
+def open_claims(root: Path, *, files: bool = False, patience: float = 15.0, clock: Clock = SYSTEM_CLOCK) -> Claims:
     """Its claims."""
-    return Claims(
-        open_ledger(root, clock=clock), files=ClaimFiles(root) if files else None, patience=patience
-    )
+    return Claims(open_ledger(root, clock=clock), files=ClaimFiles(root) if files else None, patience=patience)
 
 
 def claims_on(store: Store) -> Claims:

@@ -41,9 +41,7 @@ def put(root: Path, node: str, owner: str, at: float, expires_at: float) -> None
 
 
 @pytest.mark.req("LG-09")
-def test_a_claim_has_a_file_with_times_in_nanoseconds(
-    claims: Claims, scratch: Path, clock: ManualClock
-) -> None:
+def test_a_claim_has_a_file_with_times_in_nanoseconds(claims: Claims, scratch: Path, clock: ManualClock) -> None:
     held = claims.claim("1.2.3", "agent-1", ttl=60)
 
     assert read(scratch, "1.2.3") == {
@@ -81,9 +79,7 @@ def test_without_the_setting_there_are_no_files(scratch: Path) -> None:
 
 
 @pytest.mark.req("LG-10")
-def test_reaping_removes_the_file_and_appends_one_event(
-    claims: Claims, scratch: Path, clock: ManualClock
-) -> None:
+def test_reaping_removes_the_file_and_appends_one_event(claims: Claims, scratch: Path, clock: ManualClock) -> None:
     claims.claim("1", "a", ttl=10)
     clock.advance(11)
     assert [each.owner for each in claims.reap()] == ["a"]
@@ -165,7 +161,5 @@ def test_files_stay_in_step_while_many_claim_release_and_reap(scratch: Path, wor
     assert [each.wait() for each in running] == [0] * 6
     claims = open_claims(scratch, files=True)
     active = {each.node_id: each.claim_id for each in claims.active()}
-    found = {
-        path.stem: json.loads(path.read_bytes())["claim_id"] for path in (scratch / "locks").glob("*.lock")
-    }
+    found = {path.stem: json.loads(path.read_bytes())["claim_id"] for path in (scratch / "locks").glob("*.lock")}
     assert found == active

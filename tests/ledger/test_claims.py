@@ -112,9 +112,7 @@ def test_extending_lets_a_claim_run_on_from_now(claims: Claims, clock: ManualClo
 
 
 @pytest.mark.req("LG-08", "LG-17")
-def test_a_claim_that_has_run_out_is_not_active_and_can_be_taken_by_another(
-    claims: Claims, clock: ManualClock
-) -> None:
+def test_a_claim_that_has_run_out_is_not_active_and_can_be_taken_by_another(claims: Claims, clock: ManualClock) -> None:
     claims.claim("1", "a", ttl=10)
     clock.advance(9.999)
     with pytest.raises(NodeLocked):
@@ -271,9 +269,7 @@ def test_claims_last_as_long_as_meta_json_says(
 
 @pytest.mark.req("LG-07")
 @pytest.mark.parametrize("value", ["0s", "999ms", "3601s", "2h", "never", "", "-5m", 300, ["5m"]])
-def test_a_lock_timeout_outside_of_one_second_to_one_hour_is_a_clear_error(
-    claims: Claims, value: Any
-) -> None:
+def test_a_lock_timeout_outside_of_one_second_to_one_hour_is_a_clear_error(claims: Claims, value: Any) -> None:
     put_meta(claims.ledger.store, {"lock_timeout": value})
     with pytest.raises(SettingInvalid, match=r"lock_timeout in meta.json.*from 1s to 1h"):
         claims.claim("1", "a")

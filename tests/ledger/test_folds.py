@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from holdfast.clock import format_instant, parse_instant
 from holdfast.errors import UsageFailure
 from holdfast.ledger import checkpoints
-from holdfast.ledger.checkpoints import PLACE
+from holdfast.ledger.checkpoints import DIRECTORY
 from holdfast.ledger.log import CHECKPOINT_EVERY, EVENTS, Ledger, Recorded
 from holdfast.ledger.projection import NAME, ClaimProjection, ClaimState
 from holdfast.store.memory import MemoryStore
@@ -39,9 +39,7 @@ _TIMES = st.integers(0, 100).map(lambda seconds: format_instant(START + seconds)
 @st.composite
 def _lock_events(draw: st.DrawFn) -> dict[str, Any]:
     kind = draw(
-        st.sampled_from(
-            ["lock_acquired", "lock_released", "lock_reaped", "lock_requested", "lock_withdrawn", "note"]
-        )
+        st.sampled_from(["lock_acquired", "lock_released", "lock_reaped", "lock_requested", "lock_withdrawn", "note"])
     )
     event: dict[str, Any] = {"type": kind, "timestamp": draw(_TIMES), "node_id": draw(_NODES)}
     event["owner"] = draw(_OWNERS)
@@ -50,9 +48,7 @@ def _lock_events(draw: st.DrawFn) -> dict[str, Any]:
     if claim_id := draw(_IDS):
         event["claim_id"] = claim_id
     if kind in ("lock_requested", "lock_withdrawn"):
-        event.update(
-            ticket=draw(st.sampled_from("xyz")), priority=draw(st.integers(0, 2)), until=draw(_TIMES)
-        )
+        event.update(ticket=draw(st.sampled_from("xyz")), priority=draw(st.integers(0, 2)), until=draw(_TIMES))
     if draw(st.integers(0, 20)) == 0:  # one that does not have its form
         event[draw(st.sampled_from(sorted(event)))] = draw(st.sampled_from([None, 7, "", "..", [1]]))
         event.setdefault("type", "note")
@@ -199,7 +195,7 @@ def test_whatever_becomes_of_the_checkpoints_nothing_changes_but_time(
                 whole.apply(each)
             assert ClaimProjection(ledger).query(lambda book: book) == whole
             assert ledger.fold(tally, NONE, name="tally") == bare.fold(tally, NONE)
-            _meddle(root / PLACE, fate)
+            _meddle(root / DIRECTORY, fate)
 
 
 def _append_as_they_are(store: MemoryStore, events: list[dict[str, Any]]) -> None:
@@ -234,18 +230,18 @@ def test_claims_are_opened_from_their_checkpoint(scratch: Path) -> None:
     first.claim("1.2", "a")
     first.claim("1.3", "b")
     assert [each.owner for each in open_claims(scratch).active()] == ["a", "b"]
-    assert (scratch / PLACE / f"{NAME}.json").exists()
+    assert (scratch / DIRECTORY / f"{NAME}.json").exists()
     again = open_claims(scratch)
     with no_reading_before(again.ledger, 300):
         assert [each.owner for each in again.active()] == ["a", "b"]
-    shutil.rmtree(scratch / PLACE)
+    shutil.rmtree(scratch / DIRECTORY)
     assert [each.owner for each in open_claims(scratch).active()] == ["a", "b"]
 
 
 def test_a_checkpoint_that_cannot_be_written_is_done_without(scratch: Path) -> None:
     fill(scratch, 100)
     (scratch / ".holdfast").mkdir()
-    (scratch / PLACE).write_text("not a directory")
+    (scratch / DIRECTORY).write_text("not a directory")
     assert open_ledger(scratch).fold(tally, NONE, name="tally") == {"note": 100}
     assert open_claims(scratch).active() == []
 
@@ -256,7 +252,5 @@ def test_a_ledger_that_has_become_shorter_is_read_anew(scratch: Path) -> None:
     assert len(claims.active()) == 1
     for path in (scratch / "ledger").glob("event-*"):
         path.unlink()
-    assert (
-        claims.claim("2", "b").claim.sequence == 1
-    )  # the end that the transaction sees comes before the book
+    assert claims.claim("2", "b").claim.sequence == 1  # the end that the transaction sees comes before the book
     assert [each.owner for each in claims.active()] == ["b"]

@@ -278,9 +278,7 @@ TORN = {
 
 
 @pytest.mark.parametrize("content", TORN.values(), ids=TORN)
-def test_an_event_that_cannot_be_understood_is_named_and_does_not_stop_appending(
-    scratch: Path, content: bytes
-) -> None:
+def test_an_event_that_cannot_be_understood_is_named_and_does_not_stop_appending(scratch: Path, content: bytes) -> None:
     ledger = open_ledger(scratch)
     ledger.append(NOTE)
     put_event(scratch, 2, content)
@@ -375,9 +373,7 @@ def test_a_watch_ends_when_nothing_comes_or_when_it_is_cancelled(ledger: Ledger)
 
 
 def test_what_is_written_is_one_line_of_plain_json(scratch: Path) -> None:
-    open_ledger(scratch).append(
-        {"type": "note", "timestamp": "2024-01-15T10:30:00Z", "id": "i", "text": "ä\n"}
-    )
+    open_ledger(scratch).append({"type": "note", "timestamp": "2024-01-15T10:30:00Z", "id": "i", "text": "ä\n"})
 
     content = event_files(scratch)[0].read_bytes()
     assert content.decode() == '{"type":"note","timestamp":"2024-01-15T10:30:00Z","id":"i","text":"ä\\n"}\n'

@@ -43,9 +43,7 @@ def test_events_are_appended_compared_read_and_found(tmp_path: Path, store_url: 
 
 @pytest.mark.req("LG-17")
 @pytest.mark.sampled(2)
-def test_of_those_who_claim_at_once_one_wins_and_of_those_who_reap_one_reaps(
-    tmp_path: Path, store_url: str
-) -> None:
+def test_of_those_who_claim_at_once_one_wins_and_of_those_who_reap_one_reaps(tmp_path: Path, store_url: str) -> None:
     def work(line: Line) -> None:
         own = claims_at(tmp_path, store_url)
         while True:

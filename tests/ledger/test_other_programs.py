@@ -155,9 +155,7 @@ def test_shell_tools_go_programs_and_we_append_to_one_ledger(scratch: Path, work
 
 @pytest.mark.req("LG-02", "LG-03")
 @pytest.mark.parametrize("how", ["go", "shell"])
-def test_who_holds_the_lock_by_the_recipe_keeps_our_writers_out_and_not_our_readers(
-    scratch: Path, how: str
-) -> None:
+def test_who_holds_the_lock_by_the_recipe_keeps_our_writers_out_and_not_our_readers(scratch: Path, how: str) -> None:
     open_ledger(scratch).append({"type": "first"})
     program = GoProgram(scratch)
     if how == "go":

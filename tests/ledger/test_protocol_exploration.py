@@ -111,9 +111,7 @@ def _following(state: State, rules: list[tuple[str, Rule]]) -> Iterator[State]:
 
 def _frozen(event: Event) -> tuple[tuple[str, Any], ...]:
     return tuple(
-        (name, str(value) if isinstance(value, dict) else value)
-        for name, value in event.items()
-        if name != "holder"
+        (name, str(value) if isinstance(value, dict) else value) for name, value in event.items() if name != "holder"
     )
 
 

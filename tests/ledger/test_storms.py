@@ -56,9 +56,7 @@ def unique_ids(events: list[dict[str, Any]]) -> None:
 
 @pytest.mark.req("LG-14", "LG-17")
 @pytest.mark.parametrize(("processes", "each"), [(8, 12), (32, 4)])
-def test_processes_on_distinct_nodes_all_succeed(
-    scratch: Path, workers: Workers, processes: int, each: int
-) -> None:
+def test_processes_on_distinct_nodes_all_succeed(scratch: Path, workers: Workers, processes: int, each: int) -> None:
     def work(line: Line) -> None:
         number = line.wait()
         claims = open_claims(scratch)
@@ -161,9 +159,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_while_processes_are_killed_and_
 
 @pytest.mark.req("LG-15", "LG-17", "LG-19")
 @pytest.mark.parametrize(("processes", "kills"), [(8, 4), (32, 2)])
-def test_on_one_hot_node_owners_never_overlap(
-    scratch: Path, workers: Workers, processes: int, kills: int
-) -> None:
+def test_on_one_hot_node_owners_never_overlap(scratch: Path, workers: Workers, processes: int, kills: int) -> None:
     mark = scratch / "mark"
 
     def work(line: Line) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.clock import format_instant
-from holdfast.ledger.checkpoints import PLACE
+from holdfast.ledger.checkpoints import DIRECTORY
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.log import Ledger
 from holdfast.ledger.verify import LedgerReport, verify
@@ -134,7 +134,7 @@ def test_a_checkpoint_that_lies_is_found(scratch: Path) -> None:
     ledger.save_checkpoint("claims", "1", last, {"claims": [], "waiters": []})
     assert [each.code for each in verify(ledger).findings if each.code == "checkpoint"] == ["checkpoint"]
     assert verified(scratch).sound, "one that does not fit is not even looked at"
-    assert (scratch / PLACE).exists()
+    assert (scratch / DIRECTORY).exists()
 
 
 def test_claim_files_out_of_step_are_noted(scratch: Path) -> None:

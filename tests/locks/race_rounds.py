@@ -169,9 +169,7 @@ def race(
     return tally
 
 
-def _round(
-    data_dir: Path, stale: StaleLock, contenders: list[Worker], opener: int, tally: Tally
-) -> list[str]:
+def _round(data_dir: Path, stale: StaleLock, contenders: list[Worker], opener: int, tally: Tally) -> list[str]:
     late = contenders[tally.rounds % len(contenders)] if stale is LATE else None
     tally.rounds += 1
     tally.kinds[stale.kind] = tally.kinds.get(stale.kind, 0) + 1

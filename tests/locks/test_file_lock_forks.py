@@ -29,9 +29,7 @@ def path(scratch: Path) -> Path:
 
 
 @pytest.mark.req("FL-02")
-def test_a_forked_child_that_releases_its_copy_leaves_the_lock_to_the_parent(
-    path: Path, workers: Workers
-) -> None:
+def test_a_forked_child_that_releases_its_copy_leaves_the_lock_to_the_parent(path: Path, workers: Workers) -> None:
     locker = FileLocker(0)
     guard = locker.lock_exclusive(path)
 
@@ -50,9 +48,7 @@ def test_a_forked_child_that_releases_its_copy_leaves_the_lock_to_the_parent(
 
 
 @pytest.mark.req("FL-02")
-def test_a_forked_child_that_drops_its_copy_leaves_the_lock_to_the_parent(
-    path: Path, workers: Workers
-) -> None:
+def test_a_forked_child_that_drops_its_copy_leaves_the_lock_to_the_parent(path: Path, workers: Workers) -> None:
     guards = [FileLocker(0).lock_exclusive(path)]
 
     def drop(line: Line) -> None:
@@ -64,9 +60,7 @@ def test_a_forked_child_that_drops_its_copy_leaves_the_lock_to_the_parent(
 
 
 @pytest.mark.req("FL-02")
-def test_a_forked_child_can_use_the_locker_of_its_parent_for_locks_of_its_own(
-    scratch: Path, workers: Workers
-) -> None:
+def test_a_forked_child_can_use_the_locker_of_its_parent_for_locks_of_its_own(scratch: Path, workers: Workers) -> None:
     locker = FileLocker(PATIENCE)
     locker.lock_exclusive(scratch / "idle.lock")
     guard = locker.lock_exclusive(scratch / "held.lock")
@@ -86,9 +80,7 @@ def test_a_forked_child_can_use_the_locker_of_its_parent_for_locks_of_its_own(
 
 
 @pytest.mark.req("FL-02")
-def test_the_lock_of_a_killed_process_is_free_although_its_forked_child_lives(
-    path: Path, workers: Workers
-) -> None:
+def test_the_lock_of_a_killed_process_is_free_although_its_forked_child_lives(path: Path, workers: Workers) -> None:
     def hold_and_fork(line: Line) -> None:
         guard = FileLocker(0).lock_exclusive(path)
         readable, writable = os.pipe()
@@ -141,9 +133,7 @@ def test_the_lock_of_a_killed_process_is_free_although_a_program_that_it_started
 @pytest.mark.req("FL-02")
 def test_an_executed_program_inherits_no_descriptor(path: Path) -> None:
     with FileLocker(0).lock_exclusive(path):
-        listed = subprocess.run(
-            ["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True, text=True
-        )
+        listed = subprocess.run(["ls", "-l", "/proc/self/fd"], close_fds=False, capture_output=True, text=True)
 
     assert listed.returncode == 0
     assert "/proc" in listed.stdout

@@ -181,9 +181,7 @@ def test_locking_again_what_this_thread_holds_is_refused_at_once(
 
 
 @pytest.mark.usefixtures("nothing_waits")
-def test_locking_again_is_noticed_by_whatever_locker_and_name(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locking_again_is_noticed_by_whatever_locker_and_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guard = FileLocker(None).lock_exclusive(path)
     other_name = path.with_name("b.lock")
     other_name.hardlink_to(path)
@@ -226,9 +224,7 @@ def test_locking_again_in_turn_is_refused_at_once_even_if_others_wait(
 
 
 @linux_only
-def test_sharing_again_in_turn_does_not_wait_for_a_writer_that_waits_for_us(
-    path: Path, workers: Workers
-) -> None:
+def test_sharing_again_in_turn_does_not_wait_for_a_writer_that_waits_for_us(path: Path, workers: Workers) -> None:
     locker = FileLocker(PATIENCE, fair=True)
     guards = [locker.lock_shared(path)]
     waiter = workers.start(hold(path, fair=True))

@@ -80,9 +80,7 @@ def take_device(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [make_fifo, make_socket, take_device], ids=["fifo", "socket", "device"])
-def test_what_is_neither_a_file_nor_a_directory_is_refused_at_once(
-    make: Callable[[Path], Path], path: Path
-) -> None:
+def test_what_is_neither_a_file_nor_a_directory_is_refused_at_once(make: Callable[[Path], Path], path: Path) -> None:
     made = make(path)
 
     with pytest.raises((Refused, IoFailure), match=str(made)):
@@ -95,9 +93,7 @@ def test_what_is_neither_a_file_nor_a_directory_is_refused_at_once(
 
 
 @pytest.mark.parametrize("target", ["elsewhere.lock", "missing.lock", "a.lock", "."])
-def test_a_symbolic_link_at_the_path_is_refused_and_nothing_is_made(
-    target: str, path: Path, workers: Workers
-) -> None:
+def test_a_symbolic_link_at_the_path_is_refused_and_nothing_is_made(target: str, path: Path, workers: Workers) -> None:
     elsewhere = path.with_name("elsewhere.lock")
     elsewhere.write_bytes(b"content")
     path.symlink_to(target)

@@ -71,9 +71,7 @@ def given_back_too_early() -> Lock:
 
 
 def without_a_look_at_which_file_was_locked() -> Lock:
-    pytest.MonkeyPatch().setattr(
-        OpenFileDescription, "is_current", lambda _: True
-    )  # in a worker, which ends with it
+    pytest.MonkeyPatch().setattr(OpenFileDescription, "is_current", lambda _: True)  # in a worker, which ends with it
     return ours()
 
 
@@ -203,9 +201,7 @@ def test_eight_processes_lose_no_increment(make_lock: MakeLock, scratch: Path) -
 @pytest.mark.req("FL-02", "FL-03")
 @every_kind
 @pytest.mark.sampled(2)
-def test_no_increment_is_lost_when_processes_are_killed_at_any_moment(
-    make_lock: MakeLock, scratch: Path
-) -> None:
+def test_no_increment_is_lost_when_processes_are_killed_at_any_moment(make_lock: MakeLock, scratch: Path) -> None:
     seen = race(Scene(scratch), make_lock, up_to=1000, kills=25)
 
     assert seen.is_right, seen
@@ -318,9 +314,7 @@ def torn_pairs(directory: Path, writing: MakeLock, reading: MakeLock, *, changes
 
 @pytest.mark.req("FL-03")
 @pytest.mark.parametrize("make_lock", [ours, ours_in_turn], ids=lambda each: each.__name__)
-def test_readers_that_share_the_lock_never_see_a_half_written_pair(
-    make_lock: MakeLock, scratch: Path
-) -> None:
+def test_readers_that_share_the_lock_never_see_a_half_written_pair(make_lock: MakeLock, scratch: Path) -> None:
     assert torn_pairs(scratch, make_lock, make_lock, changes=100) == 0
 
 

@@ -192,9 +192,7 @@ def test_exceptions_out_of_signal_handlers_at_any_moment_leave_no_lock_and_no_wa
 
 
 @linux_only
-def test_a_signal_handler_that_resets_the_error_number_is_not_taken_for_the_lock(
-    path: Path, workers: Workers
-) -> None:
+def test_a_signal_handler_that_resets_the_error_number_is_not_taken_for_the_lock(path: Path, workers: Workers) -> None:
     def wait_and_reset(line: Line) -> None:
         def reset(*_: object) -> None:
             line.say("handled")
@@ -217,9 +215,7 @@ def test_a_signal_handler_that_resets_the_error_number_is_not_taken_for_the_lock
 # --- The signal that ends a wait ----------------------------------------------------------------------
 
 
-def test_no_python_handler_runs_and_no_call_of_another_thread_is_disturbed(
-    path: Path, workers: Workers
-) -> None:
+def test_no_python_handler_runs_and_no_call_of_another_thread_is_disturbed(path: Path, workers: Workers) -> None:
     def wait_in_a_thread(line: Line) -> None:
         waiting = Caller(lambda: time_out(path, 0.05))
         line.say((signal.getsignal(signal.SIGURG) == signal.SIG_DFL, waiting.result()))
@@ -267,9 +263,7 @@ def test_a_program_that_uses_every_signal_gets_a_wait_by_polling(
     def use_every_signal(line: Line) -> None:
         arrived: list[int] = []
         for number in candidates():
-            signal.signal(
-                number, (lambda got, _: arrived.append(got)) if disposition == "handled" else signal.SIG_IGN
-            )
+            signal.signal(number, (lambda got, _: arrived.append(got)) if disposition == "handled" else signal.SIG_IGN)
         waited = time_out(path, 0.05)
         line.say((waited, arrived, own_threads()))
         with FileLocker(PATIENCE).lock_exclusive(path):
@@ -413,9 +407,7 @@ def test_on_a_network_file_system_the_lock_is_polled(path: Path, monkeypatch: py
 
 @linux_only
 @pytest.mark.req("FL-02")
-def test_abandoned_waits_leave_no_thread_no_descriptor_and_no_surprise_grant(
-    path: Path, workers: Workers
-) -> None:
+def test_abandoned_waits_leave_no_thread_no_descriptor_and_no_surprise_grant(path: Path, workers: Workers) -> None:
     before = open_files().keys()
     holder, third = workers.start(obey(path)), workers.start(obey(path))
     lines = open_files().keys() - before

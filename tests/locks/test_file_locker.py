@@ -103,9 +103,7 @@ def test_trying_says_none_at_once_if_the_file_is_held(
 
 @pytest.mark.req("FL-01")
 @pytest.mark.parametrize(("take", "shared"), WAYS[:2], ids=NAMES[:2])
-def test_a_wait_ends_at_the_timeout_and_not_before(
-    take: Take, shared: bool, path: Path, workers: Workers
-) -> None:
+def test_a_wait_ends_at_the_timeout_and_not_before(take: Take, shared: bool, path: Path, workers: Workers) -> None:
     start_holding(workers, path)
     started = time.monotonic()
 
@@ -413,9 +411,7 @@ def test_a_timeout_names_the_path_the_time_and_the_holder(path: Path, workers: W
 
     command = " ".join(sys.orig_argv)
     message = str(timeout)
-    assert message.startswith(
-        f"Lock timeout: could not acquire lock on {path} after 50ms; held by pid {holder.pid} ("
-    )
+    assert message.startswith(f"Lock timeout: could not acquire lock on {path} after 50ms; held by pid {holder.pid} (")
     assert command[:70] in message
     assert "running since 2" in message
     assert timeout.path == str(path)

@@ -219,9 +219,7 @@ def test_a_loop_that_is_gone_when_the_grant_comes_holds_nothing(path: Path, work
 
 
 @linux_only
-def test_a_coroutine_that_times_out_by_the_loops_clock_is_granted_nothing_later(
-    path: Path, workers: Workers
-) -> None:
+def test_a_coroutine_that_times_out_by_the_loops_clock_is_granted_nothing_later(path: Path, workers: Workers) -> None:
     holder = start_holding(workers, path)
 
     async def use() -> None:

@@ -63,9 +63,7 @@ def take_and_log(path: Path, *, fair: bool) -> Callable[[Line], None]:
 
 
 @linux_only
-def test_a_fair_lock_is_not_had_again_before_the_one_that_waits_has_had_it(
-    path: Path, workers: Workers
-) -> None:
+def test_a_fair_lock_is_not_had_again_before_the_one_that_waits_has_had_it(path: Path, workers: Workers) -> None:
     path.with_suffix(".log").touch()
     assert overtakes(path, workers, fair=True, rounds=200) == 0
 

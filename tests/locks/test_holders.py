@@ -192,7 +192,7 @@ def test_a_zombie_is_dead(workers: Workers) -> None:
 
     wait_until(lambda: (seen := identity.find_process(worker.pid)) is not None and seen.is_zombie)
     assert liveness(holder) is DEAD
-    assert identity.is_there(worker.pid), "its number is not free yet"
+    assert identity.process_exists(worker.pid), "its number is not free yet"
     worker.wait()
     assert liveness(holder) is DEAD
 
@@ -263,9 +263,9 @@ def test_a_process_of_another_user_is_alive_though_it_cannot_be_signalled(worker
         try:
             os.kill(1, 0)
         except PermissionError:
-            line.say(("EPERM", process_liveness(1), identity.is_there(1)))
+            line.say(("EPERM", process_liveness(1), identity.process_exists(1)))
         else:
-            line.say(("permitted", process_liveness(1), identity.is_there(1)))
+            line.say(("permitted", process_liveness(1), identity.process_exists(1)))
 
     permission, alive, is_there = workers.start(look_at_the_first_process).hear()
 
@@ -389,9 +389,7 @@ def test_a_process_in_another_pid_namespace_of_the_same_host_name_is_unknown_her
 
 
 @linux_only
-def test_a_process_in_another_time_namespace_is_not_taken_for_dead_because_its_start_time_is_shifted() -> (
-    None
-):
+def test_a_process_in_another_time_namespace_is_not_taken_for_dead_because_its_start_time_is_shifted() -> None:
     with elsewhere("-T", "--boottime", "100000") as said:
         holder = Holder.from_record(json.loads(said))
 

@@ -95,9 +95,7 @@ def test_what_is_written_never_shows_in_a_lock_that_is_held(ledger: Path) -> Non
     held = lock.acquire()
     before = (ledger / "ledger.lock").read_bytes()
     (ledger / ".ledger.lock.turnstile").unlink()
-    os.rename(
-        ledger / "ledger.lock", ledger / "moved"
-    )  # somebody takes it away, and the file still has two names
+    os.rename(ledger / "ledger.lock", ledger / "moved")  # somebody takes it away, and the file still has two names
     with ThreadPoolExecutor(1) as elsewhere:
         again = elsewhere.submit(lock.acquire).result()
         assert (ledger / "moved").read_bytes() == before
@@ -132,9 +130,7 @@ def test_a_forked_child_has_a_file_of_its_own(ledger: Path, workers: Workers) ->
     lock.acquire().release()
 
 
-def test_where_there_are_no_links_it_is_done_the_plain_way(
-    ledger: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_are_no_links_it_is_done_the_plain_way(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.EPERM, "no links here")
 

@@ -81,9 +81,7 @@ def test_a_lock_whose_taker_is_gone_is_held_by_those_who_have_its_open_file(lock
         os.close(descriptor)
 
 
-def test_a_number_that_is_another_process_by_now_is_not_believed(
-    lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_that_is_another_process_by_now_is_not_believed(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The list says that a process has the lock which does not: its number was used again."""
     with FileLocker().lock_exclusive(lock):
         told = calls.read_small("/proc/locks", 1 << 20).replace(b" %d " % os.getpid(), b" %d " % os.getppid())
@@ -107,20 +105,15 @@ def test_where_the_kernel_does_not_tell_nobody_is_known(lock: Path, monkeypatch:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a lock")
 def test_whether_a_process_group_holds_any_lock_is_known(tmp_path: Path) -> None:
     program = (
-        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2);"
-        " print('held', flush=True); sys.stdin.read()"
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); sys.stdin.read()"
     )
     path = str(tmp_path / "file")
     command = [sys.executable, "-c", program, path]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-    ) as holder:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         assert is_holding(holder.pid)
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        ) as waiter:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as waiter:
             assert not is_holding(waiter.pid)
             waiter.kill()
         holder.kill()

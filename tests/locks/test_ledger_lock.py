@@ -139,9 +139,7 @@ def test_the_mode_is_0600_whatever_the_umask(ledger: Path, umask: int) -> None:
 
 
 @pytest.mark.parametrize("agent_id", ["x" * 70_000, "\ud800"])
-def test_an_agent_that_could_not_be_read_again_is_refused_and_nothing_stays_locked(
-    ledger: Path, agent_id: str
-) -> None:
+def test_an_agent_that_could_not_be_read_again_is_refused_and_nothing_stays_locked(ledger: Path, agent_id: str) -> None:
     with pytest.raises((TooLarge, JsonInvalid)):
         LedgerLock(ledger, agent_id).acquire()
     at_once(ledger).acquire().release()
@@ -195,9 +193,7 @@ def test_a_timeout_of_0_tries_once(ledger: Path, fake_time: FakeTime) -> None:
 
 
 @pytest.mark.req("LG-02")
-def test_the_refusal_says_timeout_waiting_for_lock_and_who_has_it_how_long(
-    ledger: Path, clock: ManualClock
-) -> None:
+def test_the_refusal_says_timeout_waiting_for_lock_and_who_has_it_how_long(ledger: Path, clock: ManualClock) -> None:
     held = acquired_by_another_thread(LedgerLock(ledger, "agent-7", clock=clock))
     clock.advance(12)
     failure = refusal(at_once(ledger, clock))
@@ -252,9 +248,7 @@ def test_threads_of_one_process_exclude_each_other(ledger: Path) -> None:
 
 
 @pytest.mark.req("LG-02")
-@pytest.mark.parametrize(
-    "content", ["", "garbage", "{}", "[]", '{"agent_id": 7}', '{"acquired_at": "yesterday"}']
-)
+@pytest.mark.parametrize("content", ["", "garbage", "{}", "[]", '{"agent_id": 7}', '{"acquired_at": "yesterday"}'])
 def test_whatever_the_file_holds_it_is_held(ledger: Path, clock: ManualClock, content: str) -> None:
     """Another program creates first and writes then: for a moment its lock is empty."""
     path = put(ledger, content, age=12)

@@ -164,9 +164,7 @@ done
 
 
 @pytest.mark.req("LG-02", "LG-03")
-def test_our_processes_other_programs_and_shell_tools_all_exclude_each_other(
-    ledger: Path, workers: Workers
-) -> None:
+def test_our_processes_other_programs_and_shell_tools_all_exclude_each_other(ledger: Path, workers: Workers) -> None:
     counter = ledger / "counter"
     counter.write_text("00000000\n")
 

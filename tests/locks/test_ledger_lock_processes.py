@@ -44,9 +44,7 @@ def ledger(scratch: Path) -> Path:
 # --- Many of ours ----------------------------------------------------------------------------------------
 
 
-def count_together(
-    ledger: Path, workers: Workers, lock: Callable[[], AbstractContextManager[object]]
-) -> list[int]:
+def count_together(ledger: Path, workers: Workers, lock: Callable[[], AbstractContextManager[object]]) -> list[int]:
     """Let eight processes count up to 2000 under a lock; how often each of them did."""
     total, counter = 2000, ledger / "counter"
     counter.write_text("00000000\n")
@@ -115,9 +113,7 @@ def test_who_comes_again_comes_after_those_who_wait(ledger: Path, workers: Worke
 
 @pytest.mark.req("LG-05")
 @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
-def test_the_lock_of_a_killed_process_is_recovered_at_once(
-    ledger: Path, workers: Workers, reaped: bool
-) -> None:
+def test_the_lock_of_a_killed_process_is_recovered_at_once(ledger: Path, workers: Workers, reaped: bool) -> None:
     holder = start_holder(workers, ledger)
     assert is_held(ledger)
     holder.kill()
@@ -204,9 +200,7 @@ def test_recovering_by_path_gives_two_holders_and_that_is_noticed(ledger: Path, 
 
 
 @pytest.mark.req("LG-05")
-def test_one_who_was_stopped_while_recovering_keeps_nobody_beyond_its_time(
-    ledger: Path, workers: Workers
-) -> None:
+def test_one_who_was_stopped_while_recovering_keeps_nobody_beyond_its_time(ledger: Path, workers: Workers) -> None:
     holder = start_holder(workers, ledger)
     holder.kill()
     holder.wait()

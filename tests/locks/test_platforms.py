@@ -25,9 +25,7 @@ def check(source: str, platform: str, directory: Path) -> subprocess.CompletedPr
     program.write_text(source)
     command = [sys.executable, "-m", "mypy", "--strict", "--platform", platform, "--cache-dir"]
     cache = ROOT / ".mypy_cache" / f"{platform}-locks"
-    return subprocess.run(
-        [*command, str(cache), str(program)], cwd=ROOT, capture_output=True, text=True, timeout=240
-    )
+    return subprocess.run([*command, str(cache), str(program)], cwd=ROOT, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.req("FL-18")

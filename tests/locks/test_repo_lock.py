@@ -62,9 +62,7 @@ def test_the_lock_is_the_file_repos_id_lock_below_the_data_directory(tmp_path: P
 
 
 @pytest.mark.req("RL-01")
-def test_the_environment_does_not_choose_the_data_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_does_not_choose_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AGENCY_DATA_DIR", "HOLDFAST_DATA_DIR", "XDG_DATA_HOME", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / "elsewhere"))
     RepoLock(tmp_path / "data").lock(REPO)
@@ -78,9 +76,7 @@ def test_parent_directories_are_made(tmp_path: Path, given_as: Callable[[Path], 
     assert held.path.is_file()
 
 
-def test_a_relative_data_directory_means_the_one_where_we_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_data_directory_means_the_one_where_we_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     RepoLock("data").lock(REPO)
     assert (tmp_path / "data" / "repos" / REPO / ".lock").is_file()
@@ -124,18 +120,14 @@ def test_created_at_is_now_by_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cmd", ["x" * 70_000, "\ud800"])
-def test_a_command_that_could_not_be_read_again_is_refused_and_nothing_is_locked(
-    tmp_path: Path, cmd: str
-) -> None:
+def test_a_command_that_could_not_be_read_again_is_refused_and_nothing_is_locked(tmp_path: Path, cmd: str) -> None:
     with pytest.raises((TooLarge, JsonInvalid)):
         RepoLock(tmp_path).lock(REPO, cmd)
     assert not is_held(RepoLock(tmp_path))
 
 
 @pytest.mark.req("RL-01")
-@pytest.mark.parametrize(
-    "repo_id", ["", ".", "..", "a/b", "../a", "a\\b", "a\0", "a\nb", "a b", "x" * 129, "a..b"]
-)
+@pytest.mark.parametrize("repo_id", ["", ".", "..", "a/b", "../a", "a\\b", "a\0", "a\nb", "a b", "x" * 129, "a..b"])
 def test_a_bad_repo_id_is_refused_before_anything_is_made(tmp_path: Path, repo_id: str) -> None:
     lock = RepoLock(tmp_path / "data")
     for attempt in (lock.lock, lock.state, lambda repo_id: lock.break_lock(repo_id, "00")):
@@ -194,9 +186,7 @@ def test_nobody_waits_for_a_lock_that_is_held(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("RL-04")
-def test_a_lock_that_is_held_is_refused_without_sleep_or_retry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_is_held_is_refused_without_sleep_or_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     RepoLock(tmp_path).lock(REPO)
     looks: list[object] = []
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"slept {seconds} s"))
@@ -220,12 +210,8 @@ def test_locks_of_other_repositories_do_not_matter(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("RL-04")
-@pytest.mark.parametrize(
-    "content", [b"", b"garbage", b"\xff\xfe", b"[]", b'"text"', b'{"pid": NaN}', b"x" * 70_000]
-)
-def test_the_info_is_none_if_the_lock_cannot_be_read(
-    tmp_path: Path, clock: ManualClock, content: bytes
-) -> None:
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\xff\xfe", b"[]", b'"text"', b'{"pid": NaN}', b"x" * 70_000])
+def test_the_info_is_none_if_the_lock_cannot_be_read(tmp_path: Path, clock: ManualClock, content: bytes) -> None:
     path = put(tmp_path, content, age=1.0)
     with pytest.raises(RepoLocked) as refused:
         locker(tmp_path, clock, UNKNOWN).lock(REPO)
@@ -242,9 +228,7 @@ def test_contention_leaves_no_draft_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.req("RL-04")
-def test_a_directory_in_the_place_of_the_lock_counts_as_held_at_any_age(
-    tmp_path: Path, clock: ManualClock
-) -> None:
+def test_a_directory_in_the_place_of_the_lock_counts_as_held_at_any_age(tmp_path: Path, clock: ManualClock) -> None:
     path = tmp_path / "repos" / REPO / ".lock"
     path.mkdir(parents=True)
     os.utime(path, (1.0, 1.0))
@@ -367,9 +351,7 @@ def test_an_unlock_that_cannot_read_the_lock_says_so_and_can_be_repeated(
 
 
 @pytest.mark.req("RL-09")
-def test_an_unlock_that_fails_says_so_and_can_be_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unlock_that_fails_says_so_and_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = RepoLock(tmp_path).lock(REPO)
 
     def failing(path: object, **options: object) -> None:

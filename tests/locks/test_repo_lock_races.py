@@ -126,9 +126,7 @@ class UnlocksByPath(RepoLock):
         return held
 
 
-@pytest.mark.parametrize(
-    "planted", [RemovesByPath, RenamesOver, RenamesAway, LooksAgainWithoutGuard, UnlocksByPath]
-)
+@pytest.mark.parametrize("planted", [RemovesByPath, RenamesOver, RenamesAway, LooksAgainWithoutGuard, UnlocksByPath])
 @pytest.mark.sampled(1)
 def test_the_rounds_catch(planted: MakeLock, scratch: Path) -> None:
     tally = race(scratch, planted, rounds=540, first_violation_ends=True)
@@ -180,14 +178,8 @@ sys.stdin.read()
 def holder_in_another_pid_namespace(data_dir: Path) -> Iterator[int]:
     """A real process that holds the lock where its pid means nothing to us; yields that pid."""
     enter = ["unshare", "--pid", "--fork", "--mount-proc"]
-    if (
-        sys.platform != "linux"
-        or shutil.which("unshare") is None
-        or subprocess.run([*enter, "true"]).returncode
-    ):
-        pytest.skip(
-            "a new pid namespace needs Linux, unshare(1) and the privilege: a foreign holder is untested"
-        )
+    if sys.platform != "linux" or shutil.which("unshare") is None or subprocess.run([*enter, "true"]).returncode:
+        pytest.skip("a new pid namespace needs Linux, unshare(1) and the privilege: a foreign holder is untested")
     free = [pid for pid in range(3, 3000) if process_liveness(pid) is Liveness.DEAD]
     command = [sys.executable, "-c", _IN_ANOTHER_NAMESPACE, str(data_dir), " ".join(map(str, free))]
     pipe = subprocess.PIPE

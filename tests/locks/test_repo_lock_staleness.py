@@ -51,9 +51,7 @@ def test_a_lock_of_a_dead_pid_is_taken_over(tmp_path: Path, clock: ManualClock) 
 @needs_fork
 @pytest.mark.req("RL-05")
 @pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "zombie"])
-def test_a_fresh_lock_of_a_killed_process_is_taken_over_at_once(
-    tmp_path: Path, workers: Workers, reaped: bool
-) -> None:
+def test_a_fresh_lock_of_a_killed_process_is_taken_over_at_once(tmp_path: Path, workers: Workers, reaped: bool) -> None:
     holder = start_with(workers, lambda: RepoLock(tmp_path).lock(REPO))
     assert is_held(RepoLock(tmp_path))
     holder.kill()
@@ -92,9 +90,7 @@ def test_a_pid_that_was_given_to_another_process_does_not_keep_the_lock(tmp_path
 def test_a_lock_from_before_a_restart_of_this_machine_is_taken_over(tmp_path: Path) -> None:
     here = current_holder()
     if not here.machine_id or not here.boot_id:
-        pytest.skip(
-            "this system has no machine id or no boot id: a restart cannot be told from another machine"
-        )
+        pytest.skip("this system has no machine id or no boot id: a restart cannot be told from another machine")
     held = RepoLock(tmp_path).lock(REPO)
     said = json.loads(held.path.read_bytes())
     held.path.write_text(json.dumps({**said, **here._replace(boot_id="another").as_record()}))
@@ -102,12 +98,8 @@ def test_a_lock_from_before_a_restart_of_this_machine_is_taken_over(tmp_path: Pa
 
 
 @pytest.mark.req("RL-07")
-@pytest.mark.parametrize(
-    "change", [{"host": "elsewhere"}, {"pid_namespace": "1"}, {"machine_id": "x", "boot_id": "y"}]
-)
-def test_a_holder_that_cannot_be_judged_from_here_counts_as_alive(
-    tmp_path: Path, change: dict[str, str]
-) -> None:
+@pytest.mark.parametrize("change", [{"host": "elsewhere"}, {"pid_namespace": "1"}, {"machine_id": "x", "boot_id": "y"}])
+def test_a_holder_that_cannot_be_judged_from_here_counts_as_alive(tmp_path: Path, change: dict[str, str]) -> None:
     """Its pid is one that certainly does not live here."""
     held = RepoLock(tmp_path).lock(REPO)
     said = json.loads(held.path.read_bytes())
@@ -142,9 +134,7 @@ def test_the_liveness_check_is_told_what_the_lock_says(tmp_path: Path, clock: Ma
 
 @pytest.mark.req("RL-07")
 @pytest.mark.parametrize("pid", [0, -1, 1 << 31, 1 << 70, True, False, "4711", 1.5, None, [], {}])
-def test_a_pid_that_is_none_is_not_taken_for_a_dead_one(
-    tmp_path: Path, clock: ManualClock, pid: object
-) -> None:
+def test_a_pid_that_is_none_is_not_taken_for_a_dead_one(tmp_path: Path, clock: ManualClock, pid: object) -> None:
     """The real check: signals to 0 and -1 go to many, and none of these is a process that died."""
     put(tmp_path, json.dumps({"pid": pid, "created_at": format_instant(NOW)}))
     assert is_held(RepoLock(tmp_path, clock=clock))
@@ -210,9 +200,7 @@ def test_without_a_readable_created_at_the_age_is_that_of_the_file(
 
 
 @pytest.mark.req("RL-06")
-def test_a_readable_created_at_counts_more_than_the_time_of_the_file(
-    tmp_path: Path, clock: ManualClock
-) -> None:
+def test_a_readable_created_at_counts_more_than_the_time_of_the_file(tmp_path: Path, clock: ManualClock) -> None:
     put(tmp_path, record(), age=10 * DEFAULT_STALE_AFTER)
     assert is_held(locker(tmp_path, clock))
     put(tmp_path, record(created_at=format_instant(NOW - DEFAULT_STALE_AFTER - 1)), age=0.0)
@@ -235,9 +223,7 @@ def test_instants_are_understood_as_other_programs_write_them(
 
 
 @pytest.mark.req("RL-05")
-def test_a_lock_from_the_future_is_held_until_its_time_has_come_and_gone(
-    tmp_path: Path, clock: ManualClock
-) -> None:
+def test_a_lock_from_the_future_is_held_until_its_time_has_come_and_gone(tmp_path: Path, clock: ManualClock) -> None:
     put(tmp_path, record(created_at=format_instant(NOW + 3600)))
     assert is_held(locker(tmp_path, clock))
     clock.advance(3600 + DEFAULT_STALE_AFTER)
@@ -254,10 +240,7 @@ _FIELDS = st.sampled_from(["pid", "created_at", "cmd", "holder_id", "lock_id"])
 
 @pytest.mark.req("RL-04", "RL-06")
 @settings(deadline=None, max_examples=60)
-@given(
-    content=st.binary(max_size=80)
-    | st.dictionaries(_FIELDS, _VALUES).map(lambda said: json.dumps(said).encode())
-)
+@given(content=st.binary(max_size=80) | st.dictionaries(_FIELDS, _VALUES).map(lambda said: json.dumps(said).encode()))
 def test_whatever_the_file_holds_it_is_held_when_recent_and_free_when_old(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:

@@ -175,9 +175,7 @@ def test_chance_shortens_a_pause_by_up_to_half_of_it() -> None:
 def test_two_that_collide_do_not_pause_equally_long() -> None:
     config = RetryConfig(max_attempts=8)
 
-    assert pauses_of(config, chance=random.Random(1).random) != pauses_of(
-        config, chance=random.Random(2).random
-    )
+    assert pauses_of(config, chance=random.Random(1).random) != pauses_of(config, chance=random.Random(2).random)
 
 
 configs = st.builds(
@@ -230,9 +228,7 @@ def test_the_pause_is_really_made() -> None:
         (RetryConfig(backoff_factor=math.nan), "backoff_factor"),
     ],
 )
-def test_a_config_that_makes_no_sense_is_refused_before_anything_is_tried(
-    config: RetryConfig, wrong: str
-) -> None:
+def test_a_config_that_makes_no_sense_is_refused_before_anything_is_tried(config: RetryConfig, wrong: str) -> None:
     operation = Flaky()
 
     with pytest.raises(SettingInvalid) as caught:
@@ -252,9 +248,7 @@ def test_an_environment_that_says_nothing_gives_the_defaults() -> None:
 
 
 @pytest.mark.req("FL-14")
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("10", 10.0), ("0", 0.0), ("0.25", 0.25), ("1e3", 1000.0), (" 7 ", 7.0)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("10", 10.0), ("0", 0.0), ("0.25", 0.25), ("1e3", 1000.0), (" 7 ", 7.0)])
 def test_the_lock_timeout_is_a_number_of_seconds(text: str, seconds: float) -> None:
     assert lock_timeout({LOCK_TIMEOUT: text}) == seconds
 

@@ -37,9 +37,7 @@ class Notes:
 
 
 def read_notes(directory: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line) for path in sorted(directory.iterdir()) for line in path.read_text().splitlines()
-    ]
+    return [json.loads(line) for path in sorted(directory.iterdir()) for line in path.read_text().splitlines()]
 
 
 def client(shop: Path, notes: Path, number: int) -> Callable[[Line], None]:

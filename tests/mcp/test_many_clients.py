@@ -140,9 +140,7 @@ def audit_work(shop: Path, done: list[dict[str, Any]], added: list[str]) -> None
     assert len(found) >= ISSUES + len(added)
     assert set(added) <= set(found.issues)
     assert max(Counter(each["issue"] for each in done).values()) == 1
-    completed = Counter(
-        each.record.issue_id for each in tracker.events() if each.record.type == "issue_completed"
-    )
+    completed = Counter(each.record.issue_id for each in tracker.events() if each.record.type == "issue_completed")
     assert completed == Counter(found.issues.keys())
     assert problems(tracker) == []
     tokens = {issue.id: tracker.claims.state(issue.id) for issue in found}
@@ -166,9 +164,7 @@ def audit_ledger(shop: Path, events: list[dict[str, Any]], done: list[dict[str, 
     assert len(there) == opened.ledger.sequence
     for each in events:
         assert there[each["sequence"]]["id"] == each["id"]
-    recorded = {
-        (each["issue_id"], each["claim_token"]) for each in there.values() if each["type"] == "work_done"
-    }
+    recorded = {(each["issue_id"], each["claim_token"]) for each in there.values() if each["type"] == "work_done"}
     assert {(each["issue"], each["token"]) for each in done} <= recorded
 
 

@@ -74,9 +74,7 @@ def test_without_roots_the_option_counts_then_the_environment_then_the_directory
     assert find_project(settings(two, repo=one / "main"), []).root == one
 
 
-def test_roots_that_have_nothing_to_do_with_holdfast_are_passed_over(
-    shops: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_roots_that_have_nothing_to_do_with_holdfast_are_passed_over(shops: tuple[Path, Path], tmp_path: Path) -> None:
     one, two = shops
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -135,9 +135,7 @@ async def snapshots(agent: Agent, shop: Path) -> None:
     async def tell(progress: float, total: float | None, message: str | None) -> None:
         seen.append((progress, total, message))
 
-    result = await agent.client.call_tool(
-        "snapshot", {"note": "the first", "tag": "v1"}, progress_callback=tell
-    )
+    result = await agent.client.call_tool("snapshot", {"note": "the first", "tag": "v1"}, progress_callback=tell)
     first = result.structured_content
     assert [progress for progress, _, _ in seen] == [1.0]
     assert first["note"] == "the first"
@@ -249,9 +247,7 @@ async def ledger(agent: Agent, shop: Path) -> None:
     assert await agent.read(f"ledger/{made['sequence']}") == made
     assert await agent.read("ledger/tail") == command(shop, "ledger", "log", "--limit", "50")
     late = await agent.failure("append_to_ledger", event={"type": "note"}, if_sequence=0)
-    expected = error(
-        holdfast("ledger", "append", '{"type":"note"}', "--if-sequence", "0", "--json", cwd=shop)
-    )
+    expected = error(holdfast("ledger", "append", '{"type":"note"}', "--if-sequence", "0", "--json", cwd=shop))
     assert late == expected
     assert (await agent.failure("append_to_ledger", event={"text": "no type"}))["code"] == "E_USAGE"
     large = {"type": "note", "text": "x" * (1 << 20)}

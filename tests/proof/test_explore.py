@@ -198,9 +198,7 @@ def there_at_the_end(directory: Path, results: Sequence[Result]) -> None:
 
 
 def test_it_finds_the_moment_between_two_renames() -> None:
-    by_reader = explore(
-        [restore_by_two_renames, look], prepare=tree, check=lambda _, results: returned(results)
-    )
+    by_reader = explore([restore_by_two_renames, look], prepare=tree, check=lambda _, results: returned(results))
     by_death = explore([restore_by_two_renames], prepare=tree, check=there_at_the_end, kills=1)
     by_invariant = explore([restore_by_two_renames], prepare=tree, check=anything, invariant=always_there)
 
@@ -276,9 +274,7 @@ def make_file(directory: Path) -> None:
 def outcomes(tasks: Sequence[Callable[[Path], object]], *, kills: int = 0, timeouts: int = 0) -> set[object]:
     """What the last task returns, over all schedules."""
     seen: set[object] = set()
-    explored = explore(
-        tasks, check=lambda _, results: seen.add(results[-1].value), kills=kills, timeouts=timeouts
-    )
+    explored = explore(tasks, check=lambda _, results: seen.add(results[-1].value), kills=kills, timeouts=timeouts)
     assert explored.exhausted
     assert not explored.deadlocks
     return seen
@@ -444,9 +440,7 @@ def test_too_few_states_are_not_clean() -> None:
 
 def test_only_the_named_calls_are_switched_at() -> None:
     every = explore([take_by_removing] * 2, prepare=stale_lock, check=at_most_one_winner)
-    some = explore(
-        [take_by_removing] * 2, prepare=stale_lock, check=at_most_one_winner, names=("open", "unlink")
-    )
+    some = explore([take_by_removing] * 2, prepare=stale_lock, check=at_most_one_winner, names=("open", "unlink"))
     none = explore([take_by_removing] * 2, prepare=stale_lock, check=at_most_one_winner, names=())
 
     assert none.states < some.states < every.states

@@ -342,9 +342,7 @@ def test_the_explorer_finds_a_store_whose_readers_do_not_look_for_intents(
     tasks = [transfer(A, B)]
     explored = explore(tasks, prepare=accounts, check=lambda *_: None, invariant=total)
 
-    assert "a fractured view: [9, 10, 10]" in str(explored) or "a fractured view: [10, 11, 10]" in str(
-        explored
-    )
+    assert "a fractured view: [9, 10, 10]" in str(explored) or "a fractured view: [10, 11, 10]" in str(explored)
 
 
 def test_the_explorer_finds_a_store_that_locks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,9 +126,7 @@ def everything_that_can_come(
     def note(directory: Path, results: Sequence[Result]) -> None:
         found.add((listing(directory), tuple("killed" if each.killed else each.value for each in results)))
 
-    explored = explore(
-        programs, prepare=a_few_files, check=note, kills=kills, reduced=reduced, most_schedules=1_000
-    )
+    explored = explore(programs, prepare=a_few_files, check=note, kills=kills, reduced=reduced, most_schedules=1_000)
     return explored, found
 
 

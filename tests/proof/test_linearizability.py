@@ -328,9 +328,7 @@ def test_the_verdict_is_that_of_trying_everything(
     if history:
         history = spoil(history, chance)
 
-    assert (check(history, spec).verdict is Verdict.LINEARIZABLE) == is_linearizable_by_trying_everything(
-        history, spec
-    )
+    assert (check(history, spec).verdict is Verdict.LINEARIZABLE) == is_linearizable_by_trying_everything(history, spec)
 
 
 def spoil(history: Sequence[Operation], chance: random.Random) -> list[Operation]:
@@ -345,9 +343,7 @@ def spoil(history: Sequence[Operation], chance: random.Random) -> list[Operation
 
 
 @pytest.mark.parametrize(("kind", "least"), [(KINDS[0], 100), (KINDS[1], 130)], ids=["register", "accounts"])
-def test_a_changed_answer_is_mostly_refused(
-    kind: tuple[Spec[Any], st.SearchStrategy[Any]], least: int
-) -> None:
+def test_a_changed_answer_is_mostly_refused(kind: tuple[Spec[Any], st.SearchStrategy[Any]], least: int) -> None:
     spec, _ = kind
     refused = 0
     for seed in range(200):

@@ -25,9 +25,7 @@ FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 Tree = dict[str, bytes | str]
 
-pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="directories cannot be opened and synced on Windows"
-)
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="directories cannot be opened and synced on Windows")
 
 
 # --- Operations as they are written by hand ----------------------------------------------------------
@@ -386,9 +384,7 @@ def test_an_exchange_is_one_change() -> None:
         with opened(directory) as fd:
             supported(lambda: calls.rename_exchange("one", "other", directory=fd))
 
-    assert states(operate, prepare) == every(
-        {"one": OLD, "other": "directory"}, {"one": "directory", "other": OLD}
-    )
+    assert states(operate, prepare) == every({"one": OLD, "other": "directory"}, {"one": "directory", "other": OLD})
 
 
 def supported(call: Callable[[], object]) -> None:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from holdfast.fs import calls
 from holdfast.repository.context import DESCRIPTORS, MAIN, OPERATIONS, WORKTREES, Proof, RepositoryContext
-from holdfast.repository.history import line
+from holdfast.repository.history import worktree_history
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace, differs_from_head, restore_in_place
+from holdfast.repository.restore import RestoreOptions, differs_from_head, restore_in_place
 from holdfast.repository.snapshot_service import Snapshots
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.repository.worktrees import settle
@@ -157,13 +157,11 @@ class Case:
 
     def added(self, context: RepositoryContext) -> list[str]:
         """The snapshots that are there and were not before: the first of those that are to come, whole."""
-        found = [each.descriptor for each in line(context, MAIN).entries][::-1]
+        found = [each.descriptor for each in worktree_history(context, MAIN).entries][::-1]
         assert [each.snapshot_id for each in found[:2]] == [self.world.first, self.world.second]
         for each in found:
             tree = context.places.tree(each.snapshot_id)
-            problems = [
-                problem for problem in verify(tree, each.payload_hash) if problem.what not in self.unknown
-            ]
+            problems = [problem for problem in verify(tree, each.payload_hash) if problem.what not in self.unknown]
             assert problems == [], f"{each.snapshot_id} does not verify: {problems}"
         trees = [files_kept(context.places.tree(each.snapshot_id)) for each in found]
         assert trees == [*self.world.contents[:2], *self.steps][: len(trees)]
@@ -176,9 +174,9 @@ class Case:
 
     def next(self, context: RepositoryContext) -> None:
         """The next operation works, and is on top of all."""
-        before = line(context, MAIN).entries
+        before = worktree_history(context, MAIN).entries
         made = snapshot(context, MAIN, self.world.proof, SnapshotOptions(note="next"))
-        entries = line(context, MAIN).entries
+        entries = worktree_history(context, MAIN).entries
         assert entries[0].descriptor == made
         assert [each.descriptor for each in entries[1:]] == [each.descriptor for each in before]
         assert not differs_from_head(context, context.config(MAIN))
@@ -189,7 +187,7 @@ def cases(world: World) -> dict[str, Case]:
         snapshot(context, MAIN, world.proof, SnapshotOptions(note="taken", tag="v1"))
 
     def restore(**how: object) -> Callable[[RepositoryContext, World], object]:
-        wanted = InPlace(**{"reason": "tested", **how})  # type: ignore[arg-type]
+        wanted = RestoreOptions(**{"reason": "tested", **how})  # type: ignore[arg-type]
         return lambda context, world: restore_in_place(context, MAIN, world.first, world.proof, wanted)
 
     first, _, unsaved = world.contents
@@ -232,9 +230,7 @@ class NewWorktree(Case):
 _UNSEEN = ("open", "close", "fsync", "sync_directory", "sync_filesystem", "flock", "flock_interruptible")
 SEEN = tuple(name for name in calls.CHANGING if name not in _UNSEEN)
 """The calls that leave something behind; a kill between two others leaves what the one before left."""
-FAILING = tuple(
-    name for name in calls.CHANGING if name not in ("open", "close", "flock", "flock_interruptible")
-)
+FAILING = tuple(name for name in calls.CHANGING if name not in ("open", "close", "flock", "flock_interruptible"))
 """The calls that fail on a disk that is full or broken."""
 
 

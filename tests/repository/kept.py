@@ -125,11 +125,7 @@ def trees_of(context: RepositoryContext) -> set[str]:
 
 def remnants_of(context: RepositoryContext) -> set[str]:
     """The snapshots that are gone, and of which something is left."""
-    return (
-        {path.name for path in context.places.remnants.iterdir()}
-        if context.places.remnants.exists()
-        else set()
-    )
+    return {path.name for path in context.places.remnants.iterdir()} if context.places.remnants.exists() else set()
 
 
 def require_no_more_than_needed(context: RepositoryContext) -> None:
@@ -141,16 +137,10 @@ def require_no_more_than_needed(context: RepositoryContext) -> None:
     for remnant in remnants_of(context):
         top = context.places.remnants / remnant
         assert [path.name for path in top.iterdir()] == ["payload"], f"{remnant} is not trimmed"
-        kept = {
-            os.path.relpath(each, top / "payload") for each, _, files in os.walk(top / "payload") if files
-        }
+        kept = {os.path.relpath(each, top / "payload") for each, _, files in os.walk(top / "payload") if files}
         wanted = {each or "." for each in need.get(remnant, ())}
         assert kept <= wanted, f"{remnant} has {kept - wanted}, which nobody needs"
-        ends = {
-            os.path.relpath(each, top / "payload")
-            for each, *rest in os.walk(top / "payload")
-            if not any(rest)
-        }
+        ends = {os.path.relpath(each, top / "payload") for each, *rest in os.walk(top / "payload") if not any(rest)}
         assert ends <= wanted, f"{remnant} has {ends - wanted}, which nobody needs"
 
 

@@ -24,12 +24,12 @@ from holdfast.repository.context import (
     Proof,
     RepositoryContext,
     RepositoryPaths,
+    check_leasable,
     is_ready,
-    may_be_leased,
     worktree_keys,
 )
-from holdfast.repository.history import line
-from holdfast.repository.restore import InPlace, restore_in_place
+from holdfast.repository.history import worktree_history
+from holdfast.repository.restore import RestoreOptions, restore_in_place
 from holdfast.store.audit import AuditTrail, verify
 from holdfast.store.files import FileStore
 from proof.interpose import Attempt, interposed
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 def control_at(root: Path, clock: ManualClock, *, timeout: float = 60.0) -> RepositoryContext:
     """The repository at `root` with a clock of its own."""
     store, trail = FileStore(root, clock=clock, timeout=timeout), AuditTrail()
-    desk = LeaseService(store, trail, also_named=worktree_keys, precondition=may_be_leased, clock=clock)
+    desk = LeaseService(store, trail, also_named=worktree_keys, precondition=check_leasable, clock=clock)
     return RepositoryContext(RepositoryPaths(root), store, trail, desk)
 
 
@@ -76,7 +76,7 @@ class Rival:
         return self._published(lambda: snapshots.snapshot(self.context, MAIN, self.proof).snapshot_id)
 
     def restore(self, snapshot_id: str) -> Answer:
-        how = InPlace(reason="tested")
+        how = RestoreOptions(reason="tested")
 
         def restore() -> str:
             restored = restore_in_place(self.context, MAIN, snapshot_id, self.proof, how)
@@ -120,7 +120,7 @@ def published(context: RepositoryContext) -> list[str]:
 def require_one_line(context: RepositoryContext, *, hidden: Sequence[str] = ()) -> None:
     """All that was published is one line in that order, and there is nothing else, visible or not."""
     expected = published(context)
-    assert [each.descriptor.snapshot_id for each in line(context, MAIN).entries] == expected[::-1]
+    assert [each.descriptor.snapshot_id for each in worktree_history(context, MAIN).entries] == expected[::-1]
     assert {name for name, _ in context.store.scan(DESCRIPTORS)} == set(expected)
     trees = {path.name for path in context.places.snapshots.iterdir()}
     assert trees == set(expected) | set(hidden)

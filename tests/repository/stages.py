@@ -75,9 +75,7 @@ def put_files(directory: Path, files: dict[str, str]) -> None:
 def files_in(directory: Path) -> dict[str, str]:
     """The files below a directory with their content."""
     return {
-        str(path.relative_to(directory)): path.read_text()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
+        str(path.relative_to(directory)): path.read_text() for path in sorted(directory.rglob("*")) if path.is_file()
     }
 
 

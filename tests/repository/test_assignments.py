@@ -55,9 +55,7 @@ def release(tracker: Tracker, claim_id: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["succeed", "fail"])
-def test_one_who_was_stopped_before_its_record_records_nothing_after_the_next_one(
-    tmp_path: Path, how: str
-) -> None:
+def test_one_who_was_stopped_before_its_record_records_nothing_after_the_next_one(tmp_path: Path, how: str) -> None:
     initialise(tmp_path)
     ledger = init_ledger(tmp_path).ledger
     tracker, other = (open_tracker(tmp_path, actor=f"agent:{name}") for name in "ab")

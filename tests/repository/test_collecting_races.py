@@ -21,7 +21,7 @@ from holdfast.repository import compare, gc, gc_plan, history, payloads, worktre
 from holdfast.repository.context import DESCRIPTORS, MAIN, WORKTREES, Isolation, RepositoryContext, is_ready
 from holdfast.repository.history import usable, visible
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace, restore_in_place
+from holdfast.repository.restore import RestoreOptions, restore_in_place
 from holdfast.repository.retention import GcPlan, Policy
 from holdfast.repository.snapshot_service import Snapshots
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
@@ -103,7 +103,7 @@ def create(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
 
 def restore(context: RepositoryContext, snapshot_id: str, round_: int) -> None:
     """In place, which makes a new head with the same content; nothing that was there is kept."""
-    how = InPlace(reason="tested", allow_shared=True, keep=False)
+    how = RestoreOptions(reason="tested", allow_shared=True, keep=False)
     done = restore_in_place(context, TARGET, snapshot_id, None, how)
     assert done.published is not None
     assert done.published.payload_hash == done.source.payload_hash
@@ -306,9 +306,7 @@ def test_of_one_who_collects_and_those_who_begin_to_need_it_not_both_have_their_
     assert Repository(root).examine(strict=True) == []
 
 
-def test_the_race_is_found_if_a_collector_does_not_look_again(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_race_is_found_if_a_collector_does_not_look_again(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: it looks once, before it dooms."""
     looked: list[str] = []
     check_again = gc._check_again

@@ -52,9 +52,7 @@ def test_status_tells_what_has_changed_since_the_head(site: Site) -> None:
     assert status(site.context, MAIN).changes == ()
     write(site.payload, {"same": "1", "changed": "2", "new": "1"})
     os.utime(site.payload / "same", ns=(0, 0))
-    found = {
-        (os.fsdecode(each.path), each.what, each.aspects[:1]) for each in status(site.context, MAIN).changes
-    }
+    found = {(os.fsdecode(each.path), each.what, each.aspects[:1]) for each in status(site.context, MAIN).changes}
     assert {each for each in found if each[0] != "same"} == {
         ("changed", "modified", ("content",)),
         ("gone", "removed", ()),
@@ -97,8 +95,7 @@ def test_a_patch_shows_the_lines_of_text(site: Site) -> None:
     write(site.payload, {"text": "one\n2\nthree\n", "new": "no end"})
     (site.payload / "binary").write_bytes(b"\0\1\3")
     found = {
-        os.fsdecode(each.change.path): each
-        for each in patches(site.context, compare(site.context, MAIN, None, None))
+        os.fsdecode(each.change.path): each for each in patches(site.context, compare(site.context, MAIN, None, None))
     }
     assert found["text"].lines == (
         "--- a/text",

@@ -99,9 +99,7 @@ def test_every_code_is_documented_with_its_severity_and_whether_it_is_repaired()
     source = "".join(path.read_text() for path in Path(doctor.__file__).parent.glob("checks*.py"))
     source += Path(doctor.__file__).read_text()
     codes_used = set(
-        re.findall(
-            r'(?:Finding\(|_dangling\(examination,|findings\.\w+\(|: \(|, \()\s*"([a-z]+-[a-z-]+)"', source
-        )
+        re.findall(r'(?:Finding\(|_dangling\(examination,|findings\.\w+\(|: \(|, \()\s*"([a-z]+-[a-z-]+)"', source)
     )
     assert rows.keys() == codes_used
     for planted in damage.ALL.values():

@@ -13,7 +13,7 @@ from holdfast.findings import Severity
 from holdfast.repository import gc, gc_plan
 from holdfast.repository.context import MAIN, Isolation
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace
+from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.retention import Policy
 from proof.effort import rounds
 from tests.locks.race_rounds import delay_calls
@@ -45,7 +45,7 @@ def come_and_go(repository: Repository, round_: int) -> None:
 def restore(repository: Repository, round_: int) -> None:
     head = repository.context.config(MAIN).head_snapshot_id
     assert head is not None
-    how = InPlace(reason="tested", allow_shared=True)
+    how = RestoreOptions(reason="tested", allow_shared=True)
     repository.snapshots.restore_in_place("target", head, None, how)
 
 

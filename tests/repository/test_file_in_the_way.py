@@ -13,9 +13,9 @@ import pytest
 from holdfast.errors import AlreadyExists, DirectoryReplaced, ExchangeUnavailable, NotFound
 from holdfast.repository import exchange as repository_exchange
 from holdfast.repository.context import OPERATIONS, Proof
-from holdfast.repository.history import line
+from holdfast.repository.history import worktree_history
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace
+from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.worktrees import settle
 from proof.crash import Kill, cut_short
@@ -47,9 +47,7 @@ class Site:
         put_files(self.path, SAVED)
         lease = self.repository.desk.acquire("dev", self.repository.desk.request(ttl=3600.0)).lease
         self.proof = Proof(lease.lock_id, lease.fencing_token)
-        self.saved = self.repository.snapshots.take(
-            "dev", self.proof, SnapshotOptions(note="saved")
-        ).snapshot_id
+        self.saved = self.repository.snapshots.take("dev", self.proof, SnapshotOptions(note="saved")).snapshot_id
         self.taken = root.parent / "taken"
 
     def replace(self) -> None:
@@ -64,7 +62,7 @@ def site(scratch: Path) -> Site:
 
 def test_every_operation_says_what_is_wrong_and_touches_nothing(site: Site) -> None:
     site.replace()
-    repository, proof, how = site.repository, site.proof, InPlace(reason="tested")
+    repository, proof, how = site.repository, site.proof, RestoreOptions(reason="tested")
     attempts: list[Callable[[], object]] = [
         lambda: repository.path("dev"),
         lambda: repository.snapshots.status("dev"),
@@ -104,7 +102,7 @@ def test_the_doctor_tells_it_and_the_way_out_works(site: Site) -> None:
     assert "Move it away" in error(shown)["hint"]
     site.path.rename(site.path.with_name("kept"))
     restored = site.repository.snapshots.restore_in_place(
-        "dev", site.saved, site.proof, InPlace(reason="it was replaced")
+        "dev", site.saved, site.proof, RestoreOptions(reason="it was replaced")
     )
     assert restored.published is not None
     assert files_in(site.path) == SAVED
@@ -143,10 +141,10 @@ def test_a_file_that_comes_during_a_restore_becomes_a_snapshot(
     monkeypatch.setattr(repository_exchange._Exchange, "make", replace_first)
     if not exchanges:
         monkeypatch.setattr("holdfast.trees.restore.exchange", unavailable)
-    how = InPlace(reason="tested")
+    how = RestoreOptions(reason="tested")
     site.repository.snapshots.restore_in_place("dev", site.saved, site.proof, how)
     assert files_in(site.path) == SAVED
-    late = line(site.context, "dev").entries[1].descriptor
+    late = worktree_history(site.context, "dev").entries[1].descriptor
     assert "written while" in late.note
     assert files_kept(site.context.places.tree(late.snapshot_id)) == {"dev": PRECIOUS}
     assert site.repository.examine(strict=True) == []
@@ -202,7 +200,7 @@ def test_a_creation_never_takes_a_file_for_its_directory(scratch: Path) -> None:
 
 
 def test_a_restore_that_was_killed_keeps_the_file_as_a_snapshot(site: Site) -> None:
-    how = InPlace(reason="tested")
+    how = RestoreOptions(reason="tested")
     put_files(site.path, {"unsaved": "work"})
 
     def restore() -> object:
@@ -214,7 +212,7 @@ def test_a_restore_that_was_killed_keeps_the_file_as_a_snapshot(site: Site) -> N
     assert files_in(site.path) == SAVED
     contents = [
         files_kept(site.context.places.tree(each.descriptor.snapshot_id))
-        for each in line(site.context, "dev").entries
+        for each in worktree_history(site.context, "dev").entries
     ]
     assert {"dev": PRECIOUS} in contents
     assert {**SAVED, "unsaved": "work"} in contents

@@ -60,22 +60,16 @@ def rename(context: RepositoryContext, old: str, new: str) -> None:
     context.store.transact([*keys, context.trail.stream], decide)
 
 
-def test_a_head_that_moves_to_another_name_is_seen(
-    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_moves_to_another_name_is_seen(context: RepositoryContext, monkeypatch: pytest.MonkeyPatch) -> None:
     head = line_of(context, 1)[-1]
     add_worktree(context, "dev", head=head)
     renames = iter([("dev", "new"), ("new", "newer")])
-    between_listing_and_reading(
-        context, monkeypatch, "jvs/worktrees", lambda: rename(context, *next(renames)), times=2
-    )
+    between_listing_and_reading(context, monkeypatch, "jvs/worktrees", lambda: rename(context, *next(renames)), times=2)
     assert "dev" not in gc_plan._read_roots(context).heads  # one look alone would miss it
     assert gc_plan.find_roots(context).heads["newer"] == head
 
 
-def test_renames_without_end_are_a_conflict(
-    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renames_without_end_are_a_conflict(context: RepositoryContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc_plan, "MAX_READS", 3)
     add_worktree(context, "a")
     names = iter("abcdefgh")

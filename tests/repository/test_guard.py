@@ -23,7 +23,7 @@ from holdfast.fs import calls
 from holdfast.issues.creating import NewIssue
 from holdfast.locks.identity import Holder, boot_clock_id, current_holder, holder_with_pid
 from holdfast.repository.agent import own_leases
-from holdfast.repository.guard import WorktreePath, check, full_check, glance, holds_nothing, place_of
+from holdfast.repository.guard import WorktreePath, check, full_check, holds_nothing, quick_check, worktree_of
 from holdfast.repository.init import initialise
 from holdfast.repository.opening import open_tracker
 from holdfast.repository.repository import Repository
@@ -59,7 +59,7 @@ def stranger() -> Iterator[Holder]:
 
 
 def at_a_glance(place: WorktreePath, lock_id: str | None = None, actor: str | None = None) -> Answer:
-    seen = glance(place, lock_id, actor)
+    seen = quick_check(place, lock_id, actor)
     assert seen is not None, "a glance was not enough"
     return seen if seen is True else told(seen)
 
@@ -168,9 +168,7 @@ def write_lease(place: WorktreePath, content: str) -> None:
     file.write_text(content)
 
 
-def test_a_glance_says_what_the_repository_says_whatever_the_lease_is(
-    place: WorktreePath, stranger: Holder
-) -> None:
+def test_a_glance_says_what_the_repository_says_whatever_the_lease_is(place: WorktreePath, stranger: Holder) -> None:
     for kind in random.Random(8).sample(KINDS, 500):
         write_lease(place, json.dumps(lease_of(kind, stranger)))
         answer = both(place, kind.lock_id, kind.actor)
@@ -212,7 +210,7 @@ def test_a_record_of_an_earlier_version_is_understood(place: WorktreePath, stran
 def test_what_cannot_be_read_is_left_to_the_repository(place: WorktreePath) -> None:
     for content in ("", "{", "[]", "null", '{"lock_id": 1}', "\0", '{"lock_id": "x"}'):
         write_lease(place, content)
-        assert glance(place, None) is None, content
+        assert quick_check(place, None) is None, content
 
 
 # --- Real ones ----------------------------------------------------------------------------------------
@@ -265,7 +263,7 @@ def test_an_unfinished_commit_is_looked_at_closely(root: Path, place: WorktreePa
     assert both(place) is not True
     (intents / "unfinished.json").touch()
 
-    assert glance(place, None) is None
+    assert quick_check(place, None) is None
 
 
 def test_what_may_not_be_looked_into_is_left_to_the_repository(
@@ -276,7 +274,7 @@ def test_what_may_not_be_looked_into_is_left_to_the_repository(
 
     monkeypatch.setattr(calls, "scandir", refuse)
 
-    assert glance(place, None) is None
+    assert quick_check(place, None) is None
     assert not holds_nothing(place.root, None)
 
 
@@ -292,26 +290,24 @@ def test_paths_are_placed_wherever_links_lead(root: Path, tmp_path: Path) -> Non
     theirs = WorktreePath(str(root.resolve()), "theirs")
     main = WorktreePath(str(root.resolve()), "main")
 
-    assert place_of(str(root / "main/link/new/file")) == theirs
-    assert place_of(str(outside / "into/file")) == theirs
-    assert place_of(str(root / "worktrees/theirs/../../main/x")) == main
-    assert place_of(str(root / "main/link/../../main/x")) == main
+    assert worktree_of(str(root / "main/link/new/file")) == theirs
+    assert worktree_of(str(outside / "into/file")) == theirs
+    assert worktree_of(str(root / "worktrees/theirs/../../main/x")) == main
+    assert worktree_of(str(root / "main/link/../../main/x")) == main
     for elsewhere in (root / "main/away/x", outside / "x", root, root / "worktrees", root / ".jvs/x"):
-        assert place_of(str(elsewhere)) is None, elsewhere
+        assert worktree_of(str(elsewhere)) is None, elsewhere
 
 
-def test_a_repository_in_a_worktree_of_another_one_is_a_repository_of_its_own(
-    root: Path, stranger: Holder
-) -> None:
+def test_a_repository_in_a_worktree_of_another_one_is_a_repository_of_its_own(root: Path, stranger: Holder) -> None:
     inner = root / "worktrees/theirs/inner"
     initialise(inner, nested=True)
     Repository(root, holder=stranger).lease("theirs", ttl=MINUTE)
 
-    nested = place_of(str(inner / "main/x"))
+    nested = worktree_of(str(inner / "main/x"))
 
     assert nested == WorktreePath(str(inner.resolve()), "main")
     assert nested is not None
     assert both(nested) is True
-    around = place_of(str(inner.parent / "x"))
+    around = worktree_of(str(inner.parent / "x"))
     assert around is not None
     assert both(around) is not True

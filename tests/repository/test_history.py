@@ -13,7 +13,7 @@ from holdfast.errors import NotFound
 from holdfast.fs import calls
 from holdfast.repository import history
 from holdfast.repository.context import DESCRIPTORS, Consistency, Descriptor, RepositoryContext
-from holdfast.repository.history import History, everything, line
+from holdfast.repository.history import History, all_history, worktree_history
 from holdfast.repository.repository import Repository
 from holdfast.store.files import FileStore
 from holdfast.store.model import Decision, Delete, Replace
@@ -33,31 +33,29 @@ def ids(found: History) -> list[str]:
     return [entry.descriptor.snapshot_id for entry in found.entries]
 
 
-def add_line(
-    context: RepositoryContext, *names: str, start: str | None = None, worktree: str = "main"
-) -> None:
+def add_line(context: RepositoryContext, *names: str, start: str | None = None, worktree: str = "main") -> None:
     for number, name in enumerate(names):
         add_snapshot(context, name, parent=start, worktree=worktree, at=BEGIN + number)
         start = name
 
 
 def test_history_follows_the_parents_from_the_head(context: RepositoryContext) -> None:
-    assert line(context, "main") == History(())
+    assert worktree_history(context, "main") == History(())
     add_line(context, "s1", "s2", "s3")
-    assert ids(line(context, "main")) == ["s3", "s2", "s1"]
-    assert [entry.parent_id for entry in line(context, "main").entries] == ["s2", "s1", None]
+    assert ids(worktree_history(context, "main")) == ["s3", "s2", "s1"]
+    assert [entry.parent_id for entry in worktree_history(context, "main").entries] == ["s2", "s1", None]
     with pytest.raises(NotFound):
-        line(context, "nowhere")
+        worktree_history(context, "nowhere")
 
 
 def test_a_limit_says_that_there_is_more(context: RepositoryContext) -> None:
     add_line(context, "s1", "s2", "s3")
-    short = line(context, "main", limit=2)
+    short = worktree_history(context, "main", limit=2)
     assert ids(short) == ["s3", "s2"]
     assert short.more
     assert short.entries[-1].parent_id == "s1"
-    assert not line(context, "main", limit=3).more
-    assert everything(context, limit=2).more
+    assert not worktree_history(context, "main", limit=3).more
+    assert all_history(context, limit=2).more
 
 
 @pytest.mark.req("LC-27")
@@ -68,7 +66,7 @@ def test_only_complete_snapshots_are_shown_and_the_line_goes_on_behind_them(
     (context.places.tree("s2") / ".READY").unlink()
     context.places.tree("unpublished").mkdir()
     (context.places.tree("unpublished") / ".READY").touch()
-    for found in (line(context, "main"), everything(context)):
+    for found in (worktree_history(context, "main"), all_history(context)):
         assert ids(found) == ["s3", "s1"]
         assert found.entries[0].parent_id == "s1"
         assert found.missing == ()
@@ -76,15 +74,15 @@ def test_only_complete_snapshots_are_shown_and_the_line_goes_on_behind_them(
 
 def test_a_parent_that_is_not_there_is_named(context: RepositoryContext) -> None:
     add_line(context, "s2", "s3", start="s1")
-    assert line(context, "main").missing == ("s1",)
-    assert everything(context).missing == ("s1",)
-    assert line(context, "main", limit=1).missing == ()
+    assert worktree_history(context, "main").missing == ("s1",)
+    assert all_history(context).missing == ("s1",)
+    assert worktree_history(context, "main", limit=1).missing == ()
 
 
 def test_parents_that_go_round_in_a_circle_end_and_nothing_is_left_out(context: RepositoryContext) -> None:
     add_line(context, "s1", "s2", start="s2")
-    assert ids(line(context, "main")) == ["s2", "s1"]
-    assert sorted(ids(everything(context))) == ["s1", "s2"]
+    assert ids(worktree_history(context, "main")) == ["s2", "s1"]
+    assert sorted(ids(all_history(context))) == ["s1", "s2"]
 
 
 def test_all_lines_are_shown_children_first_whatever_the_clocks_said(context: RepositoryContext) -> None:
@@ -93,7 +91,7 @@ def test_all_lines_are_shown_children_first_whatever_the_clocks_said(context: Re
     add_snapshot(context, "d1", parent="s1", worktree="dev", at=BEGIN + 10)
     add_snapshot(context, "d2", parent="d1", worktree="dev", at=BEGIN - 99)  # a clock was set back
     add_reference(context, "v1", "s2")
-    found = everything(context)
+    found = all_history(context)
     order = ids(found)
     assert sorted(order) == ["d1", "d2", "s1", "s2", "s3"]
     assert all(
@@ -111,7 +109,7 @@ def test_all_lines_are_shown_children_first_whatever_the_clocks_said(context: Re
 def test_every_best_effort_snapshot_carries_a_warning(context: RepositoryContext) -> None:
     add_line(context, "s1")
     add_snapshot(context, "s2", parent="s1", consistency=Consistency.BEST_EFFORT)
-    assert [entry.warning for entry in line(context, "main").entries] == [True, False]
+    assert [entry.warning for entry in worktree_history(context, "main").entries] == [True, False]
 
 
 def test_what_is_collected_meanwhile_is_passed_over(
@@ -125,9 +123,7 @@ def test_what_is_collected_meanwhile_is_passed_over(
 
         def decide(view: Any, now: float) -> Decision[None]:
             child = view.get(keys[1])
-            relinked = Descriptor(
-                **{**{n: getattr(child, n) for n in child.__struct_fields__}, "parent_id": "s1"}
-            )
+            relinked = Descriptor(**{**{n: getattr(child, n) for n in child.__struct_fields__}, "parent_id": "s1"})
             return Decision([Delete(keys[0]), Replace(keys[1], relinked)], None)
 
         if context.store.read(keys[0]) is not None:
@@ -138,7 +134,7 @@ def test_what_is_collected_meanwhile_is_passed_over(
         return True
 
     monkeypatch.setattr(history, "is_ready", ready)
-    found = line(context, "main")
+    found = worktree_history(context, "main")
     assert ids(found) == ["s3", "s1"]
     assert found.missing == ()
 
@@ -162,7 +158,7 @@ def test_history_takes_no_lock_and_changes_nothing(context: RepositoryContext) -
         interposed(watch, calls.CHANGING),
     ):
         opened = Repository(root).context
-        assert ids(line(opened, "main")) == ["s2", "s1"]
-        assert ids(everything(opened)) == ["s2", "s1"]
+        assert ids(worktree_history(opened, "main")) == ["s2", "s1"]
+        assert ids(all_history(opened)) == ["s2", "s1"]
     assert seen == []
     assert state_of(root) == before

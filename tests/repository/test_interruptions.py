@@ -18,9 +18,7 @@ from proof.effort import SHARE
 from proof.powercut import power_cuts
 from tests.repository.interruptions import FEW, World, cases, failed_everywhere, killed_everywhere, world
 
-pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="needs fork, and directories that can be exchanged"
-)
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, and directories that can be exchanged")
 
 IN_PLACE, GIVING_UP = "restore in place", "restore in place, nothing kept"
 OPERATIONS = ["snapshot", "restore", IN_PLACE, GIVING_UP, "restore a path"]
@@ -42,9 +40,7 @@ def test_a_kill_at_any_call_leaves_the_old_or_the_new_and_the_next_one_goes_on(o
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name != IN_PLACE])  # two of the others
 @pytest.mark.sampled(1)
-def test_an_error_at_any_call_leaves_the_old_or_the_new_and_the_next_one_goes_on(
-    old: World, name: str
-) -> None:
+def test_an_error_at_any_call_leaves_the_old_or_the_new_and_the_next_one_goes_on(old: World, name: str) -> None:
     faults = [Fault(errno.EIO), Fault(errno.ENOSPC, lasting=True), Fault(errno.ENOSPC)]
     report = failed_everywhere(cases(old)[name], faults, share=SHARE)
     report.require_clean(at_least=50)

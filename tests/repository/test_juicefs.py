@@ -82,9 +82,7 @@ def told(*arguments: str | Path, cwd: Path, **extra: str) -> Any:
 
 
 @pytest.mark.req("WT-12")
-def test_a_mount_that_remembers_nothing_is_safe_and_one_that_does_is_refused(
-    here: Path, remembering: Path
-) -> None:
+def test_a_mount_that_remembers_nothing_is_safe_and_one_that_does_is_refused(here: Path, remembering: Path) -> None:
     found = require_safe(here)
     assert (found.kind, found.network, found.flock, found.link) == ("fuse.juicefs", True, True, True)
     assert found.rename_exchange
@@ -281,9 +279,7 @@ def test_what_was_committed_outlives_the_crash_of_the_mount(juicefs: JuiceFs) ->
     root = mounted / "outlives"
     initialise(root)
     with Repository(root) as repository, repository.lease() as held:
-        put_files(
-            repository.path(MAIN), {f"file-{number}": "x" * number for number in range(0, 2 << 20, 99999)}
-        )
+        put_files(repository.path(MAIN), {f"file-{number}": "x" * number for number in range(0, 2 << 20, 99999)})
         taken = [
             repository.snapshot(MAIN, held, engine=engine).snapshot_id
             for engine in (Engine.COPY, Engine.LINKED, Engine.JUICEFS_CLONE)
@@ -386,9 +382,7 @@ def test_snapshots_of_two_machines_make_one_line(place: Path, here: Path, there:
 
 
 @pytest.mark.req("WT-12")
-def test_with_the_records_on_a_server_a_mount_may_remember(
-    here: Path, remembering: Path, etcd_url: str
-) -> None:
+def test_with_the_records_on_a_server_a_mount_may_remember(here: Path, remembering: Path, etcd_url: str) -> None:
     """Leases are the server's business; trees are whole whatever a machine remembers of others' files."""
     initialise(remembering / "served", store=etcd_url)
     taken = []

@@ -26,7 +26,7 @@ from holdfast.errors import (
 from holdfast.leases.rules import LeaseKeys
 from holdfast.repository.context import MAIN, Isolation, Proof
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace
+from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.worktrees import settle
 from proof.interpose import Attempt, interposed
 from tests.repository.stages import events, expire, files_in, files_kept, json_at, make_repository, put_files
@@ -116,9 +116,7 @@ def test_a_bad_name_is_refused_by_every_operation(repository: Repository, name: 
 
 @pytest.mark.req("WT-06")
 @pytest.mark.parametrize("name", ["a", "A-b_c.9", ".hidden", "-dash", "x" * 128, "main2"])
-def test_names_of_letters_digits_dot_underscore_and_hyphen_are_taken(
-    repository: Repository, name: str
-) -> None:
+def test_names_of_letters_digits_dot_underscore_and_hyphen_are_taken(repository: Repository, name: str) -> None:
     repository.worktrees.create(name)
     assert repository.worktrees.state(name).is_there
     assert name in [each.worktree_id for each in repository.worktrees.configs()]
@@ -321,7 +319,7 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_decided(repository: 
         for attempt in (
             lambda: repository.worktrees.change_name("dev", "new"),
             lambda: repository.remove_worktree("dev"),
-            lambda: repository.snapshots.restore_in_place("dev", "none", proof, InPlace(reason="x")),
+            lambda: repository.snapshots.restore_in_place("dev", "none", proof, RestoreOptions(reason="x")),
         ):
             with pytest.raises(NotWritable):
                 attempt()

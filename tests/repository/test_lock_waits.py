@@ -33,7 +33,7 @@ from holdfast.locks.kernel_locks import inode_of
 from holdfast.locks.repo_lock import RepoLock
 from holdfast.repository.opening import OpenLedger
 from holdfast.repository.repository import Repository
-from holdfast.repository.waits import LockWaits, WaitContext, surroundings, waits_of_repository
+from holdfast.repository.waits import LockWaits, WaitContext, wait_context, waits_of_repository
 from proof.effort import rounds
 from tests.locks.workers import PATIENCE, Line, Workers, wait_until
 from tests.repository.test_waits import (
@@ -286,16 +286,14 @@ def test_only_who_waits_in_turn_waits_for_the_one_whose_turn_it_is(shop: Shop) -
     path = shop.root / "x.lock"
     FileLocker(fair=True).lock_exclusive(path).release()  # makes both files
     waits = LockWaits(WaitContext(WaitNotes([])))
-    fair, any_time = (
-        waits.for_file_lock(str(path), 0.0, shared=False, fair=each).note.thing for each in (True, False)
-    )
+    fair, any_time = (waits.for_file_lock(str(path), 0.0, shared=False, fair=each).note.thing for each in (True, False))
     assert any_time.place == inode_of(path)
     assert fair.place.split() == [inode_of(path), inode_of(f"{path}.queue")]
 
 
 def test_a_data_directory_that_cannot_be_made_does_not_hide_a_wait_from_its_repository(shop: Shop) -> None:
     (shop.root / "file").touch()
-    around = surroundings(shop.root, shop.root / "file" / "data")
+    around = wait_context(shop.root, shop.root / "file" / "data")
     wait = LockWaits(around).for_file_lock(str(shop.root / "x.lock"), 0.0, shared=False, fair=False)
     wait.post()
     assert WaitNotes([waits_of_repository(shop.root)]).notes() == [wait.note]

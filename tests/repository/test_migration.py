@@ -16,7 +16,7 @@ from holdfast.store.files import FileStore
 from holdfast.store.layout import TABLE, Kind
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Append, Create, Delete, Family, Key, Replace, Store, Stream
-from holdfast.store.open import open_address, open_store, open_to_look
+from holdfast.store.open import open_address, open_read_only, open_store
 from holdfast.testing.backend import EVENTS, INDEX, ISSUES, Event, Item, apply, number_of
 from tests.cli.commands import data, error, holdfast
 
@@ -165,7 +165,7 @@ def test_the_command_moves_a_directory_and_switches_it_over(tmp_path: Path, stor
     tried = data(holdfast("migrate", root, "--to", store_url, "--dry-run", "--json"))
     assert tried["copied_documents"] > MANY
     assert not (root / ".holdfast/config.json").exists()
-    assert isinstance(open_to_look(root, store_url), MemoryStore)  # nothing was made for it
+    assert isinstance(open_read_only(root, store_url), MemoryStore)  # nothing was made for it
 
     done = holdfast("migrate", root, "--to", store_url)
     assert "uses the new store from now on" in done.stdout, done.stderr

@@ -84,9 +84,7 @@ def test_a_worktree_without_snapshots_has_no_head(context: RepositoryContext) ->
 def test_naming_a_partial_snapshot_is_refused_as_such(context: RepositoryContext) -> None:
     add_snapshot(context, "b000000000000001", ready=False, head=False)  # .READY is not there
     add_snapshot(context, "b100000000000002", tree=False, head=False)  # nothing of its tree is there
-    (context.places.tree("b200000000000003") / "payload").mkdir(
-        parents=True
-    )  # a crash before it was published
+    (context.places.tree("b200000000000003") / "payload").mkdir(parents=True)  # a crash before it was published
     published_not = context.places.tree("b300000000000004")
     published_not.mkdir()
     (published_not / ".READY").touch()

@@ -135,9 +135,7 @@ def test_a_restore_in_place_stopped_before_any_call_and_stolen_from_changes_noth
 class Duel:
     """Rounds of a publisher, delayed at random, against a thief that comes at random."""
 
-    def __init__(
-        self, root: Path, workers: Workers, publish: Callable[[Rival], Answer] = Rival.snapshot
-    ) -> None:
+    def __init__(self, root: Path, workers: Workers, publish: Callable[[Rival], Answer] = Rival.snapshot) -> None:
         self.context = Rival(root).context
         self.publisher = workers.start(delayed_publisher(root, publish))
         self.thief = workers.start(thief(root))
@@ -181,9 +179,7 @@ def test_delayed_at_random_no_stale_holder_ever_restores_in_place(root: Path, wo
 # --- The detectors ----------------------------------------------------------------------------------
 
 
-def validate_then_publish(
-    context: RepositoryContext, config: Any, descriptor: Any, proof: Any, tag: Any
-) -> Any:
+def validate_then_publish(context: RepositoryContext, config: Any, descriptor: Any, proof: Any, tag: Any) -> Any:
     """The mistake: the lease is checked in one transaction, and the head moved in the next."""
 
     check = proofs.token_check(context, MAIN, proof)
@@ -251,9 +247,7 @@ def snapshots_in_one_lease(root: Path, rival: Rival) -> Callable[[Line], None]:
     return work
 
 
-def test_two_snapshots_at_once_in_one_lease_make_one_line_and_none_is_lost(
-    root: Path, workers: Workers
-) -> None:
+def test_two_snapshots_at_once_in_one_lease_make_one_line_and_none_is_lost(root: Path, workers: Workers) -> None:
     holder = Rival(root)
     holder.acquire(1000)
     pair = workers.start_many(2, snapshots_in_one_lease(root, holder))

@@ -19,7 +19,7 @@ from holdfast.repository import compare, gc, gc_plan
 from holdfast.repository.context import MAIN, Isolation, RepositoryContext
 from holdfast.repository.history import create_reference, resolve
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace
+from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.retention import GcPlan, PlanState, Policy
 from holdfast.repository.snapshot_service import Snapshots
 from proof.interpose import Attempt, interposed
@@ -97,7 +97,7 @@ def name(context: RepositoryContext, old: str) -> object:
 
 
 def plan_restore(context: RepositoryContext, old: str) -> object:
-    how = InPlace(reason="tested", allow_shared=True)
+    how = RestoreOptions(reason="tested", allow_shared=True)
     return [each.path for each in Snapshots(context).plan(MAIN, old, how).comparison.changes]
 
 

@@ -23,14 +23,14 @@ from holdfast.repository import restore as repository_restore
 from holdfast.repository.context import MAIN, Isolation, RepositoryContext
 from holdfast.repository.history import add_pin, create_reference, pins, remove_pin
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace, restore_in_place
+from holdfast.repository.restore import RestoreOptions, restore_in_place
 from holdfast.repository.retention import Policy
 from holdfast.repository.snapshot_service import Snapshots
 from holdfast.repository.snapshots import SnapshotOptions, snapshot
 from holdfast.store.model import Store
 from holdfast.trees import shared_dirs as homes_module
 from holdfast.trees.restore import materialise
-from holdfast.trees.shared_dirs import SharedDirectory, read_shared_directories, write_homes
+from holdfast.trees.shared_dirs import SharedDirectory, read_shared_directories, write_shared_directories
 from proof.effort import until
 from proof.interpose import Attempt, interposed
 from tests.locks.race_rounds import delay_calls
@@ -241,14 +241,12 @@ def test_a_tree_that_was_a_snapshot_again_takes_the_place_of_what_was_left_of_it
     first = keep(context, {"d/file": "1", "d/below/file": "1"}, shared=True)
     shutil.copytree(context.places.tree(first), context.places.root / "copy", symlinks=True)
     second = keep(context, {"d/file": "2", "file": "2"}, shared=True)
-    assert read_shared_directories(context.places.tree(second)) == {
-        b"d/below": SharedDirectory(first, b"d/below")
-    }
+    assert read_shared_directories(context.places.tree(second)) == {b"d/below": SharedDirectory(first, b"d/below")}
     collect(context)
     (context.places.root / "copy").rename(context.places.tree(first))
     shutil.copytree(context.places.tree(second), context.places.tree("0" * 16), symlinks=True)
     (context.places.tree("0" * 16) / "homes").unlink()
-    write_homes(
+    write_shared_directories(
         context.places.tree("0" * 16),
         [(b"d/below", SharedDirectory(first, b"d/below")), (b"d", SharedDirectory(first, b"d"))],
     )
@@ -287,12 +285,10 @@ def spoil(context: RepositoryContext, snapshot_id: str, *, lost: bool = False) -
 
 
 @pytest.mark.parametrize("how", ["cut off", "lost", "lost after a restore"])
-def test_while_one_tree_cannot_say_what_it_needs_nothing_is_deleted(
-    context: RepositoryContext, how: str
-) -> None:
+def test_while_one_tree_cannot_say_what_it_needs_nothing_is_deleted(context: RepositoryContext, how: str) -> None:
     ids = line_of(context, 4, shared=True)
     if how == "lost after a restore":
-        restore_in_place(context, MAIN, ids[1], None, InPlace(reason="tested", allow_shared=True))
+        restore_in_place(context, MAIN, ids[1], None, RestoreOptions(reason="tested", allow_shared=True))
         ids.append(str(context.config(MAIN).head_snapshot_id))
     plan = gc_plan.propose(context).plan
     spoil(context, ids[-1], lost=how != "cut off")
@@ -348,16 +344,14 @@ def in_the_making(context: RepositoryContext, home: str, path: bytes) -> Path:
     """A complete tree that a process has not put in its place yet."""
     tree = context.places.scratch / "0123456789abcdef" / "tree"
     (tree / "payload").mkdir(parents=True)
-    write_homes(tree, [(path, SharedDirectory(home, path))])
+    write_shared_directories(tree, [(path, SharedDirectory(home, path))])
     (tree / ".READY").touch()
     return tree
 
 
 def require_kept_for(context: RepositoryContext, tree: Path) -> None:
     for home in read_shared_directories(tree).values():
-        assert (context.places.remnants / home.tree / "payload" / os.fsdecode(home.path)).is_dir(), (
-            "it is gone"
-        )
+        assert (context.places.remnants / home.tree / "payload" / os.fsdecode(home.path)).is_dir(), "it is gone"
 
 
 def test_what_a_tree_in_the_making_needs_stays(context: RepositoryContext) -> None:
@@ -396,12 +390,9 @@ def test_a_tree_without_a_descriptor_that_others_need_is_never_taken_from_them(
     needing = context.places.tree(ids[2]) / "homes"
     homes = read_shared_directories(context.places.tree(ids[2]))
     needing.unlink()
-    write_homes(
+    write_shared_directories(
         context.places.tree(ids[2]),
-        [
-            (path, SharedDirectory(unknown, home.path) if home.tree == ids[0] else home)
-            for path, home in homes.items()
-        ],
+        [(path, SharedDirectory(unknown, home.path) if home.tree == ids[0] else home) for path, home in homes.items()],
     )
     shutil.copytree(context.places.tree(ids[0]), context.places.tree(unknown), symlinks=True)
     (found,) = repository.examine()
@@ -582,7 +573,7 @@ def take(context: RepositoryContext, old: str) -> None:
 
 
 def put_back(context: RepositoryContext, old: str) -> None:
-    how = InPlace(reason="tested", allow_shared=True, keep=False, force=True)
+    how = RestoreOptions(reason="tested", allow_shared=True, keep=False, force=True)
     restore_in_place(context, MAIN, old, None, how)
 
 
@@ -619,9 +610,7 @@ class BetweenTransactions(Overtaken):
         return attempt.perform() if self.inside else super().__call__(attempt)
 
 
-def met(
-    begun: Begun, scratch: Path, share: Callable[[RepositoryContext, str], object], step: int
-) -> Iterator[str]:
+def met(begun: Begun, scratch: Path, share: Callable[[RepositoryContext, str], object], step: int) -> Iterator[str]:
     """Let somebody begin to share directories, and at one of its calls after the other all else be collected.
     What is wrong after that: something visible that is not whole, or a failure that does not say why."""
     index, over, shared = 1 - step, False, 0
@@ -687,7 +676,7 @@ def taker(root: Path) -> Callable[[Line], None]:
             count += 1
             try:
                 if count % 10 == 0:
-                    how = InPlace(reason="tested", allow_shared=True, keep=False, force=True)
+                    how = RestoreOptions(reason="tested", allow_shared=True, keep=False, force=True)
                     restore_in_place(context, MAIN, told, None, how)
                 else:
                     directory = top / f"d{chance.randrange(8)}" / f"e{chance.randrange(3)}"
@@ -785,7 +774,7 @@ def test_a_sweep_that_leaves_trees_in_the_making_out_is_found(
 ) -> None:
     ids = line_of(context, 3, shared=True)
     tree = in_the_making(context, ids[0], b"main-0/lost")
-    monkeypatch.setattr(gc_sweep, "trees_in_the_making", lambda places: [])
+    monkeypatch.setattr(gc_sweep, "trees_in_progress", lambda places: [])
     collect(context)
     with pytest.raises(AssertionError, match="it is gone"):
         require_kept_for(context, tree)
@@ -806,9 +795,7 @@ def test_a_sweep_that_takes_one_directory_too_much_is_found(
         require_whole(context)
 
 
-def test_a_sweep_that_leaves_something_is_found(
-    context: RepositoryContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_that_leaves_something_is_found(context: RepositoryContext, monkeypatch: pytest.MonkeyPatch) -> None:
     line_of(context, 4, shared=True)
     monkeypatch.setattr(gc, "sweep", lambda context: None)
     collect(context)

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.repository.context import MAIN
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace
+from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.snapshots import SnapshotOptions
 from proof.crash import Kill, Outcome, Report, fresh, judge, run_killed
 from proof.crash import scratch as swept_directory
@@ -43,7 +43,7 @@ Operate = Callable[[Repository, World], object]
 OPERATIONS: dict[str, Operate] = {
     "snapshot": lambda repository, old: repository.snapshots.take(MAIN, old.proof, SnapshotOptions(tag="v1")),
     "restore in place": lambda repository, old: repository.snapshots.restore_in_place(
-        MAIN, old.first, old.proof, InPlace(reason="tested")
+        MAIN, old.first, old.proof, RestoreOptions(reason="tested")
     ),
     "restore": lambda repository, old: repository.snapshots.restore(old.first, "new"),
     "rename": lambda repository, old: repository.worktrees.change_name("dev", "new"),

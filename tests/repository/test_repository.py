@@ -96,9 +96,7 @@ def test_there_is_no_lease_of_a_worktree_that_is_not_there(repository: Repositor
     for attempt in (repository.lease, repository.steal, repository.path):
         with pytest.raises(NotFound, match="no worktree nowhere"):
             attempt("nowhere")
-    assert not (repository.root / ".jvs/locks").exists() or not list(
-        (repository.root / ".jvs/locks").iterdir()
-    )
+    assert not (repository.root / ".jvs/locks").exists() or not list((repository.root / ".jvs/locks").iterdir())
 
 
 def test_what_a_dead_process_has_begun_is_finished_by_the_next_command(repository: Repository) -> None:

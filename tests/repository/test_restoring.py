@@ -38,9 +38,9 @@ from holdfast.repository.context import (
     Isolation,
     Proof,
 )
-from holdfast.repository.history import line, resolve
+from holdfast.repository.history import resolve, worktree_history
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace, Restored, restore_in_place
+from holdfast.repository.restore import Restored, RestoreOptions, restore_in_place
 from holdfast.repository.snapshots import snapshot
 from holdfast.repository.worktrees import settle
 from holdfast.store.model import Decision, Replace
@@ -82,11 +82,11 @@ class Site:
         write(self.payload, NEW)
 
     def restore(self, **how: Any) -> Restored:
-        wanted = InPlace(**{"reason": "tested", **how})
+        wanted = RestoreOptions(**{"reason": "tested", **how})
         return restore_in_place(self.context, MAIN, self.first, self.proof, wanted)
 
     def history(self, worktree: str = MAIN) -> list[Descriptor]:
-        return [each.descriptor for each in line(self.context, worktree).entries]
+        return [each.descriptor for each in worktree_history(self.context, worktree).entries]
 
     def kept(self, snapshot_id: str) -> dict[str, str]:
         return files_kept(self.context.places.tree(snapshot_id))
@@ -180,9 +180,9 @@ def test_what_is_replaced_is_given_up_only_if_told_to(site: Site) -> None:
 @pytest.mark.req("LC-26")
 def test_in_place_needs_the_lock_and_a_reason(site: Site) -> None:
     with pytest.raises(LockNotHeld):
-        restore_in_place(site.context, MAIN, site.first, None, InPlace(reason="tested"))
+        restore_in_place(site.context, MAIN, site.first, None, RestoreOptions(reason="tested"))
     with pytest.raises(FencingMismatch):
-        restore_in_place(site.context, MAIN, site.first, Proof("other", 1), InPlace(reason="tested"))
+        restore_in_place(site.context, MAIN, site.first, Proof("other", 1), RestoreOptions(reason="tested"))
     with pytest.raises(UsageFailure, match="reason"):
         site.restore(reason="  ")
     site.require_nothing_happened()
@@ -211,9 +211,9 @@ def test_in_place_is_refused_in_a_shared_worktree_unless_switched_on(site: Site)
     payload = site.context.places.payload("open")
     write(payload, NEW)
     with pytest.raises(Refused, match="shared"):
-        restore_in_place(site.context, "open", site.first, None, InPlace(reason="tested"))
+        restore_in_place(site.context, "open", site.first, None, RestoreOptions(reason="tested"))
     assert content_of(payload) == NEW
-    how = InPlace(reason="tested", allow_shared=True)
+    how = RestoreOptions(reason="tested", allow_shared=True)
     restored = restore_in_place(site.context, "open", site.first, None, how)
     assert content_of(payload) == OLD
     assert restored.kept is not None
@@ -285,7 +285,7 @@ def test_the_first_content_of_a_worktree_is_kept_as_well(site: Site) -> None:
     write(site.context.places.payload("fresh"), NEW)
     lease = site.repository.lease("fresh")
     proof = Proof(lease.lock_id, lease.token)
-    restore_in_place(site.context, "fresh", site.first, proof, InPlace(reason="tested"))
+    restore_in_place(site.context, "fresh", site.first, proof, RestoreOptions(reason="tested"))
     new, kept = site.history("fresh")
     assert site.kept(kept.snapshot_id) == NEW
     assert new.restored_from == site.first
@@ -339,7 +339,7 @@ def test_a_copy_of_the_repository_can_finish_what_was_on_record(
     assert content_of(context.places.payload(MAIN)) == OLD
     assert context.store.read(OPERATIONS.key(MAIN)) is None
     kept = [
-        files_kept(context.places.tree(each.descriptor.snapshot_id)) for each in line(context, MAIN).entries
+        files_kept(context.places.tree(each.descriptor.snapshot_id)) for each in worktree_history(context, MAIN).entries
     ]
     assert kept[0] == kept[-1] == OLD
     assert NEW in kept
@@ -558,7 +558,7 @@ def test_a_path_that_is_not_in_the_snapshot_or_leads_elsewhere_is_refused(site: 
 
 
 def test_a_plan_says_what_would_happen_and_changes_nothing(site: Site) -> None:
-    plan = site.repository.snapshots.plan(MAIN, site.first, InPlace(reason="tested"))
+    plan = site.repository.snapshots.plan(MAIN, site.first, RestoreOptions(reason="tested"))
     found = {(each.path.decode(), each.what) for each in plan.comparison.changes}
     assert found == {
         ("file", "modified"),
@@ -567,7 +567,7 @@ def test_a_plan_says_what_would_happen_and_changes_nothing(site: Site) -> None:
         ("more", "added"),
     }
     assert plan.keeps
-    part = site.repository.snapshots.plan(MAIN, site.first, InPlace(reason="tested", path="directory"))
+    part = site.repository.snapshots.plan(MAIN, site.first, RestoreOptions(reason="tested", path="directory"))
     assert {each.path.decode() for each in part.comparison.changes} == {"directory/a", "directory/b"}
     site.require_nothing_happened()
 
@@ -591,15 +591,11 @@ def test_without_an_exchange_two_renames_do_it(site: Site) -> None:
 RENAMES = ("rename", "rename_noreplace")
 
 
-def test_killed_between_two_renames_the_worktree_is_missing_which_the_sweep_finds_and_settling_mends() -> (
-    None
-):
+def test_killed_between_two_renames_the_worktree_is_missing_which_the_sweep_finds_and_settling_mends() -> None:
     """What the exchange is for; and that the sweep would see it if it were not made in one step."""
     with world() as made, interposed(without_exchange, ("rename_exchange",)):
         report = killed_everywhere(cases(made)["restore in place, nothing kept"], RENAMES)
-        assert [each.problem for each in report.violations] == [
-            "AssertionError: the worktree is neither old nor new"
-        ]
+        assert [each.problem for each in report.violations] == ["AssertionError: the worktree is neither old nor new"]
         assert report.violations[0].outcome.call is not None
         require_mended(made)
 
@@ -638,7 +634,7 @@ def test_a_link_in_the_place_of_the_directory_is_not_followed(scratch: Path) -> 
         lambda: snapshots.status(MAIN),
         lambda: snapshots.compare(MAIN, first),
         lambda: snapshots.take(MAIN, site.proof),
-        lambda: snapshots.restore_in_place(MAIN, first, site.proof, InPlace(reason="x")),
+        lambda: snapshots.restore_in_place(MAIN, first, site.proof, RestoreOptions(reason="x")),
     ):
         with pytest.raises(PathEscape, match="is a symbolic link"):
             follow()
@@ -658,7 +654,7 @@ def test_a_link_that_comes_during_a_restore_does_not_leave_the_worktree_stuck(
         exchange(*arguments)
 
     monkeypatch.setattr(repository_exchange._Exchange, "make", link_first)
-    restore_in_place(site.context, MAIN, first, site.proof, InPlace(reason="x"))
+    restore_in_place(site.context, MAIN, first, site.proof, RestoreOptions(reason="x"))
 
     assert site.context.store.read(OPERATIONS.key(MAIN)) is None
     assert not site.payload.is_symlink()

@@ -242,9 +242,7 @@ def standings(draw: st.DrawFn) -> GcRoots:
 
 limits = st.none() | st.integers(1, 14)
 policies = st.builds(
-    lambda last, hours, size: Policy(
-        keep_last=last, keep_for=None if hours is None else hours * HOUR, max_bytes=size
-    ),
+    lambda last, hours, size: Policy(keep_last=last, keep_for=None if hours is None else hours * HOUR, max_bytes=size),
     limits,
     limits,
     st.none() | st.just(0),
@@ -272,9 +270,7 @@ def untouchable(roots: GcRoots) -> set[str]:
 
 @settings(max_examples=300, deadline=None)
 @given(standings(), policies)
-def test_every_snapshot_is_kept_or_may_go_and_what_is_needed_never_goes(
-    roots: GcRoots, policy: Policy
-) -> None:
+def test_every_snapshot_is_kept_or_may_go_and_what_is_needed_never_goes(roots: GcRoots, policy: Policy) -> None:
     decision = retain(roots, policy, NOW)
     going = collectable(decision)
     assert len(going) == len(set(going))
@@ -289,9 +285,7 @@ def test_every_snapshot_is_kept_or_may_go_and_what_is_needed_never_goes(
 
 @settings(max_examples=300, deadline=None)
 @given(standings(), policies, st.integers(0, 5), st.integers(0, 5))
-def test_a_policy_that_keeps_more_lets_less_go(
-    roots: GcRoots, policy: Policy, more: int, longer: int
-) -> None:
+def test_a_policy_that_keeps_more_lets_less_go(roots: GcRoots, policy: Policy, more: int, longer: int) -> None:
     generous = Policy(
         keep_last=None if policy.keep_last is None else policy.keep_last + more,
         keep_for=None if policy.keep_for is None else policy.keep_for + longer * HOUR,
@@ -303,9 +297,7 @@ def test_a_policy_that_keeps_more_lets_less_go(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(0, 200), st.integers(0, 50))
-def test_a_larger_budget_lets_less_go_and_no_more_go_than_it_takes(
-    sizes: list[int], budget: int, more: int
-) -> None:
+def test_a_larger_budget_lets_less_go_and_no_more_go_than_it_takes(sizes: list[int], budget: int, more: int) -> None:
     candidates = [Collectable(str(number), "") for number in range(len(sizes))]
 
     def freed(ids: Sequence[str]) -> int:

@@ -157,9 +157,7 @@ def test_a_collection_that_is_killed_anywhere_loses_nothing_and_goes_on(
     assert len(going) == 4
     world = World(context.places.root, plan.plan_id, going, frozenset(snapshots_of(context)) - going)
     homes = [
-        home.tree
-        for each in world.staying
-        for home in read_shared_directories(context.places.tree(each)).values()
+        home.tree for each in world.staying for home in read_shared_directories(context.places.tree(each)).values()
     ]
     world = world._replace(left=going.intersection(homes))
     assert len(world.left) >= 2

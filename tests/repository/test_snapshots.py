@@ -37,7 +37,7 @@ from holdfast.repository.context import (
     RepositoryContext,
     proof_of,
 )
-from holdfast.repository.history import line, resolve
+from holdfast.repository.history import resolve, worktree_history
 from holdfast.repository.repository import Repository
 from holdfast.repository.snapshots import MOST_LISTED, SnapshotOptions, snapshot
 from holdfast.store.model import Create, Decision, Replace
@@ -67,7 +67,7 @@ class Site:
         return snapshot(self.context, MAIN, self.proof, SnapshotOptions(**wanted)).snapshot_id
 
     def ids(self, worktree: str = MAIN) -> list[str]:
-        return [each.descriptor.snapshot_id for each in line(self.context, worktree).entries]
+        return [each.descriptor.snapshot_id for each in worktree_history(self.context, worktree).entries]
 
     def require_nothing_left(self, *expected: str) -> None:
         """These snapshots are there, newest first, and nothing else is, seen or unseen."""

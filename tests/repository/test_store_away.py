@@ -203,9 +203,7 @@ def test_the_checks_are_those_that_would_be_made_with_the_store(tmp_path: Path, 
     assert set(not_made) == {each.name for each in all_checks()} - made  # type: ignore[call-overload]
 
 
-def test_nothing_is_made_on_a_server_that_has_nothing_of_the_repository(
-    tmp_path: Path, postgres_url: str
-) -> None:
+def test_nothing_is_made_on_a_server_that_has_nothing_of_the_repository(tmp_path: Path, postgres_url: str) -> None:
     broken = Broken(tmp_path / "repository", postgres_url)
     broken.run_sql("DROP SCHEMA {schema} CASCADE")
     examined(broken.root)
@@ -218,13 +216,13 @@ def test_nothing_is_made_on_a_server_that_has_nothing_of_the_repository(
 
 def test_a_store_that_goes_away_meanwhile_is_told_once(tmp_path: Path, etcd_url: str) -> None:
     """The server answers when the examination begins, and then no more."""
-    from holdfast.store.open import FailingFast
+    from holdfast.store.open import FailFastStore
 
     root = tmp_path / "repository"
     initialise(root, store=etcd_url)
     with Repository(root, to_examine=True) as repository:
         store = repository.context.store
-        assert isinstance(store, FailingFast)
+        assert isinstance(store, FailFastStore)
         repository.context.config("main")
         assert store._store is not None
         with mock.patch.object(store._store, "scan", side_effect=StoreUnavailable("it", "gone")) as scan:
@@ -352,9 +350,7 @@ def bad_addresses(guarded: GuardedPostgres) -> dict[str, str]:
     }
 
 
-def test_a_store_that_does_not_work_leaves_nothing_behind(
-    tmp_path: Path, guarded_postgres: GuardedPostgres
-) -> None:
+def test_a_store_that_does_not_work_leaves_nothing_behind(tmp_path: Path, guarded_postgres: GuardedPostgres) -> None:
     root, here = tmp_path / "new", tmp_path / "here"
     here.mkdir()
     for store in bad_addresses(guarded_postgres).values():

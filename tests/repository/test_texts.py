@@ -14,7 +14,7 @@ from holdfast.issues.gates import Definition
 from holdfast.issues.tracker import Tracker, Update
 from holdfast.repository.history import add_pin, create_reference
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace
+from holdfast.repository.restore import RestoreOptions
 from holdfast.store.memory import MemoryStore
 from tests.repository.stages import make_repository
 
@@ -44,7 +44,7 @@ class Place:
             self.repository.snapshot("main", lease, note=text)
 
     def restore(self, text: str) -> object:
-        how = InPlace(reason=text, path=None, keep=True, allow_shared=False)
+        how = RestoreOptions(reason=text, path=None, keep=True, allow_shared=False)
         return self.repository.snapshots.plan("main", self.snapshot_id, how)
 
     def one_line(self) -> dict[str, Write]:
@@ -54,9 +54,7 @@ class Place:
             "purpose of a steal": lambda text: self.repository.desk.request(purpose=text),
             "note": self.note,
             "label of a worktree": lambda text: self.repository.worktrees.create(f"w{len(text)}", label=text),
-            "note of a reference": lambda text: create_reference(
-                context, f"r{len(text)}", self.snapshot_id, note=text
-            ),
+            "note of a reference": lambda text: create_reference(context, f"r{len(text)}", self.snapshot_id, note=text),
             "reason of a pin": lambda text: add_pin(context, self.snapshot_id, reason=text),
             "reason": self.restore,
             "title": lambda text: self.create(NewIssue(title=text)),
@@ -73,9 +71,7 @@ class Place:
         return {
             "description": lambda text: self.create(NewIssue(title="x", description=text)),
             "another": lambda text: self.update(Update(description=text)),
-            "of a gate": lambda text: self.tracker.gates.define(
-                Definition("g", description=text), replace=True
-            ),
+            "of a gate": lambda text: self.tracker.gates.define(Definition("g", description=text), replace=True),
         }
 
 

@@ -16,7 +16,7 @@ import pytest
 from holdfast.errors import InUse
 from holdfast.repository.context import MAIN, Proof
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace, Restored
+from holdfast.repository.restore import Restored, RestoreOptions
 from holdfast.repository.usage import usage_of
 from tests.repository.stages import files_in, make_repository, put_files
 
@@ -60,9 +60,7 @@ def repository(scratch: Path) -> Repository:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.sampled(1)
-def test_a_process_that_works_in_it_is_named_and_keeps_it_where_it_is(
-    repository: Repository, way: str
-) -> None:
+def test_a_process_that_works_in_it_is_named_and_keeps_it_where_it_is(repository: Repository, way: str) -> None:
     path = repository.path("dev")
     with process(WAYS[way], path) as pid:
         assert [user.pid for user in repository.worktrees.usage("dev").users] == [pid]
@@ -88,9 +86,7 @@ def test_force_goes_ahead_in_spite_of_processes(repository: Repository) -> None:
     assert [each.worktree_id for each in repository.worktrees.configs()] == [MAIN]
 
 
-def test_a_process_is_seen_also_if_the_repository_is_named_by_a_link(
-    repository: Repository, scratch: Path
-) -> None:
+def test_a_process_is_seen_also_if_the_repository_is_named_by_a_link(repository: Repository, scratch: Path) -> None:
     (scratch / "link").symlink_to(repository.root)
     with process(WAYS["stands in"], repository.path("dev")) as pid:
         named = Repository(scratch / "link")
@@ -108,17 +104,14 @@ def test_a_directory_whose_name_begins_alike_is_another_one(repository: Reposito
 WRITING = {
     "appends": "file = open(PATH + '/below/work', 'a')",
     "has mapped": (
-        "import mmap, os; fd = os.open(PATH + '/below/work', os.O_RDWR); "
-        "mapped = mmap.mmap(fd, 0); os.close(fd)"
+        "import mmap, os; fd = os.open(PATH + '/below/work', os.O_RDWR); mapped = mmap.mmap(fd, 0); os.close(fd)"
     ),
 }
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who writes")
 @pytest.mark.parametrize("way", WRITING)
-def test_what_somebody_has_open_for_writing_is_not_restored_in_place(
-    repository: Repository, way: str
-) -> None:
+def test_what_somebody_has_open_for_writing_is_not_restored_in_place(repository: Repository, way: str) -> None:
     """What it writes afterwards would go into a file that nobody finds again."""
     path = repository.path("dev")
     with repository.lease("dev") as lease:
@@ -126,7 +119,7 @@ def test_what_somebody_has_open_for_writing_is_not_restored_in_place(
         first = repository.snapshots.take("dev", proof).snapshot_id
 
         def restore(**how: Any) -> Restored:
-            wanted = InPlace(**{"reason": "tested", **how})
+            wanted = RestoreOptions(**{"reason": "tested", **how})
             return repository.snapshots.restore_in_place("dev", first, proof, wanted)
 
         with process(WAYS["stands in"], path), process(WAYS["reads a file"], path):
@@ -145,9 +138,7 @@ def test_what_somebody_has_open_for_writing_is_not_restored_in_place(
     sys.platform != "linux" or not hasattr(os, "geteuid") or os.geteuid() != 0 or not shutil.which("unshare"),
     reason="needs root to make a mount namespace",
 )
-def test_a_process_in_a_container_that_calls_it_otherwise_is_seen(
-    repository: Repository, scratch: Path
-) -> None:
+def test_a_process_in_a_container_that_calls_it_otherwise_is_seen(repository: Repository, scratch: Path) -> None:
     elsewhere = scratch / "elsewhere"
     elsewhere.mkdir()
     mount = f'mount --bind {repository.path("dev")} {elsewhere} && cd {elsewhere}/below && exec "$@"'

@@ -104,9 +104,7 @@ def worker_in(shop: Shop) -> Callable[[Line], None]:
 
 
 def things(number: int, kinds: tuple[str, ...]) -> list[tuple[str, str]]:
-    return [(kind, f"tree-{each}" if kind == "lease" else f"{each + 1}") for each, kind in enumerate(kinds)][
-        :number
-    ]
+    return [(kind, f"tree-{each}" if kind == "lease" else f"{each + 1}") for each, kind in enumerate(kinds)][:number]
 
 
 def play(crew: list[Worker], tasks: list[Task], *, last: Worker | None = None) -> Counter[str]:

@@ -181,10 +181,7 @@ class RemovalOfUnsavedWork(Removal):
     def _check_that_it_is_kept(self, repository: Repository) -> None:
         """As a snapshot, unless it is still where it was."""
         places = repository.context.places
-        kept = [
-            files_kept(places.tree(snapshot_id))
-            for snapshot_id, _ in repository.context.store.scan(DESCRIPTORS)
-        ]
+        kept = [files_kept(places.tree(snapshot_id)) for snapshot_id, _ in repository.context.store.scan(DESCRIPTORS)]
         where_it_was = places.payload("dev")
         assert WORK in kept or (where_it_was.is_dir() and files_in(where_it_was) == WORK), "work was lost"
 

@@ -17,7 +17,7 @@ import pytest
 from holdfast.errors import Failure
 from holdfast.leases.rules import LeaseKeys
 from holdfast.repository.context import MAIN, OPERATIONS, Proof, RepositoryContext, TokenCheck, settled_config
-from holdfast.repository.payloads import Right
+from holdfast.repository.payloads import LeasedWorktree
 from holdfast.repository.repository import Repository
 from proof.effort import rounds
 from tests.locks.workers import Line, Worker, Workers
@@ -197,9 +197,7 @@ def test_renaming_against_others_leaves_no_ghost_lock_and_loses_no_work(
         kept = [files_in(stage.repository.path(name)) for name in stage.names()]
         assert WORK in kept, "work was lost"
     assert done["renamed"], done
-    assert len([what for what in done if not what.startswith("E_")]) > 1 or done["renamed"] >= ROUNDS // 2, (
-        done
-    )
+    assert len([what for what in done if not what.startswith("E_")]) > 1 or done["renamed"] >= ROUNDS // 2, done
 
 
 @pytest.mark.req("LC-06", "WT-10")
@@ -229,9 +227,9 @@ def test_removing_against_others_leaves_all_or_nothing(stage: Stage, orders: lis
 
 
 @contextlib.contextmanager
-def no_lease(context: RepositoryContext, worktree: str, purpose: str, **_: object) -> Iterator[Right]:
+def no_lease(context: RepositoryContext, worktree: str, purpose: str, **_: object) -> Iterator[LeasedWorktree]:
     """Forgets to acquire the lease before a worktree is renamed or removed."""
-    yield Right(context.config(worktree), None)
+    yield LeasedWorktree(context.config(worktree), None)
 
 
 def no_token_check(context: RepositoryContext, worktree: str, proof: Proof | None) -> TokenCheck:
@@ -246,13 +244,11 @@ def no_token_check(context: RepositoryContext, worktree: str, proof: Proof | Non
             "holdfast.repository.worktree_changes.leased": no_lease,
             "holdfast.repository.worktree_changes.token_check": no_token_check,
         },
-        {"holdfast.repository.repository.may_be_leased": lambda view, worktree: None},
+        {"holdfast.repository.repository.check_leasable": lambda view, worktree: None},
     ],
     ids=["rename-or-remove-without-lease", "lease-of-what-is-not-there"],
 )
-def test_a_planted_mistake_is_found(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch, planted: dict[str, object]
-) -> None:
+def test_a_planted_mistake_is_found(scratch: Path, monkeypatch: pytest.MonkeyPatch, planted: dict[str, object]) -> None:
     for name, mistake in planted.items():
         monkeypatch.setattr(name, mistake)
     orders = [("remove", "a"), ("acquire", "a"), ("rename", "a"), ("acquire", "b")]

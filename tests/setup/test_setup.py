@@ -136,9 +136,7 @@ def test_undoing_does_not_stumble_over_the_files_of_another_program(project: Pat
     }
 
 
-def test_a_link_out_of_the_project_is_not_followed(
-    project: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_link_out_of_the_project_is_not_followed(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside") / "AGENTS.md"
     outside.write_text("theirs")
     (project / "AGENTS.md").unlink()

@@ -22,9 +22,7 @@ class Foreign(NamedTuple):
 
 FOREIGN = (
     Foreign("advisory locks", r"\bpg_(try_)?advisory", "a no-op in CockroachDB, late in YugabyteDB"),
-    Foreign(
-        "lock modes", r"\bSKIP LOCKED\b|\bNOWAIT\b|\bLOCK TABLE\b|\bLOCK \w+ IN\b", "partly without effect"
-    ),
+    Foreign("lock modes", r"\bSKIP LOCKED\b|\bNOWAIT\b|\bLOCK TABLE\b|\bLOCK \w+ IN\b", "partly without effect"),
     Foreign("weak row locks", r"\bFOR (NO KEY UPDATE|KEY SHARE)\b", "other modes in CockroachDB"),
     Foreign(
         "code in the server",
@@ -49,9 +47,7 @@ FOREIGN = (
         r"\bMERGE\b|\bTRUNCATE\b|\bINHERITS\b|\bXML|\bVACUUM\b",
         "not supported, or DDL there",
     ),
-    Foreign(
-        "own isolation", r"\bSET (SESSION |LOCAL )?TRANSACTION\b|\bISOLATION LEVEL\b", "one level for all"
-    ),
+    Foreign("own isolation", r"\bSET (SESSION |LOCAL )?TRANSACTION\b|\bISOLATION LEVEL\b", "one level for all"),
     Foreign("functions of this server", r"\bpg_(?!notify\b)\w+\s*\(", "many are missing"),
 )
 """Statements are compared without comments and in one line."""

@@ -221,9 +221,7 @@ def append(store: ServedStore, name: str, number: int) -> None:
     store.transact([INDEX, EVENTS], decide)
 
 
-def work_under_the_lease(
-    store: ServedStore, desk: LeaseService, name: str, number: int, diary: Diary
-) -> None:
+def work_under_the_lease(store: ServedStore, desk: LeaseService, name: str, number: int, diary: Diary) -> None:
     """Commit under the token as long as that goes, also when the lease may have been taken over by then."""
     try:
         lease = desk.acquire("main", desk.request(ttl=TTL)).lease
@@ -301,9 +299,7 @@ class Crew:
 def _keep_the_detour(site: Site, line: Line) -> None:
     enter(site.detour.namespace or "")
     proxies = [
-        Proxy(
-            each.port, delay=DELAY, target=each.machine.address, listen=f"{site.detour.address}:{each.port}"
-        )
+        Proxy(each.port, delay=DELAY, target=each.machine.address, listen=f"{site.detour.address}:{each.port}")
         for each in site.servers
     ]
     line.say("open")

@@ -74,9 +74,7 @@ def _swap(found: list[str]) -> list[str]:
     return [*found[:2], found[3], found[2], found[4]]
 
 
-@pytest.mark.parametrize(
-    "tamper", [_change_a_fact, _change_the_actor, _remove, _remove_the_first, _double, _swap]
-)
+@pytest.mark.parametrize("tamper", [_change_a_fact, _change_the_actor, _remove, _remove_the_first, _double, _swap])
 def test_tampering_shows_with_the_place(store: FileStore, tamper: Callable[[list[str]], list[str]]) -> None:
     rewrite(store, tamper(lines(store)))
     with pytest.raises(AuditChainBroken) as broken:

@@ -49,9 +49,7 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_directory_is_opened_once_for_many_uses(
-    directories: Directories, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_is_opened_once_for_many_uses(directories: Directories, monkeypatch: pytest.MonkeyPatch) -> None:
     used(directories, "a/b")
     opened: list[Any] = []
     monkeypatch.setattr(calls, "open", lambda *arguments, **rest: opened.append(arguments))
@@ -79,9 +77,7 @@ def test_one_that_was_replaced_is_opened_anew(directories: Directories, root: Di
         assert opened.get("a/b").status("x") is not None
 
 
-def test_one_that_is_gone_is_not_found_and_can_be_made_again(
-    directories: Directories, root: Directory
-) -> None:
+def test_one_that_is_gone_is_not_found_and_can_be_made_again(directories: Directories, root: Directory) -> None:
     used(directories, "a/b")
     shutil.rmtree(root.path / "a")
 
@@ -104,9 +100,7 @@ def test_a_link_that_leads_elsewhere_is_refused_also_where_a_directory_was_kept(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
-def test_not_more_are_kept_than_a_few_and_none_after_closing(
-    directories: Directories, root: Directory
-) -> None:
+def test_not_more_are_kept_than_a_few_and_none_after_closing(directories: Directories, root: Directory) -> None:
     before = open_descriptors()
     for number in range(MOST_IDLE + 10):
         (root.path / f"d{number}").mkdir()

@@ -165,9 +165,7 @@ Act = Callable[[FileStore, History], object]
 OpenStore = Callable[[Path], FileStore]
 
 
-def record(
-    scratch: Path, open_store: OpenStore, act: Act, start: int, *, kills: int, each: int
-) -> list[Operation]:
+def record(scratch: Path, open_store: OpenStore, act: Act, start: int, *, kills: int, each: int) -> list[Operation]:
     """What many processes do and see, some of which are killed."""
     (scratch / "histories").mkdir()
     with open_store(scratch / "store") as store:

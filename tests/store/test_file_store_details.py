@@ -141,9 +141,7 @@ def test_the_positions_of_a_numbered_stream_are_its_numbers(store: FileStore) ->
     assert append_often(store, LEDGER, "", 1) == [6]
 
 
-def test_appending_to_a_numbered_stream_lists_nothing(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_appending_to_a_numbered_stream_lists_nothing(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     append_often(store, LEDGER, "", 100)
     listed, looked = noted(monkeypatch, "listdir"), noted(monkeypatch, "stat")
     scanned = noted(monkeypatch, "scandir")
@@ -569,9 +567,7 @@ class TestWatchingByLooking(FileBackend, WatchingContract):
 
 
 @pytest.mark.parametrize("by_events", [True, False], ids=["by events", "by looking"])
-def test_a_long_ledger_is_watched(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch, *, by_events: bool
-) -> None:
+def test_a_long_ledger_is_watched(store: FileStore, monkeypatch: pytest.MonkeyPatch, *, by_events: bool) -> None:
     append_often(store, LEDGER, "", 1)
     for number in range(2, 3000):
         (store.path / f"ledger/event-{number:06d}.json").write_bytes(b'{"number":0}')
@@ -591,9 +587,7 @@ def test_watching_a_document_that_is_not_there_makes_nothing_that_looks_like_it(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of events here")
-def test_when_events_are_lost_everything_is_reported(
-    store: FileStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_events_are_lost_everything_is_reported(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     apply(store, Create(ONE, Item(1)))
     with store.watch(ISSUES) as watch:
         apply(store, Create(TWO, Item(1)))

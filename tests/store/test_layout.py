@@ -120,9 +120,7 @@ def test_members_that_share_a_lock_share_its_rank() -> None:
 
 
 @pytest.mark.req("FL-06")
-def test_locks_are_taken_in_one_order_however_they_are_named(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locks_are_taken_in_one_order_however_they_are_named(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     take = DocumentLocks._take
 
@@ -194,9 +192,7 @@ def test_processes_that_name_the_same_in_opposite_orders_never_wait_for_each_oth
         assert len(list(store.entries(EVENTS))) == 4 * ROUNDS
 
 
-def test_locks_in_the_order_of_naming_would_be_found_out(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locks_in_the_order_of_naming_would_be_found_out(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextlib.contextmanager
     def as_named(locks: DocumentLocks, places: Iterable[Location], *, shared: bool = False) -> Iterator[None]:
         with contextlib.ExitStack() as held:

@@ -119,9 +119,7 @@ def test_packets_are_dropped_between_two_machines_in_one_direction_or_in_both(
 
 
 @pytest.mark.parametrize("lost", ["answers", "requests"])
-def test_an_outcome_that_nobody_told_is_found_out_by_the_id(
-    filtered_network: Network, site: Site, lost: str
-) -> None:
+def test_an_outcome_that_nobody_told_is_found_out_by_the_id(filtered_network: Network, site: Site, lost: str) -> None:
     """A commit is sent, and nothing comes back for so long that its outcome is unknown: the server had it, or
     it never got there. Which of the two is found out when the way is free again."""
     client = site.clients[0]
@@ -210,9 +208,7 @@ PLANTED: dict[str, Callable[[MemoryStore, Diary], object]] = {
     "something was lost": lambda store, diary: diary.note(9, "done"),
     "something was done twice": lambda store, diary: apply(store, Append(EVENTS, Event(0, "client-0"))),
     "something was done that was said not to be": lambda store, diary: diary.note(1, "E_STORE_UNAVAILABLE"),
-    "a stale token has committed": lambda store, diary: apply(
-        store, Append(LEDGER, Event(1, "client-0.0.1"))
-    ),
+    "a stale token has committed": lambda store, diary: apply(store, Append(LEDGER, Event(1, "client-0.0.1"))),
 }
 
 

@@ -65,9 +65,7 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield word, "" if following.startswith("--") else following
 
 
-def test_etcd_runs_as_the_unit_says_and_takes_the_address_of_the_page(
-    server_scratch: Path, certificates: Path
-) -> None:
+def test_etcd_runs_as_the_unit_says_and_takes_the_address_of_the_page(server_scratch: Path, certificates: Path) -> None:
     directory = server_scratch / "etcd"
     directory.mkdir()
     server = EtcdOfThePage(directory, certificates)
@@ -126,9 +124,7 @@ def test_several_hosts_may_be_named_and_one_that_is_away_does_no_harm(
         pass
 
 
-def test_a_process_has_one_connection_and_one_more_while_it_waits(
-    postgres_server: Postgres, postgres_url: str
-) -> None:
+def test_a_process_has_one_connection_and_one_more_while_it_waits(postgres_server: Postgres, postgres_url: str) -> None:
     url = f"{postgres_url}&application_name=counted"
     count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'counted'"
     with (

@@ -202,9 +202,7 @@ class NoListening(Door):
             client.shutdown(socket.SHUT_RDWR)
 
 
-def test_where_listening_is_refused_changes_are_looked_for(
-    postgres_server: Postgres, postgres_url: str
-) -> None:
+def test_where_listening_is_refused_changes_are_looked_for(postgres_server: Postgres, postgres_url: str) -> None:
     between = NoListening(postgres_server.port)
     url = postgres_url.replace(f":{postgres_server.port}/", f":{between.port}/")
     with between, PostgresStore(url) as store, PostgresStore(postgres_url) as other:

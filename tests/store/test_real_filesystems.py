@@ -71,9 +71,7 @@ def cut_power(mounted: Path) -> None:
     fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _WITHOUT_FLUSHING_THE_LOG))
 
 
-def operate_and_cut(
-    case: CommitCase, directory: Path, mounted: Path, index: int | None, writer: int
-) -> NoReturn:
+def operate_and_cut(case: CommitCase, directory: Path, mounted: Path, index: int | None, writer: int) -> NoReturn:
     """Be the child: cut the power after the call `index`; None: after the commit has returned."""
     if sys.platform == "win32":
         raise NotImplementedError

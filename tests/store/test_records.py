@@ -171,9 +171,7 @@ def nearly_written(draw: st.DrawFn) -> bytes:
         return b"{}"
     at = draw(st.integers(0, len(content)))
     cut = draw(st.integers(0, 3))
-    put = draw(
-        st.sampled_from([b"", b" ", b"0", b"e999", b"NaN", b"null", b"\\ud800", b'"number":null,', b"\xff"])
-    )
+    put = draw(st.sampled_from([b"", b" ", b"0", b"e999", b"NaN", b"null", b"\\ud800", b'"number":null,', b"\xff"]))
     return content[:at] + put + content[at + cut :]
 
 

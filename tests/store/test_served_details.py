@@ -185,9 +185,7 @@ def test_it_runs_on_the_latest_postgres_too(server_scratch: Path) -> None:
 
     run_state_machine(fresh, examples=3)
     with PostgresStore(server.url) as one, PostgresStore(server.url) as other, one.watch(ONE) as watch:
-        run_threads(
-            lambda: increment_often(one, ONE, EVENTS, 10), lambda: increment_often(other, ONE, EVENTS, 10)
-        )
+        run_threads(lambda: increment_often(one, ONE, EVENTS, 10), lambda: increment_often(other, ONE, EVENTS, 10))
         assert watch.wait(30) == {ONE.name}
         assert number_of(one, ONE) == 20
     server.kill()

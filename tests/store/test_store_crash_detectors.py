@@ -23,9 +23,7 @@ from tests.store.commit_cases import ALL
 from tests.store.commit_operations import restoring, touching
 from tests.store.commit_scenarios import after_deaths, after_faults, death_points
 
-pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="needs fork, and directories that can be synced"
-)
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, and directories that can be synced")
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 Sweep = Callable[[], Report]
@@ -153,9 +151,7 @@ def several_without_an_intent(plant: pytest.MonkeyPatch) -> None:
 
 def append_behind_a_torn_tail(plant: pytest.MonkeyPatch) -> None:
     def append(directory: Directory, name: str, record: bytes, **options: Any) -> None:
-        fd = calls.open(
-            directory.at(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666, dir_fd=directory.fd
-        )
+        fd = calls.open(directory.at(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666, dir_fd=directory.fd)
         calls.write(fd, record + b"\n")
         calls.fsync(fd)
         calls.close(fd)
@@ -247,9 +243,7 @@ def batch_dropped_before_its_names_are_durable(plant: pytest.MonkeyPatch) -> Non
 
 def batch_without_its_last_sync(plant: pytest.MonkeyPatch) -> None:
     sync_names = durable.sync_names
-    plant.setattr(
-        durable, "sync_names", lambda directory, name="": sync_names(directory, name) if name else None
-    )
+    plant.setattr(durable, "sync_names", lambda directory, name="": sync_names(directory, name) if name else None)
 
 
 def batch_leaves_its_drafts(plant: pytest.MonkeyPatch) -> None:
@@ -299,9 +293,7 @@ PLANTED: list[tuple[Plant, Sweep, str]] = [
     ids=[f"{plant.__name__}-{sweep.__qualname__.partition('.')[0]}" for plant, sweep, _ in PLANTED],
 )
 @pytest.mark.sampled(1)
-def test_a_planted_mistake_is_found(
-    plant: Plant, sweep: Sweep, symptom: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_mistake_is_found(plant: Plant, sweep: Sweep, symptom: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     problems = [violation.problem for violation in sweep().violations]
     assert any(symptom in problem for problem in problems), f"of {len(problems)}: {problems[:3]}"

@@ -33,9 +33,7 @@ from tests.store.commit_scenarios import (
 )
 from tests.store.worlds import GATES, Named, drafts_left
 
-pytestmark = pytest.mark.skipif(
-    sys.platform == "win32", reason="needs fork, and directories that can be synced"
-)
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork, and directories that can be synced")
 
 POINTS_DEMANDED, STATES_DEMANDED = 10_000, 20_000
 """What all sweeps together must try: kills and errors, and different states after a power cut."""
@@ -59,22 +57,11 @@ USED = [name for name in (*SINGLE, *SEVERAL) if ALL[name].old.documents or ALL[n
 MANY_STATES = ("take a snapshot", "share out")
 BATCH = "append two to the ledger"
 """Its drafts multiply the states of whoever comes next: of those only a sample is tried."""
-IN_A_ROW = [
-    name for name in USED if name not in ("wide", "create, large", "append a long line", BATCH, *MANY_STATES)
-]
+IN_A_ROW = [name for name in USED if name not in ("wide", "create, large", "append a long line", BATCH, *MANY_STATES)]
 NEW, WARM = False, True
 FOLLOWED = [
-    *(
-        (name, second, warm)
-        for name in IN_A_ROW
-        for second in ("everything", "one thing")
-        for warm in (NEW, WARM)
-    ),
-    *(
-        (name, second, warm)
-        for name in MANY_STATES
-        for second, warm in (("everything", NEW), ("one thing", WARM))
-    ),
+    *((name, second, warm) for name in IN_A_ROW for second in ("everything", "one thing") for warm in (NEW, WARM)),
+    *((name, second, warm) for name in MANY_STATES for second, warm in (("everything", NEW), ("one thing", WARM))),
 ]
 """What died, what came next, and whether that came through a new store or through one that was in use."""
 

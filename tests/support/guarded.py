@@ -133,9 +133,7 @@ class EncryptedEtcd(Etcd):
         super().__init__(directory, options=[*options, "--client-cert-auth"])
 
     def command(self) -> list[str]:
-        return [
-            each.replace(f"http://{self.endpoint}", f"https://{self.endpoint}") for each in super().command()
-        ]
+        return [each.replace(f"http://{self.endpoint}", f"https://{self.endpoint}") for each in super().command()]
 
     def answers(self) -> bool:
         return self._connects()

@@ -138,9 +138,7 @@ class Server:
         while not self.answers():
             died = self.process is None or self.process.poll() is not None
             if died or time.monotonic() > end:
-                raise RuntimeError(
-                    f"a server did not start:\n{self._log.read_text(errors='replace')[-3000:]}"
-                )
+                raise RuntimeError(f"a server did not start:\n{self._log.read_text(errors='replace')[-3000:]}")
             time.sleep(0.02)
 
     def kill(self) -> None:
@@ -173,9 +171,7 @@ class Server:
 class Postgres(Server):
     """A PostgreSQL server, on fresh data."""
 
-    def __init__(
-        self, directory: Path, machine: Machine = HERE, *, durable: bool = False, version: str = ""
-    ) -> None:
+    def __init__(self, directory: Path, machine: Machine = HERE, *, durable: bool = False, version: str = "") -> None:
         """`version` is one of those that the wheel has beside its main one."""
         super().__init__(directory, machine)
         self._durable = durable

@@ -100,9 +100,7 @@ class SaysYes(FileStore):
 class StartsOverWhenDamaged(FileStore):
     """Takes a document that cannot be read for one that is not there."""
 
-    def _document(
-        self, key: Key[Record], location: Location, content: bytes | None
-    ) -> Document[Record] | None:
+    def _document(self, key: Key[Record], location: Location, content: bytes | None) -> Document[Record] | None:
         try:
             return super()._document(key, location, content)
         except Corrupt:
@@ -216,20 +214,14 @@ C = StoreContract
 RACES = 20
 
 PLANTED: dict[str, Planted] = {
-    "a commit by halves is seen": Planted(
-        ByHalves, C.test_what_was_seen_in_one_document_is_seen_in_all, (), RACES
-    ),
+    "a commit by halves is seen": Planted(ByHalves, C.test_what_was_seen_in_one_document_is_seen_in_all, (), RACES),
     "a commit by halves is left": Planted(
         ByHalves,
         C.test_what_is_said_agrees_with_what_is_seen_and_nothing_happens_twice,
         ("after", "two documents"),
     ),
-    "updates are lost without locks": Planted(
-        WithoutLocks, C.test_threads_that_count_lose_nothing, (), RACES
-    ),
-    "records are lost without locks": Planted(
-        WithoutLocks, C.test_threads_that_append_lose_nothing, (EVENTS,), RACES
-    ),
+    "updates are lost without locks": Planted(WithoutLocks, C.test_threads_that_count_lose_nothing, (), RACES),
+    "records are lost without locks": Planted(WithoutLocks, C.test_threads_that_append_lose_nothing, (EVENTS,), RACES),
     "several win without locks": Planted(WithoutLocks, C.test_one_thread_wins_each_swap, (), RACES),
     "readers do not look at intents": Planted(
         WithoutLookingAtIntents, C.test_what_was_seen_in_one_document_is_seen_in_all, (), RACES
@@ -240,9 +232,7 @@ PLANTED: dict[str, Planted] = {
         (),
         RACES,
     ),
-    "what is read together is not": Planted(
-        ReadsOneByOne, C.test_what_is_read_together_is_of_one_moment, (5,), RACES
-    ),
+    "what is read together is not": Planted(ReadsOneByOne, C.test_what_is_read_together_is_of_one_moment, (5,), RACES),
     "a lost answer makes it happen twice": Planted(
         TriesAgain,
         C.test_what_is_said_agrees_with_what_is_seen_and_nothing_happens_twice,
@@ -258,9 +248,7 @@ PLANTED: dict[str, Planted] = {
         C.test_a_damaged_document_is_reported_with_its_place_and_not_overwritten,
         ("not JSON",),
     ),
-    "one of two records is lost": Planted(
-        LosesOneOfTwo, C.test_several_records_are_appended_together_in_order
-    ),
+    "one of two records is lost": Planted(LosesOneOfTwo, C.test_several_records_are_appended_together_in_order),
     "create replaces": Planted(
         CreatesOver,
         C.test_a_change_that_does_not_fit_is_refused_and_nothing_is_changed,

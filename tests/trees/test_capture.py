@@ -116,11 +116,7 @@ def test_only_what_changed_is_read_and_stored(snapshots: Snapshots) -> None:
     second = snapshots.place / "tree-2"
 
     assert sorted(set(opened)) == ["d0/f1", "d0/new", "d1/f2"]
-    fresh = {
-        name
-        for name, inode in inodes(second / PAYLOAD).items()
-        if inode not in inodes(first / PAYLOAD).values()
-    }
+    fresh = {name for name, inode in inodes(second / PAYLOAD).items() if inode not in inodes(first / PAYLOAD).values()}
     assert fresh == {"d0/f1", "d0/new", "d1/f2"}
     assert [(each.path, each.what) for each in compare(first, second) if each.kind == "f"] == [
         (b"d0/f1", "modified"),
@@ -176,9 +172,7 @@ def test_what_a_damaged_base_has_lost_is_taken_from_the_source(snapshots: Snapsh
     assert list(verify(second, captured.payload_hash)) == []
 
 
-def test_at_the_limit_of_links_files_are_copied(
-    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_the_limit_of_links_files_are_copied(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
     link, limit = calls.link, 3
 
     def limited(source: Any, target: Any, **options: Any) -> None:
@@ -253,19 +247,13 @@ def racy(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return [each.path for each in read_manifest(second) if each.path == b"d1/f1" and each.sha256 != wanted]
 
 
-def test_a_file_that_changed_just_before_is_read_again(
-    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changed_just_before_is_read_again(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
     assert racy(snapshots, monkeypatch) == []
 
 
-def test_trusting_the_times_of_such_a_file_is_found(
-    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trusting_the_times_of_such_a_file_is_found(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: marks of recent files are kept in the cache."""
-    monkeypatch.setattr(
-        "holdfast.trees.capture_directories.without_recent", lambda identity, _listing, _now: identity
-    )
+    monkeypatch.setattr("holdfast.trees.capture_directories.without_recent", lambda identity, _listing, _now: identity)
     assert racy(snapshots, monkeypatch) == [b"d1/f1"]
 
 
@@ -295,13 +283,9 @@ def test_a_directory_that_changed_just_before_is_read_again(
     assert racy_directory(snapshots, monkeypatch) == []
 
 
-def test_trusting_the_time_of_such_a_directory_is_found(
-    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trusting_the_time_of_such_a_directory_is_found(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the time of a directory that changed just before is kept in the cache."""
-    monkeypatch.setattr(
-        "holdfast.trees.capture_directories.without_recent", lambda identity, _listing, _now: identity
-    )
+    monkeypatch.setattr("holdfast.trees.capture_directories.without_recent", lambda identity, _listing, _now: identity)
     assert racy_directory(snapshots, monkeypatch) == [b"d1"]
 
 
@@ -465,9 +449,7 @@ def test_without_rights_the_owner_is_recorded_and_its_loss_reported(scratch: Pat
     assert as_nobody(scratch) == f"{captured.payload_hash} 4"  # two files, two directories
 
 
-def test_a_full_disk_is_a_failure_and_no_tree_is_ready(
-    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_failure_and_no_tree_is_ready(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
     write = calls.write
 
     def full(descriptor: int, content: Any) -> int:
@@ -488,9 +470,7 @@ def test_special_files_are_reported_and_never_opened(tmp_path: Path) -> None:
     source = grow(tmp_path / "source")
     for base in (None, tmp_path / "tree-1"):
         tree = tmp_path / f"tree-{1 if base is None else 2}"
-        captured = capture(
-            source, tree, engine=Engine.LINKED, base=base, cache=tmp_path / "cache", quiesced=True
-        )
+        captured = capture(source, tree, engine=Engine.LINKED, base=base, cache=tmp_path / "cache", quiesced=True)
         assert {"fifo: fifo", "socket: socket"} <= set(captured.special)
         assert captured.not_preserved == ()
 
@@ -522,9 +502,7 @@ def test_a_tree_deeper_than_any_path_is_captured_restored_and_removed(tmp_path: 
     os.close(here)
     first = capture(tmp_path / "source", tmp_path / "a", engine=Engine.LINKED, quiesced=True)
     materialise(tmp_path / "a", tmp_path / "restored")
-    again = capture(
-        tmp_path / "restored", tmp_path / "b", engine=Engine.LINKED, base=tmp_path / "a", quiesced=True
-    )
+    again = capture(tmp_path / "restored", tmp_path / "b", engine=Engine.LINKED, base=tmp_path / "a", quiesced=True)
 
     assert (first.files, first.directories) == (1, depth + 1)
     assert again.payload_hash == first.payload_hash
@@ -547,9 +525,7 @@ def test_a_new_name_for_an_inode_elsewhere_is_seen(snapshots: Snapshots) -> None
     assert cached.payload_hash == plain.payload_hash
     links = {each.path: each.first_link for each in read_manifest(second) if each.first_link}
     assert links == {b"z0/f0": b"d2/twin"}
-    assert {each.path: each.first_link for each in read_manifest(first) if each.first_link} == {
-        b"d2/twin": b"d0/f0"
-    }
+    assert {each.path: each.first_link for each in read_manifest(first) if each.first_link} == {b"d2/twin": b"d0/f0"}
 
 
 def test_progress_counts_up(snapshots: Snapshots) -> None:
@@ -621,9 +597,7 @@ def test_a_file_with_two_names_that_changes_between_them_is_two(
     snapshots.fill({"x/twice": b"old"})
     (snapshots.source / "y").mkdir()
     os.link(snapshots.source / "x/twice", snapshots.source / "y/twice")
-    change_after_the_scan(
-        monkeypatch, "twice", 2, lambda: (snapshots.source / "x/twice").write_bytes(content)
-    )
+    change_after_the_scan(monkeypatch, "twice", 2, lambda: (snapshots.source / "x/twice").write_bytes(content))
     tree, captured = snapshots.take(quiesced=False)
 
     assert list(verify(tree, captured.payload_hash)) == []

@@ -48,9 +48,7 @@ MODIFIED: dict[str, tuple[str, Callable[[Path], object], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", MODIFIED)
-def test_a_modification_is_found_with_its_aspects(
-    source: Path, tree: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_modification_is_found_with_its_aspects(source: Path, tree: Path, tmp_path: Path, name: str) -> None:
     what, modify, aspects = MODIFIED[name]
     modify(source / what)
     (found,) = [each for each in changes(source, tree) if each.path == what.encode()]
@@ -59,9 +57,7 @@ def test_a_modification_is_found_with_its_aspects(
     assert found.what == "modified"
     assert aspects <= set(found.aspects) or name == "attribute"
     assert list(compare(tree, tmp_path / "second")) == list(changes(source, tree))
-    assert [each.what for each in compare(tmp_path / "second", tree) if each.path == what.encode()] == [
-        "modified"
-    ]
+    assert [each.what for each in compare(tmp_path / "second", tree) if each.path == what.encode()] == ["modified"]
 
 
 def test_added_and_removed_directories_are_listed_with_all_that_is_in_them(source: Path, tree: Path) -> None:

@@ -81,9 +81,7 @@ def test_whatever_little_is_read_at_a_time(seed: int, size: int) -> None:
         assert copied(here / "file", here / "target") == (here / "file").read_bytes()
 
 
-@given(
-    places=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9000)), max_size=4), end=st.integers(0, 3)
-)
+@given(places=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9000)), max_size=4), end=st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_holes_are_hashed_as_what_one_reads_there(places: list[tuple[int, int]], end: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch, place() as here:
@@ -97,9 +95,7 @@ def test_holes_are_hashed_as_what_one_reads_there(places: list[tuple[int, int]],
 
 
 @pytest.mark.usefixtures("small")
-def test_a_buffer_that_is_used_again_too_soon_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_buffer_that_is_used_again_too_soon_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the next pieces are read into what the other thread has yet to hash."""
 
     class Slow:
@@ -173,9 +169,7 @@ def test_a_small_file_is_read_to_its_end_however_little_comes_at_a_time(
 
 
 @pytest.mark.usefixtures("small")
-def test_without_another_thread_it_is_hashed_in_this_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_another_thread_it_is_hashed_in_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -149,9 +149,7 @@ def test_two_directories_swap_their_places(tmp_path: Path) -> None:
         exchange(tmp_path / "a", tmp_path / "nothing")
 
 
-def test_where_there_is_no_exchange_the_failure_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_there_is_no_exchange_the_failure_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise OSError(38, "Function not implemented")
 

@@ -18,15 +18,15 @@ from holdfast.fs import calls
 from holdfast.trees.capture import capture
 from holdfast.trees.engines import Engine
 from holdfast.trees.retained_dirs import (
-    RetainedDirectories,
-    freed_in_turn,
+    TrashDirectory,
     is_trimmed,
     needed,
-    needed_in_the_making,
+    needed_by_captures,
+    reclaimable_sizes,
     tree_bytes,
     trim,
 )
-from holdfast.trees.shared_dirs import SharedDirectory, share_tree, write_homes
+from holdfast.trees.shared_dirs import SharedDirectory, share_tree, write_shared_directories
 from holdfast.trees.verify import verify
 from holdfast.trees.walker import remove_tree
 from proof.crash import Outcome, kill_points
@@ -78,7 +78,7 @@ def require_trimmed(retained: Path, need: set[bytes]) -> None:
 
 def trimmed(retained: Path, need: set[bytes], bin_: Path) -> None:
     bin_.mkdir()
-    trim(retained, need, RetainedDirectories(bin_))
+    trim(retained, need, TrashDirectory(bin_))
     remove_tree(bin_)
 
 
@@ -87,9 +87,7 @@ def test_what_is_needed_stays_as_it_is_and_nothing_else_does(tmp_path: Path, see
     chance = random.Random(seed)
     retained, need = make(tmp_path / "retained"), {each.encode() for each in DIRECTORIES}
     while need:
-        assert is_trimmed(retained, need) is (
-            len(need) == len(DIRECTORIES) and not (retained / "homes").exists()
-        )
+        assert is_trimmed(retained, need) is (len(need) == len(DIRECTORIES) and not (retained / "homes").exists())
         trimmed(retained, need, tmp_path / "bin")
         require_trimmed(retained, need)
         before = seen(retained)
@@ -112,12 +110,12 @@ class Trimming:
         (directory / "bin2").mkdir()
 
     def operate(self, directory: Path) -> None:
-        trim(directory / "retained", self.need, RetainedDirectories(directory / "bin"))
+        trim(directory / "retained", self.need, TrashDirectory(directory / "bin"))
 
     def check(self, directory: Path, outcome: Outcome) -> None:
         for each in self.need:
             assert (directory / "retained/payload" / each.decode() / "file").exists()
-        trim(directory / "retained", self.need, RetainedDirectories(directory / "bin2"))
+        trim(directory / "retained", self.need, TrashDirectory(directory / "bin2"))
         require_trimmed(directory / "retained", set(self.need))
 
 
@@ -135,7 +133,7 @@ def test_a_trim_that_has_no_room_for_a_note_does_without(tmp_path: Path) -> None
         return attempt.perform()
 
     with interposed(full):
-        trim(retained, {b"a"}, RetainedDirectories(tmp_path / "bin"))
+        trim(retained, {b"a"}, TrashDirectory(tmp_path / "bin"))
     require_trimmed(retained, {b"a"})
 
 
@@ -149,7 +147,7 @@ def test_what_is_mounted_in_a_retained_tree_is_not_touched(
     try:
         for need in ({b"a"}, set[bytes]()):
             with pytest.raises(Refused):
-                trim(retained, need, RetainedDirectories(tmp_path / "bin"))
+                trim(retained, need, TrashDirectory(tmp_path / "bin"))
         assert (retained / "payload/f/file").exists()
     finally:
         subprocess.run(["umount", inside], check=True)
@@ -179,7 +177,7 @@ def test_a_needed_directory_that_is_lost_is_not_made_up(tmp_path: Path) -> None:
 
 def with_shared(tree: Path, **there: set[bytes]) -> Path:
     tree.mkdir(parents=True, exist_ok=True)
-    write_homes(
+    write_shared_directories(
         tree, [(path, SharedDirectory(name, path)) for name, paths in there.items() for path in sorted(paths)]
     )
     return tree
@@ -199,21 +197,21 @@ def test_a_list_that_cannot_be_read_is_told_and_not_taken_for_none(tmp_path: Pat
 
 def test_a_list_that_is_being_written_is_no_damage_but_one_of_a_complete_tree_is(tmp_path: Path) -> None:
     tree = with_shared(tmp_path / "tree", one={b"c"})
-    assert needed_in_the_making([tree]) == {"one": {b"c"}}
+    assert needed_by_captures([tree]) == {"one": {b"c"}}
     whole = (tree / "homes").read_bytes()
     (tree / "homes").chmod(0o600)
     (tree / "homes").write_bytes(whole[:-1])
-    assert needed_in_the_making([tree]) == {}
+    assert needed_by_captures([tree]) == {}
     (tree / ".READY").touch()
     with pytest.raises(Corrupt):
-        needed_in_the_making([tree])
+        needed_by_captures([tree])
 
     def finished_meanwhile(attempt: Attempt) -> object:
         (tree / "homes").write_bytes(whole)
         return attempt.perform()
 
     with interposed(finished_meanwhile, ["stat"]):
-        assert needed_in_the_making([tree]) == {"one": {b"c"}}
+        assert needed_by_captures([tree]) == {"one": {b"c"}}
 
 
 def test_a_list_that_may_not_be_read_is_told(tmp_path: Path) -> None:
@@ -261,15 +259,13 @@ def test_what_becomes_free_is_known_for_each_number_of_trees_that_go(tmp_path: P
                     snapshots / names[number - 1] / "payload" / each / "file",
                     tree / "payload" / each / "same",
                 )
-        others = {
-            other: {each.encode() for each in chance.sample(DIRECTORIES, 2)} for other in names[:number]
-        }
+        others = {other: {each.encode() for each in chance.sample(DIRECTORIES, 2)} for other in names[:number]}
         with_shared(tree, **others)
     (snapshots / names[0]).rename(retained_trees / names[0])
     going = chance.sample(names[1:], 4)
     stay = [snapshots / name for name in names[1:] if name not in going]
     before = used(snapshots, retained_trees) - used_alone(snapshots, retained_trees)
-    foretold = freed_in_turn([snapshots / name for name in going], needed(stay), [retained_trees / names[0]])
+    foretold = reclaimable_sizes([snapshots / name for name in going], needed(stay), [retained_trees / names[0]])
     assert foretold == sorted(foretold)
     for count in range(len(going) + 1):
         if count:
@@ -290,8 +286,8 @@ def used_alone(*directories: Path) -> int:
 
 def test_one_that_goes_and_cannot_say_what_it_needs_is_no_obstacle(tmp_path: Path) -> None:
     tree = make(tmp_path / "tree")  # its list is none
-    assert freed_in_turn([tree], {}) == [0, used(tree)]
-    assert freed_in_turn([tree, tmp_path / "missing"], {"tree": {b"a"}})[2] < used(tree)
+    assert reclaimable_sizes([tree], {}) == [0, used(tree)]
+    assert reclaimable_sizes([tree, tmp_path / "missing"], {"tree": {b"a"}})[2] < used(tree)
     assert calls.stat(tree / "homes").st_size > 0
 
 
@@ -320,7 +316,7 @@ def test_a_retained_tree_that_is_a_subvolume_is_trimmed_too(
     (place / "remnants").mkdir()
     first.rename(place / "remnants" / "one")
     bin_.mkdir()
-    trim(place / "remnants" / "one", need, RetainedDirectories(bin_))
+    trim(place / "remnants" / "one", need, TrashDirectory(bin_))
 
     assert is_trimmed(place / "remnants" / "one", need)
     assert list(verify(third, captured.payload_hash)) == []

@@ -64,9 +64,7 @@ def round_trip(place: Path, engines: list[Engine]) -> None:
         first = capture(source, place / f"{engine}-1", engine=engine, cache=place / "cache", quiesced=True)
         base = place / f"{engine}-1"
         again = capture(source, place / f"{engine}-2", engine=engine, base=base, quiesced=True)
-        cached = capture(
-            source, place / f"{engine}-3", engine=engine, base=base, cache=place / "cache", quiesced=False
-        )
+        cached = capture(source, place / f"{engine}-3", engine=engine, base=base, cache=place / "cache", quiesced=False)
         hashes |= {first.payload_hash, again.payload_hash, cached.payload_hash}
         for number in (1, 2, 3):
             tree = place / f"{engine}-{number}"
@@ -133,9 +131,7 @@ def tree(scratch: Path) -> Path:
     return scratch / "tree"
 
 
-@pytest.mark.parametrize(
-    "path", [b"a/b", b"a", b"plain", b"link", b"fifo", b"a/b/c/third name", b"new\nline"]
-)
+@pytest.mark.parametrize("path", [b"a/b", b"a", b"plain", b"link", b"fifo", b"a/b/c/third name", b"new\nline"])
 def test_one_path_comes_back_alone(tree: Path, scratch: Path, path: bytes) -> None:
     materialise(tree, scratch / "part", only=path)
     whole, part = seen(scratch / "source"), seen(scratch / "part")
@@ -257,16 +253,12 @@ def test_the_command_line_of_the_juicefs_engine(scratch: Path, monkeypatch: pyte
     source = grow(scratch / "source")
 
     assert choose_engine(source, scratch) is Engine.JUICEFS_CLONE
-    cloned = capture(
-        source, scratch / "a", engine=Engine.JUICEFS_CLONE, cache=scratch / "cache", quiesced=True
-    )
+    cloned = capture(source, scratch / "a", engine=Engine.JUICEFS_CLONE, cache=scratch / "cache", quiesced=True)
     copied = capture(source, scratch / "b", engine=Engine.COPY, quiesced=True)
     assert cloned.payload_hash == copied.payload_hash
     assert list(verify(scratch / "a", cloned.payload_hash)) == []
     (source / "plain").chmod(0o600)
-    loose = capture(
-        source, scratch / "d", engine=Engine.JUICEFS_CLONE, cache=scratch / "cache", quiesced=False
-    )
+    loose = capture(source, scratch / "d", engine=Engine.JUICEFS_CLONE, cache=scratch / "cache", quiesced=False)
     assert loose.payload_hash != cloned.payload_hash
     assert list(verify(scratch / "d", loose.payload_hash)) == []
     assert list(changes(source, scratch / "d", cache=scratch / "cache")) == []

@@ -95,14 +95,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 @pytest.fixture
 def snapshots(tmp_path: Path) -> Snapshots:
     made = Snapshots(tmp_path)
-    made.fill(
-        {
-            f"d{one}/e{two}/f{three}": b"%d" % three
-            for one in range(4)
-            for two in range(3)
-            for three in range(2)
-        }
-    )
+    made.fill({f"d{one}/e{two}/f{three}": b"%d" % three for one in range(4) for two in range(3) for three in range(2)})
     made.settle()
     return made
 
@@ -161,13 +154,9 @@ def test_they_meet_and_the_worker_is_stopped(
     assert all(each._process.returncode is not None for each in started.workers)
 
 
-def test_status_uses_the_worker_too(
-    snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_uses_the_worker_too(snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     tree, _ = snapshots.take()
-    assert (
-        scans_during(lambda: list(changes(snapshots.source, tree, cache=snapshots.cache)), monkeypatch) == 0
-    )
+    assert scans_during(lambda: list(changes(snapshots.source, tree, cache=snapshots.cache)), monkeypatch) == 0
     (snapshots.source / "d1/e1/f0").write_bytes(b"other")
     found = [each.path for each in changes(snapshots.source, tree, cache=snapshots.cache) if each.kind == "f"]
 
@@ -196,9 +185,7 @@ def test_a_symbolic_link_is_ordinary_and_has_no_bytes(snapshots: Snapshots, star
     assert alike(first, second)
 
 
-def test_a_mount_point_is_not_entered(
-    tmp_path: Path, started: Started, loop_mount: Callable[[str], LoopMount]
-) -> None:
+def test_a_mount_point_is_not_entered(tmp_path: Path, started: Started, loop_mount: Callable[[str], LoopMount]) -> None:
     mounted = loop_mount("ext4")
     (mounted.path / "inside").mkdir()
     source = mounted.path.parent
@@ -250,9 +237,7 @@ def gone_after_its_report(snapshots: Snapshots, started: Started) -> list[str]:
     ]
 
 
-def test_a_directory_that_has_gone_since_its_report_leaves_nothing(
-    snapshots: Snapshots, started: Started
-) -> None:
+def test_a_directory_that_has_gone_since_its_report_leaves_nothing(snapshots: Snapshots, started: Started) -> None:
     assert gone_after_its_report(snapshots, started) == []
 
 
@@ -325,9 +310,7 @@ def test_whatever_it_reports_the_tree_is_the_same(
     assert list(verify(tree, first.payload_hash)) == []
 
 
-def test_a_torn_report_is_none(
-    snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torn_report_is_none(snapshots: Snapshots, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     _, first = snapshots.take()
     read, taken = calls.read, bytearray()
 
@@ -376,9 +359,7 @@ def test_where_there_can_be_none_there_is_none(
         (b"a b c d/e", False),
     ],
 )
-def test_two_processors_are_busy_with_three_that_run(
-    said: bytes, busy: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processors_are_busy_with_three_that_run(said: bytes, busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux tells")
     monkeypatch.setattr(workers, "read_whole", lambda _: said)
@@ -428,9 +409,7 @@ def test_it_ends_with_the_process_that_started_it(snapshots: Snapshots) -> None:
         "print(started._process.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, snapshots.source], stdout=subprocess.PIPE, text=True
-    ) as parent:
+    with subprocess.Popen([sys.executable, "-c", code, snapshots.source], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         worker = int(parent.stdout.readline())
         time.sleep(0.1)
@@ -583,9 +562,7 @@ def layout(tree: Path) -> list[int]:
     return [where for _, where in found[::IN_EACH]]
 
 
-def test_while_directories_are_moved_about_a_tree_is_one_state_or_none(
-    scratch: Path, started: Started
-) -> None:
+def test_while_directories_are_moved_about_a_tree_is_one_state_or_none(scratch: Path, started: Started) -> None:
     if sys.platform == "win32":
         raise NotImplementedError
     source, chance = scratch / "source", random.Random(3)
@@ -661,9 +638,7 @@ def test_a_directory_that_changed_again_after_the_report_is_scanned(
     assert list(verify(tree, captured.payload_hash)) == []
 
 
-def test_a_symbolic_link_in_a_directory_that_changed_has_its_owner(
-    snapshots: Snapshots, started: Started
-) -> None:
+def test_a_symbolic_link_in_a_directory_that_changed_has_its_owner(snapshots: Snapshots, started: Started) -> None:
     (snapshots.source / "d1/e1/link").symlink_to("f1")
     snapshots.settle()
     snapshots.take()

@@ -25,7 +25,7 @@ from holdfast.trees.shared_dirs import (
     located,
     read_shared_directories,
     share_tree,
-    write_homes,
+    write_shared_directories,
 )
 from holdfast.trees.verify import verify, verify_manifest
 from tests.trees.groves import Seen, seen
@@ -255,7 +255,7 @@ def test_every_cut_of_a_list_is_noticed(trees: Trees) -> None:
 @pytest.mark.parametrize("name", ["../other", "a/b", "", "."])
 def test_a_list_leads_to_no_other_place(trees: Trees, name: str) -> None:
     tree, _ = trees.take()
-    write_homes(tree, [(b"a", SharedDirectory(name, b"a"))])
+    write_shared_directories(tree, [(b"a", SharedDirectory(name, b"a"))])
     with pytest.raises(Corrupt, match="no tree can have"):
         read_shared_directories(tree)
 

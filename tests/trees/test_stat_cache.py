@@ -126,9 +126,7 @@ class Source:
         base = self.top / str(self.count) if self.count else None
         self.count += 1
         tree = self.top / str(self.count)
-        return tree, capture(
-            self.source, tree, engine=Engine.LINKED, base=base, cache=self.cache, quiesced=True
-        )
+        return tree, capture(self.source, tree, engine=Engine.LINKED, base=base, cache=self.cache, quiesced=True)
 
     def require_right(self) -> None:
         tree, captured = self.take()

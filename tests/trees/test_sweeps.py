@@ -35,9 +35,7 @@ class Capturing:
 
     def operate(self, directory: Path) -> object:
         source, tree, base = directory / "source", directory / "2", directory / "1"
-        return capture(
-            source, tree, engine=Engine.LINKED, base=base, cache=directory / "cache", quiesced=True
-        )
+        return capture(source, tree, engine=Engine.LINKED, base=base, cache=directory / "cache", quiesced=True)
 
     def check(self, directory: Path, outcome: Outcome) -> None:
         assert list(verify(directory / "1")) == []

@@ -52,9 +52,7 @@ def test_few_are_not(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     capture(source, tmp_path / "tree", engine=Engine.LINKED, quiesced=True)
 
 
-def test_an_error_of_the_disk_fails_the_capture(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_disk_fails_the_capture(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system tells it once: a sync after this one would succeed."""
     told: list[int] = []
 

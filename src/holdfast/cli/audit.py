@@ -43,9 +43,7 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--verify", is_flag=True, help="Verify the whole chain; E_AUDIT_CHAIN_BROKEN names the entry.")
 @click.option("--follow", is_flag=True, help="Keep printing new entries until interrupted.")
 @limit_option("Show the last N entries only.")
-@click.option(
-    "--since", metavar="WHEN", callback=_since, help="Start this long ago (2h), or at this instant."
-)
+@click.option("--since", metavar="WHEN", callback=_since, help="Start this long ago (2h), or at this instant.")
 @repo_option
 @json_option
 @click.pass_obj

@@ -76,9 +76,7 @@ def issues(root: str, beginning: str = "") -> Names:
 
 def gates(root: str, beginning: str = "") -> Names:
     registry = _record(root, ".jit", "gates").get("gates", {})
-    return {
-        str(key): _text(gate, "title") for key, gate in registry.items() if str(key).startswith(beginning)
-    }
+    return {str(key): _text(gate, "title") for key, gate in registry.items() if str(key).startswith(beginning)}
 
 
 def repositories(data_directory: str, beginning: str = "") -> Names:
@@ -143,9 +141,7 @@ class Offered(click.types.StringParamType):
     def __init__(self, source: Source) -> None:
         self.source = source
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
         try:

@@ -138,9 +138,7 @@ def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], 
 @worktree_option
 @json_option
 @click.pass_obj
-def verify(
-    output: Output, *, snapshot: str | None, everything: bool, repo: str | None, worktree: str | None
-) -> None:
+def verify(output: Output, *, snapshot: str | None, everything: bool, repo: str | None, worktree: str | None) -> None:
     """Read the whole content of a snapshot (default: head) and compare it with its hashes.
 
     Ends with status 6 if something differs, and names it. Changes nothing.
@@ -173,9 +171,7 @@ def verify(
     output.result({"verified": verified, "problems": []}, lines)
 
 
-def _verify(
-    snapshots: Snapshots, ids: list[str], *, may_vanish: bool
-) -> Iterator[tuple[str, list[dict[str, str]]]]:
+def _verify(snapshots: Snapshots, ids: list[str], *, may_vanish: bool) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """The problems of each snapshot; `may_vanish` skips those that are garbage-collected meanwhile."""
     for snapshot_id in ids:
         try:

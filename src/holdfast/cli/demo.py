@@ -39,18 +39,12 @@ TTL = 3.0
 @click.option(
     "--issues", metavar="N", type=click.IntRange(6, 500), default=18, show_default=True, help="How much work."
 )
-@click.option(
-    "--seed", metavar="N", type=int, help="Repeat the choices of an earlier run.  [default: random]"
-)
-@click.option(
-    "--store", metavar="URL", help="Keep the records in postgresql://… or etcd://… instead of files."
-)
+@click.option("--seed", metavar="N", type=int, help="Repeat the choices of an earlier run.  [default: random]")
+@click.option("--store", metavar="URL", help="Keep the records in postgresql://… or etcd://… instead of files.")
 @click.option("--fault", type=click.Choice(["no-fencing"]), hidden=True, help="Break it on purpose.")
 @json_option
 @click.pass_obj
-def demo(
-    output: Output, *, workers: int, issues: int, seed: int | None, store: str | None, fault: str | None
-) -> int:
+def demo(output: Output, *, workers: int, issues: int, seed: int | None, store: str | None, fault: str | None) -> int:
     """Let agents work through a queue, kill three, pause one past its lease, and check the result.
 
     Each agent is a process that runs 'holdfast agent run': it claims an issue, works on it in a worktree
@@ -100,9 +94,7 @@ def task(directory: str, seed: int) -> None:
     work(Stage.at(Path(directory)), Path(os.getcwd()), issue=claim.issue_id, token=claim.token, seed=seed)
 
 
-@click.command(
-    hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+@click.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("arguments", nargs=-1)
 def faulty_agent(arguments: tuple[str, ...]) -> int:
     """'agent run' with fencing switched off, to see the demo fail."""

@@ -122,9 +122,7 @@ def _suggestion(context: click.Context, name: str, known: list[str]) -> str:
 class Group(click.Group):
     """Commands in the order of their declaration, then those in `table`, which are loaded on demand."""
 
-    def __init__(
-        self, *arguments: Any, table: Mapping[str, LazyCommand] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, *arguments: Any, table: Mapping[str, LazyCommand] | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.table = dict(table or {})
 
@@ -165,16 +163,12 @@ class Group(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        commands = [
-            CompletionItem(name, help=text) for name, text in self._listed(ctx) if name.startswith(incomplete)
-        ]
+        commands = [CompletionItem(name, help=text) for name, text in self._listed(ctx) if name.startswith(incomplete)]
         return commands + click.Command.shell_complete(self, ctx, incomplete)
 
     def _listed(self, ctx: click.Context) -> list[tuple[str, str]]:
         """The commands that are not hidden, each with its line in the help; loads none of them."""
-        own = [
-            (name, each.get_short_help_str(100)) for name, each in self.commands.items() if not each.hidden
-        ]
+        own = [(name, each.get_short_help_str(100)) for name, each in self.commands.items() if not each.hidden]
         return own + [(name, each.help) for name, each in self.table.items() if not each.hidden]
 
 
@@ -225,32 +219,22 @@ COMMANDS = {
     "init": LazyCommand("holdfast.cli.init:init", "Make a repository."),
     "info": LazyCommand("holdfast.cli.info:info", "Show the contents of a repository, and who works in it."),
     "run": LazyCommand("holdfast.cli.run:run", "Run a command under the lease of a worktree."),
-    "worktree": LazyCommand(
-        "holdfast.cli.worktree:group", "Worktrees: create, list, rename and remove them."
-    ),
-    "lease": LazyCommand(
-        "holdfast.cli.lease:group", "The right to write to a worktree: acquire, renew, release."
-    ),
+    "worktree": LazyCommand("holdfast.cli.worktree:group", "Worktrees: create, list, rename and remove them."),
+    "lease": LazyCommand("holdfast.cli.lease:group", "The right to write to a worktree: acquire, renew, release."),
     "snapshot": LazyCommand("holdfast.cli.snapshot:snapshot", "Save the content of a worktree."),
     "history": LazyCommand("holdfast.cli.history:history", "Show the snapshots of a worktree."),
     "show": LazyCommand("holdfast.cli.history:show", "Show one snapshot."),
     "status": LazyCommand("holdfast.cli.compare:status", "Show what changed since the last snapshot."),
     "diff": LazyCommand("holdfast.cli.compare:diff", "Compare snapshots, or a snapshot and a worktree."),
     "verify": LazyCommand("holdfast.cli.compare:verify", "Check that snapshots are intact."),
-    "restore": LazyCommand(
-        "holdfast.cli.restore:restore", "Restore a snapshot: into a new worktree, or in place."
-    ),
+    "restore": LazyCommand("holdfast.cli.restore:restore", "Restore a snapshot: into a new worktree, or in place."),
     "export": LazyCommand("holdfast.cli.restore:export", "Write a snapshot to a new directory."),
     "ref": LazyCommand("holdfast.cli.pin:ref_group", "Names for snapshots; a named snapshot is kept."),
     "pin": LazyCommand("holdfast.cli.pin:group", "Keep a snapshot for a while, and say why."),
-    "gc": LazyCommand(
-        "holdfast.cli.gc:group", "Delete snapshots that nothing keeps, by a plan that you review."
-    ),
+    "gc": LazyCommand("holdfast.cli.gc:group", "Delete snapshots that nothing keeps, by a plan that you review."),
     "audit": LazyCommand("holdfast.cli.audit:audit", "Show what was done and by whom; verify the record."),
     "doctor": LazyCommand("holdfast.cli.doctor:doctor", "Find and repair problems of a repository."),
-    "agent": LazyCommand(
-        "holdfast.cli.agent:group", "Let agents work through the queue, one issue at a time."
-    ),
+    "agent": LazyCommand("holdfast.cli.agent:group", "Let agents work through the queue, one issue at a time."),
     "issue": LazyCommand("holdfast.cli.issue:group", "Issues: create, list, change, claim and finish them."),
     "dep": LazyCommand("holdfast.cli.dep:group", "Dependencies: which issue waits for which."),
     "gate": LazyCommand("holdfast.cli.gate:group", "Gates: the checks that an issue must pass to be done."),
@@ -265,23 +249,17 @@ COMMANDS = {
     "top": LazyCommand("holdfast.cli.who:top", "'who', live in a terminal."),
     "guard": LazyCommand("holdfast.cli.guard:guard", "Check whether paths may be written to."),
     "mcp": LazyCommand("holdfast.cli.mcp:mcp", "Serve an agent over MCP, on standard input and output."),
-    "setup": LazyCommand(
-        "holdfast.cli.setup:setup", "Teach coding agents and git to use Holdfast, or undo it."
-    ),
+    "setup": LazyCommand("holdfast.cli.setup:setup", "Teach coding agents and git to use Holdfast, or undo it."),
     "migrate": LazyCommand("holdfast.cli.migrate:migrate", "Move the shared data to another store."),
     "lock": LazyCommand("holdfast.cli.lock:group", "File locks: run a command under one, show its holders."),
     "repo-lock": LazyCommand(
         "holdfast.cli.repo_lock:group", "One writer per repository: run under its lock, show it, break it."
     ),
     "demo": LazyCommand("holdfast.cli.demo:demo", "Run a fault-injection demo and report pass or fail."),
-    "completion": LazyCommand(
-        "holdfast.cli.completion:completion", "Print the completion script of your shell."
-    ),
+    "completion": LazyCommand("holdfast.cli.completion:completion", "Print the completion script of your shell."),
     "hook": LazyCommand("holdfast.cli.hook:hook", "Answer the hooks of coding agents and git.", hidden=True),
     "demo-task": LazyCommand("holdfast.cli.demo:task", "The work of an agent in the demo.", hidden=True),
-    "demo-faulty-agent": LazyCommand(
-        "holdfast.cli.demo:faulty_agent", "An agent that ignores tokens.", hidden=True
-    ),
+    "demo-faulty-agent": LazyCommand("holdfast.cli.demo:faulty_agent", "An agent that ignores tokens.", hidden=True),
 }
 
 root = Group(

@@ -114,9 +114,7 @@ def list_(output: Output, *, repo: str | None) -> None:
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @writing_options
 @click.pass_obj
-def require(
-    output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str | None, actor: str | None
-) -> None:
+def require(output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str | None, actor: str | None) -> None:
     """Require that ISSUE passes the gates KEY... to be done.
 
     \b
@@ -134,9 +132,7 @@ def require(
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 @writing_options
 @click.pass_obj
-def check(
-    output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str | None, actor: str | None
-) -> None:
+def check(output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str | None, actor: str | None) -> None:
     """Run the checkers of the gates KEY... of ISSUE; by default, of all gates that are not passed yet.
 
     No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Ends with status 1 if a

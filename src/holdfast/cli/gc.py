@@ -146,9 +146,7 @@ Callback = Callable[[click.Context, click.Parameter, str | None], object]
 
 def _or_none(parse: Callback) -> Callback:
     """Read an option with `parse`, except `none`, which removes that part of the policy."""
-    return lambda context, parameter, value: (
-        value if value in (None, "none") else parse(context, parameter, value)
-    )
+    return lambda context, parameter, value: value if value in (None, "none") else parse(context, parameter, value)
 
 
 def _number(context: click.Context, parameter: click.Parameter, value: str | None) -> int:
@@ -162,9 +160,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 
 
 @group.command(short_help="Show or set how much history is kept.")
-@click.option(
-    "--keep-last", metavar="N", callback=_or_none(_number), help="Keep the newest N of each history."
-)
+@click.option("--keep-last", metavar="N", callback=_or_none(_number), help="Keep the newest N of each history.")
 @click.option(
     "--keep-for", metavar="DURATION", callback=_or_none(duration), help="Keep younger snapshots, such as 14d."
 )

@@ -31,18 +31,17 @@ def guard(output: Output, *, paths: tuple[str, ...], lock_id: str | None) -> Non
       holdfast guard src/main.py
       holdfast guard worktrees/experiment || echo "leased by another"
     """
-    from holdfast.repository.guard import check, place_of
+    from holdfast.repository.guard import check, worktree_of
 
     own = known_lock_id(lock_id)
-    worktrees = {path: place_of(os.path.abspath(path)) for path in paths}
+    worktrees = {path: worktree_of(os.path.abspath(path)) for path in paths}
     for found in dict.fromkeys(each for each in worktrees.values() if each is not None):
         check(found, own, os.environ.get(ACTOR))
     output.result(
         {
             "allowed": True,
             "paths": [
-                {"path": path, "worktree": found.worktree if found else None}
-                for path, found in worktrees.items()
+                {"path": path, "worktree": found.worktree if found else None} for path, found in worktrees.items()
             ],
         }
     )

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @limit_option("Show only the newest N.")
-@click.option(
-    "--all", "everything", is_flag=True, help="Show the snapshots of all worktrees, including removed ones."
-)
+@click.option("--all", "everything", is_flag=True, help="Show the snapshots of all worktrees, including removed ones.")
 @click.option("--graph", is_flag=True, help="Draw the graph of parents.")
 @repo_option
 @worktree_option
@@ -138,7 +136,5 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
 
         entries = list(snapshots.entries(found.snapshot_id))
         record["entries"] = [each.as_record() for each in entries]
-        lines += [
-            f"{each.kind} {each.mode:04o} {each.size:>12} {escaped(each.path) or '.'}" for each in entries
-        ]
+        lines += [f"{each.kind} {each.mode:04o} {each.size:>12} {escaped(each.path) or '.'}" for each in entries]
     output.result(record, lines)

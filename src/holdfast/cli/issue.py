@@ -49,9 +49,7 @@ Example:
         "update": LazyCommand("holdfast.cli.issue:update", "Change an issue."),
         "delete": LazyCommand("holdfast.cli.issue:delete", "Delete an issue."),
         "claim": LazyCommand("holdfast.cli.issue_claims:claim", "Claim an issue."),
-        "claim-next": LazyCommand(
-            "holdfast.cli.issue_claims:claim_next", "Claim the most urgent issue that is ready."
-        ),
+        "claim-next": LazyCommand("holdfast.cli.issue_claims:claim_next", "Claim the most urgent issue that is ready."),
         "heartbeat": LazyCommand("holdfast.cli.issue_claims:heartbeat", "Renew a claim."),
         "finish": LazyCommand("holdfast.cli.issue_claims:finish", "Mark an issue as done."),
         "release": LazyCommand("holdfast.cli.issue_claims:release", "Give an issue back to the queue."),
@@ -60,9 +58,7 @@ Example:
         "import": LazyCommand("holdfast.cli.issue_many:import_", "Import issues from a file."),
         "export": LazyCommand("holdfast.cli.issue_many:export", "Print all issues and gates as JSON."),
         "validate": LazyCommand("holdfast.cli.issue_many:validate", "Check the tracker and repair it."),
-        "locks": LazyCommand(
-            "holdfast.cli.issue_claims:locks", "Show who holds the tracker's locks, and who waits."
-        ),
+        "locks": LazyCommand("holdfast.cli.issue_claims:locks", "Show who holds the tracker's locks, and who waits."),
     },
 )
 

@@ -127,9 +127,7 @@ def claim_next(
     query = Query(labels=labels)
     with tracking(repo, actor) as tracker:
         request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
-        claimed = tracker.claims.take_next(
-            request, wanted=lambda issue: query.fits(issue, issue.state), wait=wait
-        )
+        claimed = tracker.claims.take_next(request, wanted=lambda issue: query.fits(issue, issue.state), wait=wait)
         record = {**claimed_issue_to_json(claimed), "broken": unreadable_issues_to_json(claimed.broken)}
         print_record(output, field, record, list(claimed_lines(claimed)))
         warn_of_broken(output, claimed.broken)
@@ -165,9 +163,7 @@ def heartbeat(
             raise UsageFailure("no claim was named", hint=f"Name it: --claim, or {CLAIM_VARIABLE}.")
         renewed = tracker.claims.renew(named, ttl)
         record = {"id": found, **issue_claim_to_json(renewed, tracker.transactions.moment())}
-        output.result(
-            record, [f"renewed {found[:SHORT]}: it is yours for another {format_duration(renewed.ttl)}"]
-        )
+        output.result(record, [f"renewed {found[:SHORT]}: it is yours for another {format_duration(renewed.ttl)}"])
 
 
 @click.command()

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 @click.option("--part", "parts", metavar="TITLE", multiple=True, required=True, help="A part. Repeatable.")
 @writing_options
 @click.pass_obj
-def breakdown(
-    output: Output, *, issue_id: str, parts: tuple[str, ...], repo: str | None, actor: str | None
-) -> None:
+def breakdown(output: Output, *, issue_id: str, parts: tuple[str, ...], repo: str | None, actor: str | None) -> None:
     """Break the issue ID down into parts: new issues that it waits for.
 
     The parts inherit its dependencies, priority and labels. All of them are created, or none.

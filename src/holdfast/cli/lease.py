@@ -158,9 +158,7 @@ def steal(
       holdfast lease steal --worktree experiment --ttl 5m
     """
     opened = open_worktree(repo, worktree)
-    granted = opened.repository.steal(
-        opened.worktree, ttl=ttl, purpose=purpose, behalf_of=_holder(holder_pid)
-    )
+    granted = opened.repository.steal(opened.worktree, ttl=ttl, purpose=purpose, behalf_of=_holder(holder_pid))
     _print_granted(output, opened, granted.lease, field=field, export=export)
 
 
@@ -171,9 +169,7 @@ def steal(
 @ttl_option("Time until it expires, from now on.  [default: as before]")
 @json_option
 @click.pass_obj
-def renew(
-    output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None, ttl: float | None
-) -> None:
+def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None, ttl: float | None) -> None:
     """Renew your lease: it runs for its whole time again. If that fails (status 5), stop writing.
 
     \b
@@ -244,9 +240,7 @@ def list_(output: Output, *, repo: str | None) -> None:
     )
 
 
-def _print_granted(
-    output: Output, opened: OpenedRepository, lease: Lease, *, field: str | None, export: bool
-) -> None:
+def _print_granted(output: Output, opened: OpenedRepository, lease: Lease, *, field: str | None, export: bool) -> None:
     """Print a new lease. If that fails, release it: nobody could use it, and everybody would wait for it."""
     lines = [
         f"{lease.worktree_id}: leased for {format_duration(lease.ttl)}, unless renewed",

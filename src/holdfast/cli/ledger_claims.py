@@ -41,9 +41,7 @@ def _actor(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 _actor_option = actor_option("none", callback=_actor)
-_ttl_option = ttl_option(
-    "Time until the claim expires, from 1s to 1h.  [default: lock_timeout of the ledger]"
-)
+_ttl_option = ttl_option("Time until the claim expires, from 1s to 1h.  [default: lock_timeout of the ledger]")
 _claim_id_option = click.option(
     "--claim-id", metavar="ID", default="", help="Only if it is this very claim, as 'claim' printed it."
 )
@@ -84,9 +82,7 @@ def claim(
     from holdfast.locks.identity import calling_agent
 
     claims = open_at(repo).claims
-    held = claims.claim(
-        node, actor, ttl=ttl, wait=wait, priority=priority, purpose=purpose, behalf_of=calling_agent()
-    )
+    held = claims.claim(node, actor, ttl=ttl, wait=wait, priority=priority, purpose=purpose, behalf_of=calling_agent())
     now = claims.ledger.store.now()
     print_record(output, field, claim_to_json(held.claim, now), _claim_lines("Claimed", held.claim, now))
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Serve an agent over MCP, on standard input and output.")
 @repo_option_for(
-    "The project directory of a client that names none (by its roots).  "
-    f"[default: {REPO}, else the current directory]"
+    f"The project directory of a client that names none (by its roots).  [default: {REPO}, else the current directory]"
 )
 @actor_option("agent:CLIENT")
 @data_dir_option

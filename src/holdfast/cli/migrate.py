@@ -13,16 +13,12 @@ from holdfast.cli.output import Output
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False), default=".")
 @click.option("--to", "target", required=True, metavar="ADDRESS", help="The store to move to.")
-@click.option(
-    "--from", "source", metavar="ADDRESS", help="The store to move from.  [default: the current one]"
-)
+@click.option("--from", "source", metavar="ADDRESS", help="The store to move from.  [default: the current one]")
 @click.option("--overwrite", is_flag=True, help="The target may be an older copy: replace what differs.")
 @dry_run_option("Show what would be copied, and whether that is possible.")
 @json_option
 @click.pass_obj
-def migrate(
-    output: Output, *, directory: str, target: str, source: str | None, overwrite: bool, dry_run: bool
-) -> None:
+def migrate(output: Output, *, directory: str, target: str, source: str | None, overwrite: bool, dry_run: bool) -> None:
     """Copy every document and stream of the repository in DIRECTORY to another store, and switch to it.
 
     The switch happens only after everything was copied and compared. The old store keeps its content.
@@ -43,8 +39,8 @@ def migrate(
         address_of,
         configure_store,
         open_address,
+        open_read_only,
         open_store,
-        open_to_look,
         require_other_store,
     )
 
@@ -52,7 +48,7 @@ def migrate(
     old = address_of(directory, source)
     require_other_store(directory, old, target)
     from_store = open_store(directory, source)
-    to_store = open_to_look(directory, target) if dry_run else open_address(directory, target)
+    to_store = open_read_only(directory, target) if dry_run else open_address(directory, target)
     try:
         moved = copy(from_store, to_store, dry_run=dry_run, overwrite=overwrite)
     finally:

@@ -59,16 +59,12 @@ def wait_option(
 
 def ttl_option(help: str, *, default: str | None = None) -> Callable[[Command], Command]:
     """`--ttl DURATION`. The command gets seconds, or None if there is no default."""
-    return click.option(
-        "--ttl", metavar="DURATION", default=default, show_default=True, callback=duration, help=help
-    )
+    return click.option("--ttl", metavar="DURATION", default=default, show_default=True, callback=duration, help=help)
 
 
 def repo_option_for(help: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
     """`--repo DIR`, for commands that need more than `repo_option` says."""
-    return click.option(
-        "--repo", metavar="DIR", type=click.Path(file_okay=False), callback=callback, help=help
-    )
+    return click.option("--repo", metavar="DIR", type=click.Path(file_okay=False), callback=callback, help=help)
 
 
 def actor_option(otherwise: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
@@ -86,12 +82,8 @@ def dry_run_option(help: str) -> Callable[[Command], Command]:
     return click.option("--dry-run", is_flag=True, help=help)
 
 
-json_option = click.option(
-    "--json", is_flag=True, expose_value=False, help="Print one JSON object, for programs."
-)
-repo_option = repo_option_for(
-    f"The repository.  [default: {REPO}, else the one around the current directory]"
-)
+json_option = click.option("--json", is_flag=True, expose_value=False, help="Print one JSON object, for programs.")
+repo_option = repo_option_for(f"The repository.  [default: {REPO}, else the one around the current directory]")
 worktree_option = click.option(
     "--worktree",
     metavar="NAME",
@@ -100,9 +92,7 @@ worktree_option = click.option(
 lock_id_option = click.option(
     "--lock-id", metavar="ID", help=f"The id of the lease that you hold.  [default: {LOCK_ID}]"
 )
-purpose_option = click.option(
-    "--purpose", metavar="TEXT", default="", help="What it is for; shown to others."
-)
+purpose_option = click.option("--purpose", metavar="TEXT", default="", help="What it is for; shown to others.")
 priority_option = click.option(
     "--priority", metavar="N", type=int, default=0, show_default=True, help="Higher priority is served first."
 )

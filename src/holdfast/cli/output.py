@@ -26,9 +26,7 @@ SCHEMA_VERSION = 1
 class CommandFailed(Exception):
     """A failure with the exit status, or the advice for people, of one command."""
 
-    def __init__(
-        self, failure: Failure, *, exit_status: int | None = None, advice: str | None = None
-    ) -> None:
+    def __init__(self, failure: Failure, *, exit_status: int | None = None, advice: str | None = None) -> None:
         super().__init__(failure.message)
         self.failure = failure
         self.exit_status = failure.exit_status if exit_status is None else exit_status
@@ -201,9 +199,7 @@ def _draw(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 @contextlib.contextmanager
-def shown(
-    output: Output, what: str, *, files: int | None = None
-) -> Iterator[Callable[[int, int], None] | None]:
+def shown(output: Output, what: str, *, files: int | None = None) -> Iterator[Callable[[int, int], None] | None]:
     """A progress bar on standard error, if that is a terminal; call it with the files and bytes so far."""
     if output.as_json or sys.stderr is None or not sys.stderr.isatty():
         yield None

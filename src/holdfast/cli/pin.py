@@ -27,9 +27,7 @@ Example:
 @group.command(short_help="Keep a snapshot.")
 @click.argument("snapshot")
 @click.option("--reason", default="", metavar="TEXT", help="Why it is kept; shown to others.")
-@click.option(
-    "--until", metavar="DURATION", callback=duration, help="How long, such as 30d.  [default: until removed]"
-)
+@click.option("--until", metavar="DURATION", callback=duration, help="How long, such as 30d.  [default: until removed]")
 @repo_option
 @worktree_option
 @json_option
@@ -114,9 +112,7 @@ Example:
 @worktree_option
 @json_option
 @click.pass_obj
-def create(
-    output: Output, *, name: str, snapshot: str, note: str, repo: str | None, worktree: str | None
-) -> None:
+def create(output: Output, *, name: str, snapshot: str, note: str, repo: str | None, worktree: str | None) -> None:
     """Create the reference NAME to SNAPSHOT. The name must be new.
 
     SNAPSHOT is an id or a prefix of one, another reference, head, or head~2.

@@ -22,9 +22,7 @@ from holdfast.store.model import Entry
 @field_option(*ISSUE_FIELDS)
 @reading_options
 @click.pass_obj
-def ready(
-    output: Output, *, assignee: str | None, limit: int | None, field: str | None, repo: str | None
-) -> None:
+def ready(output: Output, *, assignee: str | None, limit: int | None, field: str | None, repo: str | None) -> None:
     """List the issues that can be worked on now, most urgent first.
 
     An issue is ready if all its dependencies are done and nobody has claimed it, or its claim has expired.
@@ -117,9 +115,7 @@ class GraphView:
         self._edges = [(issue.id, on) for issue in chosen for on in issue.dependencies if on in self._issues]
 
     def as_record(self) -> dict[str, Any]:
-        nodes = [
-            {"id": each.id, "title": each.title, "state": self._state(each)} for each in self._issues.values()
-        ]
+        nodes = [{"id": each.id, "title": each.title, "state": self._state(each)} for each in self._issues.values()]
         return {"nodes": nodes, "edges": [{"issue": issue, "depends_on": on} for issue, on in self._edges]}
 
     def text(self) -> Iterator[str]:

@@ -43,17 +43,17 @@ def answer(arguments: list[str]) -> int | None:
 
 
 def _guard(paths: list[str]) -> int | None:
-    from holdfast.repository.guard import glance, place_of
+    from holdfast.repository.guard import quick_check, worktree_of
 
     if not paths or any(path.startswith("-") for path in paths):
         return None  # options need the parser
     lock_id, actor = os.environ.get(LOCK_ID), os.environ.get(ACTOR)
     try:
-        worktrees = dict.fromkeys(place_of(path) for path in paths)
+        worktrees = dict.fromkeys(worktree_of(path) for path in paths)
     except (OSError, ValueError):
         return None
     for worktree in worktrees:
-        allowed = True if worktree is None else glance(worktree, lock_id, actor)
+        allowed = True if worktree is None else quick_check(worktree, lock_id, actor)
         if allowed is None:
             return None
         if allowed is not True:
@@ -157,10 +157,10 @@ def _current_directory() -> str:
 
 def _check(output: Output, paths: list[str], program: str) -> int:
     from holdfast.errors import LockConflict
-    from holdfast.repository.guard import check, place_of
+    from holdfast.repository.guard import check, worktree_of
 
     try:
-        for worktree in dict.fromkeys(found for path in paths if (found := place_of(path)) is not None):
+        for worktree in dict.fromkeys(found for path in paths if (found := worktree_of(path)) is not None):
             check(worktree, os.environ.get(LOCK_ID), os.environ.get(ACTOR))
     except LockConflict as conflict:
         from holdfast.cli.output import printable

@@ -142,9 +142,7 @@ def status(output: Output, *, repo_id: str | None, data_dir: str | None, stale_a
 
 @group.command("break", short_help="Remove a lock by force, named by its exact identity.")
 @click.argument("repo_id")
-@click.option(
-    "--identity", required=True, metavar="IDENTITY", help="The identity of the lock, as 'status' shows it."
-)
+@click.option("--identity", required=True, metavar="IDENTITY", help="The identity of the lock, as 'status' shows it.")
 @data_dir_option
 @dry_run_option("Show what would be removed, and change nothing.")
 @json_option

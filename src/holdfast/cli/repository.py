@@ -115,9 +115,7 @@ def token_named(environment: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def refuse_own_lease(
-    repository: Repository, worktree: str, environment: Mapping[str, str] = os.environ
-) -> None:
+def refuse_own_lease(repository: Repository, worktree: str, environment: Mapping[str, str] = os.environ) -> None:
     """Refuse to acquire a lease that the caller holds: it would wait for itself."""
     state = repository.desk.state(worktree)
     if state is None or state.expired or state.lease.lock_id != environment.get(LOCK_ID):
@@ -197,23 +195,23 @@ def observe_repo_lock(lock: RepoLock, repo_id: str, purpose: str, wait: float | 
 def _lock_waits(data_dir: Path | None, path: str | None) -> LockWaits:
     """The waits that this command can see: in its repository or the one around `path`, and in `data_dir`."""
     from holdfast.locks.identity import calling_agent
-    from holdfast.repository.waits import LockWaits, surroundings
+    from holdfast.repository.waits import LockWaits, wait_context
 
     if data_dir is None:
         with contextlib.suppress(Failure):  # no home directory
             data_dir = data_directory(None, os.environ)
-    around = surroundings(_repository_around(path), data_dir, ledger_address=store_address(os.environ))
+    around = wait_context(_repository_around(path), data_dir, ledger_address=store_address(os.environ))
     actor, lock_id = os.environ.get(ACTOR) or "", os.environ.get(LOCK_ID) or ""
     return LockWaits(around, agent=calling_agent(), actor=actor, lock_id=lock_id)
 
 
 def _repository_around(path: str | None) -> Path | None:
-    from holdfast.repository.guard import repository_around
+    from holdfast.repository.guard import find_repository_root
 
     starts = [os.environ.get(REPO) or "."]
     if path is not None:
         starts.append(os.path.dirname(path) or ".")
     with contextlib.suppress(OSError):  # the current directory is gone
-        found = next(filter(None, map(repository_around, starts)), None)
+        found = next(filter(None, map(find_repository_root, starts)), None)
         return None if found is None else Path(found)
     return None

@@ -13,7 +13,7 @@ from holdfast.cli.output import Output, files_as_text, format_size, shown
 from holdfast.cli.repository import current_directory, open_worktree, proven, wait_option
 from holdfast.cli.snapshot import change_lines
 from holdfast.errors import UsageFailure
-from holdfast.repository.restore import InPlace
+from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.to_json import (
     counts,
     restore_plan_to_json,
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @click.option("--inplace", is_flag=True, help="Replace the content of the worktree.")
 @click.option("--reason", metavar="TEXT", help="With --inplace: why. Required, and recorded.")
-@click.option(
-    "--path", metavar="PATH", help="With --inplace: only this file or directory, relative to the worktree."
-)
+@click.option("--path", metavar="PATH", help="With --inplace: only this file or directory, relative to the worktree.")
 @click.option("--no-snapshot", is_flag=True, help="With --inplace: discard the replaced content.")
 @click.option("--allow-shared", is_flag=True, help="With --inplace: also in a shared worktree. High-risk.")
 @click.option("--force", is_flag=True, help="With --inplace: although processes write to the worktree.")
@@ -97,7 +95,7 @@ def restore(
         return
     if name:
         raise UsageFailure("NAME is for a new worktree, not for --inplace (see --worktree)")
-    how = InPlace(
+    how = RestoreOptions(
         reason=reason or "",
         path=path.rstrip("/") if path else None,
         keep=not no_snapshot,
@@ -154,7 +152,7 @@ def _restore_into_new(
 _EFFECTS = {"added": "come back", "removed": "be removed", "modified": "change"}
 
 
-def _show_plan(output: Output, opened: OpenedRepository, found: Descriptor, how: InPlace) -> None:
+def _show_plan(output: Output, opened: OpenedRepository, found: Descriptor, how: RestoreOptions) -> None:
     plan = opened.repository.snapshots.plan(opened.worktree, found.snapshot_id, how)
     numbers = counts(undone(plan))
     if plan.keeps:

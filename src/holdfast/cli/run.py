@@ -52,9 +52,7 @@ class RunOptions(NamedTuple):
 @repo_option
 @worktree_option
 @wait_option("How long to wait in the queue")
-@ttl_option(
-    "How long others wait if this process is killed; while it lives, it renews the lease.", default="30s"
-)
+@ttl_option("How long others wait if this process is killed; while it lives, it renews the lease.", default="30s")
 @click.option("--purpose", metavar="TEXT", help="What it is for; shown to others.  [default: the command]")
 @priority_option
 @click.option("--snapshot", is_flag=True, help="Take a snapshot if the command succeeds.")
@@ -62,9 +60,7 @@ class RunOptions(NamedTuple):
 @click.option("--no-chdir", is_flag=True, help="Run it in the current directory, not in the worktree.")
 @json_option
 @click.pass_obj
-def run(
-    output: Output, /, *, repo: str | None, worktree: str | None, command: tuple[str, ...], **options: Any
-) -> int:
+def run(output: Output, /, *, repo: str | None, worktree: str | None, command: tuple[str, ...], **options: Any) -> int:
     """Run COMMAND in a worktree while holding its lease, and exit with its status.
 
     The lease is renewed as long as the command runs. If it is lost all the same, the command is ended
@@ -135,9 +131,7 @@ def _leased(
         return
     refuse_own_lease(repository, worktree)
     purpose = command_as_text(command) if options.purpose is None else options.purpose
-    held = repository.lease(
-        worktree, ttl=options.ttl, wait=options.wait, purpose=purpose, priority=options.priority
-    )
+    held = repository.lease(worktree, ttl=options.ttl, wait=options.wait, purpose=purpose, priority=options.priority)
     try:
         with child.block_signals():  # the thread that renews inherits the mask: signals are not for it
             held.beat()

@@ -41,9 +41,7 @@ class Audit(NamedTuple):
     findings: tuple[str, ...]
 
 
-def examine(
-    stage: Stage, issues: Sequence[str], exits: Sequence[AgentExit], *, finished: bool, paused: bool
-) -> Audit:
+def examine(stage: Stage, issues: Sequence[str], exits: Sequence[AgentExit], *, finished: bool, paused: bool) -> Audit:
     repository, ledger, tracker = stage.repository(), stage.ledger(), stage.tracker()
     store = repository.context.store
     descriptors = [document.record for _, document in store.scan(DESCRIPTORS)]

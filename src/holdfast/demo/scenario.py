@@ -131,9 +131,7 @@ class _Scenario:
             if all(issue.state is State.DONE for issue in seen) and not self._agents:
                 return True
             self._do_harm(working)
-            looking = [
-                number for number in self._agents if number not in paused and working.get(number) is None
-            ]
+            looking = [number for number in self._agents if number not in paused and working.get(number) is None]
             idle = [number for number in range(1, self._plan.workers + 1) if number not in self._agents]
             for number in idle[: max(0, len(seen.ready()) - len(looking))]:
                 self._start(number)

@@ -61,9 +61,7 @@ if sys.platform == "win32":
     def clone(target: int, source: int) -> None:
         raise _unsupported()
 
-    def chown(
-        path: str | int, uid: int, gid: int, *, dir_fd: int | None = None, follow_symlinks: bool = True
-    ) -> None:
+    def chown(path: str | int, uid: int, gid: int, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> None:
         raise _unsupported()
 
     def mknod(path: str | bytes, mode: int = 0o600, device: int = 0, *, dir_fd: int | None = None) -> None:

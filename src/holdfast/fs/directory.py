@@ -38,7 +38,7 @@ def io_failure(action: str, path: object, error: OSError) -> IoFailure:
     return IoFailure(action, path, error, hint=_FULL_HINT if error.errno in NO_SPACE else None)
 
 
-def is_there(path: str | os.PathLike[str]) -> bool:
+def entry_exists(path: str | os.PathLike[str]) -> bool:
     """Whether anything has this path, a dangling link included."""
     try:
         calls.stat(path, follow_symlinks=False)
@@ -248,7 +248,7 @@ def make_directories(path: Path, *, mode: int = 0o777) -> None:
     """Make `path` and its missing parents, each name durable before the next is made."""
     missing: list[Path] = []
     here = path
-    while not is_there(here):
+    while not entry_exists(here):
         missing.append(here)
         here = here.parent
     for each in reversed(missing):
@@ -334,6 +334,6 @@ def _rename(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NOT_OFFERED:
             raise
-        if is_there(target):
+        if entry_exists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(target)) from None
         calls.rename(source, target)

@@ -56,9 +56,7 @@ def create(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = Tru
         create_in(directory, path.name, content, mode=mode, durable=durable)
 
 
-def create_in(
-    directory: Directory, name: str, content: bytes, *, mode: int = 0o666, durable: bool = True
-) -> None:
+def create_in(directory: Directory, name: str, content: bytes, *, mode: int = 0o666, durable: bool = True) -> None:
     """Create `name` with all of `content`; raise `AlreadyExists` if it exists.
 
     Commit point: the link, which never replaces anything. Durable when this returns, except with
@@ -85,9 +83,7 @@ def replace_in(directory: Directory, name: str, content: bytes, *, mode: int = 0
     sync_names(directory, name)  # 3. the new name survives a power cut
 
 
-def append_in(
-    directory: Directory, name: str, record: bytes, *, mode: int = 0o666, at: int | None = None
-) -> Appended:
+def append_in(directory: Directory, name: str, record: bytes, *, mode: int = 0o666, at: int | None = None) -> Appended:
     """Add `record` as one line to the file `name`, whose lock the caller holds.
 
     A line exists once it has its newline: readers ignore what follows the last one, and an append cuts off
@@ -169,9 +165,7 @@ def read_lines_in(directory: Directory, name: str, *, after: int = 0, limit: int
         return b""
     try:
         calls.lseek(fd, after, os.SEEK_SET)
-        content = (
-            _read_exactly(fd, limit) if limit is not None else _read_all(fd, None, directory.where(name))
-        )
+        content = _read_exactly(fd, limit) if limit is not None else _read_all(fd, None, directory.where(name))
     except OSError as error:
         raise io_failure("read", directory.where(name), error) from error
     finally:
@@ -285,9 +279,7 @@ def discard(directory: Directory, draft: str) -> None:
 def publish(directory: Directory, draft: str, name: str) -> None:
     """Rename the draft to `name`, replacing what has that name; discard the draft on failure."""
     try:
-        calls.replace(
-            directory.at(draft), directory.at(name), src_dir_fd=directory.fd, dst_dir_fd=directory.fd
-        )
+        calls.replace(directory.at(draft), directory.at(name), src_dir_fd=directory.fd, dst_dir_fd=directory.fd)
     except BaseException as error:
         discard(directory, draft)
         if isinstance(error, OSError):
@@ -322,9 +314,7 @@ def publish_new(
 def _link_or_rename(directory: Directory, draft: str, name: str) -> None:
     fd = directory.fd
     try:
-        calls.link(
-            directory.at(draft), directory.at(name), src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False
-        )
+        calls.link(directory.at(draft), directory.at(name), src_dir_fd=fd, dst_dir_fd=fd, follow_symlinks=False)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise

@@ -52,9 +52,7 @@ def mount_point(path: str | os.PathLike[str]) -> str | None:
         device = device_number(calls.stat(path).st_dev)
     except OSError:
         return None
-    return next(
-        (each.point for each in reversed(_mounts()) if (each.device, each.root) == (device, "/")), None
-    )
+    return next((each.point for each in reversed(_mounts()) if (each.device, each.root) == (device, "/")), None)
 
 
 def mounts_beneath(directory: int) -> frozenset[str]:

@@ -122,6 +122,4 @@ def printable(text: str) -> str:
     """The text with everything escaped that is not a visible character or a space."""
     if text.isprintable():
         return text
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
-    )
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)

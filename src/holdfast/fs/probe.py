@@ -19,11 +19,11 @@ from holdfast.fs import calls, durable, strictjson
 from holdfast.fs.directory import Directory
 from holdfast.fs.mounts import filesystem_kind, is_network, mount_point
 
-KIND = "fuse.juicefs"
+JUICEFS = "fuse.juicefs"
 SAFE_OPTIONS = "--attr-cache 0 --entry-cache 0 --dir-entry-cache 0"
 """How to mount JuiceFS so that every machine sees at once what the others have written."""
 
-UNKNOWN = (
+JUICEFS_UNKNOWN = (
     "it is a JuiceFS whose settings cannot be read (only root may): if this mount caches names, as it "
     f"does by default, machines may read stale records in spite of locks (mount with {SAFE_OPTIONS})"
 )
@@ -71,13 +71,13 @@ def _parse_settings(config: object) -> MountSettings:
     return MountSettings(remembers, bool(config["Chunk"].get("Writeback")))
 
 
-def network_troubles(directory: Path, kind: str | None = None) -> list[str]:
+def network_problems(directory: Path, kind: str | None = None) -> list[str]:
     """Why records that several machines share are not safe in `directory`; empty on local file systems.
 
     JuiceFS is safe if it is mounted without caches: its locks do reach other machines.
     """
     kind = filesystem_kind(directory) if kind is None else kind
-    if kind == KIND:
+    if kind == JUICEFS:
         return _juicefs_problems(settings_of(directory))
     if is_network(kind):
         return [f"it is a network file system ({kind}): locks may not reach other machines"]
@@ -86,7 +86,7 @@ def network_troubles(directory: Path, kind: str | None = None) -> list[str]:
 
 def _juicefs_problems(settings: MountSettings | None) -> list[str]:
     if settings is None:
-        return [UNKNOWN]
+        return [JUICEFS_UNKNOWN]
     found = []
     if settings.remembers:
         caches = ", ".join(f"{option} {value:g}s" for option, value in sorted(settings.remembers.items()))
@@ -146,7 +146,7 @@ def find_capabilities(directory: Path) -> Capabilities:
             symlink=_works(lambda: calls.symlink("a", path / "symlinked")),
             sync_directory=_works(scratch.sync),
             case_sensitive=scratch.status("A") is None,
-            network_troubles=tuple(network_troubles(directory, kind)),
+            network_troubles=tuple(network_problems(directory, kind)),
         )
 
 

@@ -32,9 +32,7 @@ def decode(text: bytes, *, source: str = "the text", limit: int = MAX_BYTES) -> 
     return value
 
 
-def encode(
-    value: object, *, what: str = "the value", limit: int = MAX_BYTES, string_keys: bool = False
-) -> bytes:
+def encode(value: object, *, what: str = "the value", limit: int = MAX_BYTES, string_keys: bool = False) -> bytes:
     """Write a value as compact UTF-8 JSON, without a final newline.
 
     `string_keys` promises that all keys are strings, and skips the check.

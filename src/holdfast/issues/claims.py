@@ -25,7 +25,7 @@ from holdfast.issues import rules
 from holdfast.issues.model import CLAIMS, EVENTS, ClaimId, ClaimRecord, Issue, IssueClaim, State
 from holdfast.issues.reading import Broken, IssueSet
 from holdfast.issues.transactions import Draft, Transactions
-from holdfast.leases.heartbeat import Held, Subject, begun
+from holdfast.leases.heartbeat import Held, Subject, began_at
 from holdfast.locks.identity import Holder, current_holder, described
 from holdfast.store.model import Decision, Replace, View
 
@@ -64,9 +64,7 @@ class Claiming:
         assignee = checked_actor(assignee or self._transactions.actor, "assignee")
         checked_text(purpose, what="purpose")
         holder = described(behalf_of or current_holder(), detached=behalf_of is not None)
-        return rules.IssueClaimRequest(
-            assignee, rules.checked_ttl(ttl), uuid.uuid4().hex[:16], purpose, holder
-        )
+        return rules.IssueClaimRequest(assignee, rules.checked_ttl(ttl), uuid.uuid4().hex[:16], purpose, holder)
 
     def claim(self, issue_id: str, request: rules.IssueClaimRequest) -> Claimed:
         """Claim the issue, or raise `IssueClaimed` or `Blocked`. Of any number of claimers, one succeeds."""
@@ -153,9 +151,7 @@ class Claiming:
     def reclaim(self, issue_id: str) -> bool:
         """Release an abandoned issue; False if it is not abandoned."""
         with contextlib.suppress(LockNotHeld, IssueClaimed):
-            self._transactions.retrying(
-                lambda: self._release(issue_id, None, "the claim ran out", force=False)
-            )
+            self._transactions.retrying(lambda: self._release(issue_id, None, "the claim ran out", force=False))
             return True
         return False
 
@@ -225,7 +221,7 @@ class HeldIssueClaim(Held[IssueClaim]):
     def __init__(self, claiming: Claiming, claim: IssueClaim, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.id = ClaimId.parse(claim.claim_id)
         subject = Subject(f"the claim on {self.id.issue_id}", "renewed", {"issue_id": self.id.issue_id})
-        began = begun(clock, claim.ttl, claiming.time_left(claim))
+        began = began_at(clock, claim.ttl, claiming.time_left(claim))
         super().__init__(subject, claim, claim.ttl, clock=clock, began=began)
         self._claiming = claiming
 

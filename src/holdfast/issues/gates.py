@@ -103,9 +103,7 @@ class Gating:
         def body(draft: Draft) -> Gate:
             registry = draft.get(GATES) or Registry()
             if key in registry.gates and not replace:
-                raise AlreadyExists(
-                    f"gate {key} already exists", gate=key, hint="Use --replace to change it."
-                )
+                raise AlreadyExists(f"gate {key} already exists", gate=key, hint="Use --replace to change it.")
             record = {**registry.gates.get(key, {}), **definition.as_record()}
             draft.set(GATES, msgspec.structs.replace(registry, gates={**registry.gates, key: record}))
             draft.record("gate_defined", "", gate_key=key)
@@ -183,9 +181,7 @@ class Gating:
     def _judge(self, issue_id: str, gate: str, status: GateStatus, by: str, run: GateRun | None) -> Issue:
         return self._transactions.retrying(lambda: self._try_to_judge(issue_id, gate, status, by, run))
 
-    def _try_to_judge(
-        self, issue_id: str, gate: str, status: GateStatus, by: str, run: GateRun | None
-    ) -> Issue:
+    def _try_to_judge(self, issue_id: str, gate: str, status: GateStatus, by: str, run: GateRun | None) -> Issue:
         around = self._transactions.surroundings(issue_id)
 
         def body(draft: Draft) -> Issue:

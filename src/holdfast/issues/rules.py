@@ -144,9 +144,7 @@ def with_gates(issue: Issue, gates: Iterable[str]) -> Issue:
     if not new:
         return issue
     check_changeable(issue, "it cannot require further gates")
-    pending = {
-        gate: {"status": GateStatus.PENDING.value, "updated_by": None, "updated_at": ""} for gate in new
-    }
+    pending = {gate: {"status": GateStatus.PENDING.value, "updated_by": None, "updated_at": ""} for gate in new}
     return msgspec.structs.replace(
         issue,
         gates_required=(*issue.gates_required, *new),

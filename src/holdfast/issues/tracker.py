@@ -215,9 +215,7 @@ class Tracker:
             return self._edit(issue_id, update.applied, claim, if_version)
         return self.transactions.retrying(lambda: self._move(issue_id, update, claim, if_version))
 
-    def edit(
-        self, issue_id: str, function: Callable[[Issue], Issue], *, claim: ClaimId | None = None
-    ) -> Issue:
+    def edit(self, issue_id: str, function: Callable[[Issue], Issue], *, claim: ClaimId | None = None) -> Issue:
         """Change an issue by a pure function, which may run more than once. State, dependencies and gates
         have operations of their own and stay."""
         return self._edit(issue_id, function, claim, None)

@@ -127,8 +127,7 @@ class Draft:
             return issue
         created_at = issue.created_at or self.at
         gates = {
-            name: {**each, "updated_at": each.get("updated_at") or self.at}
-            for name, each in issue.gates_status.items()
+            name: {**each, "updated_at": each.get("updated_at") or self.at} for name, each in issue.gates_status.items()
         }
         issue = msgspec.structs.replace(issue, created_at=created_at, updated_at=self.at, gates_status=gates)
         self._issues[issue.id] = issue
@@ -225,9 +224,7 @@ class Draft:
             if issue is not None and before is not None and issue_id not in self._announced:
                 self._tell_state(before.state, issue)
         documents = {ISSUES.key(issue_id): issue for issue_id, issue in self._issues.items()} | self._others
-        made = [
-            change for key, record in documents.items() if (change := self._change(key, record)) is not None
-        ]
+        made = [change for key, record in documents.items() if (change := self._change(key, record)) is not None]
         return [*made, *(Append(EVENTS, event) for event in self._events)]
 
     def _tell_state(self, before: State, issue: Issue) -> None:
@@ -400,9 +397,7 @@ class Transactions:
                 if dependency not in seen.issues:
                     seen.add(dependency, self.look_at(dependency))
             group = dict.fromkeys(
-                each
-                for each in (dependent.id, *dependent.dependencies)
-                if each not in named and seen.can_name(each)
+                each for each in (dependent.id, *dependent.dependencies) if each not in named and seen.can_name(each)
             )
             if len(named) + len(group) <= MOST_NAMED:
                 named += group

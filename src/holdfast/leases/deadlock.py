@@ -142,9 +142,7 @@ def find_cycle(ticket: str, graph: WaitGraph) -> Cycle:
     for hold in graph.holds:
         holds.setdefault(hold.resource, []).append(hold)
     waits = sorted(graph.waits, key=WaitEdge.age)
-    paths: deque[Cycle] = deque(
-        (link,) for wait in waits if wait.ticket == ticket for link in _links(wait, holds)
-    )
+    paths: deque[Cycle] = deque((link,) for wait in waits if wait.ticket == ticket for link in _links(wait, holds))
     visited = {ticket}
     while paths:  # shortest first: a cycle that is found contains no smaller one
         path = paths.popleft()
@@ -168,10 +166,7 @@ def is_in(cycle: Cycle, graph: WaitGraph) -> bool:
     """Whether every wait and every hold of the cycle is in a later graph too."""
     waits = {(wait.ticket, wait.resource) for wait in graph.waits}
     holds = {(hold.hold_id, hold.resource) for hold in graph.holds}
-    return all(
-        (wait.ticket, wait.resource) in waits and (hold.hold_id, hold.resource) in holds
-        for wait, hold in cycle
-    )
+    return all((wait.ticket, wait.resource) in waits and (hold.hold_id, hold.resource) in holds for wait, hold in cycle)
 
 
 def process_ids(holder_ids: Iterable[str], boot_id: str, pid_namespace: str) -> frozenset[str]:
@@ -226,6 +221,4 @@ def _deadlock(cycle: Cycle) -> Deadlock:
         )
     resource = cycle[0].wait.resource
     parts = (f"{each['who']} waits for {each['waits_for']}, held by {each['held_by']}" for each in links)
-    return Deadlock(
-        f"waiting for {resource} would never end: {'; '.join(parts)}", what=str(resource), cycle=links
-    )
+    return Deadlock(f"waiting for {resource} would never end: {'; '.join(parts)}", what=str(resource), cycle=links)

@@ -231,7 +231,7 @@ class Held(Generic[Record]):
         return failure
 
 
-def begun(clock: Clock, ttl: float, time_left: float) -> float:
+def began_at(clock: Clock, ttl: float, time_left: float) -> float:
     """When something began that lasts for `ttl` and has `time_left` of it left, by the boot clock."""
     return clock.boot() - max(0.0, ttl - time_left)
 

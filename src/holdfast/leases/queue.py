@@ -267,9 +267,7 @@ def _register_fork_hooks() -> None:
         os.register_at_fork(before=_let_checks_end, after_in_child=_running.clear)
 
 
-async def in_a_thread(
-    wait_for_it: Callable[[threading.Event], Got], give_back: Callable[[Got], object]
-) -> Got:
+async def wait_in_thread(wait_for_it: Callable[[threading.Event], Got], give_back: Callable[[Got], object]) -> Got:
     """Run `wait_for_it` in a thread; it must end soon after the event that it is given is set.
 
     If the coroutine is cancelled, the event is set, and a result that comes too late is given back.

@@ -226,9 +226,7 @@ def steal(view: View, now: Now, keys: LeaseKeys, request: LeaseRequest) -> Lease
     return _grant(view, now, keys, request, lease, others)
 
 
-def renew(
-    view: View, now: Now, keys: LeaseKeys, lock_id: str, ttl: float | None = None
-) -> LeaseRuling[Lease]:
+def renew(view: View, now: Now, keys: LeaseKeys, lock_id: str, ttl: float | None = None) -> LeaseRuling[Lease]:
     """Let the lease run for another `ttl` from now (None: the same as before)."""
     lease = _own(view, keys, lock_id)
     left = lease.time_left(now, for_others=False)

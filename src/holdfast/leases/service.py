@@ -141,9 +141,7 @@ class LeaseService:
 
     def steal(self, worktree: str, request: LeaseRequest) -> LeaseGranted:
         """Take over an expired lease; `LockConflict` if it has not expired."""
-        return self._transact(
-            worktree, lambda view, now, keys: rules.steal(view, now, keys, request), granting=True
-        )
+        return self._transact(worktree, lambda view, now, keys: rules.steal(view, now, keys, request), granting=True)
 
     def renew(self, worktree: str, lock_id: str, ttl: float | None = None) -> Lease:
         """Extend the lease from now. After `LockNotHeld` or `LockExpired`, stop writing."""
@@ -252,11 +250,7 @@ class LeaseService:
 
     def _dead_waiters(self, worktree: str) -> frozenset[str]:
         queue = self.store.read(LeaseKeys.of(worktree).line)
-        return (
-            frozenset(each.ticket for each in queue.record.waiters if _is_dead(each))
-            if queue
-            else frozenset()
-        )
+        return frozenset(each.ticket for each in queue.record.waiters if _is_dead(each)) if queue else frozenset()
 
 
 def checked_ttl(ttl: float) -> float:
@@ -283,9 +277,7 @@ def _wait_edge(worktree: str, waiter: LeaseWaiter) -> WaitEdge:
     return WaitEdge(Resource("lease", worktree), process, waiter.since, waiter.ticket)
 
 
-def _participant(
-    record: Lease | LeaseWaiter, processes: Iterable[str], above: Iterable[str] = ()
-) -> Participant:
+def _participant(record: Lease | LeaseWaiter, processes: Iterable[str], above: Iterable[str] = ()) -> Participant:
     machine = record.identity.boot_id, record.identity.pid_namespace
     process = record.on_behalf_of or record.holder_id
     return Participant(

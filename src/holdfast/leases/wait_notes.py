@@ -168,9 +168,7 @@ def _notes_in(directory: Path, *, sweep: bool) -> Iterator[WaitNote]:
 
 def _read(path: str, *, sweep: bool) -> WaitNote | None:
     """The note at a path, if its writer waits; if it does not, the note may be removed."""
-    with (
-        flock.without_forks()
-    ):  # a child's copy of this descriptor would keep the writer from locking its note
+    with flock.without_forks():  # a child's copy of this descriptor would keep the writer from locking its note
         try:
             descriptor = calls.open(path, _READ)
         except OSError:

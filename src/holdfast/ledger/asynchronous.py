@@ -45,9 +45,7 @@ class AsyncLedger:
             for each in chunk:
                 yield each
 
-    async def watch(
-        self, *, after: int | None = None, timeout: float | None = None
-    ) -> AsyncGenerator[Recorded, None]:
+    async def watch(self, *, after: int | None = None, timeout: float | None = None) -> AsyncGenerator[Recorded, None]:
         cancelled = threading.Event()
         source = self.ledger.watch(after=after, timeout=timeout, cancelled=cancelled)
         try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.ledger.log import Event
 
 FORMAT = 1
-PLACE = ".holdfast/checkpoints"
+DIRECTORY = ".holdfast/checkpoints"
 """The directory of the checkpoint files, below the root."""
 
 
@@ -38,7 +38,7 @@ class Checkpoint(NamedTuple):
 def load(root: Path, name: str, version: str) -> Checkpoint | None:
     """The checkpoint of a fold, if there is one that is whole and of this version."""
     try:
-        with Directory.open(root / PLACE) as directory:
+        with Directory.open(root / DIRECTORY) as directory:
             content = durable.read_in(directory, _file(name))
         value = strictjson.decode(content.removesuffix(b"\n"))
         record = value["checkpoint"]
@@ -57,8 +57,8 @@ def save(root: Path, checkpoint: Checkpoint) -> None:
         file = _file(checkpoint.name)
         content = strictjson.encode({"format": FORMAT, **checkpoint._asdict()})
         whole = b'{"digest":"' + _digest(content).encode() + b'","checkpoint":' + content + b"}\n"
-        make_directories(root / PLACE)
-        with Directory.open(root / PLACE) as directory:
+        make_directories(root / DIRECTORY)
+        with Directory.open(root / DIRECTORY) as directory:
             draft = durable.write_draft(directory, file, whole, durable=False)
             durable.publish(directory, draft, file)
 

@@ -33,9 +33,7 @@ class ClaimFiles:
         self.path = root / DIRECTORY
         self._locker = FileLocker(_TIMEOUT)
 
-    def update(
-        self, node: str, now: float, current: Callable[[], Claim | None], reap: Callable[[Claim], None]
-    ) -> None:
+    def update(self, node: str, now: float, current: Callable[[], Claim | None], reap: Callable[[Claim], None]) -> None:
         """Make the file of a node say what the ledger says. `current` reads the ledger.
 
         Another program's file is left alone until it expires, unless the ledger has a claim. An expired one

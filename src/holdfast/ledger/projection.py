@@ -177,9 +177,7 @@ class ClaimState:
         if queue is None:
             return
         now = parse_instant(at)
-        left = tuple(
-            each for each in queue if each.ticket != without and (each.counts(now) or each.ticket == keep)
-        )
+        left = tuple(each for each in queue if each.ticket != without and (each.counts(now) or each.ticket == keep))
         if left:
             self.queues[node] = left
 
@@ -273,9 +271,7 @@ class ClaimProjection:
         for each in self._ledger.events(after=state.sequence, until=sequence):
             state.apply(each)
         if state.sequence != sequence:
-            raise NotFound(
-                f"the ledger has no event {sequence}; its last one is {state.sequence}", sequence=sequence
-            )
+            raise NotFound(f"the ledger has no event {sequence}; its last one is {state.sequence}", sequence=sequence)
         return state
 
     def _open(self, until: int | None) -> int:

@@ -22,7 +22,7 @@ from holdfast.errors import Failure, OutcomeUnknown, UsageFailure
 from holdfast.fs.names import checked_actor, checked_text, unique_id
 from holdfast.leases import deadlock
 from holdfast.leases.deadlock import Hold, Participant, ReadGraph, Resource, WaitEdge, WaitGraph
-from holdfast.leases.heartbeat import Held, Subject, begun
+from holdfast.leases.heartbeat import Held, Subject, began_at
 from holdfast.ledger import log, rules
 from holdfast.ledger.claim_files import ClaimFiles
 from holdfast.ledger.log import EVENTS, Ledger, Recorded, checked, is_under, node_id, order
@@ -51,7 +51,7 @@ class HeldClaim(Held[Claim]):
 
     def __init__(self, claims: Claims, claim: Claim, ttl: float, *, clock: Clock = SYSTEM_CLOCK) -> None:
         subject = Subject(f"the claim on {claim.node_id}", "extended", {"node_id": claim.node_id})
-        began = begun(clock, ttl, claim.time_left(claims.ledger.store.now(), for_others=False))
+        began = began_at(clock, ttl, claim.time_left(claims.ledger.store.now(), for_others=False))
         super().__init__(subject, claim, ttl, clock=clock, began=began)
         self._claims = claims
 
@@ -230,9 +230,7 @@ class Claims:
             claims = list(self._projection.at_sequence(at_sequence).claims.values())
         above = None if under is None else node_id(under)
         return _sorted(
-            each
-            for each in claims
-            if not each.is_expired(now) and (above is None or is_under(each.node_id, above))
+            each for each in claims if not each.is_expired(now) and (above is None or is_under(each.node_id, above))
         )
 
     def expired(self) -> list[Claim]:
@@ -312,9 +310,7 @@ class Claims:
         now, held = self.ledger.store.now(), answer.claim
         pauses = [request.patience / 3]
         if held is None:
-            if (
-                answer.ahead is not None
-            ):  # free, but others come first: they are about to take it, or have died
+            if answer.ahead is not None:  # free, but others come first: they are about to take it, or have died
                 pauses += [parse_instant(answer.ahead.until) - now, 0.25]
             return NotYet(min(pauses), [])
         pauses.append(held.time_left(now, for_others=False))
@@ -361,9 +357,7 @@ class Claims:
             ruling = self._projection.query(lambda state: rule(state, now), until=end)  # 3.
             if ruling.event is None:
                 return Decision([], ruling.result)
-            return Decision(
-                [Append(EVENTS, log.stamped({**ruling.event, "id": event_id}, now))], ruling.result
-            )
+            return Decision([Append(EVENTS, log.stamped({**ruling.event, "id": event_id}, now))], ruling.result)
 
         try:
             return store.transact([EVENTS], decide, commit_id=log.commit_id_of(event_id)).result  # 4.

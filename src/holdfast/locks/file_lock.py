@@ -161,9 +161,7 @@ class FileLocker:
         """`lock_shared` for coroutines: `async with` it, or `await` it for the guard."""
         return self._asynchronously(path, shared=True)
 
-    def acquire(
-        self, path: StrPath, *, shared: bool, wait: LockWait | None = None, owner: object = None
-    ) -> LockGuard:
+    def acquire(self, path: StrPath, *, shared: bool, wait: LockWait | None = None, owner: object = None) -> LockGuard:
         """Lock the file at `path`. Another thread can cancel `wait`. `owner`, by default the calling thread,
         gets `LockReentry` instead of waiting for a lock of its own."""
         key = path if isinstance(path, str) else os.fspath(path)
@@ -261,9 +259,7 @@ class FileLocker:
             raise observation.found
         raise kernel_locks.timeout(key, wait.timeout or 0.0)
 
-    def _wait_in_turn(
-        self, key: str, shared: bool, wait: LockWait, owner: object
-    ) -> OpenFileDescription | None:
+    def _wait_in_turn(self, key: str, shared: bool, wait: LockWait, owner: object) -> OpenFileDescription | None:
         """Wait for the turn, then for the lock. A holder of the lock would wait there for itself."""
         if self._is_held_by(owner, key):
             again = self._try_description(key, shared)

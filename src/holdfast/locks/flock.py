@@ -248,8 +248,7 @@ def held_by(owner: object, description: OpenFileDescription) -> bool:
     with _forking:  # other threads may be opening files
         every = list(_all)
     return any(
-        each.owner is owner and each.inode == description.inode and each.device == description.device
-        for each in every
+        each.owner is owner and each.inode == description.inode and each.device == description.device for each in every
     )
 
 

@@ -119,9 +119,7 @@ class _Watcher:
     """Interrupts the threads whose wait is over. Its own thread lives while there are waits."""
 
     def __init__(self) -> None:
-        self._lock = (
-            threading.Lock()
-        )  # entered directly, not through `_changed`: Ctrl-C cannot leave it locked
+        self._lock = threading.Lock()  # entered directly, not through `_changed`: Ctrl-C cannot leave it locked
         self._changed = threading.Condition(self._lock)
         self._waits: set[LockWait] = set()
         self._runner: threading.Thread | None = None

@@ -126,7 +126,7 @@ def ancestors(pid: int) -> Iterator[Process]:
         pid = process.parent
 
 
-def is_there(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
     """Whether any process has this pid, including zombies and those of other users."""
     if sys.platform == "win32":
         return find_process(pid) is not None
@@ -261,9 +261,7 @@ def liveness(holder: Holder, *, here: Holder | None = None) -> Liveness:
         machine_id = here.machine_id if here else current_holder().machine_id
         same_machine = bool(holder.machine_id) and holder.machine_id == machine_id
         return Liveness.DEAD if same_machine and holder.boot_id else Liveness.UNKNOWN
-    if holder.pid_namespace != vantage.pid_namespace or (
-        sys.platform == "linux" and not vantage.pid_namespace
-    ):
+    if holder.pid_namespace != vantage.pid_namespace or (sys.platform == "linux" and not vantage.pid_namespace):
         return Liveness.UNKNOWN
     return process_liveness(holder.pid, start_time=holder.start_time)
 
@@ -295,7 +293,7 @@ def process_liveness(pid: int, *, start_time: str = "") -> Liveness:
     process = find_process(pid)
     if process is None:
         # Gone, or hidden from this user: a signal tells which.
-        return Liveness.ALIVE if is_there(pid) else Liveness.DEAD
+        return Liveness.ALIVE if process_exists(pid) else Liveness.DEAD
     if process.is_zombie:
         return Liveness.DEAD
     if start_time and process.start_time and process.start_time != start_time:
@@ -382,9 +380,7 @@ def calling_agent() -> Holder:
 def _above(pid: int) -> tuple[str, ...]:  # cached by pid: a forked child has another parent
     here = current_holder()
     found = itertools.islice(ancestors(pid), 1, 1 + MOST_ABOVE)
-    return tuple(
-        here._replace(pid=each.pid, start_time=each.start_time).holder_id for each in found if each.pid > 1
-    )
+    return tuple(here._replace(pid=each.pid, start_time=each.start_time).holder_id for each in found if each.pid > 1)
 
 
 def processes_above() -> tuple[str, ...]:
@@ -397,8 +393,7 @@ def is_ours(holder: Holder) -> bool:
     if holder.pid <= 1 or holder.vantage != current_vantage():
         return False
     return any(
-        (process.pid, process.start_time) == (holder.pid, holder.start_time)
-        for process in ancestors(os.getpid())
+        (process.pid, process.start_time) == (holder.pid, holder.start_time) for process in ancestors(os.getpid())
     )
 
 

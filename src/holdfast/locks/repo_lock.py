@@ -173,9 +173,7 @@ class RepoLock:
 class HeldRepoLock:
     """The held lock of a repository. In a forked child it is a copy without effect."""
 
-    def __init__(
-        self, file: LockFile, repo_id: str, lock_id: str, new_record: Callable[[], dict[str, object]]
-    ) -> None:
+    def __init__(self, file: LockFile, repo_id: str, lock_id: str, new_record: Callable[[], dict[str, object]]) -> None:
         self.repo_id = repo_id
         self.lock_id = lock_id
         self.path = file.path

@@ -84,15 +84,11 @@ def retry_config(environment: Mapping[str, str]) -> RetryConfig:
     """`JIT_RETRY_MAX_ATTEMPTS` and `JIT_RETRY_INITIAL_DELAY_MS`, or the defaults."""
     default = RetryConfig()
     attempts = environment.get(MAX_ATTEMPTS, str(default.max_attempts)).strip()
-    if not (
-        attempts.isascii() and attempts.isdigit() and len(attempts) < 10 and 1 <= int(attempts) <= 10_000
-    ):
+    if not (attempts.isascii() and attempts.isdigit() and len(attempts) < 10 and 1 <= int(attempts) <= 10_000):
         raise SettingInvalid(MAX_ATTEMPTS, attempts, "a whole number from 1 to 10000")
     expected = "a number of milliseconds, 0 or more"
     delay = _number(environment, INITIAL_DELAY_MS, default.initial_delay * 1000, expected) / 1000
-    return default._replace(
-        max_attempts=int(attempts), initial_delay=delay, max_delay=max(default.max_delay, delay)
-    )
+    return default._replace(max_attempts=int(attempts), initial_delay=delay, max_delay=max(default.max_delay, delay))
 
 
 def _number(environment: Mapping[str, str], name: str, default: float, expected: str) -> float:

@@ -53,9 +53,7 @@ class ReleaseLease(Arguments):
 class TakeSnapshot(Arguments):
     worktree: Worktree = None
     note: Annotated[Text, Meta(description="What it is, for people.")] = ""
-    tag: Annotated[
-        Name | None, Meta(description="A name for it; a named snapshot is not garbage collected.")
-    ] = None
+    tag: Annotated[Name | None, Meta(description="A name for it; a named snapshot is not garbage collected.")] = None
     consistency: Annotated[
         Literal["quiesced", "best_effort"] | None,
         Meta(description="quiesced: fail if a file changes meanwhile. Default: that of the worktree."),
@@ -88,15 +86,15 @@ class ClaimNextWork(Arguments):
     issue: Annotated[
         Name | None, Meta(description="The id of an issue. Default: the most urgent one that is ready.")
     ] = None
-    worktree: Annotated[
-        Name | None, Meta(description="Where to work. Default: one for the issue, made from main.")
-    ] = None
+    worktree: Annotated[Name | None, Meta(description="Where to work. Default: one for the issue, made from main.")] = (
+        None
+    )
     gate: Annotated[
         Name | None, Meta(description="The gate that this work decides: passed if it is done, else failed.")
     ] = None
-    ttl: Annotated[
-        Duration, Meta(description="Time until the work returns to the queue if this server is killed.")
-    ] = "1m"
+    ttl: Annotated[Duration, Meta(description="Time until the work returns to the queue if this server is killed.")] = (
+        "1m"
+    )
     wait: Annotated[Duration, Meta(description="How long to wait for the worktree.")] = "10s"
 
 
@@ -126,9 +124,7 @@ class AppendToLedger(Arguments):
 
 class AddWork(Arguments):
     title: Annotated[str, Meta(min_length=1, max_length=LONGEST_LINE, description="One line.")]
-    description: Annotated[
-        str, Meta(max_length=64_000, description="Everything that is needed to do it.")
-    ] = ""
+    description: Annotated[str, Meta(max_length=64_000, description="Everything that is needed to do it.")] = ""
     priority: Literal["low", "normal", "high", "critical"] = "normal"
     depends_on: Annotated[
         list[Name], Meta(max_length=100, description="The ids of the issues that must be done first.")

@@ -91,9 +91,7 @@ ReportProgress = Callable[[float, float | None, str | None], Awaitable[None]]
 class Call:
     """One request. `cancelled` is set when the client cancels it."""
 
-    def __init__(
-        self, settings: ServerSettings, roots: Sequence[str], client: str, held: ClientHoldings
-    ) -> None:
+    def __init__(self, settings: ServerSettings, roots: Sequence[str], client: str, held: ClientHoldings) -> None:
         self.client = client
         self.held = held
         self.cancelled = threading.Event()

@@ -25,7 +25,7 @@ from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_w
 from holdfast.repository.context import Consistency, Isolation, Proof
 from holdfast.repository.overview import look_around
 from holdfast.repository.repository import Repository
-from holdfast.repository.restore import InPlace
+from holdfast.repository.restore import RestoreOptions
 from holdfast.repository.snapshots import SnapshotOptions
 from holdfast.repository.to_json import lease_to_json
 
@@ -202,9 +202,7 @@ def restore(call: Call, given: arguments.Restore) -> Record:
     found = repository.snapshots.named(given.snapshot, seen_from=worktree)
     call.total = found.files
     if given.in_place:
-        return _restore_in_place(
-            call, given, repository, WorktreeKey(repository.root, worktree), found.snapshot_id
-        )
+        return _restore_in_place(call, given, repository, WorktreeKey(repository.root, worktree), found.snapshot_id)
     return _restore_into_new(repository, found.snapshot_id, given)
 
 
@@ -221,7 +219,7 @@ def _restore_in_place(
     call: Call, given: arguments.Restore, repository: Repository, key: WorktreeKey, snapshot_id: str
 ) -> Record:
     path = given.path.rstrip("/") if given.path else None
-    how = InPlace(reason=given.reason, path=path, progress=call.progress)
+    how = RestoreOptions(reason=given.reason, path=path, progress=call.progress)
     if given.dry_run:
         plan = repository.snapshots.plan(key.worktree, snapshot_id, how)
         return to_json.restore_plan_to_json(key.worktree, how, plan)

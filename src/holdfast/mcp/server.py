@@ -40,13 +40,9 @@ class Roots:
         self._known: list[str] | None = None
 
     def watch(self, server: Server[Any]) -> None:
-        server.add_notification_handler(
-            "notifications/roots/list_changed", types.NotificationParams, self._forget
-        )
+        server.add_notification_handler("notifications/roots/list_changed", types.NotificationParams, self._forget)
 
-    async def ask(
-        self, context: ServerRequestContext[Any], asked: Asked
-    ) -> list[str] | types.InputRequiredResult:
+    async def ask(self, context: ServerRequestContext[Any], asked: Asked) -> list[str] | types.InputRequiredResult:
         """The roots as URIs, none if the client has no roots; or the question that it must answer first."""
         if self._known is not None:
             return self._known
@@ -155,9 +151,7 @@ class Session:
 
     # --- Lists -------------------------------------------------------------------------------------
 
-    async def _list_tools(
-        self, context: Context, asked: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
+    async def _list_tools(self, context: Context, asked: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[offer.as_tool(name) for name, offer in TOOLS.items()])
 
     async def _list_resources(
@@ -209,9 +203,7 @@ class Session:
             while self._calls:
                 await anyio.sleep(0.01)
 
-    async def _carry_out(
-        self, context: Context, roots: list[str], step: Step, *, waits: bool = False
-    ) -> Answer:
+    async def _carry_out(self, context: Context, roots: list[str], step: Step, *, waits: bool = False) -> Answer:
         call = Call(self._settings, roots, client_name(context), self._held)
         self._calls.add(call)
         try:

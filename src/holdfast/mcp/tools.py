@@ -149,9 +149,7 @@ class ResourceOffer(NamedTuple):
         return "{" in self.address
 
     def as_resource(self) -> Resource:
-        return Resource(
-            uri=SCHEME + self.address, name=self.name, description=self.description, mime_type=JSON
-        )
+        return Resource(uri=SCHEME + self.address, name=self.name, description=self.description, mime_type=JSON)
 
     def as_template(self) -> ResourceTemplate:
         return ResourceTemplate(
@@ -198,15 +196,9 @@ RESOURCES = (
     ResourceOffer("who", "who", "Who holds what, who waits, and what can be reclaimed.", _who),
     ResourceOffer("worktrees", "worktrees", "All worktrees, with their heads and leases.", _worktrees),
     ResourceOffer("history", "history", f"The newest {TAIL} snapshots of your worktree.", _history),
-    ResourceOffer(
-        "history/{worktree}", "history of", f"The newest {TAIL} snapshots of a worktree.", _history
-    ),
-    ResourceOffer(
-        "issues/ready", "ready", "The issues that can be worked on now, the most urgent first.", _ready
-    ),
-    ResourceOffer(
-        "issues/{id}", "issue", "Everything about one issue, by its id or its first characters.", _issue
-    ),
+    ResourceOffer("history/{worktree}", "history of", f"The newest {TAIL} snapshots of a worktree.", _history),
+    ResourceOffer("issues/ready", "ready", "The issues that can be worked on now, the most urgent first.", _ready),
+    ResourceOffer("issues/{id}", "issue", "Everything about one issue, by its id or its first characters.", _issue),
     ResourceOffer("ledger/tail", "ledger", f"The last {TAIL} events of the ledger.", _tail),
     ResourceOffer("ledger/{sequence}", "event", "One event of the ledger, by its sequence.", _event),
 )
@@ -217,9 +209,7 @@ def read(call: Call, uri: str) -> Record:
     parts = uri.removeprefix(SCHEME).split("/")
     for offer in RESOURCES if uri.startswith(SCHEME) else ():
         pattern = offer.address.split("/")
-        if len(pattern) == len(parts) and all(
-            a == b or a[0] == "{" for a, b in zip(pattern, parts, strict=True)
-        ):
+        if len(pattern) == len(parts) and all(a == b or a[0] == "{" for a, b in zip(pattern, parts, strict=True)):
             given = [unquote(b) for a, b in zip(pattern, parts, strict=True) if a[0] == "{"]
             if any(not 0 < len(each) <= LONGEST_PART for each in given):
                 raise UsageFailure(f"a part of {uri[:LONGEST_PART]!a} is empty or too long")

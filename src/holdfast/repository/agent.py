@@ -207,9 +207,7 @@ class Assignment:
         if self._gate is not None:
             self._tracker.gates.judge(self.issue.id, self._gate, status)
 
-    def _record(
-        self, kind: str, snapshot_id: str | None, facts: dict[str, object], *, ours: bool
-    ) -> int | None:
+    def _record(self, kind: str, snapshot_id: str | None, facts: dict[str, object], *, ours: bool) -> int | None:
         """Append the event to the ledger, if there is one; return its sequence.
 
         It is appended only if no other event came since the claim was found to be `ours`: so a process that
@@ -347,7 +345,7 @@ def outcome_to_json(outcome: Outcome, assignment: Assignment) -> dict[str, Any]:
 # --- The leases that an agent holds by its own commands ------------------------------------------------
 
 
-class Kept(NamedTuple):
+class OwnLeaseResult(NamedTuple):
     """A lease that was renewed or released; `problem` says why it could not be."""
 
     lease: Lease
@@ -369,11 +367,11 @@ def own_leases(repository: Repository, lock_id: str | None = None) -> Iterator[L
             yield lease
 
 
-def renew_own(repository: Repository, lock_id: str | None = None) -> list[Kept]:
+def renew_own(repository: Repository, lock_id: str | None = None) -> list[OwnLeaseResult]:
     return [_try(lease, repository.desk.renew) for lease in own_leases(repository, lock_id)]
 
 
-def release_own(repository: Repository) -> list[Kept]:
+def release_own(repository: Repository) -> list[OwnLeaseResult]:
     """Release the leases that the agent that runs this has acquired by commands of its own.
 
     Not those of a process above it: 'holdfast run' releases its lease itself, after its snapshot, and the
@@ -387,9 +385,9 @@ def release_own(repository: Repository) -> list[Kept]:
     ]
 
 
-def _try(lease: Lease, act: Callable[[str, str], Lease]) -> Kept:
+def _try(lease: Lease, act: Callable[[str, str], Lease]) -> OwnLeaseResult:
     try:
         act(lease.worktree_id, lease.lock_id)
     except Failure as problem:
-        return Kept(lease, problem)
-    return Kept(lease, None)
+        return OwnLeaseResult(lease, problem)
+    return OwnLeaseResult(lease, None)

@@ -79,9 +79,7 @@ def _is_young_and_empty(path: Path, now: float) -> bool:
         return False
     try:
         with Directory.open(path) as directory:
-            return (
-                not set(directory.names()) - {payloads.LOCK} and now - calls.stat(path).st_mtime < DRAFT_AGE
-            )
+            return not set(directory.names()) - {payloads.LOCK} and now - calls.stat(path).st_mtime < DRAFT_AGE
     except (NotFound, FileNotFoundError):
         return True
 

@@ -18,7 +18,7 @@ from holdfast.findings import Finding, Severity
 from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory, io_failure, make_directories, move
 from holdfast.fs.names import is_safe_name
-from holdfast.fs.probe import find_capabilities, network_troubles
+from holdfast.fs.probe import find_capabilities, network_problems
 from holdfast.fs.reserve import LARGE, LARGE_BYTES
 from holdfast.repository import payloads
 from holdfast.repository.checks_leftovers import LEASES
@@ -180,7 +180,7 @@ def filesystem(examination: Examination) -> Iterator[Finding]:
     if examination.strict:
         troubles = find_capabilities(root / ".jvs").troubles(records_elsewhere=served)
     else:
-        troubles = [] if served else network_troubles(root)
+        troubles = [] if served else network_problems(root)
     if troubles:
         yield Finding(
             "filesystem-unsafe",
@@ -189,7 +189,7 @@ def filesystem(examination: Examination) -> Iterator[Finding]:
             "Two processes may hold one lock, or acknowledged writes may be lost in a power cut.",
             "nothing: move the repository to a local filesystem, or use one of the server-backed stores",
             facts={"troubles": troubles},
-            severity=Severity.WARNING if troubles == [probe.UNKNOWN] else Severity.ERROR,
+            severity=Severity.WARNING if troubles == [probe.JUICEFS_UNKNOWN] else Severity.ERROR,
         )
 
 
@@ -236,9 +236,7 @@ def _needed(context: RepositoryContext) -> Need | None:
         return None
 
 
-def _orphan(
-    context: RepositoryContext, snapshot_id: str, last: AuditEntry | None, *, is_needed: bool
-) -> Finding:
+def _orphan(context: RepositoryContext, snapshot_id: str, last: AuditEntry | None, *, is_needed: bool) -> Finding:
     """What a tree without a descriptor is, by the last event about it."""
     places = context.places
     if last is not None and not effect_of(last).deletes_snapshot:

@@ -157,9 +157,7 @@ def _descendants(descriptors: dict[str, Descriptor], start: str | None) -> Itera
                 yield each
 
 
-def _head_behind(
-    context: RepositoryContext, config: WorktreeConfig, start: str | None, tips: list[str]
-) -> Finding:
+def _head_behind(context: RepositoryContext, config: WorktreeConfig, start: str | None, tips: list[str]) -> Finding:
     newest = tips[0]
     one = len(tips) == 1
     return Finding(

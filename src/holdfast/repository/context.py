@@ -232,7 +232,7 @@ def new_snapshot_id() -> str:
 def worktree_not_found(worktree: str, known: Iterable[str] = ()) -> NotFound:
     return NotFound(
         f"there is no worktree {worktree}",
-        hint=meant(worktree, known) + "List the worktrees: 'holdfast worktree list'.",
+        hint=did_you_mean(worktree, known) + "List the worktrees: 'holdfast worktree list'.",
         worktree=worktree,
     )
 
@@ -244,7 +244,7 @@ def known_names(store: Store, family: Family[Any]) -> list[str]:
     return []
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """'Did you mean …?' for a mistyped name; empty if no known name resembles it."""
     from difflib import get_close_matches
 
@@ -277,7 +277,7 @@ def settled_config(view: View, worktree: str) -> WorktreeConfig:
     return config
 
 
-def may_be_leased(view: View, worktree: str) -> None:
+def check_leasable(view: View, worktree: str) -> None:
     """Refuse the lease of a worktree that does not exist, is being changed, or is shared. Pure."""
     if settled_config(view, worktree).isolation is Isolation.SHARED:
         raise UsageFailure(

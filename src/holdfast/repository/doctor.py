@@ -108,21 +108,15 @@ def is_directory(path: Path) -> bool:
 RepositoryCheck = Check[Examination]
 
 
-def examine(
-    context: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False
-) -> list[Finding]:
+def examine(context: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False) -> list[Finding]:
     """All findings, in the order of the checks. Changes nothing."""
     return findings.examine(Examination(context, strict=strict), [*checks, _LAST], _stopped)
 
 
-def repair(
-    context: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False
-) -> Repaired:
+def repair(context: RepositoryContext, checks: Sequence[RepositoryCheck], *, strict: bool = False) -> Repaired:
     """Repair what can be repaired, one check after the other, until nothing is left that can be."""
     relieve = context.places.reserve.relieve
-    return findings.repair(
-        lambda: Examination(context, strict=strict), [*checks, _LAST], _stopped, apply=relieve
-    )
+    return findings.repair(lambda: Examination(context, strict=strict), [*checks, _LAST], _stopped, apply=relieve)
 
 
 def _stopped(examination: Examination, check: RepositoryCheck, failure: Failure) -> Iterator[Finding]:

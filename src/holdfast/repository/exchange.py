@@ -317,9 +317,7 @@ def late_writes(
             )
 
 
-def _has_late_writes(
-    context: RepositoryContext, operation: Operation, directory: Path, kept: str | None
-) -> bool:
+def _has_late_writes(context: RepositoryContext, operation: Operation, directory: Path, kept: str | None) -> bool:
     if operation.path is None:
         return differs(context, directory, kept, operation.worktree_id)
     if kept is not None and not is_ready(context.places, kept):

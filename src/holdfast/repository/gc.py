@@ -98,9 +98,7 @@ def collector_locked(context: RepositoryContext) -> Iterator[None]:
     make_directories(context.places.guards)
     lock = FileLocker().try_lock_exclusive(context.places.guards / "collector.lock")
     if lock is None:
-        raise LockConflict(
-            "another collection is running", hint="Wait until it has finished, then make a new plan."
-        )
+        raise LockConflict("another collection is running", hint="Wait until it has finished, then make a new plan.")
     with lock:
         yield
 
@@ -200,9 +198,7 @@ def _set_state(context: RepositoryContext, plan: GcPlan, state: PlanState, event
 def _delete_all(context: RepositoryContext, plan: GcPlan, progress: Progress | None) -> tuple[str, ...]:
     """Step 5, for what still exists."""
     descriptors = {name: found.record for name, found in context.store.scan(DESCRIPTORS)}
-    left = [
-        each for each in plan.snapshots if each in descriptors and descriptors[each].doomed_by == plan.plan_id
-    ]
+    left = [each for each in plan.snapshots if each in descriptors and descriptors[each].doomed_by == plan.plan_id]
     children: dict[str, list[str]] = {}
     for each in descriptors.values():
         if each.parent_id is not None:

@@ -76,9 +76,7 @@ def find_roots(context: RepositoryContext) -> GcRoots:
 def _read_roots(context: RepositoryContext) -> GcRoots:
     """The roots, read in the order in which a protection is handed on."""
     uses = [
-        Use(snapshot_id, intent.purpose)
-        for intent in payloads.in_use(context.places)
-        for snapshot_id in intent.uses
+        Use(snapshot_id, intent.purpose) for intent in payloads.in_use(context.places) for snapshot_id in intent.uses
     ]
     operations = [document.record for _, document in context.store.scan(OPERATIONS)]
     configs = [document.record for _, document in context.store.scan(WORKTREES)]
@@ -154,9 +152,7 @@ def check_policy(policy: Policy) -> None:
     """Refuse values that make no sense."""
     if policy.keep_last is not None and not 1 <= policy.keep_last <= 1_000_000:
         raise SettingInvalid("keep_last", str(policy.keep_last), "a number from 1 to 1000000")
-    if policy.keep_for is not None and not (
-        math.isfinite(policy.keep_for) and 0 < policy.keep_for <= LONGEST_KEEP
-    ):
+    if policy.keep_for is not None and not (math.isfinite(policy.keep_for) and 0 < policy.keep_for <= LONGEST_KEEP):
         raise SettingInvalid("keep_for", str(policy.keep_for), "a duration above 0 and of 36500d at most")
     if policy.max_bytes is not None and not 0 <= policy.max_bytes < 1 << 62:
         raise SettingInvalid("max_bytes", str(policy.max_bytes), "a number of bytes, 0 or more")
@@ -260,12 +256,12 @@ def _store(context: RepositoryContext, plan: GcPlan) -> None:
 def _reclaimable_sizes(places: RepositoryPaths, snapshot_ids: Sequence[str]) -> list[int]:
     """What deleting the first 0, 1, 2, ... of these frees; what is gone meanwhile frees nothing."""
     from holdfast.repository.gc_sweep import need_of_all, trees_in
-    from holdfast.trees.retained_dirs import freed_in_turn
+    from holdfast.trees.retained_dirs import reclaimable_sizes
 
     if not snapshot_ids:
         return [0]
     need = need_of_all(places, but=set(snapshot_ids))
-    return freed_in_turn([places.tree(each) for each in snapshot_ids], need, trees_in(places.remnants))
+    return reclaimable_sizes([places.tree(each) for each in snapshot_ids], need, trees_in(places.remnants))
 
 
 def _total_bytes(places: RepositoryPaths) -> int:

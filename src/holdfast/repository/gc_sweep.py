@@ -22,11 +22,11 @@ from holdfast.repository.context import RepositoryContext, RepositoryPaths
 from holdfast.repository.payloads import scratch
 from holdfast.trees.retained_dirs import (
     Need,
-    RetainedDirectories,
+    TrashDirectory,
     has_all,
     is_trimmed,
     needed,
-    needed_in_the_making,
+    needed_by_captures,
     readable_manifest,
     trim,
 )
@@ -87,7 +87,7 @@ def need_of_all(places: RepositoryPaths, *, but: Collection[str] = ()) -> Need:
     Reads in the order in which a tree moves, so that none is missed: from its scratch directory to the
     snapshots, from there to the quarantine. Retired trees need nothing of others.
     """
-    need = needed_in_the_making(trees_in_the_making(places))
+    need = needed_by_captures(trees_in_progress(places))
     for each in (places.snapshots, places.quarantine):
         trees = [tree for tree in trees_in(each) if tree.name not in but]
         for name, paths in needed(trees).items():
@@ -95,7 +95,7 @@ def need_of_all(places: RepositoryPaths, *, but: Collection[str] = ()) -> Need:
     return need
 
 
-def trees_in_the_making(places: RepositoryPaths) -> list[Path]:
+def trees_in_progress(places: RepositoryPaths) -> list[Path]:
     """The trees in scratch directories, of live processes and dead ones."""
     return [each / "tree" for each in trees_in(places.scratch)]
 
@@ -110,7 +110,7 @@ def sweep(context: RepositoryContext) -> None:
     if not excessive:
         return
     with scratch(context, "sweep") as room:
-        bin_ = RetainedDirectories(room.path)
+        bin_ = TrashDirectory(room.path)
         for name, need in excessive.items():
             try:
                 trim(context.places.remnants / name, need, bin_)

@@ -42,10 +42,10 @@ class WorktreePath:
         return f"WorktreePath({self.root!r}, {self.worktree!r})"
 
 
-def place_of(path: str) -> WorktreePath | None:
+def worktree_of(path: str) -> WorktreePath | None:
     """The worktree that a path is in, wherever links on the way lead; None if it is in none."""
     real = calls.realpath(path)
-    root = repository_around(os.path.dirname(real))
+    root = find_repository_root(os.path.dirname(real))
     if root is None:
         return None
     below = real[len(root) :].strip(os.sep).split(os.sep)
@@ -56,21 +56,21 @@ def place_of(path: str) -> WorktreePath | None:
     return None
 
 
-def repository_around(start: str) -> str | None:
+def find_repository_root(start: str) -> str | None:
     """The repository that a path is in: the nearest directory upwards with `.jvs/`; None if there is none."""
     return calls.find_upwards(start, calls.is_repository)
 
 
 def check(place: WorktreePath, lock_id: str | None, actor: str | None = None) -> None:
     """Raise `LockConflict` if somebody else holds the lease of this worktree."""
-    answer = glance(place, lock_id, actor)
+    answer = quick_check(place, lock_id, actor)
     if answer is None:
         full_check(place, lock_id, actor)
     elif answer is not True:
         raise answer
 
 
-def glance(
+def quick_check(
     place: WorktreePath, lock_id: str | None, actor: str | None = None
 ) -> LockConflict | Literal[True] | None:
     """True if nobody else has leased the worktree, the conflict if somebody has; None if files cannot tell.
@@ -117,7 +117,7 @@ def full_check(place: WorktreePath, lock_id: str | None, actor: str | None = Non
 
 def holds_nothing(start: str, lock_id: str | None, actor: str | None = None) -> bool:
     """Whether files alone prove that this agent has no lease in the repository around `start`."""
-    root = repository_around(start)
+    root = find_repository_root(start)
     if root is None:
         return True
     leases = os.path.join(root, ".jvs", "locks")
@@ -131,9 +131,7 @@ def holds_nothing(start: str, lock_id: str | None, actor: str | None = None) -> 
         return False
 
 
-def conflict(
-    place: WorktreePath, lease: Mapping[str, Any], time_left: float, liveness: Liveness
-) -> LockConflict:
+def conflict(place: WorktreePath, lease: Mapping[str, Any], time_left: float, liveness: Liveness) -> LockConflict:
     """Why not to write into a worktree."""
     from holdfast.clock import format_duration
     from holdfast.errors import LockConflict

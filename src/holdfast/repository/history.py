@@ -42,9 +42,9 @@ from holdfast.repository.context import (
     Reference,
     RepositoryContext,
     RepositoryPaths,
+    did_you_mean,
     is_ready,
     known_names,
-    meant,
 )
 from holdfast.store.model import Create, Decision, Delete, Key, View
 
@@ -93,9 +93,7 @@ def _start(context: RepositoryContext, name: str, worktree: str, *, head_only: b
             )
         return tip
     if head_only:
-        raise NameInvalid(
-            f"only 'head' can follow a worktree and ':', not {name!a}", name=f"{worktree}:{name}"
-        )
+        raise NameInvalid(f"only 'head' can follow a worktree and ':', not {name!a}", name=f"{worktree}:{name}")
     name = safe_name(name, what="name of a snapshot")
     if context.store.read(DESCRIPTORS.key(name)) is not None:
         return name
@@ -195,7 +193,7 @@ def _tree_names(paths: RepositoryPaths) -> list[str]:
 def snapshot_not_found(name: str, references: Iterable[str] = ()) -> NotFound:
     return NotFound(
         f"there is no snapshot {name}",
-        hint=meant(name, [HEAD, *references]) + "List the snapshots: 'holdfast history --all'.",
+        hint=did_you_mean(name, [HEAD, *references]) + "List the snapshots: 'holdfast history --all'.",
         name=name,
     )
 
@@ -245,7 +243,7 @@ class History(NamedTuple):
     more: bool = False
 
 
-def line(context: RepositoryContext, worktree: str, *, limit: int | None = None) -> History:
+def worktree_history(context: RepositoryContext, worktree: str, *, limit: int | None = None) -> History:
     """The history of a worktree, newest first. The cost depends on the limit, not on its length."""
     missing: list[str] = []
     walk = _walk(context, context.config(worktree).tip, missing)
@@ -260,7 +258,7 @@ def line(context: RepositoryContext, worktree: str, *, limit: int | None = None)
     return History(entries, () if more else tuple(missing), more)
 
 
-def everything(context: RepositoryContext, *, limit: int | None = None) -> History:
+def all_history(context: RepositoryContext, *, limit: int | None = None) -> History:
     """All visible snapshots, newest first, but always children before their parents."""
     known = {name: document.record for name, document in context.store.scan(DESCRIPTORS)}
     seen = {name: each for name, each in known.items() if is_ready(context.places, name)}
@@ -268,9 +266,7 @@ def everything(context: RepositoryContext, *, limit: int | None = None) -> Histo
     parents = {name: _visible_parent(each, known, seen, missing) for name, each in seen.items()}
     marks = marks_of(context)
     ordered = list(_children_first(seen, parents))
-    entries = tuple(
-        HistoryEntry(seen[name], parents[name], marks.get(name, Marks())) for name in ordered[:limit]
-    )
+    entries = tuple(HistoryEntry(seen[name], parents[name], marks.get(name, Marks())) for name in ordered[:limit])
     really = tuple(sorted(each for each in missing if context.store.read(DESCRIPTORS.key(each)) is None))
     return History(entries, really, limit is not None and len(ordered) > limit)
 
@@ -393,9 +389,7 @@ def references(context: RepositoryContext) -> list[Reference]:
     return [document.record for _, document in context.store.scan(REFERENCES)]
 
 
-def add_pin(
-    context: RepositoryContext, snapshot_id: str, *, reason: str = "", keep_for: float | None = None
-) -> Pin:
+def add_pin(context: RepositoryContext, snapshot_id: str, *, reason: str = "", keep_for: float | None = None) -> Pin:
     """Protect a snapshot from collection, for `keep_for` seconds or until the pin is removed."""
     pin_id = secrets.token_hex(4)
     checked_text(reason, what="reason")
@@ -456,6 +450,4 @@ def _delete(
             raise missing
         return Decision([Delete(key), context.audit(view, now, event, **facts(found))], found)
 
-    return context.places.reserve.relieve(
-        lambda: context.store.transact([key, context.trail.stream], decide).result
-    )
+    return context.places.reserve.relieve(lambda: context.store.transact([key, context.trail.stream], decide).result)

@@ -15,7 +15,7 @@ from holdfast.locks import identity
 from holdfast.locks.identity import Holder, Liveness
 from holdfast.locks.kernel_locks import FileLockHolder, find_holders, find_locked_files, inode_of, with_queue
 from holdfast.locks.repo_lock import RepoLock
-from holdfast.repository.waits import FILE_LOCK, QUEUE, is_repo_lock_of, waits_of_data
+from holdfast.repository.waits import FILE_LOCK, QUEUE, is_note_of, waits_of_data
 
 
 class Reclaim(NamedTuple):
@@ -162,9 +162,7 @@ def _who(each: FileLockHolder) -> str:
 def repo_lock_holdings(locks: RepoLock, notes: Sequence[WaitNote]) -> Iterator[Holding]:
     """All repo locks with their waiters, who poll, so there is no order among them."""
     known = (*notes, *WaitNotes([waits_of_data(locks.data_dir)]).notes(sweep=False))
-    waiting = [
-        note for note in {each.ticket: each for each in known}.values() if is_repo_lock_of(note, locks)
-    ]
+    waiting = [note for note in {each.ticket: each for each in known}.values() if is_note_of(note, locks)]
     for repo_id, state in locks.states().items():
         if state is None:
             continue
@@ -181,9 +179,7 @@ def repo_lock_holdings(locks: RepoLock, notes: Sequence[WaitNote]) -> Iterator[H
             liveness=state.liveness,
             purpose=info.cmd if info else "",
             waiting=tuple(
-                HoldingWaiter(
-                    note.actor or note.holder.holder_id, None, note.since, note.purpose, Liveness.ALIVE
-                )
+                HoldingWaiter(note.actor or note.holder.holder_id, None, note.since, note.purpose, Liveness.ALIVE)
                 for note in waiting
                 if note.thing.name == repo_id
             ),

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, NestedRepository, NotFound, Refused, UsageFailure
 from holdfast.fs import calls
-from holdfast.fs.directory import Directory, io_failure, is_there, make_directories, move
+from holdfast.fs.directory import Directory, entry_exists, io_failure, make_directories, move
 from holdfast.fs.probe import Capabilities, require_safe
 from holdfast.leases.service import LeaseService
 from holdfast.locks.file_lock import FileLocker
@@ -223,7 +223,7 @@ def refuse_nested(root: Path, *, nested: bool) -> None:
 def _is_repository(directory: Path) -> bool:
     """Whether a directory looks like a repository; a server that has its records is not asked."""
     marks = (f"{CONTROL}/format.json", CONFIG)
-    return _is_directory(directory / CONTROL) and any(is_there(directory / each) for each in marks)
+    return _is_directory(directory / CONTROL) and any(entry_exists(directory / each) for each in marks)
 
 
 def _refuse_foreign_content(root: Path) -> None:

@@ -71,9 +71,7 @@ class Moved(NamedTuple):
 class _Pass:
     """One walk over both stores."""
 
-    def __init__(
-        self, source: Store, target: Store, written: set[str], *, dry_run: bool, overwrite: bool
-    ) -> None:
+    def __init__(self, source: Store, target: Store, written: set[str], *, dry_run: bool, overwrite: bool) -> None:
         self._source = source
         self._target = target
         self._written = written

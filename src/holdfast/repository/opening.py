@@ -113,9 +113,7 @@ def init_ledger(
     return OpenLedger(path, store, address)
 
 
-def open_ledger(
-    root: str | os.PathLike[str], *, address: str | None = None, actor: str | None = None
-) -> OpenLedger:
+def open_ledger(root: str | os.PathLike[str], *, address: str | None = None, actor: str | None = None) -> OpenLedger:
     """Open the ledger of a directory, at this address if one is given; `NotFound` if there is none.
 
     `actor` (`kind:name`) is who claims, as for leases: it tells agents of one process apart. Creates nothing.

@@ -18,7 +18,7 @@ from holdfast.errors import Failure, NotFound, NotInitialised, StoreUnavailable
 from holdfast.fs import calls, probe
 from holdfast.fs.directory import Directory
 from holdfast.fs.mounts import filesystem_kind, is_network
-from holdfast.fs.probe import network_troubles
+from holdfast.fs.probe import network_problems
 from holdfast.issues.model import CLAIMS, Issue, State
 from holdfast.issues.reading import look_at
 from holdfast.leases.rules import LeaseWaiter
@@ -56,7 +56,7 @@ MARKS = (".jvs", ".jit", LEDGER, ".holdfast")
 """A workspace has one of these."""
 
 
-class Trouble(NamedTuple):
+class UnreadableKind(NamedTuple):
     """A kind of lock that could not be read, and why."""
 
     kind: str
@@ -69,7 +69,7 @@ class Overview(NamedTuple):
     root: Path
     at: str
     holdings: tuple[Holding, ...]
-    troubles: tuple[Trouble, ...]
+    troubles: tuple[UnreadableKind, ...]
 
     def as_record(self) -> dict[str, object]:
         return {
@@ -131,7 +131,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
     if repo_locks is not None:
         sources["repo lock"] = lambda: repo_lock_holdings(repo_locks, notes)
     holdings: list[Holding] = []
-    troubles: list[Trouble] = []
+    troubles: list[UnreadableKind] = []
     stores = {"lease": None, "operation": None, "issue": address, "claim": address}
     away: dict[str | None, StoreUnavailable] = {}
     for kind, holdings_of in sources.items():
@@ -142,7 +142,7 @@ def look_around(root: Path, *, repo_locks: RepoLock | None = None, address: str 
         except (NotFound, NotInitialised):
             continue  # this kind is not in use here
         except Failure as failure:
-            troubles.append(Trouble(kind, failure.message))
+            troubles.append(UnreadableKind(kind, failure.message))
             if kind in stores and isinstance(failure, StoreUnavailable):
                 away[stores[kind]] = failure
     now = SYSTEM_CLOCK.wall() if None in away else _now(root)
@@ -440,8 +440,8 @@ def _directories(repository: Repository) -> Iterator[str]:
 
 def _network_troubles(repository: Repository, kind: str) -> tuple[str, ...]:
     """What speaks against keeping records here; for records on a server, only that files may be seen late."""
-    if repository.context.store.files is not None or kind == probe.KIND:
-        return tuple(network_troubles(repository.root, kind))
+    if repository.context.store.files is not None or kind == probe.JUICEFS:
+        return tuple(network_problems(repository.root, kind))
     return ()
 
 

@@ -32,7 +32,7 @@ from holdfast.errors import (
     Refused,
 )
 from holdfast.fs import calls, durable
-from holdfast.fs.directory import Directory, close_quietly, io_failure, is_there, make_directories
+from holdfast.fs.directory import Directory, close_quietly, entry_exists, io_failure, make_directories
 from holdfast.fs.mounts import mounts_beneath
 from holdfast.fs.names import is_safe_name, safe_name
 from holdfast.leases.rules import Identity
@@ -239,7 +239,7 @@ def payload_locked(context: RepositoryContext, *worktrees: str) -> Iterator[None
         yield
 
 
-class Right(NamedTuple):
+class LeasedWorktree(NamedTuple):
     """A worktree and the lease that it is changed under; `lease` is None if the worktree is shared."""
 
     config: WorktreeConfig
@@ -249,7 +249,7 @@ class Right(NamedTuple):
 @contextlib.contextmanager
 def leased(
     context: RepositoryContext, worktree: str, purpose: str, *, lock_id: str | None = None
-) -> Iterator[Right]:
+) -> Iterator[LeasedWorktree]:
     """Hold the lease of a worktree for the block: acquired now, or the caller's own (`lock_id`).
 
     Another holder's lease is a conflict. The caller's own is renewed meanwhile, and survives the block
@@ -257,7 +257,7 @@ def leased(
     """
     config = context.config(worktree)
     if config.isolation is Isolation.SHARED:
-        yield Right(config, None)
+        yield LeasedWorktree(config, None)
         return
     own = None
     with contextlib.suppress(LockNotHeld):
@@ -265,13 +265,13 @@ def leased(
             own = HeldLease(context.desk, context.desk.renew(worktree, lock_id))
     if own is not None:
         try:
-            yield Right(config, own.beat())
+            yield LeasedWorktree(config, own.beat())
         finally:
             own.hand_on()
         return
     request = context.desk.request(ttl=TTL, purpose=purpose)
     with acquire(context.desk, worktree, request) as held:
-        yield Right(config, held)
+        yield LeasedWorktree(config, held)
 
 
 # --- Scratch directories ------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def abandoned(paths: RepositoryPaths) -> Iterator[AbandonedScratch]:
 def is_left(paths: RepositoryPaths, scratch_id: str) -> bool:
     """Whether anything of a scratch directory still exists."""
     path = paths.scratch / scratch_id
-    return is_there(path) or is_there(path.with_name(scratch_id + SWEPT))
+    return entry_exists(path) or entry_exists(path.with_name(scratch_id + SWEPT))
 
 
 def sweep(paths: RepositoryPaths, scratch_id: str) -> bool:
@@ -395,7 +395,7 @@ def sweep(paths: RepositoryPaths, scratch_id: str) -> bool:
     path = paths.scratch / scratch_id
     if scratch_id.endswith(SWEPT):  # nobody begins to work in it any more
         if not is_abandoned(path):
-            return not is_there(path)
+            return not entry_exists(path)
         _remove(path)
         return True
     try:
@@ -416,7 +416,7 @@ def _discard(path: Path) -> None:
     no lock file in a directory that is being removed.
     """
     swept = path.with_name(path.name + SWEPT)
-    if is_there(swept):
+    if entry_exists(swept):
         _remove(swept)  # left by a killed sweeper
     try:
         calls.rename(path, swept)
@@ -461,7 +461,7 @@ def is_abandoned(path: Path) -> bool:
     try:
         fd = calls.open(path / LOCK, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
     except FileNotFoundError:
-        return is_there(path)  # its process died, or is about to lock it, or to remove it
+        return entry_exists(path)  # its process died, or is about to lock it, or to remove it
     except OSError as error:
         raise io_failure("look at", path / LOCK, error) from error
     try:

@@ -25,7 +25,7 @@ from holdfast.repository.context import (
     RepositoryFormat,
     RepositoryPaths,
     WorktreeConfig,
-    may_be_leased,
+    check_leasable,
     proof_of,
     worktree_keys,
 )
@@ -34,7 +34,7 @@ from holdfast.repository.worktrees import Worktrees, settle
 from holdfast.store.addresses import without_secrets
 from holdfast.store.audit import AuditReader, AuditTrail
 from holdfast.store.model import Store, Watch
-from holdfast.store.open import CONFIG, FILES, FailingFast, open_address, read_config
+from holdfast.store.open import CONFIG, FILES, FailFastStore, open_address, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from holdfast.leases.deadlock import ReadGraph
     from holdfast.repository.context import Consistency
     from holdfast.repository.gc import GarbageCollector
-    from holdfast.repository.payloads import Right
+    from holdfast.repository.payloads import LeasedWorktree
     from holdfast.repository.restore import Restored
     from holdfast.repository.snapshot_service import Snapshots
     from holdfast.repository.waits import ClaimGraph
@@ -103,7 +103,7 @@ class Repository:
         if not calls.is_repository(places.root):  # before opening a store creates its directory
             raise _no_repository(places.root)
         if to_examine and not _is_on_files(places.root):
-            store: Store = FailingFast(lambda: _opened_to_examine(places.root))
+            store: Store = FailFastStore(lambda: _opened_to_examine(places.root))
         else:
             store, self.format = _opened(places.root)
         trail = AuditTrail()
@@ -112,7 +112,7 @@ class Repository:
             store,
             trail,
             also_named=worktree_keys,
-            precondition=may_be_leased,
+            precondition=check_leasable,
             holder=holder,
             actor=actor or "",
             reserve=places.reserve,
@@ -170,9 +170,7 @@ class Repository:
         `LeaseService.request`. Setting `cancelled` ends the wait at once, as if the time were up.
         """
         name = worktree_name(worktree)
-        request = self.desk.request(
-            ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of, client=client
-        )
+        request = self.desk.request(ttl=ttl, purpose=purpose, priority=priority, behalf_of=behalf_of, client=client)
         deadline = None if wait is None else time.monotonic() + wait
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -198,14 +196,12 @@ class Repository:
 
         A lease that is granted to a coroutine after it was cancelled is released.
         """
-        from holdfast.leases.queue import in_a_thread
+        from holdfast.leases.queue import wait_in_thread
 
         def wait_for_it(cancelled: threading.Event) -> HeldLease:
-            return self.lease(
-                worktree, ttl=ttl, wait=wait, purpose=purpose, priority=priority, cancelled=cancelled
-            )
+            return self.lease(worktree, ttl=ttl, wait=wait, purpose=purpose, priority=priority, cancelled=cancelled)
 
-        return await in_a_thread(wait_for_it, HeldLease.release)
+        return await wait_in_thread(wait_for_it, HeldLease.release)
 
     def file_locker(self, timeout: float | None = DEFAULT_TIMEOUT, *, fair: bool = False) -> FileLocker:
         """A `FileLocker` whose waits count for the deadlock detection of this repository.
@@ -312,9 +308,7 @@ class Repository:
         """
         from holdfast.repository.snapshots import SnapshotOptions
 
-        options = SnapshotOptions(
-            note=note, tag=tag, consistency=consistency, engine=engine, progress=progress
-        )
+        options = SnapshotOptions(note=note, tag=tag, consistency=consistency, engine=engine, progress=progress)
         return self.snapshots.take(worktree_name(worktree), _proof(lease), options)
 
     def save(self, worktree: str, lease: HeldLease | None, *, note: str) -> str:
@@ -335,11 +329,11 @@ class Repository:
         Its content becomes a snapshot first. An exclusive worktree needs its lease. `snapshots.restore`
         creates a new worktree instead, which needs none.
         """
-        from holdfast.repository.restore import InPlace
+        from holdfast.repository.restore import RestoreOptions
 
         name = worktree_name(worktree)
         source = self.snapshots.named(snapshot, seen_from=name)
-        how = InPlace(reason=reason, path=path)
+        how = RestoreOptions(reason=reason, path=path)
         return self.snapshots.restore_in_place(name, source.snapshot_id, _proof(lease), how)
 
     def remove_worktree(
@@ -348,7 +342,7 @@ class Repository:
         """Remove a worktree; unsaved content becomes a snapshot first, unless `keep_unsaved` is false."""
         from holdfast.repository.snapshots import SnapshotOptions
 
-        def save(right: Right) -> str | None:
+        def save(right: LeasedWorktree) -> str | None:
             options = SnapshotOptions(note=f"before {name} was removed")
             made = self.snapshots.take_if_changed(name, _proof(right.lease), options)
             return None if made is None else made.snapshot_id
@@ -429,9 +423,7 @@ def find_repository(start: str | os.PathLike[str]) -> Path:
 
 
 def _no_repository(root: Path) -> NotFound:
-    return NotFound(
-        f"{root} is not a Holdfast repository", hint="Create one with 'holdfast init DIR'.", path=str(root)
-    )
+    return NotFound(f"{root} is not a Holdfast repository", hint="Create one with 'holdfast init DIR'.", path=str(root))
 
 
 def checked_format(store: Store, root: Path) -> RepositoryFormat:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from holdfast.trees.scan import Progress
 
 
-class InPlace(NamedTuple):
+class RestoreOptions(NamedTuple):
     """How to restore in place. `path`, relative to the worktree, is the part to restore; None means all."""
 
     reason: str
@@ -84,7 +84,7 @@ class Restored(NamedTuple):
 
 
 def restore_in_place(
-    context: RepositoryContext, worktree: str, snapshot_id: str, proof: Proof | None, how: InPlace
+    context: RepositoryContext, worktree: str, snapshot_id: str, proof: Proof | None, how: RestoreOptions
 ) -> Restored:
     """Give the directory of a worktree the content of a snapshot; the module describes the steps.
 
@@ -117,9 +117,7 @@ def restore_in_place(
         return Restored(source, published, kept, _late(context, worktree, published, tip))
 
 
-def _late(
-    context: RepositoryContext, worktree: str, published: Descriptor | None, tip: str | None
-) -> str | None:
+def _late(context: RepositoryContext, worktree: str, published: Descriptor | None, tip: str | None) -> str | None:
     """The snapshot of late writes: what lies between R and its old parent, or on top of the old head."""
     if published is None:
         head = context.config(worktree).tip
@@ -129,7 +127,7 @@ def _late(
     return parent if parent != published.parent_id else None
 
 
-def checked(context: RepositoryContext, worktree: str, how: InPlace) -> WorktreeConfig:
+def checked(context: RepositoryContext, worktree: str, how: RestoreOptions) -> WorktreeConfig:
     """The worktree's record, if a restore in place with these options is allowed."""
     if not how.reason.strip():
         raise UsageFailure("restoring in place needs a reason", hint="Say why: --reason TEXT.")
@@ -164,7 +162,11 @@ def _check_path(path: str) -> None:
 
 
 def _keep(
-    context: RepositoryContext, config: WorktreeConfig, snapshot_id: str, proof: Proof | None, how: InPlace
+    context: RepositoryContext,
+    config: WorktreeConfig,
+    snapshot_id: str,
+    proof: Proof | None,
+    how: RestoreOptions,
 ) -> Descriptor | None:
     lost = inode_at(context.places.payload(config.worktree_id)) is None
     if lost or not differs_from_head(context, config):
@@ -178,7 +180,7 @@ def differs_from_head(context: RepositoryContext, config: WorktreeConfig) -> boo
     return differs(context, payload, config.tip, config.worktree_id)
 
 
-def _changed_meanwhile(worktree: str, how: InPlace) -> ConsistencyUnavailable:
+def _changed_meanwhile(worktree: str, how: RestoreOptions) -> ConsistencyUnavailable:
     return ConsistencyUnavailable(
         f"{worktree} was written to while {how.path} was being restored; nothing was replaced",
         worktree=worktree,
@@ -186,7 +188,7 @@ def _changed_meanwhile(worktree: str, how: InPlace) -> ConsistencyUnavailable:
 
 
 def _prepare(
-    context: RepositoryContext, worktree: str, room: Scratch, source: Descriptor, how: InPlace
+    context: RepositoryContext, worktree: str, room: Scratch, source: Descriptor, how: RestoreOptions
 ) -> Operation:
     from holdfast.trees.restore import materialise
     from holdfast.trees.shared_dirs import share_tree
@@ -281,9 +283,7 @@ def _decide(
     return context.store.transact(keys, decide).result
 
 
-def _restored(
-    config: WorktreeConfig, source: Descriptor, operation: Operation, proof: Proof | None
-) -> Descriptor:
+def _restored(config: WorktreeConfig, source: Descriptor, operation: Operation, proof: Proof | None) -> Descriptor:
     """The descriptor of R."""
     fencing = proof if config.isolation is Isolation.EXCLUSIVE else None
     return msgspec.structs.replace(

@@ -22,8 +22,8 @@ from holdfast.repository.context import (
     WorktreeConfig,
 )
 from holdfast.repository.history import History
-from holdfast.repository.restore import InPlace, Restored
-from holdfast.repository.snapshots import AS_USUAL, SnapshotOptions
+from holdfast.repository.restore import Restored, RestoreOptions
+from holdfast.repository.snapshots import DEFAULT_OPTIONS, SnapshotOptions
 from holdfast.repository.worktrees import Worktrees, settle
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ class Snapshots:
     def __init__(self, context: RepositoryContext) -> None:
         self._context = context
 
-    def take(self, worktree: str, proof: Proof | None, options: SnapshotOptions = AS_USUAL) -> Descriptor:
+    def take(self, worktree: str, proof: Proof | None, options: SnapshotOptions = DEFAULT_OPTIONS) -> Descriptor:
         """Take a snapshot of a worktree; see `snapshots.snapshot`."""
         checked_text(options.note, what="note")
         settle(self._context, worktree)
         return snapshots.snapshot(self._context, worktree, proof, options)
 
     def take_if_changed(
-        self, worktree: str, proof: Proof | None, options: SnapshotOptions = AS_USUAL
+        self, worktree: str, proof: Proof | None, options: SnapshotOptions = DEFAULT_OPTIONS
     ) -> Descriptor | None:
         """The same, unless the worktree equals its head; None then."""
         config = self._context.config(worktree)
@@ -73,11 +73,11 @@ class Snapshots:
 
     def line(self, worktree: str, *, limit: int | None = None) -> History:
         """The snapshots that led to the head of a worktree."""
-        return history.line(self._context, worktree, limit=limit)
+        return history.worktree_history(self._context, worktree, limit=limit)
 
     def everything(self, *, limit: int | None = None) -> History:
         """All snapshots of all lines."""
-        return history.everything(self._context, limit=limit)
+        return history.all_history(self._context, limit=limit)
 
     def marks(self, snapshot_id: str) -> history.Marks:
         """What points at a snapshot."""
@@ -156,11 +156,11 @@ class Snapshots:
             if self._context.store.read(WORKTREES.key(name)) is None:
                 yield name
 
-    def check_restore(self, worktree: str, how: InPlace) -> None:
+    def check_restore(self, worktree: str, how: RestoreOptions) -> None:
         """Refuse what restoring in place would refuse, before a lease is asked for."""
         restore.checked(self._context, worktree, how)
 
-    def plan(self, worktree: str, snapshot_id: str, how: InPlace) -> RestorePlan:
+    def plan(self, worktree: str, snapshot_id: str, how: RestoreOptions) -> RestorePlan:
         """What restoring in place would do. Changes nothing."""
         config = restore.checked(self._context, worktree, how)
         source = history.usable(history.visible(self._context, snapshot_id))
@@ -170,18 +170,14 @@ class Snapshots:
         keeps = how.keep and restore.differs_from_head(self._context, config)
         return RestorePlan(source, found, keeps)
 
-    def restore_in_place(
-        self, worktree: str, snapshot_id: str, proof: Proof | None, how: InPlace
-    ) -> Restored:
+    def restore_in_place(self, worktree: str, snapshot_id: str, proof: Proof | None, how: RestoreOptions) -> Restored:
         """Restore a worktree from a snapshot, in its place; see `restore.restore_in_place`."""
         settle(self._context, worktree)
         return restore.restore_in_place(self._context, worktree, snapshot_id, proof, how)
 
     # --- Keeping -----------------------------------------------------------------------------------
 
-    def pin(
-        self, text: str, *, seen_from: str = MAIN, reason: str = "", keep_for: float | None = None
-    ) -> Pin:
+    def pin(self, text: str, *, seen_from: str = MAIN, reason: str = "", keep_for: float | None = None) -> Pin:
         """Keep the snapshot that `text` names, for `keep_for` seconds or until the pin is removed."""
         return history.add_pin(self._context, self._usable(text, seen_from), reason=reason, keep_for=keep_for)
 

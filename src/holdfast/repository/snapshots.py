@@ -72,11 +72,11 @@ class SnapshotOptions(NamedTuple):
     progress: Progress | None = None
 
 
-AS_USUAL = SnapshotOptions()
+DEFAULT_OPTIONS = SnapshotOptions()
 
 
 def snapshot(
-    context: RepositoryContext, worktree: str, proof: Proof | None, options: SnapshotOptions = AS_USUAL
+    context: RepositoryContext, worktree: str, proof: Proof | None, options: SnapshotOptions = DEFAULT_OPTIONS
 ) -> Descriptor:
     """Publish the content of a worktree; an exclusive one requires the proof of its lease.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.repository.compare import Comparison, Side
     from holdfast.repository.context import WorktreeConfig
     from holdfast.repository.history import History, HistoryEntry, Marks
-    from holdfast.repository.restore import InPlace, Restored
+    from holdfast.repository.restore import Restored, RestoreOptions
     from holdfast.repository.snapshot_service import RestorePlan
     from holdfast.repository.worktrees import WorktreeState
     from holdfast.trees.verify import Change
@@ -65,8 +65,7 @@ def lease_state_to_json(config: WorktreeConfig, state: LeaseState | None) -> dic
             "time_left": round(state.time_left, 3),
             "liveness": state.liveness.value,
             "waiting": [
-                {"holder_id": each.holder_id, "priority": each.priority, "since": each.since}
-                for each in state.waiters
+                {"holder_id": each.holder_id, "priority": each.priority, "since": each.since} for each in state.waiters
             ],
         }
     return record
@@ -137,7 +136,7 @@ def restored_to_json(worktree: str, path: Path, snapshot_id: str, *, dry_run: bo
     return {"dry_run": dry_run, "worktree": worktree, "path": str(path), "snapshot_id": snapshot_id}
 
 
-def restored_in_place_to_json(worktree: str, how: InPlace, restored: Restored) -> dict[str, object]:
+def restored_in_place_to_json(worktree: str, how: RestoreOptions, restored: Restored) -> dict[str, object]:
     return {
         "dry_run": False,
         "worktree": worktree,
@@ -149,7 +148,7 @@ def restored_in_place_to_json(worktree: str, how: InPlace, restored: Restored) -
     }
 
 
-def restore_plan_to_json(worktree: str, how: InPlace, plan: RestorePlan) -> dict[str, object]:
+def restore_plan_to_json(worktree: str, how: RestoreOptions, plan: RestorePlan) -> dict[str, object]:
     """The changes that a restore in place would make."""
     return {
         **comparison_to_json(plan.comparison._replace(changes=tuple(undone(plan)))),

@@ -149,9 +149,7 @@ class WaitContext(NamedTuple):
     other_graphs: Sequence[ReadGraph] = ()
 
 
-def surroundings(
-    root: Path | None, data_dir: Path | None, *, ledger_address: str | None = None
-) -> WaitContext:
+def wait_context(root: Path | None, data_dir: Path | None, *, ledger_address: str | None = None) -> WaitContext:
     """The context of a waiter in this repository, if it is in one, with this data directory."""
     directories: list[Path] = []
     graphs: list[ReadGraph] = []
@@ -197,9 +195,7 @@ class LockWaits:
         place = f"{lock.stale_after:g}{_BETWEEN}{calls.realpath(lock.data_dir)}"
         return self._noted(Resource(REPO_LOCK, repo_id, place), since, purpose=purpose)
 
-    def _noted(
-        self, resource: Resource, since: float, *, shared: bool = False, purpose: str = ""
-    ) -> NotedWait:
+    def _noted(self, resource: Resource, since: float, *, shared: bool = False, purpose: str = "") -> NotedWait:
         note = WaitNote(
             str(uuid.uuid4()),
             resource,
@@ -269,7 +265,7 @@ def _hold(lock: Resource, holders: Collection[Holder], hold_id: str, *, shared: 
     return Hold(lock, holder, hold_id, for_descendants=True, shared=shared, by_process=True)
 
 
-def is_repo_lock_of(note: WaitNote, locks: RepoLock) -> bool:
+def is_note_of(note: WaitNote, locks: RepoLock) -> bool:
     """Whether a note is about one of these repository locks."""
     kind, _, place = note.thing
     return kind == REPO_LOCK and place.partition(_BETWEEN)[2] == calls.realpath(locks.data_dir)

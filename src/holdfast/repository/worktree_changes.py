@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists, DirectoryReplaced, NotFound, Refused
-from holdfast.fs.directory import is_there, make_directories, move
+from holdfast.fs.directory import entry_exists, make_directories, move
 from holdfast.leases.rules import Identity, LeaseKeys, TokenCounter
 from holdfast.repository import payloads
 from holdfast.repository.context import (
@@ -38,7 +38,7 @@ from holdfast.repository.context import (
     worktree_keys,
 )
 from holdfast.repository.exchange import late_writes
-from holdfast.repository.payloads import Right, leased, payload_locked, scratch
+from holdfast.repository.payloads import LeasedWorktree, leased, payload_locked, scratch
 from holdfast.repository.snapshots import publish_changes
 from holdfast.repository.usage import refuse_if_used
 from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace, Stream, View
@@ -46,7 +46,7 @@ from holdfast.store.model import Change, Create, Decision, Delete, Key, Replace,
 REMOVED, MOVED, SAVED = "removed", "moved", "saved"
 """In the scratch directory of a removal: the directory, and the marks that it was moved and saved."""
 
-Save = Callable[[Right], str | None]
+Save = Callable[[LeasedWorktree], str | None]
 """Saves unsaved work as a snapshot; returns its id, or None if there was nothing to save."""
 
 
@@ -128,9 +128,9 @@ def _move_away(context: RepositoryContext, operation: Operation, room: Path) -> 
     The mark records the move before the directory is deleted.
     """
     name = operation.worktree_id
-    if is_there(room / MOVED):
+    if entry_exists(room / MOVED):
         return
-    if not is_there(room / REMOVED) and payloads.status_of(context.places, name) is not None:
+    if not entry_exists(room / REMOVED) and payloads.status_of(context.places, name) is not None:
         move(payloads.directory_of(context, name), room / REMOVED)
     make_directories(room / MOVED)
 
@@ -140,7 +140,7 @@ def _save_late(context: RepositoryContext, operation: Operation, room: Path) -> 
 
     Without the mark, a half deleted directory would be taken for one that was written to.
     """
-    if not operation.keeps or is_there(room / SAVED) or not is_there(room / REMOVED):
+    if not operation.keeps or entry_exists(room / SAVED) or not entry_exists(room / REMOVED):
         return None
     name = operation.worktree_id
     note = f"written while {name} was being removed"

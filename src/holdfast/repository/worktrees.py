@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from holdfast.clock import format_instant
 from holdfast.errors import AlreadyExists
-from holdfast.fs.directory import is_there, make_directories, move
+from holdfast.fs.directory import entry_exists, make_directories, move
 from holdfast.fs.names import checked_text
 from holdfast.leases.rules import Identity
 from holdfast.leases.service import LeaseState
@@ -70,7 +70,7 @@ def create(context: RepositoryContext, options: CreateOptions) -> WorktreeConfig
 
 def finish_create(context: RepositoryContext, operation: Operation) -> WorktreeConfig | None:
     """Finish the creation of a dead process; None if it had not come far enough and was undone."""
-    in_scratch = is_there(context.places.scratch / operation.operation_id / PAYLOAD)
+    in_scratch = entry_exists(context.places.scratch / operation.operation_id / PAYLOAD)
     if not in_scratch and payloads.status_of(context.places, operation.worktree_id) is not None:
         payloads.sync_names(context.places, operation.worktree_id)
         return _publish(context, operation)
@@ -280,9 +280,7 @@ class Worktrees:
         self._context.config(old)
         return worktree_changes.rename(self._context, old, new, force=force)
 
-    def remove(
-        self, name: str, *, save: Save | None, force: bool = False, lock_id: str | None = None
-    ) -> Removed:
+    def remove(self, name: str, *, save: Save | None, force: bool = False, lock_id: str | None = None) -> Removed:
         """Remove a worktree; its snapshots stay. `save` keeps unsaved work, which is lost without it.
 
         An active lease is a conflict unless it is the caller's (`lock_id`); `force` ignores processes that
@@ -291,9 +289,7 @@ class Worktrees:
         context, name = self._context, refuse_main(worktree_name(name), "removed")
         settle(context, name)
         context.config(name)
-        work = functools.partial(
-            worktree_changes.remove, context, name, save=save, force=force, lock_id=lock_id
-        )
+        work = functools.partial(worktree_changes.remove, context, name, save=save, force=force, lock_id=lock_id)
         return context.places.reserve.relieve(work, again=lambda: self._finish_remove(name) or work())
 
     def _finish_remove(self, name: str) -> Removed | None:

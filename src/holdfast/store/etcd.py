@@ -77,9 +77,7 @@ class EtcdEngine:
         first = [self.keys.clock] if self._checked else [self.keys.clock, self.keys.schema]
         requests = [_get(key) for key in first]
         requests += [
-            _last(self.keys.records(each.name))
-            if isinstance(each, Stream)
-            else _get(self.keys.document(each.name))
+            _last(self.keys.records(each.name)) if isinstance(each, Stream) else _get(self.keys.document(each.name))
             for each in named
         ]
         clock, *rows = self._ranges(requests)
@@ -200,9 +198,7 @@ class EtcdEngine:
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         start = self.keys.document(f"{family}/")
         rows = self._range(start + after.encode() + (b"\0" if after else b""), end_of(start), limit)
-        return [
-            (_key(row)[len(start) :].decode(), StoredValue(row["mod_revision"], _value(row))) for row in rows
-        ]
+        return [(_key(row)[len(start) :].decode(), StoredValue(row["mod_revision"], _value(row))) for row in rows]
 
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         if limit <= 0:
@@ -228,9 +224,7 @@ class EtcdEngine:
 class EtcdStore(ServedStore):
     """Documents and streams below one prefix of an etcd cluster."""
 
-    def __init__(
-        self, url: str, *, timeout: float = TIMEOUT, patience: float = PATIENCE, create: bool = True
-    ) -> None:
+    def __init__(self, url: str, *, timeout: float = TIMEOUT, patience: float = PATIENCE, create: bool = True) -> None:
         """`create` records the schema version if there is none; without it, that is `NotFound`."""
         super().__init__(EtcdEngine(url, timeout=timeout, create=create), patience=patience)
 

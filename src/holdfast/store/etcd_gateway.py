@@ -150,9 +150,7 @@ class NotSent(Exception):
 class Gateway:
     """The members of one cluster, as seen by one process."""
 
-    def __init__(
-        self, address: EtcdAddress, *, timeout: float = TIMEOUT, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
+    def __init__(self, address: EtcdAddress, *, timeout: float = TIMEOUT, clock: Clock = SYSTEM_CLOCK) -> None:
         self.address = address
         self.timeout = timeout
         self.time = ServerTime(clock)

@@ -422,9 +422,7 @@ class FileStore:
         except NotFound:
             return None  # perhaps not even its directory exists yet
 
-    def _document(
-        self, key: Key[Record], location: Location, content: bytes | None
-    ) -> Document[Record] | None:
+    def _document(self, key: Key[Record], location: Location, content: bytes | None) -> Document[Record] | None:
         if content is None:
             return None
         return Document(key.codec.decode(content, self._root.where(location.path)), digest(content))

@@ -294,9 +294,7 @@ class _Prepared(NamedTuple):
     discard: Callable[[], None] = lambda: None
 
 
-def _prepare(
-    target: _Target, numbers: dict[str, int], was_published: Callable[[], bool], *, synced: bool
-) -> _Prepared:
+def _prepare(target: _Target, numbers: dict[str, int], was_published: Callable[[], bool], *, synced: bool) -> _Prepared:
     """Step 2 for one target: write a draft, unless the step is done. (It may be done but not durable: a
     killed process published it.) `numbers` has the last number given to a record of each stream."""
     directory, location, step, _ = target

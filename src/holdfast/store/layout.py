@@ -169,9 +169,7 @@ class DocumentLocks:
         self._locker = FileLocker(timeout)
         self._ledger_locks: dict[str, LedgerLock] = {}
 
-    def locked(
-        self, locations: Collection[Location], *, shared: bool = False
-    ) -> AbstractContextManager[object]:
+    def locked(self, locations: Collection[Location], *, shared: bool = False) -> AbstractContextManager[object]:
         """Hold the locks of all locations, or none: `LockTimeout` if one cannot be acquired in time."""
         if len(locations) == 1:
             return self._lock(next(iter(locations)).lock, shared=shared)

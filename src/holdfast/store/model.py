@@ -95,9 +95,7 @@ class StructCodec(Generic[Record]):
             content = self._render(record)
             msgspec.json.decode(content, type=self._kind)  # every field has its type
             # `msgspec` writes null for NaN and infinity; MessagePack tells them apart.
-            if self._is_shallow(content) and not (
-                b"null" in content and _NOT_FINITE.search(_MESSAGE_PACK(record))
-            ):
+            if self._is_shallow(content) and not (b"null" in content and _NOT_FINITE.search(_MESSAGE_PACK(record))):
                 return content
         except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError):
             pass
@@ -117,9 +115,7 @@ class StructCodec(Generic[Record]):
             value = strictjson.decode(text, source=source, limit=self._limit)
             return msgspec.convert(value, self._kind, str_keys=True)
         except (JsonInvalid, TooLarge, msgspec.ValidationError) as error:
-            raise Corrupt(
-                f"{source} cannot be understood: {error}", source=source, problem=str(error)
-            ) from None
+            raise Corrupt(f"{source} cannot be understood: {error}", source=source, problem=str(error)) from None
 
     def _render(self, record: Record) -> bytes:
         content = _JSON(record)
@@ -485,9 +481,7 @@ def check_changes(named: Collection[Key[Any] | Stream[Any]], view: View, changes
     for change in changes:
         before, target = target, change.stream if isinstance(change, Append) else change.key
         if target is not before and target not in named:
-            raise UsageFailure(
-                f"a transaction changes {target.name}, which it does not name", key=target.name
-            )
+            raise UsageFailure(f"a transaction changes {target.name}, which it does not name", key=target.name)
         if isinstance(change, Append):
             continue
         name = change.key.name

@@ -156,7 +156,7 @@ def _path_of(address: str) -> Path:
     return Path(unquote(parts.path))
 
 
-def open_to_look(root: str | os.PathLike[str], address: str) -> Store:
+def open_read_only(root: str | os.PathLike[str], address: str) -> Store:
     """The store at an address, for reading only; a missing store is an empty one in memory."""
     try:
         store = open_address(root, address, create=False)
@@ -216,7 +216,7 @@ def require_other_store(root: str | os.PathLike[str], one: str, other: str) -> N
         raise UsageFailure(f"{without_secrets(other)} is already the store in use")
 
 
-class FailingFast:
+class FailFastStore:
     """A store that is opened at its first use. Once the server has failed, every use raises `trouble`."""
 
     files = None

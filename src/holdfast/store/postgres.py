@@ -50,9 +50,7 @@ _FORGET_EVERY = 1000
 class PostgresStore(ServedStore):
     """Documents and streams in one schema of a PostgreSQL database."""
 
-    def __init__(
-        self, url: str, *, timeout: float = TIMEOUT, patience: float = PATIENCE, create: bool = True
-    ) -> None:
+    def __init__(self, url: str, *, timeout: float = TIMEOUT, patience: float = PATIENCE, create: bool = True) -> None:
         """`create` makes missing tables; without it, they are `NotFound`."""
         super().__init__(PostgresEngine(url, timeout=timeout, create=create), patience=patience)
 
@@ -143,9 +141,7 @@ class PostgresEngine:
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         start, end = f"{family}/".encode(), f"{family}0".encode()  # '0' follows '/'
         rows = self._rows(statements.PAGE, [start + after.encode(), end, limit])
-        return [
-            (name[len(start) :].decode(), StoredValue(version, content)) for name, version, content in rows
-        ]
+        return [(name[len(start) :].decode(), StoredValue(version, content)) for name, version, content in rows]
 
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         if limit <= 0:

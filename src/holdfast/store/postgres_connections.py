@@ -244,9 +244,7 @@ class Connections:
             "SET statement_timeout TO {limit}; SET idle_in_transaction_session_timeout TO {limit};"
             "SELECT set_config('synchronous_commit', 'on', false)"
             " WHERE current_setting('synchronous_commit') IN ('off', 'local')"
-        ).format(
-            schema=sql.Identifier(self.address.schema), limit=sql.Literal(math.ceil(self.timeout * 1000))
-        )
+        ).format(schema=sql.Identifier(self.address.schema), limit=sql.Literal(math.ceil(self.timeout * 1000)))
 
     def _check(self, connection: Any) -> None:
         if self._checked:

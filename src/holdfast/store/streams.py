@@ -25,9 +25,7 @@ Pending = Callable[[], Sequence[tuple[int, bytes]]]
 # --- Reading ------------------------------------------------------------------------------------------
 
 
-def lines(
-    directory: Directory | None, location: Location, after: int, pending: Pending
-) -> Iterator[tuple[int, bytes]]:
+def lines(directory: Directory | None, location: Location, after: int, pending: Pending) -> Iterator[tuple[int, bytes]]:
     """The lines after the offset `after`; the position of a line is the offset of its end."""
     if after and after not in (at + len(content) + 1 for at, content in pending()):
         _check_boundary(directory, location, after)
@@ -109,12 +107,7 @@ def numbered_files(
                 yield number, content
                 number += 1
         rest = [each for each in pending() if each[0] >= number]
-        if (
-            rest
-            or number == after + 1
-            or directory is None
-            or directory.status(location.numbered(number)) is None
-        ):
+        if rest or number == after + 1 or directory is None or directory.status(location.numbered(number)) is None:
             yield from rest
             return
 
@@ -181,9 +174,7 @@ class Planned(NamedTuple):
         return self.at + (len(self.content) + 1 if self.location.kind is Kind.LINES else 1)
 
 
-def plan(
-    changes: Sequence[Change], view: View, locations: Mapping[Key[Any] | Stream[Any], Location]
-) -> list[Planned]:
+def plan(changes: Sequence[Change], view: View, locations: Mapping[Key[Any] | Stream[Any], Location]) -> list[Planned]:
     """The changes with their records encoded, in the order in which they were decided."""
     planned: list[Planned] = []
     ends: dict[Stream[Any], int] = {}
@@ -245,9 +236,7 @@ class Batch:
     4. The intent is removed. If a power cut brings it back, everything that it asks for exists.
     """
 
-    def __init__(
-        self, commit_id: str, planned: Sequence[Planned], records: Directory, intents: Directory
-    ) -> None:
+    def __init__(self, commit_id: str, planned: Sequence[Planned], records: Directory, intents: Directory) -> None:
         """`records` is the directory of the stream, `intents` that of all intents."""
         self._id = commit_id
         self._planned = planned

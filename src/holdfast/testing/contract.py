@@ -104,9 +104,7 @@ class DocumentsContract(Backend):
     @pytest.mark.parametrize(
         "key", [INDEX, ONE, DESCRIPTORS.key("d"), WORKTREES.key("w")], ids=lambda key: str(key.name)
     )
-    def test_every_client_sees_what_is_created_replaced_and_deleted(
-        self, store: Store, key: Key[Item]
-    ) -> None:
+    def test_every_client_sees_what_is_created_replaced_and_deleted(self, store: Store, key: Key[Item]) -> None:
         with self.client(store) as other:
             apply(store, Create(key, Item(1, DIFFICULT)))
             assert record_of(other.read(key)) == Item(1, DIFFICULT)
@@ -130,9 +128,7 @@ class DocumentsContract(Backend):
             assert [each.record for each in other.entries(EVENTS)] == [Event(2)]
 
     @pytest.mark.parametrize("reason", REFUSED)
-    def test_a_change_that_does_not_fit_is_refused_and_nothing_is_changed(
-        self, store: Store, reason: str
-    ) -> None:
+    def test_a_change_that_does_not_fit_is_refused_and_nothing_is_changed(self, store: Store, reason: str) -> None:
         change, failure = REFUSED[reason]
         apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
 
@@ -370,9 +366,7 @@ class LimitsContract(Backend):
         assert list(store.entries(EVENTS)) == []
 
     @pytest.mark.parametrize("damage", DAMAGE)
-    def test_a_damaged_document_is_reported_with_its_place_and_not_overwritten(
-        self, store: Store, damage: str
-    ) -> None:
+    def test_a_damaged_document_is_reported_with_its_place_and_not_overwritten(self, store: Store, damage: str) -> None:
         apply(store, Create(ONE, Item(1)), Create(TWO, Item(2)), Create(INDEX, Item(3)))
         good = self.stored(store, ONE)
         self.damage(store, ONE, DAMAGE[damage])

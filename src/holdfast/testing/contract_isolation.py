@@ -113,9 +113,7 @@ class IsolationContract(Backend):
         with self.clients(store, 2) as (first, second), self.disturbed():
             run_threads(partial(refuse, first), partial(look, second))
 
-    def test_a_constraint_on_two_documents_holds_although_each_transaction_changes_one(
-        self, store: Store
-    ) -> None:
+    def test_a_constraint_on_two_documents_holds_although_each_transaction_changes_one(self, store: Store) -> None:
         def leave(client: Store, mine: Key[Item]) -> None:
             def decide(view: View, now: float) -> Decision[None]:
                 both = [view.get(key) for key in (ONE, TWO)]
@@ -173,9 +171,7 @@ class IsolationContract(Backend):
         with self.clients(store, 3) as (first, *others), self.disturbed():
             run_threads(partial(write, first), *(partial(look, c) for c in others))
 
-    def test_what_was_seen_in_a_document_is_seen_in_the_stream_and_the_other_way_round(
-        self, store: Store
-    ) -> None:
+    def test_what_was_seen_in_a_document_is_seen_in_the_stream_and_the_other_way_round(self, store: Store) -> None:
         increment(store, ONE, EVENTS)
         done = threading.Event()
 

@@ -113,9 +113,7 @@ class StreamsContract(Backend):
                 assert [each.position for each in found[-3:]] == list(commit.positions[index::3])
 
     @each_stream
-    def test_a_decision_sees_the_end_of_a_stream_that_it_names(
-        self, store: Store, stream: Stream[Event]
-    ) -> None:
+    def test_a_decision_sees_the_end_of_a_stream_that_it_names(self, store: Store, stream: Stream[Event]) -> None:
         def decide(view: View, now: float) -> Decision[tuple[int, Entry[Event] | None]]:
             last = view.last(stream)
             number = 0 if last is None else last.record.number + 1
@@ -142,9 +140,7 @@ class StreamsContract(Backend):
     @each_stream
     def test_threads_that_append_lose_nothing(self, store: Store, stream: Stream[Event]) -> None:
         with self.clients(store, 4) as clients, self.disturbed():
-            appended = run_threads(
-                *(partial(append_often, c, stream, str(n), APPENDS) for n, c in enumerate(clients))
-            )
+            appended = run_threads(*(partial(append_often, c, stream, str(n), APPENDS) for n, c in enumerate(clients)))
 
         self._assert_all_there(store, stream, appended)
 
@@ -156,9 +152,7 @@ class StreamsContract(Backend):
         assert number_of(store, ONE) == 4 * APPENDS
 
     def test_processes_that_append_lose_nothing(self, store: Store) -> None:
-        tasks = [
-            Task(append_often, (stream, str(each), 2 * APPENDS)) for each in range(2) for stream in STREAMS
-        ]
+        tasks = [Task(append_often, (stream, str(each), 2 * APPENDS)) for each in range(2) for stream in STREAMS]
         appended = self.elsewhere(store, *tasks)
 
         for index, stream in enumerate(STREAMS):

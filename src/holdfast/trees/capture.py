@@ -36,7 +36,7 @@ from holdfast.trees.scan import (
     scan_directory,
     write_cache,
 )
-from holdfast.trees.shared_dirs import Stored, link_or_copy_file, write_file, write_homes
+from holdfast.trees.shared_dirs import Stored, link_or_copy_file, write_file, write_shared_directories
 from holdfast.trees.walker import GONE, TreeWalker, joined, remove_tree, shown, unreadable, unwritable
 
 _CLOCK_STEP = 0.02
@@ -77,9 +77,7 @@ def capture_best(
     """
 
     def attempt(engine: Engine) -> Captured:
-        return capture(
-            source, tree, engine=engine, base=base, cache=cache, quiesced=quiesced, progress=progress
-        )
+        return capture(source, tree, engine=engine, base=base, cache=cache, quiesced=quiesced, progress=progress)
 
     engine = choose_engine(source, beside, wanted)
     try:
@@ -111,15 +109,11 @@ def capture(
     with ExitStack() as stack:
         stack.enter_context(_rare_garbage_collection())
         walker = stack.enter_context(TreeWalker(source))
-        return _Capture(stack, walker, tree, engine, quiesced=quiesced).run(
-            base, cache, CaptureStats(progress)
-        )
+        return _Capture(stack, walker, tree, engine, quiesced=quiesced).run(base, cache, CaptureStats(progress))
 
 
 class _Capture:
-    def __init__(
-        self, stack: ExitStack, source: TreeWalker, tree: Path, engine: Engine, *, quiesced: bool
-    ) -> None:
+    def __init__(self, stack: ExitStack, source: TreeWalker, tree: Path, engine: Engine, *, quiesced: bool) -> None:
         self.stack, self.source, self.tree, self.engine, self.quiesced = stack, source, tree, engine, quiesced
         self.device = calls.fstat(source.enter("")).st_dev
         self.captured: list[CapturedDirectory] = []
@@ -225,7 +219,7 @@ class _Capture:
 
     def _write_manifest(self) -> str:
         """Write the list of shared directories and the manifest; link the base's manifest if it is equal."""
-        write_homes(self.tree, ((each.encoded, each.shared) for each in self.captured if each.shared))
+        write_shared_directories(self.tree, ((each.encoded, each.shared) for each in self.captured if each.shared))
         base = self.base
         if base is not None and self._equals(base):
             try:
@@ -239,17 +233,14 @@ class _Capture:
     def _equals(self, base: Base) -> bool:
         """Whether the base has all directories, at the same paths."""
         return len(base.manifest) == len(self.captured) and all(
-            each.shared is not None and each.shared == base.stored.location(each.encoded)
-            for each in self.captured
+            each.shared is not None and each.shared == base.stored.location(each.encoded) for each in self.captured
         )
 
     def _update_cache(self, cache: Path, before: StatCache) -> None:
         """Append the changes, or write a new cache if too much changed or is gone."""
         changed = [each for each in self.captured if each.kept and not each.from_cache]
         is_current = bool(before.parts) and not changed
-        if len(before) > 2 * len(self.captured) or not (
-            is_current or append_to_cache(cache, before, _known(changed))
-        ):
+        if len(before) > 2 * len(self.captured) or not (is_current or append_to_cache(cache, before, _known(changed))):
             write_cache(cache, self.device, _known(self.captured))
 
     def _finish_payload(self, payload: Payload | None) -> None:
@@ -332,9 +323,7 @@ def scan_again(source: TreeWalker, captured: Iterable[CapturedDirectory], stats:
                 stats.changed += _changed(walker, each)
             if len(stats.changed) > _MOST_CHANGES:
                 return
-        stats.changed += [
-            joined(each.path, each.name) for each in stats.recent if not _is_unchanged(walker, each)
-        ]
+        stats.changed += [joined(each.path, each.name) for each in stats.recent if not _is_unchanged(walker, each)]
 
 
 def _changed(walker: TreeWalker, captured: CapturedDirectory) -> list[str]:

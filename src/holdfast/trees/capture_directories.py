@@ -276,9 +276,7 @@ class DirectoryCapture:
                     return KnownFiles(marks, raw, raw if same else raw_entries(body), os.fsdecode(candidate))
         return KnownFiles(marks, raw, {}, "")
 
-    def _entry(
-        self, directory: OpenDirectory, name: str, status: os.stat_result, mark: bytes
-    ) -> tuple[bytes, bytes]:
+    def _entry(self, directory: OpenDirectory, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
         """The entry of one name and the mark for the cache; no entry if it is gone."""
         try:
             if stat.S_ISREG(status.st_mode):

@@ -185,9 +185,7 @@ class FileCapture:
             raise ConsistencyUnavailable(f"{shown(where)} changed while it was captured", paths=[shown(path)])
         self._stats.stored_bytes += captured.stored
 
-    def capture(
-        self, directory: OpenDirectory, name: str, status: os.stat_result, mark: bytes
-    ) -> tuple[bytes, bytes]:
+    def capture(self, directory: OpenDirectory, name: str, status: os.stat_result, mark: bytes) -> tuple[bytes, bytes]:
         """The entry of one file, and the mark for the cache."""
         encoded, known = os.fsencode(name), directory.known
         recent = is_recent(status.st_ctime_ns, self._now)
@@ -209,9 +207,7 @@ class FileCapture:
         self._stats.bytes += size_of(entry)
         return entry, captured.mark
 
-    def _known(
-        self, directory: OpenDirectory, name: str, known: CapturedFile, first: FirstLink | None
-    ) -> CapturedFile:
+    def _known(self, directory: OpenDirectory, name: str, known: CapturedFile, first: FirstLink | None) -> CapturedFile:
         """Capture a file that is as the cache has it."""
         if self._payload is None or self._link_first(directory, first, name, known.entry):
             return known
@@ -338,9 +334,7 @@ class FileCapture:
         with TreeWalker(self._payload.walker.root) as walker:
             return self._link(walker, path, first_name, directory, name)
 
-    def _link(
-        self, stored: TreeWalker | Stored, path: str, old_name: str, directory: OpenDirectory, name: str
-    ) -> bool:
+    def _link(self, stored: TreeWalker | Stored, path: str, old_name: str, directory: OpenDirectory, name: str) -> bool:
         try:
             here = stored.enter(path)
             calls.link(old_name, name, src_dir_fd=here, dst_dir_fd=directory.target, follow_symlinks=False)

@@ -64,9 +64,7 @@ def choose_engine(
         engine = Engine(requested)
     except ValueError:
         known = ", ".join(Engine)
-        raise EngineUnavailable(
-            f"there is no engine {requested!r}; known are {known}", engine=str(requested)
-        ) from None
+        raise EngineUnavailable(f"there is no engine {requested!r}; known are {known}", engine=str(requested)) from None
     why = _why_not(engine, source, beside)
     if why:
         raise EngineUnavailable(
@@ -99,14 +97,12 @@ def _why_not(engine: Engine, source: Path, beside: Path) -> str:
 
 
 def _juicefs(source: Path, beside: Path) -> str:
-    if any(filesystem_kind(each) != probe.KIND for each in (source, beside)):
+    if any(filesystem_kind(each) != probe.JUICEFS for each in (source, beside)):
         return "it is not on JuiceFS"
     if calls.stat(source).st_dev != calls.stat(beside).st_dev:
         return "the snapshots are on another JuiceFS"
     try:
-        done = subprocess.run(
-            [_PROGRAM, "clone", "--help"], stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
+        done = subprocess.run([_PROGRAM, "clone", "--help"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError:
         return "the command `juicefs` was not found"
     return "" if done.returncode == 0 else "this `juicefs` has no command `clone`"
@@ -257,9 +253,7 @@ def _hard_links(walker: TreeWalker) -> list[list[tuple[str, str]]]:
         path = waiting.pop()
         try:
             here = walker.enter(path)
-            entries = [
-                (name, calls.stat(name, dir_fd=here, follow_symlinks=False)) for name in calls.listdir(here)
-            ]
+            entries = [(name, calls.stat(name, dir_fd=here, follow_symlinks=False)) for name in calls.listdir(here)]
         except OSError as error:
             if error.errno not in GONE:
                 raise unreadable(walker.where(path), error) from error
@@ -325,10 +319,7 @@ def _matches(here: int, name: str, entry: ManifestEntry) -> bool:
     try:
         status = calls.stat(name, dir_fd=here, follow_symlinks=False)
         if entry.kind == "l":
-            return (
-                stat.S_ISLNK(status.st_mode)
-                and os.fsencode(calls.readlink(name, dir_fd=here)) == entry.target
-            )
+            return stat.S_ISLNK(status.st_mode) and os.fsencode(calls.readlink(name, dir_fd=here)) == entry.target
     except OSError as error:
         if error.errno not in (*GONE, errno.EINVAL):
             raise unreadable(name, error) from error

@@ -309,8 +309,7 @@ def _missing(where: str) -> Corrupt:
     where = shown(where)
     return Corrupt(
         f"{where} is missing in the snapshot",
-        hint="Restore another snapshot, or bring it back from a copy. "
-        "'holdfast verify' lists what else is lost.",
+        hint="Restore another snapshot, or bring it back from a copy. 'holdfast verify' lists what else is lost.",
         path=where,
     )
 
@@ -341,18 +340,14 @@ def _other(entry: ManifestEntry, into: int, name: str, attributes: Attributes) -
         try:
             calls.mknod(name, _KINDS[entry.kind] | 0o600, entry.device, dir_fd=into)
         except (PermissionError, KeyError):
-            return [
-                KIND_WORDS.get(entry.kind.encode(), "an entry of an unknown kind") + " could not be created"
-            ]
+            return [KIND_WORDS.get(entry.kind.encode(), "an entry of an unknown kind") + " could not be created"]
     return attributes.finish_other(into, name, meta_of_entry(entry), entry.xattrs)
 
 
 def exchange(one: Path, other: Path) -> None:
     """Swap two paths of one filesystem, or raise `ExchangeUnavailable`. Commit point: the exchange."""
     try:
-        although_read_only(
-            lambda: calls.rename_exchange(os.fspath(one), os.fspath(other)), {one: other, other: one}
-        )
+        although_read_only(lambda: calls.rename_exchange(os.fspath(one), os.fspath(other)), {one: other, other: one})
     except OSError as error:
         if error.errno in _NO_EXCHANGE:
             raise ExchangeUnavailable(

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from holdfast.errors import Corrupt, Failure, NotFound
 from holdfast.fs import calls, durable, strictjson
-from holdfast.fs.directory import Directory, io_failure, is_there
+from holdfast.fs.directory import Directory, entry_exists, io_failure
 from holdfast.trees.manifest import PAYLOAD, READY, Manifest, raw_entries
 from holdfast.trees.shared_dirs import read_shared_directories
 from holdfast.trees.walker import (
@@ -54,7 +54,7 @@ def needed(trees: Iterable[Path], *, complete: bool = True) -> Need:
     return need
 
 
-def needed_in_the_making(trees: Iterable[Path]) -> Need:
+def needed_by_captures(trees: Iterable[Path]) -> Need:
     """The same for trees that are being captured.
 
     A tree that is not complete needs nothing that its base does not need too, so its damaged list is ignored.
@@ -65,7 +65,7 @@ def needed_in_the_making(trees: Iterable[Path]) -> Need:
         try:
             found = needed([tree], complete=False)
         except Corrupt:
-            found = needed([tree], complete=False) if is_there(tree / READY) else {}
+            found = needed([tree], complete=False) if entry_exists(tree / READY) else {}
         for name, paths in found.items():
             need.setdefault(name, set()).update(paths)
     return need
@@ -130,9 +130,7 @@ def _excess(walker: TreeWalker, need: Collection[bytes]) -> Iterator[Excess]:
         entries = _list(walker, path) or ()  # verifying a tree reports what is lost
         files = [name for name, is_directory in entries if not is_directory and not is_needed]
         directories = [
-            name
-            for name, is_directory in entries
-            if is_directory and os.fsencode(joined(path, name)) not in kept
+            name for name, is_directory in entries if is_directory and os.fsencode(joined(path, name)) not in kept
         ]
         if files or directories:
             yield Excess(path, files, directories)
@@ -173,7 +171,7 @@ def readable_manifest(tree: Path) -> Manifest | None:
 # --- Trimming ---------------------------------------------------------------------------------------
 
 
-class RetainedDirectories:
+class TrashDirectory:
     """A new directory on the filesystem of the retained trees, for what is to be removed."""
 
     def __init__(self, path: Path) -> None:
@@ -186,7 +184,7 @@ class RetainedDirectories:
         return self._path / f"bin-{self._count}"
 
 
-def trim(tree: Path, need: Collection[bytes], trash: RetainedDirectories) -> None:
+def trim(tree: Path, need: Collection[bytes], trash: TrashDirectory) -> None:
     """Reduce a retained tree to the needed directories, and move the others into the trash.
 
     Refuses a tree in which something is mounted. A trim that was interrupted is finished by the next one.
@@ -209,9 +207,7 @@ def trim(tree: Path, need: Collection[bytes], trash: RetainedDirectories) -> Non
         raise io_failure("trim", shown(os.fspath(tree)), error) from error
 
 
-def _trim_payload(
-    tree: Path, walker: TreeWalker, need: Collection[bytes], trash: RetainedDirectories
-) -> None:
+def _trim_payload(tree: Path, walker: TreeWalker, need: Collection[bytes], trash: TrashDirectory) -> None:
     excess = list(_excess(walker, need))
     times = _note_times(tree, walker, need, excess)
     for each in excess:
@@ -228,9 +224,7 @@ def _trim_payload(
             _restore_time(walker.enter(_inside(path)), time)
 
 
-def _note_times(
-    tree: Path, walker: TreeWalker, need: Collection[bytes], excess: list[Excess]
-) -> dict[str, int]:
+def _note_times(tree: Path, walker: TreeWalker, need: Collection[bytes], excess: list[Excess]) -> dict[str, int]:
     """The times of needed directories, as they were before a trim that was killed."""
     noted = _noted_times(tree)
     times = {path: time for path, time in noted.items() if os.fsencode(path) in need}
@@ -282,7 +276,7 @@ def tree_bytes(trees: Iterable[Path]) -> int:
     return freed.in_turn(0)[0]
 
 
-def freed_in_turn(trees: Sequence[Path], need: Need, retained: Iterable[Path] = ()) -> list[int]:
+def reclaimable_sizes(trees: Sequence[Path], need: Need, retained: Iterable[Path] = ()) -> list[int]:
     """How many bytes are reclaimable by removing the first 0, 1, 2, ... of the trees. Never decreases.
 
     `need` is what all other trees need of them and of the retained trees. An inode counts if all of its names

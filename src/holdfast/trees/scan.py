@@ -226,9 +226,7 @@ def listing_of(identity: bytes) -> Listing | None:
     return Listing(own, directories_in(identity), files, [], identity, newest, False)
 
 
-def _status(
-    inode: int, mode: int, size: int, mtime: int, ctime: int, uid: int = 0, gid: int = 0
-) -> os.stat_result:
+def _status(inode: int, mode: int, size: int, mtime: int, ctime: int, uid: int = 0, gid: int = 0) -> os.stat_result:
     return os.stat_result((mode, inode, 0, 1, uid, gid, size, 0, 0, 0, 0.0, 0.0, 0.0, 0, mtime, ctime))
 
 

@@ -70,9 +70,7 @@ def read_shared_directories(tree: Path, *, complete: bool = True) -> dict[bytes,
     try:
         return _decoded(content)
     except (struct.error, IndexError, ValueError) as error:
-        raise Corrupt(
-            f"{where} is not a list of shared directories: {error}", hint=_HINT, path=where
-        ) from None
+        raise Corrupt(f"{where} is not a list of shared directories: {error}", hint=_HINT, path=where) from None
 
 
 def _ready_fields(tree: Path) -> dict[str, object] | None:
@@ -119,7 +117,7 @@ def _records(content: bytes, at: int, names: list[str]) -> Iterator[tuple[bytes,
             at += there
 
 
-def write_homes(tree: Path, shared: Iterable[tuple[bytes, SharedDirectory]]) -> None:
+def write_shared_directories(tree: Path, shared: Iterable[tuple[bytes, SharedDirectory]]) -> None:
     """Write the list of a new tree, unless it is empty."""
     numbers: dict[str, int] = {}
     records: list[bytes] = []
@@ -249,7 +247,7 @@ def share_tree(tree: Path, new_tree: Path) -> None:
         calls.mkdir(new_tree / PAYLOAD)
         with Stored(tree) as stored:
             entered = (path for path, body in manifest.records() if directory_of(path, body).kind != "m")
-            write_homes(new_tree, ((path, stored.location(path)) for path in entered))
+            write_shared_directories(new_tree, ((path, stored.location(path)) for path in entered))
         link_or_copy_file(tree / MANIFEST, new_tree / MANIFEST)
         fields = _ready_fields(tree)
         if fields is not None:  # last

@@ -149,9 +149,7 @@ def _names(directory: int) -> set[bytes]:
         return {os.fsencode(each.name) for each in listed}
 
 
-def _check_payload(
-    tree: Path, manifest: Manifest, bodies: dict[bytes, dict[bytes, bytes]]
-) -> Iterator[Problem]:
+def _check_payload(tree: Path, manifest: Manifest, bodies: dict[bytes, dict[bytes, bytes]]) -> Iterator[Problem]:
     stored = yield from _opened(tree)
     if stored is None:
         return
@@ -167,17 +165,13 @@ def _check_payload(
                 yield from _check_directory(stored, path, entries, below[path])
 
 
-def _check_directory(
-    stored: Stored, path: bytes, entries: dict[bytes, bytes], below: set[bytes]
-) -> Iterator[Problem]:
+def _check_directory(stored: Stored, path: bytes, entries: dict[bytes, bytes], below: set[bytes]) -> Iterator[Problem]:
     elsewhere = path in stored.shared  # subdirectories there belong to that tree
     try:
         here = stored.enter(os.fsdecode(path))
         with calls.scandir(here) as listed:
             present = {
-                os.fsencode(entry.name)
-                for entry in listed
-                if not (elsewhere and entry.is_dir(follow_symlinks=False))
+                os.fsencode(entry.name) for entry in listed if not (elsewhere and entry.is_dir(follow_symlinks=False))
             }
     except OSError as error:
         yield _problem(path, "missing", f"the directory cannot be read: {error.strerror}")
@@ -312,9 +306,7 @@ def _compare_directories(path: bytes, old: bytes, new: bytes) -> Iterator[Change
             yield Change(entry.path, "added" if one is None else "removed", entry.kind, size=entry.size)
         else:
             entry = decode_entry(path, other)
-            yield Change(
-                entry.path, "modified", entry.kind, _aspects(decode_entry(path, one), entry), entry.size
-            )
+            yield Change(entry.path, "modified", entry.kind, _aspects(decode_entry(path, one), entry), entry.size)
 
 
 def _aspects(old: ManifestEntry, new: ManifestEntry) -> tuple[str, ...]:
