@@ -5,25 +5,21 @@ The hooks that run before every write are in `quick`, and are answered there wit
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from holdfast.cli import ACTOR, LOCK_ID
-from holdfast.cli.output import Output, printable
+from holdfast.cli.output import Output
 from holdfast.cli.quick import (
-    REFUSE,
+    after_tool,
     answer_hook,
     before_write,
+    open_request_repository,
     pre_commit,
     read_request,
     working_directory,
 )
-
-if TYPE_CHECKING:
-    from holdfast.repository.repository import Repository
 
 
 @click.command(hidden=True)
@@ -52,31 +48,11 @@ def _session_start(output: Output, request: Mapping[str, Any], program: str) -> 
     return 0
 
 
-def after_tool(output: Output, request: Mapping[str, Any], program: str) -> int:
-    """Renew the agent's leases; tell it to stop if one is lost."""
-    from holdfast.repository.agent import renew_own
-
-    kept = renew_own(_repository(request), os.environ.get(LOCK_ID))
-    lost = [each for each in kept if each.problem is not None]
-    for each in lost:
-        output.diagnostic(
-            f"Your lease on {each.lease.worktree_id} cannot be renewed: {printable(str(each.problem))}\n"
-            "Stop writing there. Acquire it again, and check what has changed before you continue."
-        )
-    return REFUSE if lost else 0
-
-
 def _session_end(output: Output, request: Mapping[str, Any], program: str) -> int:
     from holdfast.repository.agent import release_own
 
-    release_own(_repository(request))
+    release_own(open_request_repository(request))
     return 0
-
-
-def _repository(request: Mapping[str, Any]) -> Repository:
-    from holdfast.repository.repository import Repository, find_repository
-
-    return Repository(find_repository(working_directory(request)), actor=os.environ.get(ACTOR))
 
 
 _EVENTS: dict[str, Callable[[Output, Mapping[str, Any], str], int]] = {
