@@ -110,7 +110,7 @@ def test_a_lease_held_by_run_and_a_claim_held_by_a_script(root: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who holds a file lock")
 def test_a_lease_held_by_a_script_and_a_file_lock_held_by_file_lock_run(root: Path) -> None:
     """What runs under `holdfast lock run` waits for the lease; who has that waits for the file."""
-    inner = script(root, "inner.sh", "lock acquire --wait 60s --ttl 1h --json")
+    inner = script(root, "inner.sh", "lease acquire --wait 60s --ttl 1h --json")
     first = Agent(
         root,
         "first",

@@ -256,7 +256,7 @@ def test_a_tool_keeps_the_leases_of_its_agent_alive_and_the_end_gives_them_back(
 
 
 def test_the_end_of_a_session_under_run_does_not_give_back_its_lease(root: Path) -> None:
-    program = f"echo written > main/file; echo '{{}}' | {sys.executable} -m holdfast hook session-end"
+    program = f"echo written > file; echo '{{}}' | {sys.executable} -m holdfast hook session-end"
 
     result = holdfast("run", "--snapshot", "--json", "--", "sh", "-c", program, cwd=root)
 

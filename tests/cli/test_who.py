@@ -444,7 +444,7 @@ def test_a_narrow_terminal_gets_lines_that_fit_and_a_wide_one_a_table(root: Path
     for drawn in (narrow, wide):
         assert "\\x1b[31mred\\x07" in drawn
         assert "\x1b[31m" not in drawn
-        assert "lock acquire --worktree main" in " ".join(drawn.split())
+        assert "lease acquire --worktree main" in " ".join(drawn.split())
 
 
 def test_a_place_without_anything_that_was_named_is_told_as_such(root: Path, tmp_path: Path) -> None:
@@ -468,8 +468,8 @@ def test_top_says_how_much_does_not_fit_on_the_terminal(root: Path) -> None:
 def test_an_operation_that_somebody_died_over_is_finished_by_the_command_that_is_told(root: Path) -> None:
     program = (
         "import os, signal; from holdfast.repository.repository import Repository\n"
-        "from holdfast.repository import creating\n"
-        "creating._move_into_place = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from holdfast.repository import worktrees\n"
+        "worktrees._move_into_place = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"Repository({str(root)!r}).worktrees.create('begun')"
     )
     subprocess.run(python(program), check=False)
