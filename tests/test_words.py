@@ -28,8 +28,10 @@ def retired_words(page: str) -> list[str]:
 
 RETIRED = retired_words(GLOSSARY.read_text(encoding="utf-8"))
 PATTERN = re.compile(
-    "|".join(rf"(?<![\w.-]){re.escape(word)}(?![\w-])" for word in sorted(RETIRED, key=len, reverse=True)),
-    re.IGNORECASE,
+    "|".join(
+        rf"(?<![\w.-])(?{'' if word[0].isupper() else 'i'}:{re.escape(word)})(?![\w-])"  # names as they are written
+        for word in sorted(RETIRED, key=len, reverse=True)
+    )
 )
 
 
@@ -66,8 +68,8 @@ def test_help_messages_and_docstrings_use_no_retired_word() -> None:
 
 def test_a_retired_word_is_found() -> None:
     assert found_in("The scout waits in line; `homes` is a file.") == ["scout", "in line"]
-    planted = 'def f():\n    """Ask the desk."""\n    raise E("the remnants are gone", key="homes")\n'
+    planted = 'def f():\n    """Ask the Desk."""\n    raise E("the remnants are gone", key="homes")\n'
     assert [(line, found_in(text)) for line, text in texts_of(planted)] == [
-        (2, ["desk"]),
+        (2, ["Desk"]),
         (3, ["remnants"]),
     ]

@@ -194,24 +194,3 @@ def _has_nothing_to_renew(request: Mapping[str, Any]) -> bool:
     from holdfast.repository.guard import holds_nothing
 
     return holds_nothing(working_directory(request), os.environ.get(LOCK_ID), os.environ.get(ACTOR))
-
-
-def after_tool(output: Output, request: Mapping[str, Any], program: str) -> int:
-    """Renew the agent's leases; tell it to stop if one is lost."""
-    from holdfast.cli.output import printable
-    from holdfast.repository.agent import renew_own
-
-    kept = renew_own(open_request_repository(request), os.environ.get(LOCK_ID))
-    lost = [each for each in kept if each.problem is not None]
-    for each in lost:
-        output.diagnostic(
-            f"Your lease on {each.lease.worktree_id} cannot be renewed: {printable(str(each.problem))}\n"
-            "Stop writing there. Acquire it again, and check what has changed before you continue."
-        )
-    return REFUSE if lost else 0
-
-
-def open_request_repository(request: Mapping[str, Any]) -> Repository:
-    from holdfast.repository.repository import Repository, find_repository
-
-    return Repository(find_repository(working_directory(request)), actor=os.environ.get(ACTOR))

@@ -59,7 +59,7 @@ def state_of(issue: Issue, lookup: Lookup) -> State:
 
 
 def in_line(issue: Issue, lookup: Lookup) -> Issue:
-    """The issue, with its stored state brought in line with the rules."""
+    """The issue, with the stored state that the rules require."""
     state = state_of(issue, lookup)
     return issue if state is issue.state else msgspec.structs.replace(issue, state=state)
 

@@ -142,7 +142,7 @@ class Draft:
             self._others[family.key(issue_id)] = None
 
     def settle(self, issue_ids: Iterable[str]) -> None:
-        """Bring the stored state of issues in line with their dependencies."""
+        """Make the stored state of issues match their dependencies."""
         for issue_id in issue_ids:
             issue = self.lookup(issue_id)
             if issue is not None:

@@ -88,7 +88,7 @@ class StoredGraph:
 
 
 class ClaimGraph(StoredGraph):
-    """The ledger claims of a directory, for those who wait for a lease of the repository there."""
+    """The ledger claims of a directory, for waiters for a lease there."""
 
     def _is_in_use(self) -> bool:
         if self._address is not None:
@@ -105,7 +105,7 @@ class ClaimGraph(StoredGraph):
 
 
 class LeaseGraph(StoredGraph):
-    """The leases of a repository, for those who wait for a claim in the ledger there."""
+    """The leases of a repository, for waiters for a claim in the ledger there."""
 
     def _is_in_use(self) -> bool:
         return calls.exists(self._root / ".jvs")
@@ -120,7 +120,7 @@ class LeaseGraph(StoredGraph):
 
 
 def waits_of_repository(root: Path) -> Path:
-    """The directory of the notes of those who wait for locks in a repository."""
+    """The directory of the wait notes of a repository."""
     return root / ".jvs" / WAITS
 
 
