@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 from tests.support import zygote
 
 HOLDFAST = (sys.executable, "-m", "holdfast")
@@ -32,11 +34,16 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def holdfast(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, stdin: str = ""
+    *arguments: str | Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: str = "",
+    as_child: bool = False,
 ) -> Result:
-    """Run a command to its end, in a process of its own."""
+    """Run a command to its end, in a process of its own: forked from one that has loaded everything, or, if what
+    matters is its parent or the start of its interpreter, as our own child."""
     words = [str(each) for each in arguments]
-    if sys.platform == "win32":
+    if as_child or sys.platform == "win32":
         return subprocess.run(
             [*HOLDFAST, *words],
             input=stdin,
@@ -84,6 +91,14 @@ def wait_until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come about"
         time.sleep(0.01)
+
+
+def wait_until_idle(pid: int) -> None:
+    """Wait until a process waits itself: a signal then meets it in its wait, not on the way there."""
+    process, before = psutil.Process(pid), (-1.0, -1.0)
+    while (now := process.cpu_times()[:2]) != before:
+        before = now
+        time.sleep(0.1)
 
 
 class Running:

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.leases.rules import LeaseKeys
 from holdfast.repository.repository import Repository
-from tests.cli.commands import HOLDFAST, Running, data, envelope, error, holdfast, python, wait_until
+from tests.cli.commands import HOLDFAST, Running, data, envelope, error, holdfast, python, wait_until, wait_until_idle
 from tests.repository.stages import files_kept
 
 if sys.platform == "win32":
@@ -145,6 +145,7 @@ def test_who_is_ended_while_it_waits_for_the_worktree_puts_the_work_back(shop: P
     arguments = ["--next", "--repo", str(shop), "--worktree", "other", "--wait", "forever", "--ttl", "10m"]
     with Running("agent", "run", *arguments, "--", *WRITE) as waiting:
         wait_until(lambda: store.read(line))
+        wait_until_idle(waiting.pid)
         waiting.send(signal.SIGTERM)
         waiting.process.wait()
     assert state_of(shop, issue) == "ready"

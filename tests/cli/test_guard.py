@@ -80,7 +80,7 @@ def test_a_lease_that_has_run_out_is_in_nobodys_way(root: Path) -> None:
     wait_until(lambda: holdfast("guard", root / "worktrees/theirs/a").returncode == 0)
 
 
-ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "fs.lookup", "repository", "repository.guard"}
+ALLOWED = {"", "cli", "cli.quick", "fs", "fs.calls", "repository", "repository.guard"}
 TOLD = {"cli.output", "errors", "fs.names"}
 JUDGED = {"locks", "locks.identity"}
 REFUSED = ALLOWED | TOLD | JUDGED | {"clock"}

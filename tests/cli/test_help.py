@@ -193,7 +193,7 @@ def completions(line: str) -> list[str]:
     ("line", "offered"),
     [
         ("holdfast ", [name for name, entry in COMMANDS.items() if not entry.hidden]),
-        ("holdfast fi", ["lock"]),
+        ("holdfast loc", ["lock"]),
         ("holdfast repo-lock ", ["run", "status", "break"]),
         ("holdfast completion ", ["bash", "zsh", "fish"]),
         ("holdfast lock run x --conf", ["--conflict-status"]),

@@ -27,7 +27,8 @@ def repo(scratch: Path) -> Path:
 
 @pytest.mark.req("LC-01", "LC-04", "LC-05")
 def test_a_lock_is_a_readable_file_with_everything_that_it_must_have(repo: Path) -> None:
-    lease = data(holdfast("lease", "acquire", "--ttl", "10m", "--purpose", "tests", "--json", cwd=repo))
+    asked = ("lease", "acquire", "--ttl", "10m", "--purpose", "tests", "--json")
+    lease = data(holdfast(*asked, cwd=repo, as_child=True))
     stored = json_at(repo / ".jvs/locks/main.json")
     renamed = {"worktree": "worktree_id", "token": "fencing_token"}
     renamed |= {"expires_at": "lease_expires_at", "renewed_at": "last_renewed_at"}

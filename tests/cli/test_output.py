@@ -113,7 +113,9 @@ def test_a_name_that_is_no_text_is_shown_to_people_and_programs(tmp_path: Path) 
 
 
 def test_a_terminal_that_knows_only_ascii_gets_only_ascii(tmp_path: Path) -> None:
-    result = holdfast("lock", "status", "größer", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    result = holdfast(
+        "lock", "status", "größer", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}, as_child=True
+    )
 
     assert result.stdout == "gr\\xf6\\xdfer: free (the file does not exist yet)\n"
 

@@ -261,9 +261,12 @@ def the_only(root: Path, kind: str) -> Any:
 
 
 def test_a_claim_is_of_the_process_that_ran_the_command_and_says_what_for(busy: Path) -> None:
-    assert holdfast("ledger", "claim", "1", "--actor", "bob", "--purpose", "parse", cwd=busy).returncode == 0
-    assert holdfast("ledger", "extend", "1", "--actor", "bob", "--ttl", "1h", cwd=busy).returncode == 0
-    assert holdfast("issue", "claim-next", "--actor", "agent:a", cwd=busy).returncode == 0
+    assert (
+        holdfast("ledger", "claim", "1", "--actor", "bob", "--purpose", "parse", cwd=busy, as_child=True).returncode
+        == 0
+    )
+    assert holdfast("ledger", "extend", "1", "--actor", "bob", "--ttl", "1h", cwd=busy, as_child=True).returncode == 0
+    assert holdfast("issue", "claim-next", "--actor", "agent:a", cwd=busy, as_child=True).returncode == 0
 
     claim, issue = the_only(busy, "claim"), the_only(busy, "issue")
 
@@ -469,7 +472,7 @@ def test_an_operation_that_somebody_died_over_is_finished_by_the_command_that_is
     program = (
         "import os, signal; from holdfast.repository.repository import Repository\n"
         "from holdfast.repository import worktrees\n"
-        "worktrees._move_into_place = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "worktrees.move = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"Repository({str(root)!r}).worktrees.create('begun')"
     )
     subprocess.run(python(program), check=False)

@@ -30,7 +30,7 @@ from tests.repository.stages import files_kept
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the clients are forked")
 
-CLIENTS, ISSUES = 8, rounds(24, least=10)
+CLIENTS, ISSUES = 8, rounds(24, least=18)
 PATIENCE = 180.0
 
 

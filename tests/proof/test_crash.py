@@ -28,6 +28,7 @@ from proof.crash import (
     run_faulted,
     run_killed,
 )
+from tests.support.descriptors import open_descriptors
 
 OLD = b"the old content\n"
 NEW = b"the new content, which is longer\n"
@@ -373,12 +374,12 @@ def test_an_operation_that_ends_before_its_death_is_complete(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
 def test_the_descriptors_of_the_dead_are_closed(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for index in range(1, 6):
         for when in Kill:
             (tmp_path / "draft").unlink(missing_ok=True)
             assert cut_short(lambda: Correct().operate(tmp_path), when, index)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() - before == set()
 
 
 @needs_fork

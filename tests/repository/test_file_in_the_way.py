@@ -94,7 +94,7 @@ def test_the_doctor_tells_it_and_the_way_out_works(site: Site) -> None:
     site.replace()
     (found,) = site.repository.examine()
     assert found.code == "worktree-directory-missing"
-    assert "something else stands there" in found.message
+    assert "something else is in its place" in found.message
     assert site.repository.repair().fixed == ()
     shown = holdfast("status", "--repo", site.repository.root, "--worktree", "dev", "--json")
     assert shown.returncode == 7

@@ -114,9 +114,9 @@ def test_a_newer_format_is_refused_by_everything(scratch: Path) -> None:
     make_repository(scratch)
     path = scratch / ".jvs/format.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(Refused, match="has the format 2"):
+    with pytest.raises(Refused, match="has format 2"):
         initialise(scratch)
-    with pytest.raises(Refused, match="has the format 2"):
+    with pytest.raises(Refused, match="has format 2"):
         Repository(scratch)
 
 

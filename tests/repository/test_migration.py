@@ -168,7 +168,7 @@ def test_the_command_moves_a_directory_and_switches_it_over(tmp_path: Path, stor
     assert isinstance(open_read_only(root, store_url), MemoryStore)  # nothing was made for it
 
     done = holdfast("migrate", root, "--to", store_url)
-    assert "uses the new store from now on" in done.stdout, done.stderr
+    assert "now uses the new store" in done.stdout, done.stderr
     store = open_store(root)
     assert everything(store) == everything(FileStore(root))
     apply(store, Replace(INDEX_RAW, b"{}"))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import NotFound
 from holdfast.trees.walker import TreeWalker
+from tests.support.descriptors import open_descriptors
 
 NAMES = ["a", "b", "ab"]
 PATHS = ["", *NAMES, *(f"{one}/{two}" for one in NAMES for two in NAMES)]
@@ -56,12 +57,12 @@ def test_the_root_is_found_after_a_step_that_failed(top: Path) -> None:
 def test_links_are_not_followed_and_nothing_stays_open(tmp_path: Path) -> None:
     (tmp_path / "real" / "below").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real")
-    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    before = open_descriptors()
     with TreeWalker(tmp_path) as walker:
         for path in ("link", "link/below"):
             with pytest.raises(OSError, match="link"):
                 walker.enter(path)
-    assert not before or len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() - before == set()
 
 
 def test_a_root_that_is_missing_is_not_found(tmp_path: Path) -> None:

@@ -316,7 +316,7 @@ class Claims:
         pauses.append(held.time_left(now, for_others=False))
         if not held.claim_id:
             pauses.append(_POLL_FILE)
-        holder = {"owner": held.owner, "claim_id": held.claim_id, "expires_at": held.expires_at}
+        holder = {"actor": held.owner, "claim_id": held.claim_id, "expires_at": held.expires_at}
         return NotYet(min(pauses), [{**holder, "shown": f"{held.owner} until {held.expires_at}"}])
 
     # --- Deciding ----------------------------------------------------------------------------------
