@@ -137,6 +137,7 @@ def test_everything_moves_from_files_to_the_store_and_back(shop: Shop, tmp_path:
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.long
 def test_the_demo_passes_on_it(shop: Shop, tmp_path: Path, store_url: str) -> None:
     if store_url.startswith("file:"):
         pytest.skip("tests/cli/test_demo.py plays it on files")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,16 +49,18 @@ EXCEPTIONS: dict[tuple[Rule, str, str], str] = {
 """Single uses that are justified: rule, file and use, with the reason."""
 
 
-def findings(rule: Rule) -> Iterator[tuple[str, Use]]:
+@functools.cache
+def findings(rule: Rule) -> list[tuple[str, Use]]:
     """What the rule finds in the files that it holds for."""
+    found = []
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
         if not any(name == place or (place[-1] == "/" and name.startswith(place)) for place in EXEMPT[rule]):
-            yield from ((name, use) for use in rule(path.read_text(encoding="utf-8")))
+            found += [(name, use) for use in rule(path.read_text(encoding="utf-8"))]
+    return found
 
 
 @pytest.mark.parametrize("rule", EXEMPT)
-@pytest.mark.sampled(1)
 def test_the_source_keeps_the_rule(rule: Rule) -> None:
     broken = [
         f"src/holdfast/{name}:{use.line}: {use.what}"

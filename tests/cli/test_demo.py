@@ -41,6 +41,7 @@ def test_the_demo_passes_and_leaves_nothing_behind(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.long
 def test_with_fencing_switched_off_the_demo_fails_and_says_why(scratch: Path) -> None:
     result = demo(scratch, *SMALL, "--fault", "no-fencing", "--json")
 
@@ -155,6 +156,7 @@ def test_a_task_notes_what_it_has_written(scratch: Path) -> None:
     assert (place / "result.txt").read_text() == "abc by attempt 3\n"
 
 
+@pytest.mark.long
 def test_the_demo_tells_programs_what_happened(scratch: Path) -> None:
     report = data(demo(scratch, "--workers", "3", "--issues", "6", "--seed", "7", "--json"))
 

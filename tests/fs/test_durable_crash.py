@@ -187,6 +187,7 @@ def test_a_power_cut_at_any_moment_leaves_the_old_state_or_the_new(case: Case) -
     power_cuts(case, share=SHARE).require_clean(at_least=2)
 
 
+@pytest.mark.long
 def test_the_sweeps_are_as_wide_as_they_were() -> None:
     """Counts what is tried, so that a sweep that finds nothing because it tries nothing is noticed."""
     assert sum(power_cuts(case).points for case in DURABLE.values()) >= 60

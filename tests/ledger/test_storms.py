@@ -125,6 +125,7 @@ class Storm:
 
 @pytest.mark.req("LG-05", "LG-14", "LG-16", "LG-17")
 @pytest.mark.parametrize("processes", [8, 32])
+@pytest.mark.sampled(1)
 def test_nothing_acknowledged_is_lost_or_doubled_while_processes_are_killed_and_stopped(
     scratch: Path, workers: Workers, processes: int
 ) -> None:
@@ -159,6 +160,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_while_processes_are_killed_and_
 
 @pytest.mark.req("LG-15", "LG-17", "LG-19")
 @pytest.mark.parametrize(("processes", "kills"), [(8, 4), (32, 2)])
+@pytest.mark.sampled(1)
 def test_on_one_hot_node_owners_never_overlap(scratch: Path, workers: Workers, processes: int, kills: int) -> None:
     mark = scratch / "mark"
 

@@ -49,6 +49,7 @@ async def cancelled(agent: Agent, when: Callable[[], object], tool: str, **argum
 
 
 @pytest.mark.parametrize("era", ERAS)
+@pytest.mark.sampled(1)
 def test_who_does_not_want_to_wait_any_more_leaves_the_line(shop: Path, era: str) -> None:
     repository = Repository(shop)
     repository.worktrees.create("side")

@@ -78,6 +78,7 @@ def one_winner(directory: Path, results: Sequence[Result]) -> None:
 @pytest.mark.req("RL-08")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kills", "at_least"), [(0, 500), (1, 1500)])
+@pytest.mark.long
 def test_of_two_who_take_a_stale_lock_over_exactly_one_wins(kills: int, at_least: int) -> None:
     explored = explore([take] * 2, prepare=stale_repo_lock, check=one_winner, kills=kills)
 

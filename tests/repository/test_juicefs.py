@@ -227,6 +227,7 @@ def test_a_change_while_it_is_cloned_fails_a_quiesced_snapshot(
 
 
 @pytest.mark.req("WT-12")
+@pytest.mark.long
 def test_a_day_with_a_repository_on_it(place: Path) -> None:
     root = place / "repository"
     made = told("init", root, cwd=place)

@@ -204,6 +204,7 @@ def checked_too_early(context: RepositoryContext, worktree: str, proof: Proof | 
     return lambda view, now: config
 
 
+@pytest.mark.long
 def test_stopping_finds_a_restore_that_validates_first_and_decides_then(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

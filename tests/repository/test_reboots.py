@@ -79,6 +79,7 @@ def killed_points(case: Any, base: Path, names_: tuple[str, ...], *, step: int) 
     return made
 
 
+@pytest.mark.long
 def test_what_was_killed_is_brought_to_its_end_after_a_reboot(
     loop_mount: Mount, rebooted: Callable[[LoopMount], None]
 ) -> None:

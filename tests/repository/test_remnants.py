@@ -643,6 +643,7 @@ def met(begun: Begun, scratch: Path, share: Callable[[RepositoryContext, str], o
 
 
 @pytest.mark.parametrize("sharer", list(SHARERS))
+@pytest.mark.sampled(1)
 def test_who_begins_to_share_directories_never_loses_them_to_a_collection(
     begun: Begun, scratch: Path, sharer: str
 ) -> None:
@@ -650,6 +651,7 @@ def test_who_begins_to_share_directories_never_loses_them_to_a_collection(
 
 
 @pytest.mark.parametrize("sharer", list(SHARERS))
+@pytest.mark.sampled(1)
 def test_who_does_not_say_what_it_shares_does(
     begun: Begun, scratch: Path, monkeypatch: pytest.MonkeyPatch, sharer: str
 ) -> None:

@@ -289,6 +289,7 @@ def test_a_collection_that_is_cut_off_from_power_loses_nothing_and_goes_on(
     assert report.points + report.skipped >= 50
 
 
+@pytest.mark.long
 def test_the_sweep_finds_a_collection_that_does_not_sync_what_it_moved(
     make_world: Callable[[str], Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:

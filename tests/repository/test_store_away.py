@@ -247,6 +247,7 @@ def stopped(server_scratch: Path, tmp_path: Path) -> list[Path]:
     return roots
 
 
+@pytest.mark.long
 def test_the_commands_answer_although_the_server_was_stopped(stopped: list[Path]) -> None:
     commands = (("doctor", "--json"), ("doctor",), ("info", "--json"), ("info",))
     asked = [(*command, "--repo", root) for root in stopped for command in commands]

@@ -242,6 +242,7 @@ def test_a_power_cut_at_any_moment_leaves_the_old_or_the_new(
 
 
 @pytest.mark.parametrize("case", [Creation, Renaming])
+@pytest.mark.long
 def test_a_power_cut_finds_a_directory_whose_new_name_was_not_made_durable(
     case: type[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -209,6 +209,7 @@ def judge_registers(history: list[Operation]) -> Check:
     [(act_on_accounts, RICH, judge_accounts), (act_on_registers, 0, judge_registers)],
     ids=["several documents", "single documents"],
 )
+@pytest.mark.sampled(1)
 def test_what_processes_see_is_linearizable_although_some_are_killed(
     scratch: Path, act: Act, start: int, judge: Callable[[list[Operation]], Check]
 ) -> None:

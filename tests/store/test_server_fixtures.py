@@ -63,6 +63,7 @@ def test_a_server_ends_with_the_process_that_started_it(server_scratch: Path, ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(1)
 def test_a_server_that_was_killed_starts_again_with_its_data(server_scratch: Path, kind: str) -> None:
     from holdfast.store.model import Create
     from holdfast.store.open import open_address
@@ -80,6 +81,7 @@ def test_a_server_that_was_killed_starts_again_with_its_data(server_scratch: Pat
     server.kill()
 
 
+@pytest.mark.long
 def test_programs_that_a_user_cannot_reach_are_copied(server_scratch: Path) -> None:
     if not is_root():
         pytest.skip("needs root: only then PostgreSQL runs as another user")

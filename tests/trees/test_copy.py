@@ -83,6 +83,7 @@ def test_whatever_little_is_read_at_a_time(seed: int, size: int) -> None:
 
 @given(places=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9000)), max_size=4), end=st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
+@pytest.mark.long
 def test_holes_are_hashed_as_what_one_reads_there(places: list[tuple[int, int]], end: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch, place() as here:
         make_small(monkeypatch)
