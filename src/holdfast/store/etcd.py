@@ -24,16 +24,7 @@ import msgspec
 
 from holdfast.errors import Failure, StoreUnavailable
 from holdfast.locks.retry import CHANCE
-from holdfast.store.etcd_gateway import (
-    EtcdAddress,
-    Gateway,
-    GatewayError,
-    Messages,
-    NotSent,
-    decoded,
-    encoded,
-    end_of,
-)
+from holdfast.store.etcd_gateway import EtcdAddress, Gateway, GatewayError, Messages, NotSent, decoded, encoded, end_of
 from holdfast.store.model import Family, Stream, Watch, Watched
 from holdfast.store.served import (
     PATIENCE,

@@ -24,14 +24,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import (
-    Failure,
-    SettingInvalid,
-    StoreAccessRefused,
-    StoreUnavailable,
-    StoreUntrusted,
-    UsageFailure,
-)
+from holdfast.errors import Failure, SettingInvalid, StoreAccessRefused, StoreUnavailable, StoreUntrusted, UsageFailure
 from holdfast.locks.retry import CHANCE
 from holdfast.store.addresses import parts_of, without_secrets
 from holdfast.store.served import TIMEOUT

@@ -19,16 +19,7 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
-from holdfast.errors import (
-    AlreadyExists,
-    Corrupt,
-    Failure,
-    JsonInvalid,
-    NameInvalid,
-    NotFound,
-    TooLarge,
-    UsageFailure,
-)
+from holdfast.errors import AlreadyExists, Corrupt, Failure, JsonInvalid, NameInvalid, NotFound, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name, safe_name, split_relative
 
@@ -273,9 +264,7 @@ class View:
     __slots__ = ("_documents", "_tails")
 
     def __init__(
-        self,
-        documents: Mapping[Key[Any], Document[Any] | None],
-        tails: Mapping[Stream[Any], Tail] | None = None,
+        self, documents: Mapping[Key[Any], Document[Any] | None], tails: Mapping[Stream[Any], Tail] | None = None
     ) -> None:
         self._documents = documents
         self._tails = tails or {}

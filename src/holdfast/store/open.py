@@ -110,11 +110,7 @@ def open_store(
 
 
 def open_address(
-    root: str | os.PathLike[str],
-    address: str,
-    *,
-    create: bool = True,
-    timeout: float | None = DEFAULT_TIMEOUT,
+    root: str | os.PathLike[str], address: str, *, create: bool = True, timeout: float | None = DEFAULT_TIMEOUT
 ) -> Store:
     """The store at an address; `root` is the directory that `files` refers to.
 

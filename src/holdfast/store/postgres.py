@@ -19,13 +19,7 @@ from holdfast.errors import StoreUnavailable
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.model import Key, Watched
-from holdfast.store.postgres_connections import (
-    Connections,
-    PostgresAddress,
-    is_conflict,
-    one_line,
-    was_rejected,
-)
+from holdfast.store.postgres_connections import Connections, PostgresAddress, is_conflict, one_line, was_rejected
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
 from holdfast.store.served import (
     PATIENCE,

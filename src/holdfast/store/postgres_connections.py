@@ -21,13 +21,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast.errors import (
-    SettingInvalid,
-    StoreAccessRefused,
-    StoreMissing,
-    StoreUnavailable,
-    StoreUntrusted,
-)
+from holdfast.errors import SettingInvalid, StoreAccessRefused, StoreMissing, StoreUnavailable, StoreUntrusted
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.addresses import has_secrets, joined, parts_of, without_secrets

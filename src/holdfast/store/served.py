@@ -215,9 +215,7 @@ class ServedStore:
     def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
         self._layout.family(family.name)
         pages = _pages(
-            lambda last, limit: self.engine.page(family.name, last, limit),
-            "",
-            lambda found: len(found.content or b""),
+            lambda last, limit: self.engine.page(family.name, last, limit), "", lambda found: len(found.content or b"")
         )
         for name, found in pages:
             document = self._document(family.key(name), found)
@@ -230,9 +228,7 @@ class ServedStore:
             raise UsageFailure(f"{after} is not a position of {stream.name}", stream=stream.name)
         end = self.engine.fetch([stream]).of(stream.name).position
         pages = _pages(
-            lambda last, limit: self.engine.page_of_stream(stream.name, last, min(limit, end - last)),
-            after,
-            len,
+            lambda last, limit: self.engine.page_of_stream(stream.name, last, min(limit, end - last)), after, len
         )
         for position, content in pages:
             yield Entry(position, stream.codec.decode(content, self._where(stream.name, position)))

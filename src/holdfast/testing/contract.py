@@ -7,16 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import (
-    AlreadyExists,
-    Corrupt,
-    Failure,
-    LockConflict,
-    NameInvalid,
-    NotFound,
-    TooLarge,
-    UsageFailure,
-)
+from holdfast.errors import AlreadyExists, Corrupt, Failure, LockConflict, NameInvalid, NotFound, TooLarge, UsageFailure
 from holdfast.store.model import (
     MOST_BYTES,
     Append,
@@ -396,11 +387,6 @@ class LimitsContract(Backend):
 
 
 class StoreContract(
-    DocumentsContract,
-    IsolationContract,
-    StreamsContract,
-    WatchingContract,
-    OutcomesContract,
-    LimitsContract,
+    DocumentsContract, IsolationContract, StreamsContract, WatchingContract, OutcomesContract, LimitsContract
 ):
     """The whole contract."""

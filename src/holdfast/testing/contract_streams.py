@@ -46,16 +46,7 @@ from holdfast.testing.backend import (
 
 APPENDS = 12
 
-DIFFICULT = [
-    "",
-    "\n",
-    "a\nb\r\nc\r",
-    "\u2028\x85\x0b\x0c\x1c",
-    "Grüße, 世界 \U0001f980",
-    '"\\\\n"',
-    "\0",
-    "{}\n{}",
-]
+DIFFICULT = ["", "\n", "a\nb\r\nc\r", "\u2028\x85\x0b\x0c\x1c", "Grüße, 世界 \U0001f980", '"\\\\n"', "\0", "{}\n{}"]
 
 each_stream = pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: str(stream.name))
 
