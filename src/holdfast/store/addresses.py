@@ -6,8 +6,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 from holdfast.errors import SettingInvalid
 
-SECRETS = ("password", "sslpassword", "keypassword")
-"""Query parameters that are secret."""
+SECRETS = ("password", "sslpassword", "keypassword")  # query parameters that are secret
 
 _remembered: dict[str, str] = {}
 

@@ -17,8 +17,7 @@ from holdfast.clock import format_instant
 from holdfast.errors import AuditChainBroken, Corrupt
 from holdfast.store.model import Append, Entry, Store, Stream, StructCodec, View
 
-START = "0" * 64
-"""The previous hash of the first entry."""
+START = "0" * 64  # the previous hash of the first entry
 
 
 class AuditEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

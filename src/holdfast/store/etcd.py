@@ -45,8 +45,7 @@ SCHEMA_VERSION = 1
 _FORGET_EVERY = 1000
 _FORGET_AFTER = 7 * 86400.0
 _MOST_RANGES = 100
-_RECONNECT_AFTER = 20.0
-"""A watch that has received nothing for this long reconnects: the connection may be dead."""
+_RECONNECT_AFTER = 20.0  # a watch that has received nothing for this long reconnects: the connection may be dead
 
 _MADE, _RULED_OUT = "made", "ruled out"
 
@@ -328,9 +327,6 @@ class Keys:
         """The document or stream that a key belongs to."""
         kind, _, rest = key[len(self._prefix) + 1 :].partition(b"/")
         return (rest if kind == b"d" else rest.rpartition(b"/")[0]).decode()
-
-
-# --- Rows and requests --------------------------------------------------------------------------------
 
 
 def _key(row: Any) -> bytes:

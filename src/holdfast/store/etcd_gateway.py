@@ -33,8 +33,7 @@ MARGIN = 5.0
 MOST_IDLE = 4
 DEFAULT_PORT = 2379
 OPTIONS = ("cacert", "cert", "key", "password", "tls")
-_WINDOW = 60.0
-"""Bounds are kept for one to two of these: the clocks of two machines drift apart."""
+_WINDOW = 60.0  # bounds are kept for one to two of these: the clocks of two machines drift apart
 
 _INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 5, 7, 8, 9, 16
 """gRPC codes after which nothing has happened."""
@@ -157,8 +156,6 @@ class Gateway:
         self._answer_within = timeout / len(address.members)  # leaves time for the other members
         self._tls = self._context() if address.secure else None
 
-    # --- Requests ------------------------------------------------------------------------------------
-
     def ask(self, path: str, request: object, *, patience: float | None = None) -> Any:
         """An idempotent request, repeated with other members until one answers."""
         deadline = time.monotonic() + (self.timeout if patience is None else patience)
@@ -245,8 +242,6 @@ class Gateway:
             hint = "etcd is full: compact and defragment it, or raise its quota."
             return StoreUnavailable(display, error, hint=hint)
         return StoreAccessRefused(display, error)
-
-    # --- Connections -------------------------------------------------------------------------------
 
     def _take(self) -> HTTPConnection:
         if self._pid != os.getpid():  # after a fork: the parent's connections are not ours

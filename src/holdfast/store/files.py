@@ -37,6 +37,7 @@ from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, LockStatistics
+from holdfast.store import model
 from holdfast.store.intents import Intent, Intents, Step, digest
 from holdfast.store.layout import (
     INTENTS,
@@ -48,26 +49,7 @@ from holdfast.store.layout import (
     OpenDirectories,
     open_directory,
 )
-from holdfast.store.model import (
-    Commit,
-    Decide,
-    Deciding,
-    Document,
-    Entry,
-    Family,
-    Key,
-    Record,
-    Result,
-    Stream,
-    Tail,
-    TolerantCodec,
-    UnfinishedCommit,
-    Unreadable,
-    View,
-    Watched,
-    check_changes,
-    checked_commit_id,
-)
+from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
 from holdfast.store.streams import (
     Batch,
     LastNumbers,
@@ -119,7 +101,7 @@ class FileStore:
         self._intents = Intents(self._root, self._layout)
         self._directories = Directories(self._root)
         self._numbers = LastNumbers()
-        self._deciding = Deciding()
+        self._deciding = model.Deciding()
         self._settled: set[str] = set()
 
     @property
@@ -139,8 +121,6 @@ class FileStore:
 
     def __exit__(self, *problem: object) -> None:
         self.close()
-
-    # --- Reading -----------------------------------------------------------------------------------
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         location = self._locate(key)
@@ -178,15 +158,15 @@ class FileStore:
                         else:
                             content = self._load(directory, f"{start}{name}{end}", opened)
                 except (IoFailure, Refused) as failure:
-                    if not isinstance(family.codec, TolerantCodec):
+                    if not isinstance(family.codec, model.TolerantCodec):
                         raise
-                    yield name, Document(cast("Record", Unreadable(failure)), "")
+                    yield name, Document(cast("Record", model.Unreadable(failure)), "")
                     continue
             if content is not None:
                 where = self._root.where(f"{directory}/{start}{name}{end}")
                 yield name, Document(family.codec.decode(content, where), digest(content))
 
-    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
+    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[model.Entry[Record]]:
         location = self._locate(stream)
 
         def pending() -> list[tuple[int, bytes]]:
@@ -200,21 +180,19 @@ class FileStore:
                 directory = None
             for position, content in contents(directory, location, after, pending):
                 where = f"{self._root.where(location.path)}, at {position}"
-                yield Entry(position, stream.codec.decode(content, where))
+                yield model.Entry(position, stream.codec.decode(content, where))
 
-    def watch(self, what: Watched) -> FileWatch:
+    def watch(self, what: model.Watched) -> FileWatch:
         return FileWatch(self._root, self._layout, self._intents, what)
 
     def now(self) -> float:
         return self._clock.wall()
 
-    # --- Transactions ------------------------------------------------------------------------------
-
     def transact(
         self, keys: Iterable[Named], decide: Decide[Result], *, commit_id: str | None = None
-    ) -> Commit[Result]:
+    ) -> model.Commit[Result]:
         locations = {each: self._locate(each) for each in keys}
-        commit_id = checked_commit_id(commit_id)
+        commit_id = model.checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         while True:
             progress = _Progress()
@@ -239,15 +217,15 @@ class FileStore:
         decide: Decide[Result],
         commit_id: str,
         progress: _Progress,
-    ) -> Commit[Result]:
+    ) -> model.Commit[Result]:
         view = self._view(locations, opened)  # 3. read
         now = self._clock.wall()
         with self._deciding:
             decision = decide(view, now)  # 4. decide
-        check_changes(locations, view, decision.changes)
+        model.check_changes(locations, view, decision.changes)
         planned = plan(decision.changes, view, locations)
         if not planned:
-            return Commit(commit_id, now, (), decision.result)
+            return model.Commit(commit_id, now, (), decision.result)
         self._settle(locations.values(), [each.location for each in planned])
         try:
             positions = self._commit(commit_id, planned, opened, progress)  # 5. commit
@@ -258,7 +236,7 @@ class FileStore:
             progress.overtaken = len(planned) == 1 and planned[0].location.kind is Kind.NUMBERED
             raise
         progress.perhaps_made = True
-        return Commit(commit_id, now, positions, decision.result)
+        return model.Commit(commit_id, now, positions, decision.result)
 
     def _view(self, locations: dict[Named, Location], opened: OpenDirectories) -> View:
         def document(key: Key[Any]) -> Document[Any] | None:
@@ -367,31 +345,29 @@ class FileStore:
             durable.create_in(directory, location.file, content)
         return ()
 
-    # --- After a crash -------------------------------------------------------------------------------
-
     def _finish(self, intents: Iterable[Intent]) -> None:
         """Apply the commits of dead processes, unless that is done, under the locks that they need."""
         for intent in intents:
             with self._locks.locked([self._layout.locate(step.name) for step in intent.steps]):
                 self._intents.finish(intent)
 
-    def unfinished_commits(self) -> list[UnfinishedCommit]:
+    def unfinished_commits(self) -> list[model.UnfinishedCommit]:
         # An author holds the locks of everything that it changes. So if these locks are free and the intent
         # still exists, its author is gone.
         locks = self._locks.without_waiting()
-        found: list[UnfinishedCommit] = []
+        found: list[model.UnfinishedCommit] = []
         try:
             for intent in self._intents.all():
                 locations = [self._layout.locate(step.name) for step in intent.steps]
                 with contextlib.suppress(LockTimeout), locks.locked(locations):
                     if intent in self._intents.all():
                         documents = tuple(step.name for step in intent.steps)
-                        found.append(UnfinishedCommit(intent.id, documents, self._intents.obstacle(intent)))
+                        found.append(model.UnfinishedCommit(intent.id, documents, self._intents.obstacle(intent)))
         finally:
             locks.close()
         return found
 
-    def finish_commits(self, commits: Iterable[UnfinishedCommit]) -> None:
+    def finish_commits(self, commits: Iterable[model.UnfinishedCommit]) -> None:
         ids = {each.id for each in commits}
         self._finish([intent for intent in self._intents.all() if intent.id in ids])
 
@@ -407,8 +383,6 @@ class FileStore:
     def lock_statistics(self) -> LockStatistics:
         """How often this store has taken document locks, waited for them, and how long it has held them."""
         return self._locks.statistics()
-
-    # --- Files ---------------------------------------------------------------------------------------
 
     def _locate(self, what: Named) -> Location:
         location = self._layout.locate(what.name)
@@ -427,7 +401,7 @@ class FileStore:
             return None
         return Document(key.codec.decode(content, self._root.where(location.path)), digest(content))
 
-    def _tail(self, location: Location, opened: OpenDirectories) -> Tail:
+    def _tail(self, location: Location, opened: OpenDirectories) -> model.Tail:
         """The last record of a stream; the caller has applied all pending intents that touch it."""
         content: bytes | Callable[[], bytes]
         try:
@@ -440,7 +414,7 @@ class FileStore:
                 content = partial(durable.read_in, directory, location.numbered(position))
             else:
                 position, content = last_line(directory, location) or (0, b"")
-        return Tail(position, content, f"{self._root.where(location.path)}, at {position}")
+        return model.Tail(position, content, f"{self._root.where(location.path)}, at {position}")
 
     def _members(self, family: str) -> set[str]:
         directory, start, end = self._layout.family(family)

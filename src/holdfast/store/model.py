@@ -23,8 +23,7 @@ from holdfast.errors import AlreadyExists, Corrupt, Failure, JsonInvalid, NameIn
 from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name, safe_name, split_relative
 
-MOST_BYTES = 4 << 20
-"""The size limit of an encoded record."""
+MOST_BYTES = 4 << 20  # the size limit of an encoded record
 
 Record = TypeVar("Record")
 Result = TypeVar("Result")
@@ -40,8 +39,7 @@ class Codec(Protocol[Encoded]):
 
 _JSON = msgspec.json.Encoder().encode
 _MESSAGE_PACK = msgspec.msgpack.Encoder().encode
-_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
-"""The first bytes of a NaN or an infinity in MessagePack."""
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # the first bytes of a NaN or an infinity in MessagePack
 
 
 class StructCodec(Generic[Record]):
@@ -61,10 +59,8 @@ class StructCodec(Generic[Record]):
         self._bounded = bounded
 
     def encode(self, record: Record) -> bytes:
-        """JSON in UTF-8 without a final newline, indented if `pretty`.
-
-        A record that would not decode to itself (a NaN, a field of the wrong type) is refused.
-        """
+        """JSON in UTF-8 without a final newline, indented if `pretty`. A record that would not decode to itself (a NaN,
+        a field of the wrong type) is refused."""
         content = self._encode_fast(record) or self._encode_strictly(record)
         if len(content) > self._limit:
             raise TooLarge(self._what, len(content), self._limit)
@@ -342,9 +338,8 @@ class Watch(ABC):
     """Reports changes made after the watch was created. A context manager."""
 
     def wait(self, timeout: float | None = None) -> frozenset[str]:
-        """The names of documents and streams changed since the last call; empty when the timeout ends.
-
-        Waits for the first change. Changes in quick succession may be reported as one; none is missed."""
+        """The names of documents and streams changed since the last call; empty when the timeout ends. Waits for the
+        first change. Changes in quick succession may be reported as one; none is missed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             changed = self._next(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -436,10 +431,8 @@ class Store(Protocol):
 
 
 class Deciding(threading.local):
-    """Marks a thread that runs a decide function, where starting a transaction is refused.
-
-    The inner transaction would wait for locks that the outer one holds; decide functions are pure anyway.
-    """
+    """Marks a thread that runs a decide function, where starting a transaction is refused. The inner transaction would
+    wait for locks that the outer one holds; decide functions are pure anyway."""
 
     active = False
 

@@ -35,9 +35,7 @@ from holdfast.store.served import (
     StoredValue,
 )
 
-CLOCKS_APART = 0.5
-"""How far the clocks of a distributed database's nodes may differ before it stops working by itself."""
-
+CLOCKS_APART = 0.5  # how far the clocks of a distributed database's nodes may differ before it stops working by itself
 _FORGET_EVERY = 1000
 
 

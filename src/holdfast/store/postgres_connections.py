@@ -118,8 +118,7 @@ class Connections:
         self.address = address
         self.create = create
         self.timeout = timeout
-        self.notifies = True
-        """Whether commits notify watchers; otherwise, watchers poll."""
+        self.notifies = True  # whether commits notify watchers; otherwise, watchers poll
         self.is_distributed = False
         self._pid = os.getpid()
         self._idle: list[Any] = []
@@ -128,8 +127,6 @@ class Connections:
             weakref.finalize(self, _close_all, kept, self._pid)
         self._checked = False
         self._checking = threading.Lock()
-
-    # --- Using them ----------------------------------------------------------------------------------
 
     def run(self, work: Callable[[Any], Answer], *, patience: float | None = None) -> Answer:
         """Do idempotent work on any connection."""
@@ -205,8 +202,6 @@ class Connections:
         for kept in (self._idle, self._listeners):
             _close_all(kept, self._pid)
 
-    # --- Opening them --------------------------------------------------------------------------------
-
     def connect(self) -> Any:
         """A new connection; the first one also finds or creates the store's tables."""
         parameters = {
@@ -279,8 +274,6 @@ class Connections:
                 if connection.closed or attempt == 9:
                     raise
                 time.sleep(CHANCE.random() * 0.1)
-
-    # --- Errors --------------------------------------------------------------------------------------
 
     def failure(self, error: Any) -> StoreUnavailable:
         """The failure for an error that retrying does not cure."""

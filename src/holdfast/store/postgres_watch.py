@@ -1,8 +1,7 @@
 """Watching PostgreSQL for changes: by notifications, and by polling where they may be missed.
 
-Watchers register in a table, and commits notify only if there is one. A commit that began earlier may not
-have seen it, so the watcher polls once more shortly after. After a disconnect, versions are compared with the
-earlier ones.
+Watchers register in a table, and commits notify only if there is one. A commit that began earlier may not have seen it,
+so the watcher polls once more shortly after. After a disconnect, versions are compared with the earlier ones.
 """
 
 from __future__ import annotations
@@ -23,12 +22,8 @@ from holdfast.store import postgres_sql as statements
 from holdfast.store.model import Family, Watch, Watched
 from holdfast.store.postgres_connections import Connections, is_away, was_rejected
 
-POLL_INTERVAL = 0.5
-"""Where there are no notifications."""
-
-REFRESH_INTERVAL = 20.0
-"""Where there are: how often to poll all the same, and to register again."""
-
+POLL_INTERVAL = 0.5  # where there are no notifications
+REFRESH_INTERVAL = 20.0  # where there are: how often to poll all the same, and to register again
 _LONGEST_MESSAGE = 7900
 _MANY = "*"
 

@@ -22,8 +22,6 @@ _CHUNK = 1 << 20
 
 Pending = Callable[[], Sequence[tuple[int, bytes]]]
 
-# --- Reading ------------------------------------------------------------------------------------------
-
 
 def lines(directory: Directory | None, location: Location, after: int, pending: Pending) -> Iterator[tuple[int, bytes]]:
     """The lines after the offset `after`; the position of a line is the offset of its end."""
@@ -153,9 +151,6 @@ class LastNumbers:
         return known
 
 
-# --- Planning -----------------------------------------------------------------------------------------
-
-
 class Planned(NamedTuple):
     """One change, ready to be applied. `before` is the version of a document's old content, `at` is where an
     append goes."""
@@ -200,11 +195,10 @@ def plan(changes: Sequence[Change], view: View, locations: Mapping[Key[Any] | St
 
 
 def in_order(planned: list[Planned]) -> list[Planned]:
-    """The changes in the order of applying: referenced documents before those that refer to them, removals
-    last.
+    """The changes in the order of applying: referenced documents before those that refer to them, removals last.
 
-    Documents that refer to others (an index) come early in lock order, and those they refer to later. So
-    documents are put in reverse lock order, appends follow as they came, and removals go in lock order.
+    Documents that refer to others (an index) come early in lock order, and those they refer to later. So documents are
+    put in reverse lock order, appends follow as they came, and removals go in lock order.
     """
 
     def rank(each: Planned) -> tuple[int, str]:
@@ -214,9 +208,6 @@ def in_order(planned: list[Planned]) -> list[Planned]:
     appends = [each for each in planned if each.operation == "append"]
     removals = sorted((each for each in planned if each.operation == "remove"), key=rank)
     return [*puts, *appends, *removals]
-
-
-# --- Batches ------------------------------------------------------------------------------------------
 
 
 def is_batch(planned: Sequence[Planned]) -> bool:

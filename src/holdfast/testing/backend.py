@@ -15,23 +15,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import msgspec
 import pytest
 
-from holdfast.store.model import (
-    Append,
-    Change,
-    Commit,
-    Create,
-    Decision,
-    Family,
-    Key,
-    Replace,
-    Store,
-    Stream,
-    StructCodec,
-    View,
-)
+from holdfast.store import model
+from holdfast.store.model import Append, Change, Create, Decision, Family, Key, Replace, Store, Stream, View
 
-PATIENCE = 60.0
-"""How long anything may take before a test fails instead of hanging."""
+PATIENCE = 60.0  # how long anything may take before a test fails instead of hanging
 
 Answer = TypeVar("Answer")
 
@@ -47,8 +34,8 @@ class Event(Item, frozen=True):
     """The record of a stream."""
 
 
-_ITEM: StructCodec[Item] = StructCodec(Item)
-_EVENT: StructCodec[Event] = StructCodec(Event, pretty=False)
+_ITEM: model.StructCodec[Item] = model.StructCodec(Item)
+_EVENT: model.StructCodec[Event] = model.StructCodec(Event, pretty=False)
 
 INDEX = Key("jit/index", _ITEM)
 GATES = Key("jit/gates", _ITEM)
@@ -67,10 +54,7 @@ def accounts(count: int) -> list[Key[Item]]:
     return [INDEX, GATES, *(ISSUES.key(f"account-{each}") for each in range(count))][:count]
 
 
-# --- What clients do --------------------------------------------------------------------------------
-
-
-def apply(store: Store, *changes: Change) -> Commit[None]:
+def apply(store: Store, *changes: Change) -> model.Commit[None]:
     """Commit some changes unconditionally."""
     named = [each.stream if isinstance(each, Append) else each.key for each in changes]
     return store.transact(named, lambda view, now: Decision(changes, None))
@@ -150,9 +134,6 @@ def sums_seen(store: Store, keys: Sequence[Key[Item]], rounds: int) -> set[int]:
 
 def append_often(store: Store, stream: Stream[Event], name: str, times: int) -> list[int]:
     return [apply(store, Append(stream, Event(each, name))).positions[0] for each in range(times)]
-
-
-# --- Several at once --------------------------------------------------------------------------------
 
 
 def run_threads(*tasks: Callable[[], Answer]) -> list[Answer]:
@@ -240,10 +221,8 @@ When = Literal["before", "after"]
 class Backend:
     """What the author of a store provides."""
 
-    many: ClassVar[int] = 100_000
-    """How many documents the store can hold."""
-    many_within: ClassVar[float] = 60.0
-    """In how many seconds so many are created, scanned, read and changed."""
+    many: ClassVar[int] = 100_000  # how many documents the store can hold
+    many_within: ClassVar[float] = 60.0  # in how many seconds so many are created, scanned, read and changed
 
     def seconds(self) -> float:
         """The clock for that. A store that does all its work in this process may use its CPU time."""
@@ -276,8 +255,6 @@ class Backend:
     def disturbed(self) -> AbstractContextManager[None]:
         """Within, delays occur at random where they hurt most."""
         return contextlib.nullcontext()
-
-    # --- For the contract -----------------------------------------------------------------------------
 
     @pytest.fixture
     def store(self) -> Iterator[Store]:
