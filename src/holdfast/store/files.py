@@ -37,7 +37,7 @@ from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, LockStatistics
-from holdfast.store import model
+from holdfast.store import model, streams
 from holdfast.store.intents import Intent, Intents, Step, digest
 from holdfast.store.layout import (
     INTENTS,
@@ -50,17 +50,7 @@ from holdfast.store.layout import (
     open_directory,
 )
 from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
-from holdfast.store.streams import (
-    Batch,
-    LastNumbers,
-    Planned,
-    in_order,
-    is_batch,
-    last_line,
-    lines,
-    numbered_files,
-    plan,
-)
+from holdfast.store.streams import LastNumbers, Planned
 from holdfast.store.watch import FileWatch
 
 Named = Key[Any] | Stream[Any]
@@ -172,7 +162,7 @@ class FileStore:
         def pending() -> list[tuple[int, bytes]]:
             return [(step.at, step.content.encode()) for step in self._pending_steps(stream.name)]
 
-        contents = numbered_files if location.kind is Kind.NUMBERED else lines
+        contents = streams.numbered_files if location.kind is Kind.NUMBERED else streams.lines
         with contextlib.ExitStack() as opened:
             try:
                 directory = opened.enter_context(open_directory(self._root, location.directory))
@@ -223,7 +213,7 @@ class FileStore:
         with self._deciding:
             decision = decide(view, now)  # 4. decide
         model.check_changes(locations, view, decision.changes)
-        planned = plan(decision.changes, view, locations)
+        planned = streams.plan(decision.changes, view, locations)
         if not planned:
             return model.Commit(commit_id, now, (), decision.result)
         self._settle(locations.values(), [each.location for each in planned])
@@ -246,12 +236,11 @@ class FileStore:
         return View.of(locations, document, lambda stream: self._tail(locations[stream], opened))
 
     def _settle(self, locations: Collection[Location], changed: list[Location]) -> None:
-        """Make durable what this commit depends on: a killed writer may have left it visible but not synced.
+        """Make the dependencies of this commit durable: a killed writer may have left it visible but not synced.
 
-        That is the path to each directory that it writes to (once), and what it has read: names, and the
-        lines of streams. A change of the only document or stream of lines that was named depends on nothing
-        else: the sync of the change covers what was there before. A numbered stream whose last number we
-        synced ourselves is not synced again.
+        They are the path to each directory that it writes to (once), the names it has read, and the lines of streams.
+        A change of the only named document or stream of lines depends on nothing else: the sync of the change covers
+        the content before it. A numbered stream whose last number we synced ourselves is not synced again.
         """
         if len(locations) == 1 and changed[0].directory in self._settled and len(changed) == 1:
             (location,) = locations
@@ -287,9 +276,9 @@ class FileStore:
         """Commit the changes; return the positions of appended records."""
         if len(planned) == 1:
             return self._commit_one(planned[0], opened)
-        if is_batch(planned):
+        if streams.is_batch(planned):
             return self._commit_batch(commit_id, planned, opened, progress)
-        intent = Intent(commit_id, tuple(each.as_step() for each in in_order(planned)))
+        intent = Intent(commit_id, tuple(each.as_step() for each in streams.in_order(planned)))
         self._intents.publish(intent)  # commit point
         progress.perhaps_made = True
         numbers: Iterator[int] = iter(())
@@ -314,7 +303,7 @@ class FileStore:
     ) -> tuple[int, ...]:
         location = planned[0].location
         records, intents = opened.get(location.directory, create=True), opened.get(INTENTS, create=True)
-        batch = Batch(commit_id, planned, records, intents)
+        batch = streams.Batch(commit_id, planned, records, intents)
         batch.write()
         batch.publish_intent()  # commit point
         progress.perhaps_made = True
@@ -333,7 +322,7 @@ class FileStore:
         if location.kind is Kind.NUMBERED:
             name, often = location.numbered(planned.at), self._numbers.are_ours(location)
             draft = durable.write_draft(directory, name, content)
-            durable.publish_new(directory, draft, name, often=often)  # under this number, or not at all
+            durable.publish_new(directory, draft, name, often=often)  # under this number or none
             durable.sync_names(directory, name)
             self._numbers.remember_durable(location, planned.at)
             return (planned.at,)
@@ -346,7 +335,7 @@ class FileStore:
         return ()
 
     def _finish(self, intents: Iterable[Intent]) -> None:
-        """Apply the commits of dead processes, unless that is done, under the locks that they need."""
+        """Apply the commits of dead processes that are still unfinished, under the locks that they need."""
         for intent in intents:
             with self._locks.locked([self._layout.locate(step.name) for step in intent.steps]):
                 self._intents.finish(intent)
@@ -413,7 +402,7 @@ class FileStore:
                 position = self._numbers.find(directory, location)
                 content = partial(durable.read_in, directory, location.numbered(position))
             else:
-                position, content = last_line(directory, location) or (0, b"")
+                position, content = streams.last_line(directory, location) or (0, b"")
         return model.Tail(position, content, f"{self._root.where(location.path)}, at {position}")
 
     def _members(self, family: str) -> set[str]:

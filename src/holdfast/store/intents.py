@@ -1,4 +1,4 @@
-"""Intents: commits of several changes, decided by one file, then applied by the author or whoever comes next.
+"""Intents: commits of several changes, committed by one file, then applied by the author or the next process.
 
 1. The *intent*, a file that contains the whole change, is published. Commit point.
 2. New content is written to drafts and synced.
@@ -195,7 +195,7 @@ class Intents:
             durable.remove_in(directory, done, durable=False)  # harmless if it comes back
 
     def finish(self, intent: Intent) -> None:
-        """Finish the intent of a dead author, unless that is done. The caller holds the document locks."""
+        """Finish the intent of a dead author, if it is unfinished. The caller holds the document locks."""
         with self._root.beneath(INTENTS) as directory:
             pending = directory.status(intent.id + _PENDING) is not None
             if not pending and directory.status(intent.id + _DONE) is None:
@@ -228,7 +228,7 @@ class Intents:
 
 
 class _Target(NamedTuple):
-    """What one step of an intent changes."""
+    """The document or stream that one step of an intent changes."""
 
     directory: Directory
     location: Location
@@ -247,7 +247,7 @@ class _Target(NamedTuple):
         return current == step.document and digest(current) != step.before
 
     def needs_change(self, current: bytes | None, was_published: Callable[[], bool]) -> bool:
-        """Whether a document with this content is still to be changed; `Corrupt` if it must not be."""
+        """Whether a document with this content still needs the change; `Corrupt` if it must not be changed."""
         if current == self.step.document:
             return False
         if digest(current) == self.step.before:
@@ -257,7 +257,7 @@ class _Target(NamedTuple):
         raise self._foreign_change()
 
     def existing_line(self) -> bytes:
-        """The line of the step if it exists, b"" if not; `Corrupt` if there is another one in its place."""
+        """The line of the step, or b"" if it does not exist; `Corrupt` if another line is in its place."""
         line = self.step.content.encode() + b"\n"
         found = durable.read_lines_in(self.directory, self.location.file, after=self.step.at, limit=len(line))
         if found not in (b"", line):
@@ -270,7 +270,7 @@ class _Target(NamedTuple):
             f"{where} was changed by another program while the commit {self.intent.id} was being applied",
             path=where,
             intent=intent,
-            hint=f"Compare {where} with {intent}, keep what is right, remove the intent.",
+            hint=f"Compare {where} with {intent}, keep the right content, and remove the intent.",
         )
 
 

@@ -1,4 +1,4 @@
-"""A store in memory: the model that the other stores are compared with, simple enough to be seen right."""
+"""A store in memory: the model that the other stores are compared with, simple enough to check by reading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.store.model import Decide, Document, Family, Key, Record, Result, 
 
 
 class MemoryStore:
-    """Documents and streams of one process, behind one lock. Records are kept encoded, as elsewhere."""
+    """Documents and streams of one process, behind one lock. Records are stored encoded, as in other stores."""
 
     files = None
     skew = SKEW

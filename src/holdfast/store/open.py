@@ -2,7 +2,7 @@
 
 An explicit address comes first (the command line takes it from `HOLDFAST_STORE`), then the one in
 `.holdfast/config.json`, then plain files. Secrets are never written there: they come with an explicit address
-or from where the server's own tools look (`.pgpass`, the environment, certificates).
+or from the places that the server's own tools use (`.pgpass`, the environment, certificates).
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def is_in_files(address: str) -> bool:
 
 
 class StoreHealth(NamedTuple):
-    """The answer time of a store, and how far its clock is ahead of this machine's, in seconds."""
+    """The response time of a store, and how far its clock is ahead of this machine's, in seconds."""
 
     address: str
     seconds: float

@@ -35,7 +35,7 @@ _ONLY_WHEN_ASKED = 1 << 30
 _DISTRIBUTED = ("CockroachDB", "-YB-")
 """In the version of related databases with many nodes, each with its own clock, and seldom notifications."""
 
-# What libpq and the server say, in English, when a connection is refused: there is no code for it.
+# English messages of libpq and the server for refused connections, which have no error code.
 _TRANSIENT = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots")
 _UNTRUSTED = (
     *("certificate verify failed", "does not support SSL", "server certificate for", "root certificate file"),
@@ -93,7 +93,7 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
             raise
         except LookupError as error:  # psycopg loses count if the server refuses only the end of a pipeline
             self.close()
-            raise psycopg.OperationalError("the server's answer could not be understood") from error
+            raise psycopg.OperationalError("the server's answer could not be parsed") from error
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         if timeout is not None:
@@ -138,7 +138,7 @@ class Connections:
         return self.persist(borrow_and_work, patience=patience)
 
     def persist(self, work: Callable[[], Answer], *, patience: float | None = None) -> Answer:
-        """Do idempotent work, again if the server goes away meanwhile, for as long as `patience`."""
+        """Do idempotent work; repeat it for as long as `patience` if the server goes away."""
         deadline = time.monotonic() + (self.timeout if patience is None else patience)
         while True:
             try:
@@ -164,7 +164,7 @@ class Connections:
             self._give_back(connection)
 
     def _take(self) -> Any:
-        if self._pid != os.getpid():  # after a fork: they are the parent's, even to close
+        if self._pid != os.getpid():  # after a fork: only the parent may close its connections
             self._pid, self._idle = os.getpid(), []
             weakref.finalize(self, _close_all, self._idle, self._pid)
         while self._idle:
@@ -227,7 +227,7 @@ class Connections:
         return connection
 
     def _session(self) -> Any:
-        """Abandoned transactions end, nobody waits forever, and commits are on disk."""
+        """Session settings: abandoned transactions end, no statement waits forever, and commits are on disk."""
         return sql.SQL(
             "SET search_path TO {schema}; SET default_transaction_isolation TO 'read committed';"
             "SET statement_timeout TO {limit}; SET idle_in_transaction_session_timeout TO {limit};"

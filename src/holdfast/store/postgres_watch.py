@@ -23,7 +23,7 @@ from holdfast.store.model import Family, Watch, Watched
 from holdfast.store.postgres_connections import Connections, is_away, was_rejected
 
 POLL_INTERVAL = 0.5  # where there are no notifications
-REFRESH_INTERVAL = 20.0  # where there are: how often to poll all the same, and to register again
+REFRESH_INTERVAL = 20.0  # where there are: how often to poll anyway, and to register again
 _LONGEST_MESSAGE = 7900
 _MANY = "*"
 
@@ -41,7 +41,7 @@ def message_of(version: str, names: Iterable[str]) -> str:
 
 class Listener:
     """A connection that receives notifications. It outlives its watch, because waiting for a lease watches
-    again and again. In between it does not listen: nobody would read the notifications."""
+    again and again. In between it does not listen: nothing would read the notifications."""
 
     def __init__(self, connections: Connections, channel: str) -> None:
         self.connection = connections.connect()
@@ -178,7 +178,7 @@ class PostgresWatch(Watch):
             raise
 
     def _resume(self) -> set[str]:
-        """Listen again after a disconnect, and find out what has changed meanwhile."""
+        """Listen again after a disconnect, and return the changes since."""
         self._drop()
         before, self._versions = self._versions, self._begin()
         return _differences(before, self._versions)

@@ -1,20 +1,18 @@
 """Stores on servers: transactions that read, decide, and commit if nothing has changed.
 
 An *engine* knows one kind of server. It fetches documents as of one instant, and commits a plan if everything fetched
-is unchanged; each is a single request. Nothing is locked in between, so a client that vanishes blocks nobody.
+is unchanged; each is a single request. Nothing is locked in between, so a client that vanishes blocks no other.
 
 1. Fetch everything named, with the server's time.
 2. Decide.
 3. Commit under the transaction's id, if everything fetched is unchanged. Commit point: the server's.
 4. On a conflict, start over, and for a while *take turns*: contenders queue, if the engine has a queue.
 5. If the answer to 3 is lost, look the id up and take it if it is free. If it is taken, the commit happened; if not, it
-   never can. Only if the server cannot be reached is the outcome unknown; `was_made` finds it out later, in the same
-   way.
+   never can. Only if the server cannot be reached is the outcome unknown; `was_made` resolves it later, the same way.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -48,7 +46,7 @@ _MOST_CONFLICTS = 1000
 
 
 class StoredValue(NamedTuple):
-    """What a server stores under a name. A document without content does not exist, but its absence may have
+    """The value that a server stores under a name. A document without content does not exist, but its absence may have
     a version. Of a stream: the last record and its position, 0 if it is empty."""
 
     version: str = ""
@@ -75,7 +73,7 @@ class Addition(NamedTuple):
 
 
 class CommitPlan(NamedTuple):
-    """A commit: its id, what it depends on, the documents it puts (None: removes), the records it adds."""
+    """A commit: its id, its dependencies, the documents it puts (None: removes), the records it adds."""
 
     id: str
     fetched: Fetched
@@ -97,15 +95,15 @@ class IdTaken(Exception):
 
 
 class Fate(Enum):
-    """What became of a commit."""
+    """The fate of a commit."""
 
     MADE = "made"
-    RULED_OUT = "ruled out"  # It had been ruled out before
-    RULED_OUT_NOW = "ruled out now"  # It was not made, and from now on cannot be
+    RULED_OUT = "ruled out"  # earlier
+    RULED_OUT_NOW = "ruled out now"  # it was not made, and from now on cannot be
 
 
 class Attempt(NamedTuple):
-    """One attempt: what was fetched, and a function that commits a plan based on it. The function returns False on a
+    """One attempt: the fetched values, and a function that commits a plan based on it. The function returns False on a
     conflict, and raises `AnswerLost` or `IdTaken`."""
 
     fetched: Fetched
@@ -126,7 +124,7 @@ class ServerEngine(Protocol):
         """Fetch in order to commit; `in_turn` queues behind earlier contenders, if the server can do that."""
 
     def fate_of(self, commit_id: str) -> Fate:
-        """What became of a commit. If it was not made, its id is taken, so it never will be."""
+        """The fate of a commit. If it was not made, take its id, so that it never will be."""
 
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         """The next members of a family, in the order of their names."""
@@ -156,7 +154,6 @@ class ServedStore:
 
     @property
     def address(self) -> str:
-        """The address of the store, without secrets."""
         return self.engine.address
 
     @property
@@ -164,7 +161,6 @@ class ServedStore:
         return self.engine.skew
 
     def close(self) -> None:
-        """Close the connections. Nothing is lost by not calling this."""
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -230,11 +226,10 @@ class ServedStore:
                 return commit
 
     def _try(self, named: list[Named], decide: Decide[Result], tries: _Tries) -> model.Commit[Result] | None:
-        """One attempt; None after a conflict, or if it is certain that it was not made."""
+        """One attempt; None after a conflict, or if the commit was ruled out."""
         in_turn = tries.conflicts > 0 or self._had_conflict_lately(named)
         with self.engine.attempt(named, in_turn=in_turn) as attempt:  # 1.
-            view = self._view(named, attempt.fetched)
-            now = attempt.fetched.now
+            view, now = self._view(named, attempt.fetched), attempt.fetched.now
             with self._deciding:
                 decision = decide(view, now)  # 2.
             model.check_changes(set(named), view, decision.changes)
@@ -273,14 +268,13 @@ class ServedStore:
     def was_made(self, commit_id: str) -> bool:
         """Whether a commit with an unknown outcome was made; if not, it never will be. `StoreUnavailable` as long as
         the server cannot be reached."""
-        for number in itertools.count():  # each attempt that was ruled out was followed by another
-            fate = self.engine.fate_of(_attempt_id(commit_id, number))
-            if fate is not Fate.RULED_OUT:
-                return fate is Fate.MADE
-        raise AssertionError("unreachable")
+        number = 0
+        while (fate := self.engine.fate_of(_attempt_id(commit_id, number))) is Fate.RULED_OUT:
+            number += 1  # another attempt followed
+        return fate is Fate.MADE
 
     def _check(self, what: Named) -> None:
-        """Refuse what the file store has no location for: what works here must work there too."""
+        """Refuse names that the file store has no location for: a key that works here must work there too."""
         kind = self._layout.locate(what.name).kind
         if isinstance(what, Stream) is (kind is Kind.DOCUMENT):
             raise UsageFailure(f"{what.name} is a {kind.value} in the layout", key=what.name)
@@ -311,7 +305,7 @@ class _Tries:
         self.conflicts = 0
         self._ruled_out = 0
         self._deadline = time.monotonic() + patience
-        self._last: Failure = Failure("others were faster")
+        self._last: Failure = Failure("other commits came first")
 
     def ruled_out(self, reason: Failure) -> None:
         self._ruled_out += 1
@@ -319,7 +313,7 @@ class _Tries:
         self._last = reason
 
     def pause(self) -> None:
-        """Wait before the next attempt, at random, so that contenders do not meet again."""
+        """Wait for a random time before the next attempt, so that contenders do not collide again."""
         self.conflicts += 1
         if time.monotonic() >= self._deadline:
             raise TooManyRetries(self.conflicts, self._last)
@@ -328,14 +322,14 @@ class _Tries:
 
 
 def _attempt_id(commit_id: str, ruled_out: int) -> str:
-    """The id of the attempt after so many that were ruled out."""
+    """The id of the attempt that follows this number of ruled-out ones."""
     return f"{commit_id}~{ruled_out}" if ruled_out else commit_id
 
 
 def _plan(
     commit_id: str, fetched: Fetched, named: Sequence[Named], view: View, changes: Sequence[model.Change]
 ) -> tuple[CommitPlan, tuple[int, ...]]:
-    """The changes with every record encoded and every append at its position; and these positions."""
+    """The plan, with every record encoded and every append at its position; and these positions."""
     puts: dict[str, bytes | None] = {}
     additions: list[Addition] = []
     ends: dict[str, int] = {}
@@ -369,7 +363,7 @@ def require_version(address: str, found: str | None, known: int) -> None:
         raise NotFound(f"there is no store at {address} yet", store=address)
     if found != str(known):
         raise StoreIncompatible(
-            f"the store {address} has the schema version {found}; this version of Holdfast knows {known}",
+            f"the store {address} has the schema version {found}; this version of Holdfast supports {known}",
             store=address,
             found=found,
             known=known,

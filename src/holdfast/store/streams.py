@@ -1,9 +1,9 @@
 """Streams in files: reading them, planning changes to them, and appending several records at once.
 
-A record of a stream is a line of one file, or a file with a number in its name. Readers yield what is
-published, then the records that are committed but not published yet (`pending`: position and content). If
-there are none, they check whether the end is still the end: what was being published when they passed may be
-there by now. So a reader that has seen one record of a commit sees all of them.
+A record of a stream is a line of one file, or a file with a number in its name. Readers yield the published
+records, then those that are committed but not published yet (`pending`: position and content). If none are pending,
+they check for new records at the end: a commit may have been published since they read `pending`. So a reader that
+has seen one record of a commit sees all of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def lines(directory: Directory | None, location: Location, after: int, pending: 
 def _published_lines(
     directory: Directory | None, location: Location, position: int
 ) -> Generator[tuple[int, bytes], None, int]:
-    """The published lines from `position` on; returns their end."""
+    """The published lines from `position` on; return their end."""
     while directory is not None and (block := _whole_lines(directory, location, position)):
         for line in block[:-1].split(b"\n"):
             position += len(line) + 1
@@ -57,8 +57,8 @@ def _whole_lines(directory: Directory, location: Location, after: int) -> bytes:
     while True:
         block = durable.read_lines_in(directory, location.file, after=after, limit=limit)
         if block:
-            # A writer may just have replaced a torn tail by a whole line, and the block may mix the two. Up
-            # to the end of a line nothing changes any more: read that part again.
+            # A writer may just have replaced a torn tail by a whole line, and the block may mix the two. Complete
+            # lines never change: read them again.
             return durable.read_lines_in(directory, location.file, after=after, limit=len(block))
         if durable.end_of_lines_in(directory, location.file) <= after:
             return b""

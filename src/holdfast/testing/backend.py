@@ -1,4 +1,4 @@
-"""The backend of a contract: what a store's author provides, and what the contract does with it."""
+"""The backend of the contract, which a store's author provides, and the operations of the contract's clients."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def apply(store: Store, *changes: Change) -> model.Commit[None]:
 
 def number_of(store: Store, key: Key[Item]) -> int:
     document = store.read(key)
-    assert document is not None, f"there is no {key.name}"
+    assert document is not None, f"{key.name} does not exist"
     return document.record.number
 
 
@@ -161,7 +161,7 @@ def run_threads(*tasks: Callable[[], Answer]) -> list[Answer]:
 
 
 class Recipe(NamedTuple):
-    """How another process opens the same store: something it can import, and arguments to pickle."""
+    """How another process opens the same store: an importable function and picklable arguments."""
 
     open: Callable[..., Store]
     arguments: tuple[Any, ...] = ()
@@ -219,13 +219,13 @@ When = Literal["before", "after"]
 
 
 class Backend:
-    """What the author of a store provides."""
+    """Access to a store under test. Its author subclasses this."""
 
     many: ClassVar[int] = 100_000  # how many documents the store can hold
-    many_within: ClassVar[float] = 60.0  # in how many seconds so many are created, scanned, read and changed
+    many_within: ClassVar[float] = 60.0  # seconds to create, scan, read and change that many
 
     def seconds(self) -> float:
-        """The clock for that. A store that does all its work in this process may use its CPU time."""
+        """The clock for `many_within`. A store that works in this process alone may use CPU time."""
         return time.monotonic()
 
     def open_store(self) -> Store:
@@ -253,7 +253,7 @@ class Backend:
         raise NotImplementedError
 
     def disturbed(self) -> AbstractContextManager[None]:
-        """Within, delays occur at random where they hurt most."""
+        """Within, random delays occur at the most critical points."""
         return contextlib.nullcontext()
 
     @pytest.fixture

@@ -11,21 +11,7 @@ from holdfast.errors import AlreadyExists, Corrupt, Failure, LockConflict, NameI
 from holdfast.store import model
 from holdfast.store.model import Append, Create, Decision, Delete, Key, Replace, Store, View
 from holdfast.testing import backend
-from holdfast.testing.backend import (
-    AUDIT,
-    DESCRIPTORS,
-    EVENTS,
-    GATES,
-    INDEX,
-    ISSUES,
-    ONE,
-    STREAMS,
-    TWO,
-    WORKTREES,
-    Backend,
-    Event,
-    Item,
-)
+from holdfast.testing.backend import AUDIT, EVENTS, GATES, INDEX, ISSUES, ONE, STREAMS, TWO, Backend, Event, Item
 from holdfast.testing.contract_isolation import IsolationContract, OutcomesContract
 from holdfast.testing.contract_streams import StreamsContract, WatchingContract
 
@@ -33,10 +19,10 @@ DIFFICULT = 'Grüße, 世界 \U0001f980 " \\ \n\r\t\0 \u2028 </script>'
 
 REFUSED: dict[str, tuple[model.Change, type[Failure]]] = {
     "create what is there": (Create(ONE, Item(9)), AlreadyExists),
-    "replace what is not there": (Replace(TWO, Item(9)), NotFound),
-    "delete what is not there": (Delete(TWO), NotFound),
+    "replace a missing document": (Replace(TWO, Item(9)), NotFound),
+    "delete a missing document": (Delete(TWO), NotFound),
     "change a document twice": (Replace(INDEX, Item(9)), UsageFailure),
-    "delete what is also changed": (Delete(INDEX), UsageFailure),
+    "delete a document that is also changed": (Delete(INDEX), UsageFailure),
     "a document that was not named": (Create(GATES, Item(9)), UsageFailure),
     "a stream that was not named": (Append(AUDIT, Event(9)), UsageFailure),
 }
@@ -54,7 +40,7 @@ DAMAGE = {
     "a key twice": b'{"number": 1, "number": 2}',
     "NaN": b'{"number": NaN}',
     "not UTF-8": b'{"number": 1, "text": "\xff"}',
-    "something behind it": b'{"number": 1}\n{"number": 2}\n',
+    "trailing content": b'{"number": 1}\n{"number": 2}\n',
 }
 
 
@@ -63,9 +49,9 @@ def record_of(document: model.Document[Item] | None) -> Item | None:
 
 
 class DocumentsContract(Backend):
-    """Creating, replacing, deleting, deciding, scanning; and what is refused."""
+    """Creating, replacing, deleting, deciding, scanning; and refusals."""
 
-    def test_a_store_says_what_it_is_and_a_closed_client_affects_no_other(self, store: Store) -> None:
+    def test_a_store_is_healthy_and_a_closed_client_affects_no_other(self, store: Store) -> None:
         assert store.trouble is None
         assert 0 <= store.skew < 60
         assert store.files is None or store.files.unfinished_commits() == []
@@ -79,7 +65,7 @@ class DocumentsContract(Backend):
         assert list(store.scan(ISSUES)) == []
 
     @pytest.mark.parametrize(
-        "key", [INDEX, ONE, DESCRIPTORS.key("d"), WORKTREES.key("w")], ids=lambda key: str(key.name)
+        "key", [INDEX, ONE, backend.DESCRIPTORS.key("d"), backend.WORKTREES.key("w")], ids=lambda key: str(key.name)
     )
     def test_every_client_sees_what_is_created_replaced_and_deleted(self, store: Store, key: Key[Item]) -> None:
         with self.client(store) as other:
@@ -170,7 +156,7 @@ class DocumentsContract(Backend):
         runs: list[int] = []
 
         def decide(view: View, now: float) -> Decision[int]:
-            runs.append(len(runs))  # a decision may be made more than once; what counts is the last
+            runs.append(len(runs))  # a decision may be made more than once; the last one counts
             return Decision([Create(ONE, Item(runs[-1]))], runs[-1])
 
         assert store.transact([ONE], decide).result == runs[-1] == backend.number_of(store, ONE)
@@ -185,7 +171,7 @@ class DocumentsContract(Backend):
 
         assert record_of(store.read(ONE)) == Item(1)
         assert store.read(TWO) is None
-        backend.apply(store, Create(TWO, Item(2)))  # and afterwards all is as usual
+        backend.apply(store, Create(TWO, Item(2)))  # afterwards, transactions work again
 
     def test_a_decision_may_read(self, store: Store) -> None:
         backend.apply(store, Create(ONE, Item(1)))
@@ -243,29 +229,25 @@ class DocumentsContract(Backend):
     def test_a_scan_gives_the_members_of_its_family_in_order(self, store: Store) -> None:
         names = ["b", "a", "a-b", "A", "10", "9", "a.b", "_"]
         backend.apply(store, *(Create(ISSUES.key(each), Item(1, each)) for each in names))
-        backend.apply(store, Create(DESCRIPTORS.key("other"), Item(2)), Create(INDEX, Item(3)))
+        backend.apply(store, Create(backend.DESCRIPTORS.key("other"), Item(2)), Create(INDEX, Item(3)))
         backend.apply(store, Delete(ISSUES.key("9")))
 
         found = list(store.scan(ISSUES))
 
         assert [name for name, _ in found] == sorted(set(names) - {"9"})
         assert all(document.record.text == name for name, document in found)
-        assert [name for name, _ in store.scan(DESCRIPTORS)] == ["other"]
+        assert [name for name, _ in store.scan(backend.DESCRIPTORS)] == ["other"]
 
     def test_members_may_be_called_like_files_of_the_store(self, store: Store) -> None:
         names = ["index", ".index", "a.json", "a.lock", "a.tmp", ".a-0123456789ab.tmp", "config.json", "-"]
         names.append("x" * 128)
-        for family in (ISSUES, WORKTREES, DESCRIPTORS):
+        for family in (ISSUES, backend.WORKTREES, backend.DESCRIPTORS):
             for each in names:
                 backend.apply(store, Create(family.key(each), Item(1, each)))
 
             assert [(name, each.record.text) for name, each in store.scan(family)] == [
                 (name, name) for name in sorted(names)
             ]
-
-
-def _encoded_size(item: Item) -> int:
-    return len(ONE.codec.encode(item))
 
 
 def _read_all(store: Store) -> list[Item]:
@@ -286,7 +268,7 @@ class LimitsContract(Backend):
                 assert [each.record for each in other.entries(stream)] == [Event(3, text)]
 
     def test_a_record_may_be_as_large_as_the_limit_and_not_larger(self, store: Store) -> None:
-        room = model.MOST_BYTES - _encoded_size(Item(1, ""))
+        room = model.MOST_BYTES - len(ONE.codec.encode(Item(1, "")))
         backend.apply(store, Create(ONE, Item(1, "x" * room)))
         assert backend.number_of(store, ONE) == 1
 
@@ -308,10 +290,10 @@ class LimitsContract(Backend):
         started = self.seconds()
         for first in range(0, self.many, BATCH):
             some = range(first, min(first + BATCH, self.many))
-            backend.apply(store, *(Create(DESCRIPTORS.key(f"{each:08d}"), Item(each)) for each in some))
+            backend.apply(store, *(Create(backend.DESCRIPTORS.key(f"{each:08d}"), Item(each)) for each in some))
         with self.client(store) as other:
-            assert [each.record.number for _, each in other.scan(DESCRIPTORS)] == list(range(self.many))
-            middle = DESCRIPTORS.key(f"{self.many // 2:08d}")
+            assert [each.record.number for _, each in other.scan(backend.DESCRIPTORS)] == list(range(self.many))
+            middle = backend.DESCRIPTORS.key(f"{self.many // 2:08d}")
             assert backend.increment(other, middle) == self.many // 2 + 1
             assert backend.number_of(store, middle) == self.many // 2 + 1
 
@@ -330,7 +312,7 @@ class LimitsContract(Backend):
     @pytest.mark.parametrize(
         "record",
         [Item("1"), Item(1.5), Item(1, "\ud800"), object()],  # type: ignore[arg-type]
-        ids=["text for a number", "a fraction", "half a character", "no record at all"],
+        ids=["text for a number", "a fraction", "half a surrogate pair", "not a record"],
     )
     def test_a_record_that_would_not_come_back_is_refused(self, store: Store, record: Any) -> None:
         backend.apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))

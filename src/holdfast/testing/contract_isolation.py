@@ -74,7 +74,7 @@ class IsolationContract(Backend):
         assert backend.number_of(store, TWO) == ROUNDS
         assert [each.record.number for each in store.entries(EVENTS)] == list(range(1, len(counted) + 1))
 
-    def test_what_was_refused_is_never_seen(self, store: Store) -> None:
+    def test_a_refused_change_is_never_seen(self, store: Store) -> None:
         backend.apply(store, Create(ONE, Item(1)), Create(TWO, Item(1)))
         done = threading.Event()
 
@@ -239,7 +239,7 @@ class OutcomesContract(Backend):
     def _count(self, store: Store, named: Sequence[Key[Item] | Stream[Event]]) -> int:
         """The count, which everything named must share."""
         counts = {_count(store, each) for each in named}
-        assert len(counts) == 1, f"a commit was made in part: {counts}"
+        assert len(counts) == 1, f"a commit was made only in part: {counts}"
         return counts.pop()
 
 

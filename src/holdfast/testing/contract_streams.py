@@ -12,21 +12,7 @@ from holdfast.errors import AlreadyExists, UsageFailure
 from holdfast.store import model
 from holdfast.store.model import Append, Create, Decision, Delete, Entry, Replace, Store, Stream, View
 from holdfast.testing import backend
-from holdfast.testing.backend import (
-    AUDIT,
-    EVENTS,
-    INDEX,
-    ISSUES,
-    LEDGER,
-    ONE,
-    PATIENCE,
-    STREAMS,
-    WORKTREES,
-    Backend,
-    Event,
-    Item,
-    Task,
-)
+from holdfast.testing.backend import AUDIT, EVENTS, INDEX, ISSUES, LEDGER, ONE, PATIENCE, STREAMS, Backend, Event, Item
 
 APPENDS = 12
 
@@ -130,7 +116,9 @@ class StreamsContract(Backend):
 
     def test_processes_that_append_lose_nothing(self, store: Store) -> None:
         tasks = [
-            Task(backend.append_often, (stream, str(each), 2 * APPENDS)) for each in range(2) for stream in STREAMS
+            backend.Task(backend.append_often, (stream, str(each), 2 * APPENDS))
+            for each in range(2)
+            for stream in STREAMS
         ]
         appended = self.elsewhere(store, *tasks)
 
@@ -155,8 +143,8 @@ WATCHED: dict[str, tuple[model.Watched, model.Change, str]] = {
     "a document": (INDEX, Create(INDEX, Item(1)), INDEX.name),
     "a member": (ONE, Create(ONE, Item(1)), ONE.name),
     "a family": (ISSUES, Create(ONE, Item(1)), ONE.name),
-    "a worktree": (WORKTREES.key("w"), Create(WORKTREES.key("w"), Item(1)), "jvs/worktrees/w"),
-    "all worktrees": (WORKTREES, Create(WORKTREES.key("w"), Item(1)), "jvs/worktrees/w"),
+    "a worktree": (backend.WORKTREES.key("w"), Create(backend.WORKTREES.key("w"), Item(1)), "jvs/worktrees/w"),
+    "all worktrees": (backend.WORKTREES, Create(backend.WORKTREES.key("w"), Item(1)), "jvs/worktrees/w"),
     **{f"the stream {stream.name}": (stream, Append(stream, Event(1)), stream.name) for stream in STREAMS},
 }
 OTHERS = [Create(ISSUES.key("one.json"), Item(1)), Create(ISSUES.key("on"), Item(1))]
@@ -167,7 +155,7 @@ def reported(watch: model.Watch, *names: str) -> set[str]:
     found: set[str] = set()
     while not found.issuperset(names):
         new = watch.wait(PATIENCE)
-        assert new, f"waited in vain for {set(names) - found}"
+        assert new, f"no report of {set(names) - found}"
         found |= new
     return found
 
@@ -187,7 +175,8 @@ class WatchingContract(Backend):
     def test_a_commit_of_several_changes_is_reported_to_each_watcher(self, store: Store, what: str) -> None:
         subject, change, name = WATCHED[what]
         with self.client(store) as other, store.watch(subject) as watch:
-            backend.apply(other, change, Create(ISSUES.key("another"), Item(1)), Append(_another(name), Event(1)))
+            another = LEDGER if name != LEDGER.name else EVENTS
+            backend.apply(other, change, Create(ISSUES.key("another"), Item(1)), Append(another, Event(1)))
 
             assert reported(watch, name) <= {name, "jit/issues/another"}
 
@@ -226,7 +215,7 @@ class WatchingContract(Backend):
 
             assert reported(watch, *names) == set(names)
 
-    def test_who_reads_and_waits_in_turn_misses_nothing(self, store: Store) -> None:
+    def test_a_client_that_reads_and_waits_in_turn_misses_nothing(self, store: Store) -> None:
         """Changes may be reported together, but there is a report after the last one."""
         backend.apply(store, Create(ONE, Item(0)))
 
@@ -238,7 +227,7 @@ class WatchingContract(Backend):
             backend.run_threads(partial(follow, watch), partial(backend.increment_often, other, ONE, None, CHANGES))
 
     @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: str(stream.name))
-    def test_who_follows_a_stream_misses_nothing(self, store: Store, stream: Stream[Event]) -> None:
+    def test_a_client_that_follows_a_stream_misses_nothing(self, store: Store, stream: Stream[Event]) -> None:
         def follow(watch: model.Watch) -> list[int]:
             found: list[int] = []
             position = 0
@@ -260,12 +249,8 @@ class WatchingContract(Backend):
     def test_a_change_by_another_process_is_reported(self, store: Store) -> None:
         with contextlib.ExitStack() as watches:
             one, family, audit = (watches.enter_context(store.watch(each)) for each in (ONE, ISSUES, AUDIT))
-            self.elsewhere(store, Task(backend.increment_often, (ONE, AUDIT, 1)))
+            self.elsewhere(store, backend.Task(backend.increment_often, (ONE, AUDIT, 1)))
 
             assert reported(one, ONE.name) == {ONE.name}
             assert reported(family, ONE.name) == {ONE.name}
             assert reported(audit, AUDIT.name) == {AUDIT.name}
-
-
-def _another(name: str) -> Stream[Event]:
-    return LEDGER if name != LEDGER.name else EVENTS
