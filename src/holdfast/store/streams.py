@@ -2,8 +2,8 @@
 
 A record of a stream is a line of one file, or a file with a number in its name. Readers yield the published
 records, then those that are committed but not published yet (`pending`: position and content). If none are pending,
-they check for new records at the end: a commit may have been published since they read `pending`. So a reader that
-has seen one record of a commit sees all of them.
+they check for new records at the end: a commit that was pending when they got there may have been published since.
+So a reader that has seen one record of a commit sees all of them.
 """
 
 from __future__ import annotations
