@@ -182,7 +182,7 @@ class Gateway:
         if isinstance(problem, RemoteDisconnected) and self._tls is None:
             hint = "The server closes the connection: if it expects TLS, add tls=true to the address."
         elif self._tls is not None and "EOF" in str(problem):
-            hint = "The server closes TLS connections: if it does not use TLS, remove the TLS options from the address."
+            hint = "The server closes TLS connections: if it runs without TLS, remove the TLS options from the address."
         return StoreUnavailable(self.address.display, _reason(problem), hint=hint)
 
     def ask_once(self, path: str, request: object) -> Any:
