@@ -18,8 +18,8 @@ from holdfast.store.etcd_gateway import Gateway, NotSent, decoded, encoded
 from holdfast.store.model import Key, Store
 from holdfast.store.served import AnswerLost
 from holdfast.testing import Backend, Recipe, StoreContract, When
-from holdfast.testing.model import StoreSubject, run_state_machine
 from proof.effort import rounds
+from proof.model import StoreSubject, run_state_machine
 from tests.support.servers import Etcd
 
 

@@ -25,9 +25,9 @@ from holdfast.store.layout import Layout
 from holdfast.store.model import Create, Decision, Key, Replace, Store, View
 from holdfast.testing import Backend, Recipe, StoreContract, When
 from holdfast.testing.backend import PATIENCE, Item, accounts, apply, number_of, swap, transfer
-from holdfast.testing.model import StoreSubject, run_state_machine
 from proof.effort import rounds
 from proof.linearizability import Accounts, Check, History, Operation, Register, Verdict, check
+from proof.model import StoreSubject, run_state_machine
 from tests.store.storm import IsOver, Life, late_calls, storm
 
 

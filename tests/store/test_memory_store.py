@@ -12,8 +12,8 @@ from holdfast.errors import OutcomeUnknown
 from holdfast.store.memory import MemoryStore
 from holdfast.store.model import Commit, Key, Store
 from holdfast.testing import Backend, StoreContract, When
-from holdfast.testing.model import StoreSubject, run_state_machine
 from proof.effort import rounds
+from proof.model import StoreSubject, run_state_machine
 
 
 class MemoryBackend(Backend):

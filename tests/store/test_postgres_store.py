@@ -15,8 +15,8 @@ import pytest
 
 from holdfast.store.model import Key, Store
 from holdfast.testing import Backend, Recipe, StoreContract, When
-from holdfast.testing.model import StoreSubject, run_state_machine
 from proof.effort import rounds
+from proof.model import StoreSubject, run_state_machine
 from tests.support.servers import Postgres
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed here")

@@ -30,7 +30,7 @@ from holdfast.testing.backend import (
     number_of,
     run_threads,
 )
-from holdfast.testing.model import StoreSubject, run_state_machine
+from proof.model import StoreSubject, run_state_machine
 from tests.support.servers import Etcd, Postgres
 
 pytest.importorskip("psycopg", reason="psycopg is not installed here")

@@ -34,7 +34,7 @@ from holdfast.store.model import (
 from holdfast.store.streams import Planned
 from holdfast.testing import Backend, StoreContract, contract_streams
 from holdfast.testing.backend import EVENTS, INDEX
-from holdfast.testing.model import StoreSubject, run_state_machine
+from proof.model import StoreSubject, run_state_machine
 from tests.store.test_file_store import FileBackend, WithoutLocks, WithoutLookingAtIntents
 from tests.store.test_memory_store import MemoryBackend
 

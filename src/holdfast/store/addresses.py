@@ -6,8 +6,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 from holdfast.errors import SettingInvalid
 
-SECRETS = ("password", "sslpassword", "keypassword")
-"""Query parameters that are secret."""
+SECRETS = ("password", "sslpassword", "keypassword")  # query parameters that are secret
 
 _remembered: dict[str, str] = {}
 
@@ -22,13 +21,13 @@ def parts_of(address: str) -> SplitResult:
 
 
 def remember_secrets(address: str) -> None:
-    """Use the secrets of this address for the rest of the process, wherever it appears without them."""
+    """Remember the secrets of this address for the rest of the process; `with_secrets` adds them again."""
     if has_secrets(address):
         _remembered[without_secrets(address)] = address
 
 
 def with_secrets(address: str) -> str:
-    """The address, with its remembered secrets, if any."""
+    """The address, with its remembered secrets if there are any."""
     return _remembered.get(address, address)
 
 
@@ -43,7 +42,7 @@ def without_secrets(address: str) -> str:
 
 
 def joined(parts: SplitResult, query: list[tuple[str, str]]) -> str:
-    """An address from its parts; one without a host keeps its slashes."""
+    """Join an address from its parts. Without a host, it keeps its slashes."""
     text = urlencode(query, quote_via=quote, safe="/")
     return f"{parts.scheme}://{parts.netloc}{parts.path}" + (f"?{text}" if text else "")
 
@@ -52,8 +51,8 @@ def advice_about_secrets(address: str) -> list[str]:
     """Where to put the secrets of an address, so that later commands find them."""
     if not has_secrets(address):
         return []
-    elsewhere = "it into ~/.pgpass, or " if address.startswith("postgres") else ""
-    return [f"The password is not written down: put {elsewhere}the whole address into HOLDFAST_STORE."]
+    elsewhere = "it in ~/.pgpass, or " if address.startswith("postgres") else ""
+    return [f"The password is not stored: put {elsewhere}the whole address in HOLDFAST_STORE."]
 
 
 def has_secrets(address: str) -> bool:

@@ -1,7 +1,7 @@
 """The audit trail: a stream in which each entry carries the hash of the previous one.
 
 An entry is appended in the transaction that it records, so there is no change without its entry and no entry
-without its change. Altering, removing or reordering entries breaks the chain, and `verify` names the place.
+without its change. Altering, removing or reordering entries breaks the chain, and `verify` reports where.
 Truncating the trail or rewriting all of it does not: compare the last hash with one noted elsewhere.
 """
 
@@ -17,8 +17,7 @@ from holdfast.clock import format_instant
 from holdfast.errors import AuditChainBroken, Corrupt
 from holdfast.store.model import Append, Entry, Store, Stream, StructCodec, View
 
-START = "0" * 64
-"""The previous hash of the first entry."""
+START = "0" * 64  # the previous hash of the first entry
 
 
 class AuditEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,7 +69,7 @@ def verify(entries: Iterable[Entry[AuditEntry]], *, after: AuditEntry | None = N
 
 
 class ChainEnd(NamedTuple):
-    """The end of a chain: the number of its entries and the last hash, to be noted elsewhere."""
+    """The end of a chain: the number of its entries and the last hash, to note elsewhere."""
 
     entries: int
     hash: str
@@ -88,7 +87,7 @@ class AuditReader:
 
     @property
     def end(self) -> ChainEnd:
-        """The end of what has been read."""
+        """The end of the entries read so far."""
         return ChainEnd(0, START) if self._last is None else ChainEnd(self._last.number, self._last.hash)
 
     def read(self) -> Iterator[AuditEntry]:

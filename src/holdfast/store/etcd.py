@@ -24,38 +24,16 @@ import msgspec
 
 from holdfast.errors import Failure, StoreUnavailable
 from holdfast.locks.retry import CHANCE
-from holdfast.store.etcd_gateway import (
-    EtcdAddress,
-    Gateway,
-    GatewayError,
-    Messages,
-    NotSent,
-    decoded,
-    encoded,
-    end_of,
-)
+from holdfast.store import served
+from holdfast.store.etcd_gateway import EtcdAddress, Gateway, GatewayError, Messages, NotSent, decoded, encoded, end_of
 from holdfast.store.model import Family, Stream, Watch, Watched
-from holdfast.store.served import (
-    PATIENCE,
-    TIMEOUT,
-    AnswerLost,
-    Attempt,
-    CommitPlan,
-    Fate,
-    Fetched,
-    IdTaken,
-    Named,
-    ServedStore,
-    StoredValue,
-    require_version,
-)
+from holdfast.store.served import Attempt, CommitPlan, Fate, Fetched, Named, ServedStore, StoredValue
 
 SCHEMA_VERSION = 1
 _FORGET_EVERY = 1000
 _FORGET_AFTER = 7 * 86400.0
 _MOST_RANGES = 100
-_RECONNECT_AFTER = 20.0
-"""A watch that has received nothing for this long reconnects: the connection may be dead."""
+_RECONNECT_AFTER = 20.0  # a watch that has received nothing for this long reconnects: the connection may be dead
 
 _MADE, _RULED_OUT = "made", "ruled out"
 
@@ -65,7 +43,7 @@ class EtcdEngine:
 
     skew = 1.5
 
-    def __init__(self, url: str, *, timeout: float = TIMEOUT, create: bool = True) -> None:
+    def __init__(self, url: str, *, timeout: float = served.TIMEOUT, create: bool = True) -> None:
         address = EtcdAddress.parse(url)
         self._create = create
         self.address = address.display
@@ -104,7 +82,7 @@ class EtcdEngine:
             self._put_if_absent(self.keys.schema, str(SCHEMA_VERSION).encode())
         else:
             found = decoded(rows[0]["value"]).decode() if rows else None
-            require_version(self.address, found, SCHEMA_VERSION)
+            served.require_version(self.address, found, SCHEMA_VERSION)
         self._checked = True
 
     @contextlib.contextmanager
@@ -126,7 +104,7 @@ class EtcdEngine:
         answer = self._send(request)
         if not answer.get("succeeded"):
             if answer["responses"][0]["response_range"].get("kvs"):
-                raise IdTaken
+                raise served.IdTaken
             return False
         if CHANCE.randrange(_FORGET_EVERY) == 0:
             with contextlib.suppress(Failure):
@@ -143,12 +121,13 @@ class EtcdEngine:
             elif found.content is None:
                 yield _is_absent(self.keys.document(each.name))
             else:
-                yield _has_revision(self.keys.document(each.name), found.version)
+                key = encoded(self.keys.document(each.name))
+                yield {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": found.version}
 
     def _writes(self, plan: CommitPlan) -> Iterator[dict[str, Any]]:
         for name, content in plan.puts.items():
             key = self.keys.document(name)
-            yield _remove(key) if content is None else _put(key, content)
+            yield {"request_delete_range": {"key": encoded(key)}} if content is None else _put(key, content)
         for each in plan.additions:
             yield _put(self.keys.record(each.stream, each.position), each.content)
 
@@ -168,9 +147,9 @@ class EtcdEngine:
         except GatewayError as error:
             if error.nothing_happened:
                 raise self.gateway.failure(error) from error
-            raise AnswerLost(str(error)) from error
+            raise served.AnswerLost(str(error)) from error
         except (OSError, HTTPException) as error:
-            raise AnswerLost(str(error) or type(error).__name__) from error
+            raise served.AnswerLost(str(error) or type(error).__name__) from error
 
     def fate_of(self, commit_id: str) -> Fate:
         note = {"outcome": _RULED_OUT, "at": self.gateway.time.now()}
@@ -182,13 +161,13 @@ class EtcdEngine:
         return Fate.MADE if made else Fate.RULED_OUT
 
     def _put_if_absent(self, key: bytes, value: bytes, *, patience: float | None = None) -> Any:
-        """Create a key; the existing row if there is one."""
+        """Create a key, or return the existing row."""
         request = {"compare": [_is_absent(key)], "success": [_put(key, value)], "failure": [_get(key)]}
         answer = self.gateway.ask("/v3/kv/txn", request, patience=patience)
         return None if answer.get("succeeded") else answer["responses"][0]["response_range"]["kvs"][0]
 
     def _forget(self, now: float) -> None:
-        """Remove the notes of commits whose outcome nobody can be asking for, oldest first."""
+        """Remove the notes of commits that are too old for a lookup, oldest first."""
         request = {**_prefix(self.keys.commit("")), "limit": _FORGET_EVERY}
         request |= {"sort_order": "ASCEND", "sort_target": "MOD"}
         for row in self.gateway.ask("/v3/kv/range", request).get("kvs", []):
@@ -224,7 +203,9 @@ class EtcdEngine:
 class EtcdStore(ServedStore):
     """Documents and streams below one prefix of an etcd cluster."""
 
-    def __init__(self, url: str, *, timeout: float = TIMEOUT, patience: float = PATIENCE, create: bool = True) -> None:
+    def __init__(
+        self, url: str, *, timeout: float = served.TIMEOUT, patience: float = served.PATIENCE, create: bool = True
+    ) -> None:
         """`create` records the schema version if there is none; without it, that is `NotFound`."""
         super().__init__(EtcdEngine(url, timeout=timeout, create=create), patience=patience)
 
@@ -339,9 +320,6 @@ class Keys:
         return (rest if kind == b"d" else rest.rpartition(b"/")[0]).decode()
 
 
-# --- Rows and requests --------------------------------------------------------------------------------
-
-
 def _key(row: Any) -> bytes:
     return decoded(row["key"])
 
@@ -377,13 +355,5 @@ def _put(key: bytes, value: bytes) -> dict[str, Any]:
     return {"request_put": {"key": encoded(key), "value": encoded(value)}}
 
 
-def _remove(key: bytes) -> dict[str, Any]:
-    return {"request_delete_range": {"key": encoded(key)}}
-
-
 def _is_absent(key: bytes) -> dict[str, Any]:
     return {"key": encoded(key), "target": "CREATE", "result": "EQUAL", "create_revision": "0"}
-
-
-def _has_revision(key: bytes, revision: str) -> dict[str, Any]:
-    return {"key": encoded(key), "target": "MOD", "result": "EQUAL", "mod_revision": revision}

@@ -24,14 +24,7 @@ from urllib.parse import parse_qsl, unquote
 import msgspec
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.errors import (
-    Failure,
-    SettingInvalid,
-    StoreAccessRefused,
-    StoreUnavailable,
-    StoreUntrusted,
-    UsageFailure,
-)
+from holdfast.errors import Failure, SettingInvalid, StoreAccessRefused, StoreUnavailable, StoreUntrusted, UsageFailure
 from holdfast.locks.retry import CHANCE
 from holdfast.store.addresses import parts_of, without_secrets
 from holdfast.store.served import TIMEOUT
@@ -40,8 +33,7 @@ MARGIN = 5.0
 MOST_IDLE = 4
 DEFAULT_PORT = 2379
 OPTIONS = ("cacert", "cert", "key", "password", "tls")
-_WINDOW = 60.0
-"""Bounds are kept for one to two of these: the clocks of two machines drift apart."""
+_WINDOW = 60.0  # bounds are kept for one to two of these: the clocks of two machines drift apart
 
 _INVALID, _NOT_FOUND, _DENIED, _EXHAUSTED, _PRECONDITION, _UNAUTHENTICATED = 3, 5, 7, 8, 9, 16
 """gRPC codes after which nothing has happened."""
@@ -164,8 +156,6 @@ class Gateway:
         self._answer_within = timeout / len(address.members)  # leaves time for the other members
         self._tls = self._context() if address.secure else None
 
-    # --- Requests ------------------------------------------------------------------------------------
-
     def ask(self, path: str, request: object, *, patience: float | None = None) -> Any:
         """An idempotent request, repeated with other members until one answers."""
         deadline = time.monotonic() + (self.timeout if patience is None else patience)
@@ -190,9 +180,9 @@ class Gateway:
     def _away(self, problem: Exception) -> StoreUnavailable:
         hint = None
         if isinstance(problem, RemoteDisconnected) and self._tls is None:
-            hint = "It hangs up without an answer: if it expects TLS, add tls=true to the address."
+            hint = "The server closes the connection: if it expects TLS, add tls=true to the address."
         elif self._tls is not None and "EOF" in str(problem):
-            hint = "It hangs up on TLS: if it does not use TLS, remove that from the address."
+            hint = "The server closes TLS connections: if it runs without TLS, remove the TLS options from the address."
         return StoreUnavailable(self.address.display, _reason(problem), hint=hint)
 
     def ask_once(self, path: str, request: object) -> Any:
@@ -229,7 +219,7 @@ class Gateway:
             answer = msgspec.json.decode(content) if content else {}
         except msgspec.DecodeError:
             said = content[:100].decode("ascii", "replace").strip()
-            answer = {"message": f"{response.status} {said}: apparently not the gateway of etcd"}
+            answer = {"message": f"{response.status} {said}: this does not look like the gateway of etcd"}
         if response.status == 200 and "error" not in answer:
             return answer
         raise GatewayError(int(answer.get("code", 0)), str(answer.get("message") or answer.get("error")))
@@ -253,8 +243,6 @@ class Gateway:
             return StoreUnavailable(display, error, hint=hint)
         return StoreAccessRefused(display, error)
 
-    # --- Connections -------------------------------------------------------------------------------
-
     def _take(self) -> HTTPConnection:
         if self._pid != os.getpid():  # after a fork: the parent's connections are not ours
             self._pid, self._idle = os.getpid(), []
@@ -275,7 +263,7 @@ class Gateway:
 
     def connect(self) -> HTTPConnection:
         """A connection to the first member that accepts one."""
-        reason, untrusted = "there is none", 0
+        reason, untrusted = "the cluster has no members", 0
         for host, port in list(self._members):
             connection = self._connection(host, port)
             try:
@@ -303,7 +291,7 @@ class Gateway:
         return HTTPConnection(host, port, timeout=limit)
 
     def _next_member(self, connection: HTTPConnection) -> None:
-        """Ask a member that failed last."""
+        """Move a member that failed to the end of the list."""
         with self._lock:
             failed = (connection.host, connection.port)
             if failed in self._members:
@@ -326,7 +314,7 @@ class Gateway:
             if "cert" in options:
                 context.load_cert_chain(options["cert"], options.get("key"))
         except (OSError, ssl.SSLError) as error:
-            expected = f"with certificates that work: {error}"
+            expected = f"with valid certificates: {error}"
             raise SettingInvalid("store", self.address.display, expected) from error
         return context
 
@@ -348,7 +336,7 @@ def _has_ended(connection: HTTPConnection) -> bool:
     connection.sock.setblocking(False)
     try:
         connection.sock.recv(1)
-        return True  # the end, or something that nobody asked for
+        return True  # the end, or unexpected data
     except (BlockingIOError, ssl.SSLWantReadError):
         return False
     except OSError:
@@ -359,8 +347,7 @@ def _has_ended(connection: HTTPConnection) -> bool:
 
 
 def _is_untrusted(problem: Exception) -> bool:
-    """Whether one side rejects the other's certificate or does not use TLS at all; not a connection that was
-    cut during the handshake."""
+    """Whether one side rejects the other's certificate or does not use TLS. A cut handshake does not count."""
     if isinstance(problem, NotSent):
         return problem.untrusted
     return isinstance(problem, ssl.SSLError) and not isinstance(
@@ -387,7 +374,7 @@ def end_of(prefix: bytes) -> bytes:
 
 
 class Messages:
-    """A response without end: one JSON object per line, in chunks."""
+    """An endless response: one JSON object per line, in chunks."""
 
     def __init__(self, gateway: Gateway, path: str, request: object) -> None:
         self._connection = gateway.connect()
@@ -414,7 +401,7 @@ class Messages:
         yield from (msgspec.json.decode(line) for line in lines if line.strip())
 
     def _unwrap(self) -> None:
-        """Take the complete chunks out of what has been received."""
+        """Move complete chunks from the received bytes to the body."""
         if not self._in_body:
             head, blank, rest = self._raw.partition(b"\r\n\r\n")
             if not blank:

@@ -37,6 +37,7 @@ from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.fs.names import is_safe_name
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT, LockStatistics
+from holdfast.store import model, streams
 from holdfast.store.intents import Intent, Intents, Step, digest
 from holdfast.store.layout import (
     INTENTS,
@@ -48,37 +49,8 @@ from holdfast.store.layout import (
     OpenDirectories,
     open_directory,
 )
-from holdfast.store.model import (
-    Commit,
-    Decide,
-    Deciding,
-    Document,
-    Entry,
-    Family,
-    Key,
-    Record,
-    Result,
-    Stream,
-    Tail,
-    TolerantCodec,
-    UnfinishedCommit,
-    Unreadable,
-    View,
-    Watched,
-    check_changes,
-    checked_commit_id,
-)
-from holdfast.store.streams import (
-    Batch,
-    LastNumbers,
-    Planned,
-    in_order,
-    is_batch,
-    last_line,
-    lines,
-    numbered_files,
-    plan,
-)
+from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
+from holdfast.store.streams import LastNumbers, Planned
 from holdfast.store.watch import FileWatch
 
 Named = Key[Any] | Stream[Any]
@@ -119,7 +91,7 @@ class FileStore:
         self._intents = Intents(self._root, self._layout)
         self._directories = Directories(self._root)
         self._numbers = LastNumbers()
-        self._deciding = Deciding()
+        self._deciding = model.Deciding()
         self._settled: set[str] = set()
 
     @property
@@ -139,8 +111,6 @@ class FileStore:
 
     def __exit__(self, *problem: object) -> None:
         self.close()
-
-    # --- Reading -----------------------------------------------------------------------------------
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         location = self._locate(key)
@@ -178,21 +148,21 @@ class FileStore:
                         else:
                             content = self._load(directory, f"{start}{name}{end}", opened)
                 except (IoFailure, Refused) as failure:
-                    if not isinstance(family.codec, TolerantCodec):
+                    if not isinstance(family.codec, model.TolerantCodec):
                         raise
-                    yield name, Document(cast("Record", Unreadable(failure)), "")
+                    yield name, Document(cast("Record", model.Unreadable(failure)), "")
                     continue
             if content is not None:
                 where = self._root.where(f"{directory}/{start}{name}{end}")
                 yield name, Document(family.codec.decode(content, where), digest(content))
 
-    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
+    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[model.Entry[Record]]:
         location = self._locate(stream)
 
         def pending() -> list[tuple[int, bytes]]:
             return [(step.at, step.content.encode()) for step in self._pending_steps(stream.name)]
 
-        contents = numbered_files if location.kind is Kind.NUMBERED else lines
+        contents = streams.numbered_files if location.kind is Kind.NUMBERED else streams.lines
         with contextlib.ExitStack() as opened:
             try:
                 directory = opened.enter_context(open_directory(self._root, location.directory))
@@ -200,21 +170,19 @@ class FileStore:
                 directory = None
             for position, content in contents(directory, location, after, pending):
                 where = f"{self._root.where(location.path)}, at {position}"
-                yield Entry(position, stream.codec.decode(content, where))
+                yield model.Entry(position, stream.codec.decode(content, where))
 
-    def watch(self, what: Watched) -> FileWatch:
+    def watch(self, what: model.Watched) -> FileWatch:
         return FileWatch(self._root, self._layout, self._intents, what)
 
     def now(self) -> float:
         return self._clock.wall()
 
-    # --- Transactions ------------------------------------------------------------------------------
-
     def transact(
         self, keys: Iterable[Named], decide: Decide[Result], *, commit_id: str | None = None
-    ) -> Commit[Result]:
+    ) -> model.Commit[Result]:
         locations = {each: self._locate(each) for each in keys}
-        commit_id = checked_commit_id(commit_id)
+        commit_id = model.checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         while True:
             progress = _Progress()
@@ -239,15 +207,15 @@ class FileStore:
         decide: Decide[Result],
         commit_id: str,
         progress: _Progress,
-    ) -> Commit[Result]:
+    ) -> model.Commit[Result]:
         view = self._view(locations, opened)  # 3. read
         now = self._clock.wall()
         with self._deciding:
             decision = decide(view, now)  # 4. decide
-        check_changes(locations, view, decision.changes)
-        planned = plan(decision.changes, view, locations)
+        model.check_changes(locations, view, decision.changes)
+        planned = streams.plan(decision.changes, view, locations)
         if not planned:
-            return Commit(commit_id, now, (), decision.result)
+            return model.Commit(commit_id, now, (), decision.result)
         self._settle(locations.values(), [each.location for each in planned])
         try:
             positions = self._commit(commit_id, planned, opened, progress)  # 5. commit
@@ -258,7 +226,7 @@ class FileStore:
             progress.overtaken = len(planned) == 1 and planned[0].location.kind is Kind.NUMBERED
             raise
         progress.perhaps_made = True
-        return Commit(commit_id, now, positions, decision.result)
+        return model.Commit(commit_id, now, positions, decision.result)
 
     def _view(self, locations: dict[Named, Location], opened: OpenDirectories) -> View:
         def document(key: Key[Any]) -> Document[Any] | None:
@@ -268,12 +236,11 @@ class FileStore:
         return View.of(locations, document, lambda stream: self._tail(locations[stream], opened))
 
     def _settle(self, locations: Collection[Location], changed: list[Location]) -> None:
-        """Make durable what this commit depends on: a killed writer may have left it visible but not synced.
+        """Make the dependencies of this commit durable: a killed writer may have left it visible but not synced.
 
-        That is the path to each directory that it writes to (once), and what it has read: names, and the
-        lines of streams. A change of the only document or stream of lines that was named depends on nothing
-        else: the sync of the change covers what was there before. A numbered stream whose last number we
-        synced ourselves is not synced again.
+        They are the path to each directory that it writes to (once), the names it has read, and the lines of streams.
+        A change of the only named document or stream of lines depends on nothing else: the sync of the change covers
+        the content before it. A numbered stream whose last number we synced ourselves is not synced again.
         """
         if len(locations) == 1 and changed[0].directory in self._settled and len(changed) == 1:
             (location,) = locations
@@ -309,9 +276,9 @@ class FileStore:
         """Commit the changes; return the positions of appended records."""
         if len(planned) == 1:
             return self._commit_one(planned[0], opened)
-        if is_batch(planned):
+        if streams.is_batch(planned):
             return self._commit_batch(commit_id, planned, opened, progress)
-        intent = Intent(commit_id, tuple(each.as_step() for each in in_order(planned)))
+        intent = Intent(commit_id, tuple(each.as_step() for each in streams.in_order(planned)))
         self._intents.publish(intent)  # commit point
         progress.perhaps_made = True
         numbers: Iterator[int] = iter(())
@@ -336,7 +303,7 @@ class FileStore:
     ) -> tuple[int, ...]:
         location = planned[0].location
         records, intents = opened.get(location.directory, create=True), opened.get(INTENTS, create=True)
-        batch = Batch(commit_id, planned, records, intents)
+        batch = streams.Batch(commit_id, planned, records, intents)
         batch.write()
         batch.publish_intent()  # commit point
         progress.perhaps_made = True
@@ -355,7 +322,7 @@ class FileStore:
         if location.kind is Kind.NUMBERED:
             name, often = location.numbered(planned.at), self._numbers.are_ours(location)
             draft = durable.write_draft(directory, name, content)
-            durable.publish_new(directory, draft, name, often=often)  # under this number, or not at all
+            durable.publish_new(directory, draft, name, often=often)  # under this number or none
             durable.sync_names(directory, name)
             self._numbers.remember_durable(location, planned.at)
             return (planned.at,)
@@ -367,31 +334,29 @@ class FileStore:
             durable.create_in(directory, location.file, content)
         return ()
 
-    # --- After a crash -------------------------------------------------------------------------------
-
     def _finish(self, intents: Iterable[Intent]) -> None:
-        """Apply the commits of dead processes, unless that is done, under the locks that they need."""
+        """Apply the commits of dead processes that are still unfinished, under the locks that they need."""
         for intent in intents:
             with self._locks.locked([self._layout.locate(step.name) for step in intent.steps]):
                 self._intents.finish(intent)
 
-    def unfinished_commits(self) -> list[UnfinishedCommit]:
+    def unfinished_commits(self) -> list[model.UnfinishedCommit]:
         # An author holds the locks of everything that it changes. So if these locks are free and the intent
         # still exists, its author is gone.
         locks = self._locks.without_waiting()
-        found: list[UnfinishedCommit] = []
+        found: list[model.UnfinishedCommit] = []
         try:
             for intent in self._intents.all():
                 locations = [self._layout.locate(step.name) for step in intent.steps]
                 with contextlib.suppress(LockTimeout), locks.locked(locations):
                     if intent in self._intents.all():
                         documents = tuple(step.name for step in intent.steps)
-                        found.append(UnfinishedCommit(intent.id, documents, self._intents.obstacle(intent)))
+                        found.append(model.UnfinishedCommit(intent.id, documents, self._intents.obstacle(intent)))
         finally:
             locks.close()
         return found
 
-    def finish_commits(self, commits: Iterable[UnfinishedCommit]) -> None:
+    def finish_commits(self, commits: Iterable[model.UnfinishedCommit]) -> None:
         ids = {each.id for each in commits}
         self._finish([intent for intent in self._intents.all() if intent.id in ids])
 
@@ -407,8 +372,6 @@ class FileStore:
     def lock_statistics(self) -> LockStatistics:
         """How often this store has taken document locks, waited for them, and how long it has held them."""
         return self._locks.statistics()
-
-    # --- Files ---------------------------------------------------------------------------------------
 
     def _locate(self, what: Named) -> Location:
         location = self._layout.locate(what.name)
@@ -427,7 +390,7 @@ class FileStore:
             return None
         return Document(key.codec.decode(content, self._root.where(location.path)), digest(content))
 
-    def _tail(self, location: Location, opened: OpenDirectories) -> Tail:
+    def _tail(self, location: Location, opened: OpenDirectories) -> model.Tail:
         """The last record of a stream; the caller has applied all pending intents that touch it."""
         content: bytes | Callable[[], bytes]
         try:
@@ -439,8 +402,8 @@ class FileStore:
                 position = self._numbers.find(directory, location)
                 content = partial(durable.read_in, directory, location.numbered(position))
             else:
-                position, content = last_line(directory, location) or (0, b"")
-        return Tail(position, content, f"{self._root.where(location.path)}, at {position}")
+                position, content = streams.last_line(directory, location) or (0, b"")
+        return model.Tail(position, content, f"{self._root.where(location.path)}, at {position}")
 
     def _members(self, family: str) -> set[str]:
         directory, start, end = self._layout.family(family)

@@ -1,19 +1,18 @@
-"""Intents: commits of several changes, decided by one file, then applied by the author or whoever comes next.
+"""Intents: commits of several changes, committed by one file, then applied by the author or the next process.
 
 1. The *intent*, a file that contains the whole change, is published. Commit point.
 2. New content is written to drafts and synced.
-3. Everything is published: documents before those that refer to them, removals last. Each directory is synced
-   before anything is published in the next one, so that a reference leads to something even for a program
-   that reads it after a power cut and knows nothing of intents.
-4. The intent is renamed to `.done`, durably, and then removed. It must not come back once others have changed
-   the documents: a process that finds the `.done` file syncs it before it changes anything.
+3. Everything is published: documents before those that refer to them, removals last. Each directory is synced before
+   anything is published in the next one, so that a reference leads to something even for a program that reads it after
+   a power cut and knows nothing of intents.
+4. The intent is renamed to `.done`, durably, and then removed. It must not come back once others have changed the
+   documents: a process that finds the `.done` file syncs it before it changes anything.
 
-The document locks of everything that it touches are held from before 1 until after 4. So a process that holds
-one of these locks and finds such an intent knows that the author is gone. It finishes the intent first,
-starting with the sync that the author may not have reached. Applying an intent twice is harmless. A document
-that matches neither its old nor its new content was changed by a program that does not know intents, and is
-not overwritten. But if a later step in another directory is done, the document was published before it was
-changed: the change stands.
+The document locks of everything that it touches are held from before 1 until after 4. So a process that holds one of
+these locks and finds such an intent knows that the author is gone. It finishes the intent first, starting with the sync
+that the author may not have reached. Applying an intent twice is harmless. A document that matches neither its old nor
+its new content was changed by a program that does not know intents, and is not overwritten. But if a later step in
+another directory is done, the document was published before it was changed: the change stands.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ from holdfast.fs.directory import Directory, io_failure
 from holdfast.store.layout import INTENTS, Kind, Layout, Location, open_directory
 from holdfast.store.model import StructCodec
 
-MOST_SINGLE_SYNCS = 8
-"""Up to this many drafts are synced one by one; more are synced with the whole file system, once."""
+MOST_SINGLE_SYNCS = 8  # up to this many drafts are synced one by one; more are synced with the whole file system, once
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,10 +51,8 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Intent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A commit that may not be applied yet. Its steps are in the order in which they are applied.
-
-    `drafts` is the suffix of its drafts' names, if those were written before the commit point.
-    """
+    """A commit that may not be applied yet. Its steps are in the order in which they are applied. `drafts` is the
+    suffix of its drafts' names, if those were written before the commit point."""
 
     id: str
     steps: tuple[Step, ...]
@@ -90,8 +86,6 @@ class Intents:
         self._layout = layout
         self._path = root.where(INTENTS)
         self._known: dict[str, Intent] = {}
-
-    # --- Finding them ------------------------------------------------------------------------------
 
     def pending(self) -> list[Intent]:
         """Intents that are not applied yet: most often none."""
@@ -135,8 +129,6 @@ class Intents:
             return None  # applied since it was listed
         return _CODEC.decode(content, os.path.join(self._path, name))
 
-    # --- Publishing and applying them ----------------------------------------------------------------
-
     def publish(self, intent: Intent) -> None:
         """Step 1, the commit point: from here on, this or another process applies it."""
         content = encode(intent)
@@ -144,10 +136,8 @@ class Intents:
             durable.create_in(directory, intent_name(intent.id), content)
 
     def apply(self, intent: Intent) -> list[int]:
-        """Steps 2 to 4; return the numbers of the records in numbered streams, in order.
-
-        The caller holds the document locks of everything that the intent touches.
-        """
+        """Steps 2 to 4; return the numbers of the records in numbered streams, in order. The caller holds the document
+        locks of everything that the intent touches."""
         with contextlib.ExitStack() as open_directories:
             directories: dict[str, Directory] = {}
             prepared: list[_Prepared] = []
@@ -205,7 +195,7 @@ class Intents:
             durable.remove_in(directory, done, durable=False)  # harmless if it comes back
 
     def finish(self, intent: Intent) -> None:
-        """Finish the intent of a dead author, unless that is done. The caller holds the document locks."""
+        """Finish the intent of a dead author, if it is unfinished. The caller holds the document locks."""
         with self._root.beneath(INTENTS) as directory:
             pending = directory.status(intent.id + _PENDING) is not None
             if not pending and directory.status(intent.id + _DONE) is None:
@@ -217,10 +207,8 @@ class Intents:
             self.apply(intent)
 
     def obstacle(self, intent: Intent) -> Corrupt | None:
-        """Why an intent cannot be applied: another program's change, which a person has to resolve; or None.
-
-        Changes nothing. The caller holds the document locks.
-        """
+        """Why an intent cannot be applied: another program's change, which a person has to resolve; or None. Changes
+        nothing. The caller holds the document locks."""
         try:
             with self._root.beneath(INTENTS) as directory:
                 if directory.status(intent.id + _PENDING) is None:
@@ -240,7 +228,7 @@ class Intents:
 
 
 class _Target(NamedTuple):
-    """What one step of an intent changes."""
+    """The document or stream that one step of an intent changes."""
 
     directory: Directory
     location: Location
@@ -259,7 +247,7 @@ class _Target(NamedTuple):
         return current == step.document and digest(current) != step.before
 
     def needs_change(self, current: bytes | None, was_published: Callable[[], bool]) -> bool:
-        """Whether a document with this content is still to be changed; `Corrupt` if it must not be."""
+        """Whether a document with this content still needs the change; `Corrupt` if it must not be changed."""
         if current == self.step.document:
             return False
         if digest(current) == self.step.before:
@@ -269,7 +257,7 @@ class _Target(NamedTuple):
         raise self._foreign_change()
 
     def existing_line(self) -> bytes:
-        """The line of the step if it exists, b"" if not; `Corrupt` if there is another one in its place."""
+        """The line of the step, or b"" if it does not exist; `Corrupt` if another line is in its place."""
         line = self.step.content.encode() + b"\n"
         found = durable.read_lines_in(self.directory, self.location.file, after=self.step.at, limit=len(line))
         if found not in (b"", line):
@@ -282,7 +270,7 @@ class _Target(NamedTuple):
             f"{where} was changed by another program while the commit {self.intent.id} was being applied",
             path=where,
             intent=intent,
-            hint=f"Compare {where} with {intent}, keep what is right, remove the intent.",
+            hint=f"Compare {where} with {intent}, keep the right content, and remove the intent.",
         )
 
 
@@ -377,10 +365,8 @@ def _find_number(directory: Directory, location: Location, number: int, content:
 
 
 def publish_number(directory: Directory, location: Location, draft: str, number: int, content: bytes) -> int:
-    """Give a draft the number, or the first free one after it; return it.
-
-    A number that holds exactly this content was given by another process that applies the same intent.
-    """
+    """Give a draft the number, or the first free one after it; return it. A number that holds exactly this content was
+    given by another process that applies the same intent."""
     while True:
         name = location.numbered(number)
         try:

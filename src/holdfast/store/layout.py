@@ -25,9 +25,7 @@ from holdfast.fs.names import safe_name
 from holdfast.locks.file_lock import FileLocker, LockStatistics
 from holdfast.locks.ledger_lock import DEFAULT_TIMEOUT, LOCK_NAME, LedgerLock
 
-INTENTS = ".holdfast/intents"
-"""The directory of the intents of commits that change several documents."""
-
+INTENTS = ".holdfast/intents"  # the directory of the intents of commits that change several documents
 _STRIPES = 64
 _MOST_CACHED = 10_000
 
@@ -36,10 +34,8 @@ class Kind(Enum):
     """How a document or stream is stored."""
 
     DOCUMENT = "document"
-    LINES = "lines"
-    """A stream whose records are the lines of one file."""
-    NUMBERED = "numbered"
-    """A stream whose records are files with a `{number}` in their names."""
+    LINES = "lines"  # a stream whose records are the lines of one file
+    NUMBERED = "numbered"  # a stream whose records are files with a `{number}` in their names
 
 
 class Row(NamedTuple):
@@ -156,9 +152,6 @@ class Layout:
         return row is not None and "{name}/" in row.path
 
 
-# --- Document locks -----------------------------------------------------------------------------------
-
-
 class DocumentLocks:
     """The document locks of one store: file locks, except for the ledger's, which has its own protocol."""
 
@@ -218,10 +211,7 @@ class DocumentLocks:
         return lock
 
 
-# --- Directories that are kept open -------------------------------------------------------------------
-
-MOST_IDLE = 32
-"""How many unused directories stay open; beyond that, the oldest is closed."""
+MOST_IDLE = 32  # how many unused directories stay open; beyond that, the oldest is closed
 
 
 def open_directory(root: Directory, relative: str, *, create: bool = False) -> Directory:

@@ -1,4 +1,4 @@
-"""A store in memory: the model that the other stores are compared with, simple enough to be seen right."""
+"""A store in memory: the model that the other stores are compared with, simple enough to check by reading."""
 
 from __future__ import annotations
 
@@ -8,30 +8,12 @@ from typing import Any
 
 from holdfast.clock import SKEW, SYSTEM_CLOCK, Clock
 from holdfast.errors import UsageFailure
-from holdfast.store.model import (
-    Append,
-    Commit,
-    Decide,
-    Deciding,
-    Delete,
-    Document,
-    Entry,
-    Family,
-    Key,
-    Record,
-    Result,
-    Stream,
-    Tail,
-    View,
-    Watch,
-    Watched,
-    check_changes,
-    checked_commit_id,
-)
+from holdfast.store import model
+from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
 
 
 class MemoryStore:
-    """Documents and streams of one process, behind one lock. Records are kept encoded, as elsewhere."""
+    """Documents and streams of one process, behind one lock. Records are stored encoded, as in other stores."""
 
     files = None
     skew = SKEW
@@ -44,7 +26,7 @@ class MemoryStore:
         self._streams: dict[str, list[bytes]] = {}
         self._versions = 0
         self._log: list[str] = []
-        self._deciding = Deciding()
+        self._deciding = model.Deciding()
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         with self._changed:
@@ -64,49 +46,49 @@ class MemoryStore:
             if document is not None:
                 yield name, document
 
-    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
+    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[model.Entry[Record]]:
         if after < 0:
             raise UsageFailure(f"{after} is not a position of {stream.name}", stream=stream.name)
         with self._changed:
             lines = list(enumerate(self._streams.get(stream.name, [])[after:], start=after + 1))
         for position, line in lines:
-            yield Entry(position, stream.codec.decode(line, f"{stream.name}#{position}"))
+            yield model.Entry(position, stream.codec.decode(line, f"{stream.name}#{position}"))
 
     def transact(
         self, keys: Iterable[Key[Any] | Stream[Any]], decide: Decide[Result], *, commit_id: str | None = None
-    ) -> Commit[Result]:
+    ) -> model.Commit[Result]:
         named = dict.fromkeys(keys)
-        commit_id = checked_commit_id(commit_id)
+        commit_id = model.checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         with self._changed:
             view = View.of(named, self.read, self._tail)
             now = self._clock.wall()
             with self._deciding:
                 decision = decide(view, now)
-            check_changes(named, view, decision.changes)
+            model.check_changes(named, view, decision.changes)
             encoded = [
-                (change, b"" if isinstance(change, Delete) else _codec(change).encode(change.record))
+                (change, b"" if isinstance(change, model.Delete) else _codec(change).encode(change.record))
                 for change in decision.changes
             ]
             positions: list[int] = []
             for change, content in encoded:
-                if isinstance(change, Append):
+                if isinstance(change, model.Append):
                     name = change.stream.name
                     lines = self._streams.setdefault(name, [])
                     lines.append(content)
                     positions.append(len(lines))
                 else:
                     name = change.key.name
-                    if isinstance(change, Delete):
+                    if isinstance(change, model.Delete):
                         del self._documents[name]
                     else:
                         self._versions += 1
                         self._documents[name] = content, self._versions
                 self._log.append(name)
             self._changed.notify_all()
-        return Commit(commit_id, now, tuple(positions), decision.result)
+        return model.Commit(commit_id, now, tuple(positions), decision.result)
 
-    def watch(self, what: Watched) -> MemoryWatch:
+    def watch(self, what: model.Watched) -> MemoryWatch:
         return MemoryWatch(self._changed, self._log, what)
 
     def now(self) -> float:
@@ -115,19 +97,19 @@ class MemoryStore:
     def close(self) -> None:
         pass
 
-    def _tail(self, stream: Stream[Any]) -> Tail:
+    def _tail(self, stream: Stream[Any]) -> model.Tail:
         lines = self._streams.get(stream.name, [])
-        return Tail(len(lines), lines[-1] if lines else b"", f"{stream.name}#{len(lines)}")
+        return model.Tail(len(lines), lines[-1] if lines else b"", f"{stream.name}#{len(lines)}")
 
 
 def _codec(change: Any) -> Any:
-    return change.stream.codec if isinstance(change, Append) else change.key.codec
+    return change.stream.codec if isinstance(change, model.Append) else change.key.codec
 
 
-class MemoryWatch(Watch):
+class MemoryWatch(model.Watch):
     """Reads the log of changed names from where it ended when the watch was created."""
 
-    def __init__(self, changed: threading.Condition, log: list[str], what: Watched) -> None:
+    def __init__(self, changed: threading.Condition, log: list[str], what: model.Watched) -> None:
         self._changed = changed
         self._log = log
         self._seen = len(log)

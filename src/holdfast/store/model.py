@@ -1,7 +1,7 @@
 """The nouns of a store (keys, documents, streams, changes) and the `Store` protocol.
 
 A store keeps *documents*, which transactions create, replace and delete, and *streams*, which they append to.
-A transaction names what it reads and writes, decides by a pure function, and takes effect as a whole or not
+A transaction names its keys and streams, decides by a pure function, and takes effect as a whole or not
 at all, as if transactions ran one after the other. `holdfast.testing` checks these promises.
 """
 
@@ -19,21 +19,11 @@ from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
-from holdfast.errors import (
-    AlreadyExists,
-    Corrupt,
-    Failure,
-    JsonInvalid,
-    NameInvalid,
-    NotFound,
-    TooLarge,
-    UsageFailure,
-)
+from holdfast.errors import AlreadyExists, Corrupt, Failure, JsonInvalid, NameInvalid, NotFound, TooLarge, UsageFailure
 from holdfast.fs import strictjson
 from holdfast.fs.names import is_safe_name, safe_name, split_relative
 
-MOST_BYTES = 4 << 20
-"""The size limit of an encoded record."""
+MOST_BYTES = 4 << 20  # the size limit of an encoded record
 
 Record = TypeVar("Record")
 Result = TypeVar("Result")
@@ -49,15 +39,14 @@ class Codec(Protocol[Encoded]):
 
 _JSON = msgspec.json.Encoder().encode
 _MESSAGE_PACK = msgspec.msgpack.Encoder().encode
-_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
-"""The first bytes of a NaN or an infinity in MessagePack."""
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")  # the first bytes of a NaN or an infinity in MessagePack
 
 
 class StructCodec(Generic[Record]):
     """Records of one `msgspec` type as strict JSON; `source` names the origin in errors.
 
-    Encoding and decoding try a fast path first, at a tenth of the cost. It accepts only what is certainly
-    valid; everything else takes the strict path, which reports what is wrong.
+    Encoding and decoding try a fast path first, at a tenth of the cost. It accepts only content that is certainly
+    valid; everything else takes the strict path, which reports the problem.
     """
 
     def __init__(
@@ -70,10 +59,8 @@ class StructCodec(Generic[Record]):
         self._bounded = bounded
 
     def encode(self, record: Record) -> bytes:
-        """JSON in UTF-8 without a final newline, indented if `pretty`.
-
-        A record that would not decode to itself (a NaN, a field of the wrong type) is refused.
-        """
+        """JSON in UTF-8 without a final newline, indented if `pretty`. A record that would not decode to itself (a NaN,
+        a field of the wrong type) is refused."""
         content = self._encode_fast(record) or self._encode_strictly(record)
         if len(content) > self._limit:
             raise TooLarge(self._what, len(content), self._limit)
@@ -84,7 +71,7 @@ class StructCodec(Generic[Record]):
         text = content.removesuffix(b"\n")
         try:
             record = msgspec.json.decode(text, type=self._kind)
-            # A text that we would write just so has no duplicate keys, nor anything else `msgspec` ignores.
+            # Text that encodes back to itself has no duplicate keys, nor anything else that `msgspec` ignores.
             certain = len(text) <= self._limit and self._is_shallow(text) and self._render(record) == text
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             certain = False
@@ -163,6 +150,7 @@ class _Named(Generic[Record]):
     __slots__ = ("codec", "name")
 
     def __init__(self, name: str, codec: Codec[Record]) -> None:
+        split_relative(name)
         self.name = name
         self.codec = codec
 
@@ -184,17 +172,14 @@ class Key(_Named[Record]):
     def __init__(self, name: str, codec: Codec[Record]) -> None:
         if not _is_key_name(name):
             raise NameInvalid(f"{name!a} is not a valid document name", what="key", name=ascii(name))
-        super().__init__(name, codec)
+        self.name = name
+        self.codec = codec
 
 
 class Family(_Named[Record]):
     """All documents of one kind, such as `jit/issues`."""
 
     __slots__ = ()
-
-    def __init__(self, name: str, codec: Codec[Record]) -> None:
-        split_relative(name)
-        super().__init__(name, codec)
 
     def key(self, member: str) -> Key[Record]:
         """The key of a member; unsafe names are refused."""
@@ -209,10 +194,6 @@ class Stream(_Named[Record]):
     """The name of an append-only sequence of records, such as `jit/events`."""
 
     __slots__ = ()
-
-    def __init__(self, name: str, codec: Codec[Record]) -> None:
-        split_relative(name)
-        super().__init__(name, codec)
 
 
 class Document(NamedTuple, Generic[Record]):
@@ -268,14 +249,12 @@ Change = Create | Replace | Delete | Append
 
 
 class View:
-    """What a transaction reads: the documents and the stream ends that it named."""
+    """The documents and stream ends that a transaction named, as it reads them."""
 
     __slots__ = ("_documents", "_tails")
 
     def __init__(
-        self,
-        documents: Mapping[Key[Any], Document[Any] | None],
-        tails: Mapping[Stream[Any], Tail] | None = None,
+        self, documents: Mapping[Key[Any], Document[Any] | None], tails: Mapping[Stream[Any], Tail] | None = None
     ) -> None:
         self._documents = documents
         self._tails = tails or {}
@@ -330,7 +309,7 @@ def _not_named(what: Key[Any] | Stream[Any]) -> UsageFailure:
 
 
 class Decision(NamedTuple, Generic[Result]):
-    """What a decide function returns: changes to commit, and a result for the caller."""
+    """The return value of a decide function: changes to commit, and a result for the caller."""
 
     changes: Sequence[Change]
     result: Result
@@ -353,9 +332,8 @@ class Watch(ABC):
     """Reports changes made after the watch was created. A context manager."""
 
     def wait(self, timeout: float | None = None) -> frozenset[str]:
-        """The names of documents and streams changed since the last call; empty when the timeout ends.
-
-        Waits for the first change. Changes in quick succession may be reported as one; none is missed."""
+        """The names of documents and streams changed since the last call; empty when the timeout ends. Waits for the
+        first change. Changes in quick succession may be reported as one; none is missed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             changed = self._next(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -364,7 +342,7 @@ class Watch(ABC):
 
     @abstractmethod
     def _next(self, left: float | None) -> Collection[str]:
-        """The next changes; empty if there are none within the time left, or earlier, to be called again."""
+        """The next changes. Empty if there are none in the time left; `wait` calls it again if time remains."""
 
     def close(self) -> None:  # noqa: B027  # some watches have nothing to close
         """Stop watching."""
@@ -377,7 +355,7 @@ class Watch(ABC):
 
 
 class UnfinishedCommit(NamedTuple):
-    """A commit whose process died before applying it. `obstacle`: why no other process can, if so."""
+    """A commit whose process died before applying it. `obstacle` is the reason why no other process can."""
 
     id: str
     documents: tuple[str, ...]
@@ -385,7 +363,7 @@ class UnfinishedCommit(NamedTuple):
 
 
 class StoreFiles(Protocol):
-    """What only a store in plain files has: a directory, document locks, interrupted commits."""
+    """The parts that only a store in plain files has: a directory, document locks, interrupted commits."""
 
     path: Path
 
@@ -396,7 +374,7 @@ class StoreFiles(Protocol):
         """Commits past their commit point whose authors died before applying them. Changes nothing."""
 
     def finish_commits(self, commits: Iterable[UnfinishedCommit]) -> None:
-        """Apply these commits; those applied meanwhile are skipped."""
+        """Apply these commits; skip any that were applied meanwhile."""
 
 
 class Store(Protocol):
@@ -412,7 +390,7 @@ class Store(Protocol):
 
     @property
     def trouble(self) -> Failure | None:
-        """Why the store cannot be used, as far as that is known; None otherwise."""
+        """The known reason why the store cannot be used, or None."""
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         """The current document, or None if it does not exist. Takes no lock."""
@@ -447,10 +425,8 @@ class Store(Protocol):
 
 
 class Deciding(threading.local):
-    """Marks a thread that runs a decide function, where starting a transaction is refused.
-
-    The inner transaction would wait for locks that the outer one holds; decide functions are pure anyway.
-    """
+    """Marks a thread that runs a decide function, where starting a transaction is refused. The inner transaction would
+    wait for locks that the outer one holds; decide functions are pure anyway."""
 
     active = False
 
@@ -466,7 +442,7 @@ class Deciding(threading.local):
 
 
 def checked_commit_id(commit_id: str | None) -> str:
-    """A new commit id if there is none; one that is not a safe name or starts with a dot is refused."""
+    """The given commit id, or a new one. An id that starts with a dot or is not a safe name is refused."""
     if commit_id is None:
         return os.urandom(16).hex()
     if commit_id.startswith("."):
@@ -475,7 +451,7 @@ def checked_commit_id(commit_id: str | None) -> str:
 
 
 def check_changes(named: Collection[Key[Any] | Stream[Any]], view: View, changes: Sequence[Change]) -> None:
-    """Refuse changes that contradict what was named and read: the same in every store."""
+    """Refuse changes that contradict the named keys or the view; every store applies the same rules."""
     touched: set[Key[Any]] = set()
     target: Key[Any] | Stream[Any] | None = None
     for change in changes:

@@ -2,7 +2,7 @@
 
 An explicit address comes first (the command line takes it from `HOLDFAST_STORE`), then the one in
 `.holdfast/config.json`, then plain files. Secrets are never written there: they come with an explicit address
-or from where the server's own tools look (`.pgpass`, the environment, certificates).
+or from the places that the server's own tools use (`.pgpass`, the environment, certificates).
 """
 
 from __future__ import annotations
@@ -30,29 +30,13 @@ from holdfast.errors import (
 from holdfast.fs import durable
 from holdfast.fs.directory import Directory, make_directories
 from holdfast.locks.file_lock import DEFAULT_TIMEOUT
+from holdfast.store import model
 from holdfast.store.addresses import parts_of, remember_secrets, with_secrets, without_secrets
 from holdfast.store.files import FileStore
-from holdfast.store.model import (
-    Commit,
-    Decide,
-    Document,
-    Entry,
-    Family,
-    Key,
-    Record,
-    Result,
-    Store,
-    Stream,
-    StructCodec,
-    View,
-    Watch,
-    Watched,
-)
+from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Store, Stream
 
 CONFIG = ".holdfast/config.json"
-FILES = "files"
-"""The address of the store in the plain files of the directory itself."""
-
+FILES = "files"  # the address of the store in the plain files of the directory itself
 EXPECTED = "'files', file:///directory, postgresql://host/database?schema=name, or etcd://host:port,…/prefix"
 
 
@@ -63,7 +47,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     store: str = FILES
 
 
-_CODEC = StructCodec(Config)
+_CODEC = model.StructCodec(Config)
 
 
 def read_config(root: str | os.PathLike[str]) -> Config:
@@ -102,25 +86,16 @@ def configure_store(root: str | os.PathLike[str], address: str, *, check: bool =
 def open_store(
     root: str | os.PathLike[str], address: str | None = None, *, timeout: float | None = DEFAULT_TIMEOUT
 ) -> Store:
-    """The store of a directory: the one at `address`, else the configured one.
-
-    `timeout` limits waits for document locks.
-    """
+    """The store of a directory: the one at `address`, else the configured one. `timeout` limits waits for document
+    locks."""
     return open_address(root, address or read_config(root).store, timeout=timeout)
 
 
 def open_address(
-    root: str | os.PathLike[str],
-    address: str,
-    *,
-    create: bool = True,
-    timeout: float | None = DEFAULT_TIMEOUT,
+    root: str | os.PathLike[str], address: str, *, create: bool = True, timeout: float | None = DEFAULT_TIMEOUT
 ) -> Store:
-    """The store at an address; `root` is the directory that `files` refers to.
-
-    Without `create`, a missing store is `NotFound`, now or at its first use. Remembered secrets are added
-    (`remember_secrets`).
-    """
+    """The store at an address; `root` is the directory that `files` refers to. Without `create`, a missing store is
+    `NotFound`, now or at its first use. Remembered secrets are added (`remember_secrets`)."""
     if is_in_files(address):
         path = Path(root) if address == FILES else _path_of(address)
         if not create:
@@ -180,7 +155,7 @@ def is_in_files(address: str) -> bool:
 
 
 class StoreHealth(NamedTuple):
-    """The answer time of a store, and how far its clock is ahead of this machine's, in seconds."""
+    """The response time of a store, and how far its clock is ahead of this machine's, in seconds."""
 
     address: str
     seconds: float
@@ -234,7 +209,7 @@ class FailFastStore:
         with self._using() as store:
             return store.read(key)
 
-    def read_together(self, keys: Sequence[Key[Any]]) -> View:
+    def read_together(self, keys: Sequence[Key[Any]]) -> model.View:
         with self._using() as store:
             return store.read_together(keys)
 
@@ -242,17 +217,17 @@ class FailFastStore:
         with self._using() as store:
             yield from store.scan(family)
 
-    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
+    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[model.Entry[Record]]:
         with self._using() as store:
             yield from store.entries(stream, after=after)
 
     def transact(
         self, keys: Iterable[Key[Any] | Stream[Any]], decide: Decide[Result], *, commit_id: str | None = None
-    ) -> Commit[Result]:
+    ) -> model.Commit[Result]:
         with self._using() as store:
             return store.transact(keys, decide, commit_id=commit_id)
 
-    def watch(self, what: Watched) -> Watch:
+    def watch(self, what: model.Watched) -> model.Watch:
         with self._using() as store:
             return store.watch(what)
 

@@ -1,6 +1,6 @@
 """The store on PostgreSQL and databases that speak its protocol: `postgresql://host/database?schema=name`.
 
-A commit is one statement that locks what it depends on, compares versions, writes, and records its id
+A commit is one statement that locks its dependencies, compares versions, writes, and records its id
 (`postgres_sql.COMMIT`). Commit point: the server's. A read is one statement too, so it sees one instant; and
 since a commit keeps its locks until it is visible, these instants are in commit order. The time is the
 server's. See `served` for the protocol around it.
@@ -18,39 +18,22 @@ import psycopg
 from holdfast.errors import StoreUnavailable
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
+from holdfast.store import served
 from holdfast.store.model import Key, Watched
-from holdfast.store.postgres_connections import (
-    Connections,
-    PostgresAddress,
-    is_conflict,
-    one_line,
-    was_rejected,
-)
+from holdfast.store.postgres_connections import Connections, PostgresAddress, is_conflict, one_line, was_rejected
 from holdfast.store.postgres_watch import PostgresWatch, channel_of, message_of
-from holdfast.store.served import (
-    PATIENCE,
-    TIMEOUT,
-    AnswerLost,
-    Attempt,
-    CommitPlan,
-    Fate,
-    Fetched,
-    IdTaken,
-    Named,
-    ServedStore,
-    StoredValue,
-)
+from holdfast.store.served import Attempt, CommitPlan, Fate, Fetched, Named, ServedStore, StoredValue
 
-CLOCKS_APART = 0.5
-"""How far the clocks of a distributed database's nodes may differ before it stops working by itself."""
-
+CLOCKS_APART = 0.5  # how far the clocks of a distributed database's nodes may differ before it shuts itself down
 _FORGET_EVERY = 1000
 
 
 class PostgresStore(ServedStore):
     """Documents and streams in one schema of a PostgreSQL database."""
 
-    def __init__(self, url: str, *, timeout: float = TIMEOUT, patience: float = PATIENCE, create: bool = True) -> None:
+    def __init__(
+        self, url: str, *, timeout: float = served.TIMEOUT, patience: float = served.PATIENCE, create: bool = True
+    ) -> None:
         """`create` makes missing tables; without it, they are `NotFound`."""
         super().__init__(PostgresEngine(url, timeout=timeout, create=create), patience=patience)
 
@@ -58,7 +41,7 @@ class PostgresStore(ServedStore):
 class PostgresEngine:
     """Requests to a PostgreSQL server."""
 
-    def __init__(self, url: str, *, timeout: float = TIMEOUT, create: bool = True) -> None:
+    def __init__(self, url: str, *, timeout: float = served.TIMEOUT, create: bool = True) -> None:
         address = PostgresAddress.parse(url)
         self.address = address.display
         self.connections = Connections(address, timeout=timeout, create=create)
@@ -97,7 +80,7 @@ class PostgresEngine:
             return self.commit(connection, plan)
         except psycopg.errors.UniqueViolation as error:
             if error.diag.table_name == "commits":
-                raise IdTaken from error
+                raise served.IdTaken from error
             return False
         except psycopg.Error as error:
             if is_conflict(error) or self.connections.cannot_notify(error):
@@ -105,10 +88,10 @@ class PostgresEngine:
             if was_rejected(error):
                 raise self.connections.failure(error) from error
             connection.close()
-            raise AnswerLost(one_line(error)) from error
+            raise served.AnswerLost(one_line(error)) from error
 
     def commit(self, connection: Any, plan: CommitPlan) -> bool:
-        """Send the commit; False if something it depends on has changed, and then nothing was written."""
+        """Send the commit; False, with nothing written, if something it depends on has changed."""
         single = _is_single(plan)
         parameters = _single(plan) if single else _parameters(plan)
         if self.connections.notifies:
@@ -205,7 +188,7 @@ def _parameters(plan: CommitPlan) -> dict[str, Any]:
     """The plan as arrays in text form: a statement stays prepared only if its parameters always have the same
     types, and an empty list has none.
 
-    What is only read is not written, unless it has no row: then it gets one without content or version,
+    A document that is only read is not written, unless it has no row: then it gets one without content or version,
     because an absence that the commit depends on must not end unnoticed.
     """
     existing = [each.name for each in plan.named if each.name in plan.fetched.found]

@@ -21,13 +21,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast.errors import (
-    SettingInvalid,
-    StoreAccessRefused,
-    StoreMissing,
-    StoreUnavailable,
-    StoreUntrusted,
-)
+from holdfast.errors import SettingInvalid, StoreAccessRefused, StoreMissing, StoreUnavailable, StoreUntrusted
 from holdfast.locks.retry import CHANCE
 from holdfast.store import postgres_sql as statements
 from holdfast.store.addresses import has_secrets, joined, parts_of, without_secrets
@@ -41,7 +35,7 @@ _ONLY_WHEN_ASKED = 1 << 30
 _DISTRIBUTED = ("CockroachDB", "-YB-")
 """In the version of related databases with many nodes, each with its own clock, and seldom notifications."""
 
-# What libpq and the server say, in English, when a connection is refused: there is no code for it.
+# English messages of libpq and the server for refused connections, which have no error code.
 _TRANSIENT = ("starting up", "shutting down", "recovery", "too many", "remaining connection slots")
 _UNTRUSTED = (
     *("certificate verify failed", "does not support SSL", "server certificate for", "root certificate file"),
@@ -99,7 +93,7 @@ class Connection(psycopg.Connection):  # type: ignore[misc]  # its types exist o
             raise
         except LookupError as error:  # psycopg loses count if the server refuses only the end of a pipeline
             self.close()
-            raise psycopg.OperationalError("the server's answer could not be understood") from error
+            raise psycopg.OperationalError("the server's answer could not be parsed") from error
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         if timeout is not None:
@@ -124,8 +118,7 @@ class Connections:
         self.address = address
         self.create = create
         self.timeout = timeout
-        self.notifies = True
-        """Whether commits notify watchers; otherwise, watchers poll."""
+        self.notifies = True  # whether commits notify watchers; otherwise, watchers poll
         self.is_distributed = False
         self._pid = os.getpid()
         self._idle: list[Any] = []
@@ -134,8 +127,6 @@ class Connections:
             weakref.finalize(self, _close_all, kept, self._pid)
         self._checked = False
         self._checking = threading.Lock()
-
-    # --- Using them ----------------------------------------------------------------------------------
 
     def run(self, work: Callable[[Any], Answer], *, patience: float | None = None) -> Answer:
         """Do idempotent work on any connection."""
@@ -147,7 +138,7 @@ class Connections:
         return self.persist(borrow_and_work, patience=patience)
 
     def persist(self, work: Callable[[], Answer], *, patience: float | None = None) -> Answer:
-        """Do idempotent work, again if the server goes away meanwhile, for as long as `patience`."""
+        """Do idempotent work; repeat it for as long as `patience` if the server goes away."""
         deadline = time.monotonic() + (self.timeout if patience is None else patience)
         while True:
             try:
@@ -173,7 +164,7 @@ class Connections:
             self._give_back(connection)
 
     def _take(self) -> Any:
-        if self._pid != os.getpid():  # after a fork: they are the parent's, even to close
+        if self._pid != os.getpid():  # after a fork: only the parent may close its connections
             self._pid, self._idle = os.getpid(), []
             weakref.finalize(self, _close_all, self._idle, self._pid)
         while self._idle:
@@ -211,8 +202,6 @@ class Connections:
         for kept in (self._idle, self._listeners):
             _close_all(kept, self._pid)
 
-    # --- Opening them --------------------------------------------------------------------------------
-
     def connect(self) -> Any:
         """A new connection; the first one also finds or creates the store's tables."""
         parameters = {
@@ -238,7 +227,7 @@ class Connections:
         return connection
 
     def _session(self) -> Any:
-        """Abandoned transactions end, nobody waits forever, and commits are on disk."""
+        """Session settings: abandoned transactions end, no statement waits forever, and commits are on disk."""
         return sql.SQL(
             "SET search_path TO {schema}; SET default_transaction_isolation TO 'read committed';"
             "SET statement_timeout TO {limit}; SET idle_in_transaction_session_timeout TO {limit};"
@@ -285,8 +274,6 @@ class Connections:
                 if connection.closed or attempt == 9:
                     raise
                 time.sleep(CHANCE.random() * 0.1)
-
-    # --- Errors --------------------------------------------------------------------------------------
 
     def failure(self, error: Any) -> StoreUnavailable:
         """The failure for an error that retrying does not cure."""

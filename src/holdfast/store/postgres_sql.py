@@ -70,11 +70,10 @@ WITH held AS (
 SELECT fits.yes FROM fits"""
 """A whole commit in one statement, which is its own transaction.
 
-`held` locks every row that the commit depends on, in the order of names, except those whose version has
-changed; if any is missing, nothing is done. A name without a row may have got one since it was fetched. Its
-version was not fetched (whoever sees one document of a commit sees all of them), so `put` sets it to null,
-which the column refuses, and with it the whole statement. (The empty version may have been fetched; but then
-there still is no document.)
+`held` locks every row that the commit depends on, in the order of names, except those whose version has changed; if any
+is missing, nothing is done. A name without a row may have got one since it was fetched. Its version was not fetched
+(whoever sees one document of a commit sees all of them), so `put` sets it to null, which the column refuses, and with
+it the whole statement. (The empty version may have been fetched; but then there still is no document.)
 """
 
 COMMIT_ONE = """

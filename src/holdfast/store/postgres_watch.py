@@ -1,8 +1,7 @@
 """Watching PostgreSQL for changes: by notifications, and by polling where they may be missed.
 
-Watchers register in a table, and commits notify only if there is one. A commit that began earlier may not
-have seen it, so the watcher polls once more shortly after. After a disconnect, versions are compared with the
-earlier ones.
+Watchers register in a table, and commits notify only if there is one. A commit that began earlier may not have seen it,
+so the watcher polls once more shortly after. After a disconnect, versions are compared with the earlier ones.
 """
 
 from __future__ import annotations
@@ -23,12 +22,8 @@ from holdfast.store import postgres_sql as statements
 from holdfast.store.model import Family, Watch, Watched
 from holdfast.store.postgres_connections import Connections, is_away, was_rejected
 
-POLL_INTERVAL = 0.5
-"""Where there are no notifications."""
-
-REFRESH_INTERVAL = 20.0
-"""Where there are: how often to poll all the same, and to register again."""
-
+POLL_INTERVAL = 0.5  # where there are no notifications
+REFRESH_INTERVAL = 20.0  # where there are: how often to poll anyway, and to register again
 _LONGEST_MESSAGE = 7900
 _MANY = "*"
 
@@ -46,7 +41,7 @@ def message_of(version: str, names: Iterable[str]) -> str:
 
 class Listener:
     """A connection that receives notifications. It outlives its watch, because waiting for a lease watches
-    again and again. In between it does not listen: nobody would read the notifications."""
+    again and again. In between it does not listen: nothing would read the notifications."""
 
     def __init__(self, connections: Connections, channel: str) -> None:
         self.connection = connections.connect()
@@ -183,7 +178,7 @@ class PostgresWatch(Watch):
             raise
 
     def _resume(self) -> set[str]:
-        """Listen again after a disconnect, and find out what has changed meanwhile."""
+        """Listen again after a disconnect, and return the changes since."""
         self._drop()
         before, self._versions = self._versions, self._begin()
         return _differences(before, self._versions)

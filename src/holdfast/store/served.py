@@ -1,21 +1,18 @@
 """Stores on servers: transactions that read, decide, and commit if nothing has changed.
 
-An *engine* knows one kind of server. It fetches documents as of one instant, and commits a plan if everything
-fetched is unchanged; each is a single request. Nothing is locked in between, so a client that vanishes blocks
-nobody.
+An *engine* knows one kind of server. It fetches documents as of one instant, and commits a plan if everything fetched
+is unchanged; each is a single request. Nothing is locked in between, so a client that vanishes blocks no other.
 
 1. Fetch everything named, with the server's time.
 2. Decide.
 3. Commit under the transaction's id, if everything fetched is unchanged. Commit point: the server's.
 4. On a conflict, start over, and for a while *take turns*: contenders queue, if the engine has a queue.
-5. If the answer to 3 is lost, look the id up and take it if it is free. If it is taken, the commit happened;
-   if not, it never can. Only if the server cannot be reached is the outcome unknown; `was_made` finds it out
-   later, in the same way.
+5. If the answer to 3 is lost, look the id up and take it if it is free. If it is taken, the commit happened; if not, it
+   never can. Only if the server cannot be reached is the outcome unknown; `was_made` resolves it later, the same way.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -32,36 +29,14 @@ from holdfast.errors import (
     UsageFailure,
 )
 from holdfast.locks.retry import CHANCE
+from holdfast.store import model
 from holdfast.store.layout import Kind, Layout
-from holdfast.store.model import (
-    Append,
-    Change,
-    Commit,
-    Decide,
-    Deciding,
-    Delete,
-    Document,
-    Entry,
-    Family,
-    Key,
-    Record,
-    Result,
-    Stream,
-    Tail,
-    View,
-    Watch,
-    Watched,
-    check_changes,
-    checked_commit_id,
-)
+from holdfast.store.model import Decide, Document, Family, Key, Record, Result, Stream, View
 
 Named = Key[Any] | Stream[Any]
 
-PATIENCE = 30.0
-"""How long a transaction is retried after conflicts and lost answers."""
-
-TIMEOUT = 10.0
-"""How long a server may take to answer, and how long an unreachable one is retried."""
+PATIENCE = 30.0  # how long a transaction is retried after conflicts and lost answers
+TIMEOUT = 10.0  # how long a server may take to answer, and how long an unreachable one is retried
 
 _FIRST_PAGE, _LARGEST_PAGE = 64, 4096
 _ENOUGH_BYTES = 1 << 20
@@ -71,7 +46,7 @@ _MOST_CONFLICTS = 1000
 
 
 class StoredValue(NamedTuple):
-    """What a server stores under a name. A document without content does not exist, but its absence may have
+    """The value that a server stores under a name. A document without content does not exist, but its absence may have
     a version. Of a stream: the last record and its position, 0 if it is empty."""
 
     version: str = ""
@@ -98,7 +73,7 @@ class Addition(NamedTuple):
 
 
 class CommitPlan(NamedTuple):
-    """A commit: its id, what it depends on, the documents it puts (None: removes), the records it adds."""
+    """A commit: its id, its dependencies, the documents it puts (None: removes), the records it adds."""
 
     id: str
     fetched: Fetched
@@ -120,20 +95,16 @@ class IdTaken(Exception):
 
 
 class Fate(Enum):
-    """What became of a commit."""
+    """The fate of a commit."""
 
     MADE = "made"
-    RULED_OUT = "ruled out"
-    """It had been ruled out before."""
-    RULED_OUT_NOW = "ruled out now"
-    """It was not made, and from now on cannot be."""
+    RULED_OUT = "ruled out"  # earlier
+    RULED_OUT_NOW = "ruled out now"  # it was not made, and from now on cannot be
 
 
 class Attempt(NamedTuple):
-    """One attempt: what was fetched, and a function that commits a plan based on it.
-
-    The function returns False on a conflict, and raises `AnswerLost` or `IdTaken`.
-    """
+    """One attempt: the fetched values, and a function that commits a plan based on it. The function returns False on a
+    conflict, and raises `AnswerLost` or `IdTaken`."""
 
     fetched: Fetched
     commit: Callable[[CommitPlan], bool]
@@ -142,8 +113,7 @@ class Attempt(NamedTuple):
 class ServerEngine(Protocol):
     """One kind of server. Every method raises `StoreUnavailable` if the server does not answer in time."""
 
-    address: str
-    """Without secrets."""
+    address: str  # without secrets
 
     @property
     def skew(self) -> float: ...
@@ -154,7 +124,7 @@ class ServerEngine(Protocol):
         """Fetch in order to commit; `in_turn` queues behind earlier contenders, if the server can do that."""
 
     def fate_of(self, commit_id: str) -> Fate:
-        """What became of a commit. If it was not made, its id is taken, so it never will be."""
+        """The fate of a commit. If it was not made, take its id, so that it never will be."""
 
     def page(self, family: str, after: str, limit: int) -> list[tuple[str, StoredValue]]:
         """The next members of a family, in the order of their names."""
@@ -162,7 +132,7 @@ class ServerEngine(Protocol):
     def page_of_stream(self, stream: str, after: int, limit: int) -> list[tuple[int, bytes]]:
         """The next records of a stream."""
 
-    def watch(self, what: Watched) -> Watch: ...
+    def watch(self, what: model.Watched) -> model.Watch: ...
 
     def now(self) -> float: ...
 
@@ -179,12 +149,11 @@ class ServedStore:
         self.engine = engine
         self.patience = patience
         self._layout = Layout()
-        self._deciding = Deciding()
+        self._deciding = model.Deciding()
         self._conflicts: dict[str, float] = {}
 
     @property
     def address(self) -> str:
-        """The address of the store, without secrets."""
         return self.engine.address
 
     @property
@@ -192,7 +161,6 @@ class ServedStore:
         return self.engine.skew
 
     def close(self) -> None:
-        """Close the connections. Nothing is lost by not calling this."""
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -200,8 +168,6 @@ class ServedStore:
 
     def __exit__(self, *problem: object) -> None:
         self.close()
-
-    # --- Reading -----------------------------------------------------------------------------------
 
     def read(self, key: Key[Record]) -> Document[Record] | None:
         self._check(key)
@@ -215,31 +181,27 @@ class ServedStore:
     def scan(self, family: Family[Record]) -> Iterator[tuple[str, Document[Record]]]:
         self._layout.family(family.name)
         pages = _pages(
-            lambda last, limit: self.engine.page(family.name, last, limit),
-            "",
-            lambda found: len(found.content or b""),
+            lambda last, limit: self.engine.page(family.name, last, limit), "", lambda found: len(found.content or b"")
         )
         for name, found in pages:
             document = self._document(family.key(name), found)
             if document is not None:
                 yield name, document
 
-    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[Entry[Record]]:
+    def entries(self, stream: Stream[Record], *, after: int = 0) -> Iterator[model.Entry[Record]]:
         self._check(stream)
         if after < 0:
             raise UsageFailure(f"{after} is not a position of {stream.name}", stream=stream.name)
         end = self.engine.fetch([stream]).of(stream.name).position
         pages = _pages(
-            lambda last, limit: self.engine.page_of_stream(stream.name, last, min(limit, end - last)),
-            after,
-            len,
+            lambda last, limit: self.engine.page_of_stream(stream.name, last, min(limit, end - last)), after, len
         )
         for position, content in pages:
-            yield Entry(position, stream.codec.decode(content, self._where(stream.name, position)))
+            yield model.Entry(position, stream.codec.decode(content, self._where(stream.name, position)))
             if position >= end:
                 return
 
-    def watch(self, what: Watched) -> Watch:
+    def watch(self, what: model.Watched) -> model.Watch:
         if isinstance(what, Family):
             self._layout.family(what.name)
         else:
@@ -249,15 +211,13 @@ class ServedStore:
     def now(self) -> float:
         return self.engine.now()
 
-    # --- Transactions ------------------------------------------------------------------------------
-
     def transact(
         self, keys: Iterable[Named], decide: Decide[Result], *, commit_id: str | None = None
-    ) -> Commit[Result]:
+    ) -> model.Commit[Result]:
         named = list(dict.fromkeys(keys))
         for each in named:
             self._check(each)
-        commit_id = checked_commit_id(commit_id)
+        commit_id = model.checked_commit_id(commit_id)
         self._deciding.refuse_nesting()
         tries = _Tries(commit_id, self.patience)
         while True:
@@ -265,17 +225,16 @@ class ServedStore:
             if commit is not None:
                 return commit
 
-    def _try(self, named: list[Named], decide: Decide[Result], tries: _Tries) -> Commit[Result] | None:
-        """One attempt; None after a conflict, or if it is certain that it was not made."""
+    def _try(self, named: list[Named], decide: Decide[Result], tries: _Tries) -> model.Commit[Result] | None:
+        """One attempt; None after a conflict, or if the commit was ruled out."""
         in_turn = tries.conflicts > 0 or self._had_conflict_lately(named)
         with self.engine.attempt(named, in_turn=in_turn) as attempt:  # 1.
-            view = self._view(named, attempt.fetched)
-            now = attempt.fetched.now
+            view, now = self._view(named, attempt.fetched), attempt.fetched.now
             with self._deciding:
                 decision = decide(view, now)  # 2.
-            check_changes(set(named), view, decision.changes)
+            model.check_changes(set(named), view, decision.changes)
             plan, positions = _plan(tries.id, attempt.fetched, named, view, decision.changes)
-            commit = Commit(tries.commit_id, now, positions, decision.result)
+            commit = model.Commit(tries.commit_id, now, positions, decision.result)
             try:
                 # With nothing to write, the transaction took place when everything was fetched.
                 made = not plan.changed or attempt.commit(plan)  # 3.
@@ -307,28 +266,23 @@ class ServedStore:
         return made
 
     def was_made(self, commit_id: str) -> bool:
-        """Whether a commit with an unknown outcome was made; if not, it never will be.
-
-        `StoreUnavailable` as long as the server cannot be reached.
-        """
-        for number in itertools.count():  # each attempt that was ruled out was followed by another
-            fate = self.engine.fate_of(_attempt_id(commit_id, number))
-            if fate is not Fate.RULED_OUT:
-                return fate is Fate.MADE
-        raise AssertionError("unreachable")
-
-    # --- Decoding ------------------------------------------------------------------------------------
+        """Whether a commit with an unknown outcome was made; if not, it never will be. `StoreUnavailable` as long as
+        the server cannot be reached."""
+        number = 0
+        while (fate := self.engine.fate_of(_attempt_id(commit_id, number))) is Fate.RULED_OUT:
+            number += 1  # another attempt followed
+        return fate is Fate.MADE
 
     def _check(self, what: Named) -> None:
-        """Refuse what the file store has no location for: what works here must work there too."""
+        """Refuse names that the file store has no location for: a key that works here must work there too."""
         kind = self._layout.locate(what.name).kind
         if isinstance(what, Stream) is (kind is Kind.DOCUMENT):
             raise UsageFailure(f"{what.name} is a {kind.value} in the layout", key=what.name)
 
     def _view(self, named: Sequence[Named], fetched: Fetched) -> View:
-        def tail(stream: Stream[Any]) -> Tail:
+        def tail(stream: Stream[Any]) -> model.Tail:
             _, content, position = fetched.of(stream.name)
-            return Tail(position, content or b"", self._where(stream.name, position))
+            return model.Tail(position, content or b"", self._where(stream.name, position))
 
         return View.of(named, lambda key: self._document(key, fetched.of(key.name)), tail)
 
@@ -343,17 +297,15 @@ class ServedStore:
 
 
 class _Tries:
-    """The attempts of one transaction: their number, the id of the next, and their deadline.
-
-    An attempt that was ruled out has used up its id; the next one has a suffix that no other id has.
-    """
+    """The attempts of one transaction: their number, the id of the next, and their deadline. An attempt that was ruled
+    out has used up its id; the next one has a suffix that no other id has."""
 
     def __init__(self, commit_id: str, patience: float) -> None:
         self.commit_id = self.id = commit_id
         self.conflicts = 0
         self._ruled_out = 0
         self._deadline = time.monotonic() + patience
-        self._last: Failure = Failure("others were faster")
+        self._last: Failure = Failure("other commits came first")
 
     def ruled_out(self, reason: Failure) -> None:
         self._ruled_out += 1
@@ -361,7 +313,7 @@ class _Tries:
         self._last = reason
 
     def pause(self) -> None:
-        """Wait before the next attempt, at random, so that contenders do not meet again."""
+        """Wait for a random time before the next attempt, so that contenders do not collide again."""
         self.conflicts += 1
         if time.monotonic() >= self._deadline:
             raise TooManyRetries(self.conflicts, self._last)
@@ -370,25 +322,25 @@ class _Tries:
 
 
 def _attempt_id(commit_id: str, ruled_out: int) -> str:
-    """The id of the attempt after so many that were ruled out."""
+    """The id of the attempt that follows this number of ruled-out ones."""
     return f"{commit_id}~{ruled_out}" if ruled_out else commit_id
 
 
 def _plan(
-    commit_id: str, fetched: Fetched, named: Sequence[Named], view: View, changes: Sequence[Change]
+    commit_id: str, fetched: Fetched, named: Sequence[Named], view: View, changes: Sequence[model.Change]
 ) -> tuple[CommitPlan, tuple[int, ...]]:
-    """The changes with every record encoded and every append at its position; and these positions."""
+    """The plan, with every record encoded and every append at its position; and these positions."""
     puts: dict[str, bytes | None] = {}
     additions: list[Addition] = []
     ends: dict[str, int] = {}
     for change in changes:
-        if isinstance(change, Append):
+        if isinstance(change, model.Append):
             name = change.stream.name
             ends[name] = ends.get(name, view.end(change.stream)) + 1
             additions.append(Addition(name, ends[name], change.stream.codec.encode(change.record)))
         else:
             name = change.key.name
-            puts[name] = None if isinstance(change, Delete) else change.key.codec.encode(change.record)
+            puts[name] = None if isinstance(change, model.Delete) else change.key.codec.encode(change.record)
     positions = tuple(each.position for each in additions)
     return CommitPlan(commit_id, fetched, named, puts, additions), positions
 
@@ -411,7 +363,7 @@ def require_version(address: str, found: str | None, known: int) -> None:
         raise NotFound(f"there is no store at {address} yet", store=address)
     if found != str(known):
         raise StoreIncompatible(
-            f"the store {address} has the schema version {found}; this version of Holdfast knows {known}",
+            f"the store {address} has the schema version {found}; this version of Holdfast supports {known}",
             store=address,
             found=found,
             known=known,

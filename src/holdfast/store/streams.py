@@ -1,9 +1,9 @@
 """Streams in files: reading them, planning changes to them, and appending several records at once.
 
-A record of a stream is a line of one file, or a file with a number in its name. Readers yield what is
-published, then the records that are committed but not published yet (`pending`: position and content). If
-there are none, they check whether the end is still the end: what was being published when they passed may be
-there by now. So a reader that has seen one record of a commit sees all of them.
+A record of a stream is a line of one file, or a file with a number in its name. Readers yield the published
+records, then those that are committed but not published yet (`pending`: position and content). If none are pending,
+they check for new records at the end: a commit that was pending when they got there may have been published since.
+So a reader that has seen one record of a commit sees all of them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from holdfast.store.model import Append, Change, Delete, Key, Stream, View
 _CHUNK = 1 << 20
 
 Pending = Callable[[], Sequence[tuple[int, bytes]]]
-
-# --- Reading ------------------------------------------------------------------------------------------
 
 
 def lines(directory: Directory | None, location: Location, after: int, pending: Pending) -> Iterator[tuple[int, bytes]]:
@@ -46,7 +44,7 @@ def lines(directory: Directory | None, location: Location, after: int, pending: 
 def _published_lines(
     directory: Directory | None, location: Location, position: int
 ) -> Generator[tuple[int, bytes], None, int]:
-    """The published lines from `position` on; returns their end."""
+    """The published lines from `position` on; return their end."""
     while directory is not None and (block := _whole_lines(directory, location, position)):
         for line in block[:-1].split(b"\n"):
             position += len(line) + 1
@@ -59,8 +57,8 @@ def _whole_lines(directory: Directory, location: Location, after: int) -> bytes:
     while True:
         block = durable.read_lines_in(directory, location.file, after=after, limit=limit)
         if block:
-            # A writer may just have replaced a torn tail by a whole line, and the block may mix the two. Up
-            # to the end of a line nothing changes any more: read that part again.
+            # A writer may just have replaced a torn tail by a whole line, and the block may mix the two. Complete
+            # lines never change: read them again.
             return durable.read_lines_in(directory, location.file, after=after, limit=len(block))
         if durable.end_of_lines_in(directory, location.file) <= after:
             return b""
@@ -153,9 +151,6 @@ class LastNumbers:
         return known
 
 
-# --- Planning -----------------------------------------------------------------------------------------
-
-
 class Planned(NamedTuple):
     """One change, ready to be applied. `before` is the version of a document's old content, `at` is where an
     append goes."""
@@ -200,11 +195,10 @@ def plan(changes: Sequence[Change], view: View, locations: Mapping[Key[Any] | St
 
 
 def in_order(planned: list[Planned]) -> list[Planned]:
-    """The changes in the order of applying: referenced documents before those that refer to them, removals
-    last.
+    """The changes in the order of applying: referenced documents before those that refer to them, removals last.
 
-    Documents that refer to others (an index) come early in lock order, and those they refer to later. So
-    documents are put in reverse lock order, appends follow as they came, and removals go in lock order.
+    Documents that refer to others (an index) come early in lock order, and those they refer to later. So documents are
+    put in reverse lock order, appends follow as they came, and removals go in lock order.
     """
 
     def rank(each: Planned) -> tuple[int, str]:
@@ -214,9 +208,6 @@ def in_order(planned: list[Planned]) -> list[Planned]:
     appends = [each for each in planned if each.operation == "append"]
     removals = sorted((each for each in planned if each.operation == "remove"), key=rank)
     return [*puts, *appends, *removals]
-
-
-# --- Batches ------------------------------------------------------------------------------------------
 
 
 def is_batch(planned: Sequence[Planned]) -> bool:

@@ -24,8 +24,7 @@ _EVENT = struct.Struct("iIII")
 _MASK = 0x00000FCA  # modified, closed after writing, moved, created, deleted; itself deleted or moved
 _LOST = 0x00004000 | 0x00008000 | 0x00000800 | 0x00000400  # overflow, watch removed, itself moved or deleted
 _LONGEST = (1 << 31) - 1  # milliseconds that the system call can wait
-_REPORTED = "by an event"
-"""The fingerprint of a file that an event reported: it equals no other."""
+_REPORTED = "by an event"  # the fingerprint of a file that an event reported; equals no real one
 
 
 class DirectoryEvents:
@@ -55,10 +54,8 @@ class DirectoryEvents:
         return cls(fd, watched)
 
     def wait(self, timeout: float | None) -> set[tuple[Path, str]] | None:
-        """Directory and name of each change since the last call; empty when the timeout ends.
-
-        None means that events were lost or a directory is gone: compare everything, and listen again.
-        """
+        """Directory and name of each change since the last call; empty when the timeout ends. None means that events
+        were lost or a directory is gone: compare everything, and listen again."""
         if sys.platform == "win32":
             return set()  # never opened there
         waiting = select.poll()  # `select` is limited to the first 1024 descriptors
@@ -87,7 +84,7 @@ class DirectoryEvents:
 
 
 class _Subject(NamedTuple):
-    """What is watched: one file, the numbered files of a stream, or the members of a family; with the prefix
+    """The watched files: one file, the numbered files of a stream, or the members of a family; with the prefix
     and suffix of their names. A directory that belongs to one document is not created just to be watched."""
 
     name: str

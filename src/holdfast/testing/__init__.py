@@ -14,8 +14,7 @@ Subclass `Backend` to say how your store is opened, damaged and cut off; pytest 
     class TestMyStore(MyBackend, StoreContract):
         pass
 
-`Backend` documents these methods and the optional ones. `holdfast.testing.model` compares a store with the
-one in memory over random sequences of operations; it needs Hypothesis.
+`Backend` documents these methods and the optional ones.
 """
 
 from holdfast.testing.backend import Backend, Recipe, When

@@ -1,4 +1,4 @@
-"""The backend of a contract: what a store's author provides, and what the contract does with it."""
+"""The backend of the contract, which a store's author provides, and the operations of the contract's clients."""
 
 from __future__ import annotations
 
@@ -15,23 +15,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 import msgspec
 import pytest
 
-from holdfast.store.model import (
-    Append,
-    Change,
-    Commit,
-    Create,
-    Decision,
-    Family,
-    Key,
-    Replace,
-    Store,
-    Stream,
-    StructCodec,
-    View,
-)
+from holdfast.store import model
+from holdfast.store.model import Append, Change, Create, Decision, Family, Key, Replace, Store, Stream, View
 
-PATIENCE = 60.0
-"""How long anything may take before a test fails instead of hanging."""
+PATIENCE = 60.0  # how long anything may take before a test fails instead of hanging
 
 Answer = TypeVar("Answer")
 
@@ -47,8 +34,8 @@ class Event(Item, frozen=True):
     """The record of a stream."""
 
 
-_ITEM: StructCodec[Item] = StructCodec(Item)
-_EVENT: StructCodec[Event] = StructCodec(Event, pretty=False)
+_ITEM: model.StructCodec[Item] = model.StructCodec(Item)
+_EVENT: model.StructCodec[Event] = model.StructCodec(Event, pretty=False)
 
 INDEX = Key("jit/index", _ITEM)
 GATES = Key("jit/gates", _ITEM)
@@ -67,10 +54,7 @@ def accounts(count: int) -> list[Key[Item]]:
     return [INDEX, GATES, *(ISSUES.key(f"account-{each}") for each in range(count))][:count]
 
 
-# --- What clients do --------------------------------------------------------------------------------
-
-
-def apply(store: Store, *changes: Change) -> Commit[None]:
+def apply(store: Store, *changes: Change) -> model.Commit[None]:
     """Commit some changes unconditionally."""
     named = [each.stream if isinstance(each, Append) else each.key for each in changes]
     return store.transact(named, lambda view, now: Decision(changes, None))
@@ -78,7 +62,7 @@ def apply(store: Store, *changes: Change) -> Commit[None]:
 
 def number_of(store: Store, key: Key[Item]) -> int:
     document = store.read(key)
-    assert document is not None, f"there is no {key.name}"
+    assert document is not None, f"{key.name} does not exist"
     return document.record.number
 
 
@@ -152,9 +136,6 @@ def append_often(store: Store, stream: Stream[Event], name: str, times: int) -> 
     return [apply(store, Append(stream, Event(each, name))).positions[0] for each in range(times)]
 
 
-# --- Several at once --------------------------------------------------------------------------------
-
-
 def run_threads(*tasks: Callable[[], Answer]) -> list[Answer]:
     """Run each task in its own thread, all starting at once; return their results."""
     answers: list[Any] = [None] * len(tasks)
@@ -180,7 +161,7 @@ def run_threads(*tasks: Callable[[], Answer]) -> list[Answer]:
 
 
 class Recipe(NamedTuple):
-    """How another process opens the same store: something it can import, and arguments to pickle."""
+    """How another process opens the same store: an importable function and picklable arguments."""
 
     open: Callable[..., Store]
     arguments: tuple[Any, ...] = ()
@@ -238,15 +219,13 @@ When = Literal["before", "after"]
 
 
 class Backend:
-    """What the author of a store provides."""
+    """Access to a store under test. Its author subclasses this."""
 
-    many: ClassVar[int] = 100_000
-    """How many documents the store can hold."""
-    many_within: ClassVar[float] = 60.0
-    """In how many seconds so many are created, scanned, read and changed."""
+    many: ClassVar[int] = 100_000  # how many documents the store can hold
+    many_within: ClassVar[float] = 60.0  # seconds to create, scan, read and change that many
 
     def seconds(self) -> float:
-        """The clock for that. A store that does all its work in this process may use its CPU time."""
+        """The clock for `many_within`. A store that works in this process alone may use CPU time."""
         return time.monotonic()
 
     def open_store(self) -> Store:
@@ -274,10 +253,8 @@ class Backend:
         raise NotImplementedError
 
     def disturbed(self) -> AbstractContextManager[None]:
-        """Within, delays occur at random where they hurt most."""
+        """Within, random delays occur at the most critical points."""
         return contextlib.nullcontext()
-
-    # --- For the contract -----------------------------------------------------------------------------
 
     @pytest.fixture
     def store(self) -> Iterator[Store]:

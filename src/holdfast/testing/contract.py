@@ -7,59 +7,22 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import (
-    AlreadyExists,
-    Corrupt,
-    Failure,
-    LockConflict,
-    NameInvalid,
-    NotFound,
-    TooLarge,
-    UsageFailure,
-)
-from holdfast.store.model import (
-    MOST_BYTES,
-    Append,
-    Change,
-    Create,
-    Decision,
-    Delete,
-    Document,
-    Key,
-    Replace,
-    Store,
-    Unreadable,
-    View,
-)
-from holdfast.testing.backend import (
-    AUDIT,
-    DESCRIPTORS,
-    EVENTS,
-    GATES,
-    INDEX,
-    ISSUES,
-    ONE,
-    STREAMS,
-    TWO,
-    WORKTREES,
-    Backend,
-    Event,
-    Item,
-    apply,
-    increment,
-    number_of,
-)
+from holdfast.errors import AlreadyExists, Corrupt, Failure, LockConflict, NameInvalid, NotFound, TooLarge, UsageFailure
+from holdfast.store import model
+from holdfast.store.model import Append, Create, Decision, Delete, Key, Replace, Store, View
+from holdfast.testing import backend
+from holdfast.testing.backend import AUDIT, EVENTS, GATES, INDEX, ISSUES, ONE, STREAMS, TWO, Backend, Event, Item
 from holdfast.testing.contract_isolation import IsolationContract, OutcomesContract
 from holdfast.testing.contract_streams import StreamsContract, WatchingContract
 
 DIFFICULT = 'Grüße, 世界 \U0001f980 " \\ \n\r\t\0 \u2028 </script>'
 
-REFUSED: dict[str, tuple[Change, type[Failure]]] = {
+REFUSED: dict[str, tuple[model.Change, type[Failure]]] = {
     "create what is there": (Create(ONE, Item(9)), AlreadyExists),
-    "replace what is not there": (Replace(TWO, Item(9)), NotFound),
-    "delete what is not there": (Delete(TWO), NotFound),
+    "replace a missing document": (Replace(TWO, Item(9)), NotFound),
+    "delete a missing document": (Delete(TWO), NotFound),
     "change a document twice": (Replace(INDEX, Item(9)), UsageFailure),
-    "delete what is also changed": (Delete(INDEX), UsageFailure),
+    "delete a document that is also changed": (Delete(INDEX), UsageFailure),
     "a document that was not named": (Create(GATES, Item(9)), UsageFailure),
     "a stream that was not named": (Append(AUDIT, Event(9)), UsageFailure),
 }
@@ -77,24 +40,24 @@ DAMAGE = {
     "a key twice": b'{"number": 1, "number": 2}',
     "NaN": b'{"number": NaN}',
     "not UTF-8": b'{"number": 1, "text": "\xff"}',
-    "something behind it": b'{"number": 1}\n{"number": 2}\n',
+    "trailing content": b'{"number": 1}\n{"number": 2}\n',
 }
 
 
-def record_of(document: Document[Item] | None) -> Item | None:
+def record_of(document: model.Document[Item] | None) -> Item | None:
     return None if document is None else document.record
 
 
 class DocumentsContract(Backend):
-    """Creating, replacing, deleting, deciding, scanning; and what is refused."""
+    """Creating, replacing, deleting, deciding, scanning; and refusals."""
 
-    def test_a_store_says_what_it_is_and_a_closed_client_affects_no_other(self, store: Store) -> None:
+    def test_a_store_is_healthy_and_a_closed_client_affects_no_other(self, store: Store) -> None:
         assert store.trouble is None
         assert 0 <= store.skew < 60
         assert store.files is None or store.files.unfinished_commits() == []
         with self.client(store) as other:
-            apply(other, Create(ONE, Item(1)))
-        assert increment(store, ONE) == 2
+            backend.apply(other, Create(ONE, Item(1)))
+        assert backend.increment(store, ONE) == 2
 
     def test_a_document_that_was_never_created_is_none(self, store: Store) -> None:
         assert store.read(ONE) is None
@@ -102,25 +65,25 @@ class DocumentsContract(Backend):
         assert list(store.scan(ISSUES)) == []
 
     @pytest.mark.parametrize(
-        "key", [INDEX, ONE, DESCRIPTORS.key("d"), WORKTREES.key("w")], ids=lambda key: str(key.name)
+        "key", [INDEX, ONE, backend.DESCRIPTORS.key("d"), backend.WORKTREES.key("w")], ids=lambda key: str(key.name)
     )
     def test_every_client_sees_what_is_created_replaced_and_deleted(self, store: Store, key: Key[Item]) -> None:
         with self.client(store) as other:
-            apply(store, Create(key, Item(1, DIFFICULT)))
+            backend.apply(store, Create(key, Item(1, DIFFICULT)))
             assert record_of(other.read(key)) == Item(1, DIFFICULT)
 
-            apply(other, Replace(key, Item(2)))
+            backend.apply(other, Replace(key, Item(2)))
             assert record_of(store.read(key)) == Item(2)
 
-            apply(store, Delete(key))
+            backend.apply(store, Delete(key))
             assert other.read(key) is None
 
-            apply(other, Create(key, Item(3)))
+            backend.apply(other, Create(key, Item(3)))
             assert record_of(store.read(key)) == Item(3)
 
     def test_several_changes_are_made_together(self, store: Store) -> None:
-        apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
-        apply(store, Replace(INDEX, Item(2)), Delete(ONE), Create(TWO, Item(2)), Append(EVENTS, Event(2)))
+        backend.apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
+        backend.apply(store, Replace(INDEX, Item(2)), Delete(ONE), Create(TWO, Item(2)), Append(EVENTS, Event(2)))
 
         with self.client(store) as other:
             seen = other.read_together([INDEX, ONE, TWO])
@@ -130,7 +93,7 @@ class DocumentsContract(Backend):
     @pytest.mark.parametrize("reason", REFUSED)
     def test_a_change_that_does_not_fit_is_refused_and_nothing_is_changed(self, store: Store, reason: str) -> None:
         change, failure = REFUSED[reason]
-        apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
+        backend.apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
 
         changes = [Append(EVENTS, Event(2)), Replace(INDEX, Item(2)), change]
 
@@ -149,7 +112,7 @@ class DocumentsContract(Backend):
 
     @pytest.mark.parametrize("problem", [LockConflict("not now"), KeyError("a bug")], ids=["failure", "bug"])
     def test_a_decision_that_raises_changes_nothing(self, store: Store, problem: Exception) -> None:
-        apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
+        backend.apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
 
         def decide(view: View, now: float) -> Decision[None]:
             raise problem
@@ -159,10 +122,10 @@ class DocumentsContract(Backend):
 
         assert raised.value is problem
         self._assert_untouched(store)
-        assert increment(store, ONE) == 2
+        assert backend.increment(store, ONE) == 2
 
     def test_a_decision_sees_what_was_named_and_nothing_else(self, store: Store) -> None:
-        apply(store, Create(ONE, Item(1)))
+        backend.apply(store, Create(ONE, Item(1)))
         expected = store.read(ONE)
 
         def decide(view: View, now: float) -> Decision[None]:
@@ -193,26 +156,26 @@ class DocumentsContract(Backend):
         runs: list[int] = []
 
         def decide(view: View, now: float) -> Decision[int]:
-            runs.append(len(runs))  # a decision may be made more than once; what counts is the last
+            runs.append(len(runs))  # a decision may be made more than once; the last one counts
             return Decision([Create(ONE, Item(runs[-1]))], runs[-1])
 
-        assert store.transact([ONE], decide).result == runs[-1] == number_of(store, ONE)
+        assert store.transact([ONE], decide).result == runs[-1] == backend.number_of(store, ONE)
 
     def test_a_transaction_inside_a_decision_is_refused(self, store: Store) -> None:
         def decide(view: View, now: float) -> Decision[None]:
             with pytest.raises(UsageFailure):
-                apply(store, Create(TWO, Item(1)))
+                backend.apply(store, Create(TWO, Item(1)))
             return Decision([Create(ONE, Item(1))], None)
 
         store.transact([ONE], decide)
 
         assert record_of(store.read(ONE)) == Item(1)
         assert store.read(TWO) is None
-        apply(store, Create(TWO, Item(2)))  # and afterwards all is as usual
+        backend.apply(store, Create(TWO, Item(2)))  # afterwards, transactions work again
 
     def test_a_decision_may_read(self, store: Store) -> None:
-        apply(store, Create(ONE, Item(1)))
-        store.transact([TWO], lambda view, now: Decision([Create(TWO, Item(number_of(store, ONE)))], None))
+        backend.apply(store, Create(ONE, Item(1)))
+        store.transact([TWO], lambda view, now: Decision([Create(TWO, Item(backend.number_of(store, ONE)))], None))
 
         assert record_of(store.read(TWO)) == Item(1)
 
@@ -228,7 +191,7 @@ class DocumentsContract(Backend):
             lambda view, now: Decision([Create(ONE, Item(1)), Create(INDEX, Item(1))], None),
             commit_id="4f1c-9",
         )
-        own = {apply(store, Replace(ONE, Item(each))).id for each in range(5)}
+        own = {backend.apply(store, Replace(ONE, Item(each))).id for each in range(5)}
 
         assert given.id == "4f1c-9"
         assert len(own) == 5
@@ -246,7 +209,7 @@ class DocumentsContract(Backend):
     def test_another_record_has_another_version(self, store: Store) -> None:
         versions = []
         for number in range(5):
-            increment(store, ONE)
+            backend.increment(store, ONE)
             document = store.read(ONE)
             assert document is not None
             assert document.record.number == number + 1
@@ -255,7 +218,7 @@ class DocumentsContract(Backend):
         assert len(set(versions)) == 5
 
     def test_one_state_has_one_version_however_it_is_read(self, store: Store) -> None:
-        apply(store, Create(ONE, Item(1)))
+        backend.apply(store, Create(ONE, Item(1)))
         with self.client(store) as other:
             document = store.read(ONE)
 
@@ -265,30 +228,26 @@ class DocumentsContract(Backend):
 
     def test_a_scan_gives_the_members_of_its_family_in_order(self, store: Store) -> None:
         names = ["b", "a", "a-b", "A", "10", "9", "a.b", "_"]
-        apply(store, *(Create(ISSUES.key(each), Item(1, each)) for each in names))
-        apply(store, Create(DESCRIPTORS.key("other"), Item(2)), Create(INDEX, Item(3)))
-        apply(store, Delete(ISSUES.key("9")))
+        backend.apply(store, *(Create(ISSUES.key(each), Item(1, each)) for each in names))
+        backend.apply(store, Create(backend.DESCRIPTORS.key("other"), Item(2)), Create(INDEX, Item(3)))
+        backend.apply(store, Delete(ISSUES.key("9")))
 
         found = list(store.scan(ISSUES))
 
         assert [name for name, _ in found] == sorted(set(names) - {"9"})
         assert all(document.record.text == name for name, document in found)
-        assert [name for name, _ in store.scan(DESCRIPTORS)] == ["other"]
+        assert [name for name, _ in store.scan(backend.DESCRIPTORS)] == ["other"]
 
     def test_members_may_be_called_like_files_of_the_store(self, store: Store) -> None:
         names = ["index", ".index", "a.json", "a.lock", "a.tmp", ".a-0123456789ab.tmp", "config.json", "-"]
         names.append("x" * 128)
-        for family in (ISSUES, WORKTREES, DESCRIPTORS):
+        for family in (ISSUES, backend.WORKTREES, backend.DESCRIPTORS):
             for each in names:
-                apply(store, Create(family.key(each), Item(1, each)))
+                backend.apply(store, Create(family.key(each), Item(1, each)))
 
             assert [(name, each.record.text) for name, each in store.scan(family)] == [
                 (name, name) for name in sorted(names)
             ]
-
-
-def _encoded_size(item: Item) -> int:
-    return len(ONE.codec.encode(item))
 
 
 def _read_all(store: Store) -> list[Item]:
@@ -300,8 +259,8 @@ class LimitsContract(Backend):
 
     def test_a_big_record_comes_back_whole(self, store: Store) -> None:
         text = "0123456789abcdé\n" * (MEBIBYTE // 16)
-        apply(store, Create(ONE, Item(1, text)))
-        apply(store, Create(TWO, Item(2, text)), *(Append(stream, Event(3, text)) for stream in STREAMS))
+        backend.apply(store, Create(ONE, Item(1, text)))
+        backend.apply(store, Create(TWO, Item(2, text)), *(Append(stream, Event(3, text)) for stream in STREAMS))
 
         with self.client(store) as other:
             assert [each.record for _, each in other.scan(ISSUES)] == [Item(1, text), Item(2, text)]
@@ -309,20 +268,20 @@ class LimitsContract(Backend):
                 assert [each.record for each in other.entries(stream)] == [Event(3, text)]
 
     def test_a_record_may_be_as_large_as_the_limit_and_not_larger(self, store: Store) -> None:
-        room = MOST_BYTES - _encoded_size(Item(1, ""))
-        apply(store, Create(ONE, Item(1, "x" * room)))
-        assert number_of(store, ONE) == 1
+        room = model.MOST_BYTES - len(ONE.codec.encode(Item(1, "")))
+        backend.apply(store, Create(ONE, Item(1, "x" * room)))
+        assert backend.number_of(store, ONE) == 1
 
         with pytest.raises(TooLarge):
-            apply(store, Replace(ONE, Item(2, "x" * (room + 1))))
-        assert number_of(store, ONE) == 1
+            backend.apply(store, Replace(ONE, Item(2, "x" * (room + 1))))
+        assert backend.number_of(store, ONE) == 1
 
     @pytest.mark.parametrize("beside", ["a document", "a stream"])
     def test_of_a_commit_that_is_too_large_nothing_is_written(self, store: Store, beside: str) -> None:
-        text = "x" * MOST_BYTES
+        text = "x" * model.MOST_BYTES
         large = Append(EVENTS, Event(1, text)) if beside == "a stream" else Create(TWO, Item(1, text))
         with pytest.raises(TooLarge):
-            apply(store, Create(ONE, Item(1)), large)
+            backend.apply(store, Create(ONE, Item(1)), large)
 
         assert list(store.scan(ISSUES)) == []
         assert list(store.entries(EVENTS)) == []
@@ -331,12 +290,12 @@ class LimitsContract(Backend):
         started = self.seconds()
         for first in range(0, self.many, BATCH):
             some = range(first, min(first + BATCH, self.many))
-            apply(store, *(Create(DESCRIPTORS.key(f"{each:08d}"), Item(each)) for each in some))
+            backend.apply(store, *(Create(backend.DESCRIPTORS.key(f"{each:08d}"), Item(each)) for each in some))
         with self.client(store) as other:
-            assert [each.record.number for _, each in other.scan(DESCRIPTORS)] == list(range(self.many))
-            middle = DESCRIPTORS.key(f"{self.many // 2:08d}")
-            assert increment(other, middle) == self.many // 2 + 1
-            assert number_of(store, middle) == self.many // 2 + 1
+            assert [each.record.number for _, each in other.scan(backend.DESCRIPTORS)] == list(range(self.many))
+            middle = backend.DESCRIPTORS.key(f"{self.many // 2:08d}")
+            assert backend.increment(other, middle) == self.many // 2 + 1
+            assert backend.number_of(store, middle) == self.many // 2 + 1
 
         assert self.seconds() - started <= self.many_within
 
@@ -346,28 +305,28 @@ class LimitsContract(Backend):
             store.read(ISSUES.key(name))
         if "/" not in name:
             with pytest.raises(NameInvalid):
-                apply(store, Create(Key(f"jit/issues/{name}", ONE.codec), Item(1)))
+                backend.apply(store, Create(Key(f"jit/issues/{name}", ONE.codec), Item(1)))
 
         assert list(store.scan(ISSUES)) == []
 
     @pytest.mark.parametrize(
         "record",
         [Item("1"), Item(1.5), Item(1, "\ud800"), object()],  # type: ignore[arg-type]
-        ids=["text for a number", "a fraction", "half a character", "no record at all"],
+        ids=["text for a number", "a fraction", "half a surrogate pair", "not a record"],
     )
     def test_a_record_that_would_not_come_back_is_refused(self, store: Store, record: Any) -> None:
-        apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
+        backend.apply(store, Create(ONE, Item(1)), Create(INDEX, Item(1)))
         with pytest.raises(UsageFailure):
-            apply(store, Replace(INDEX, Item(2)), Replace(ONE, record))
+            backend.apply(store, Replace(INDEX, Item(2)), Replace(ONE, record))
         with pytest.raises(UsageFailure):
-            apply(store, Replace(INDEX, Item(2)), Append(EVENTS, record))
+            backend.apply(store, Replace(INDEX, Item(2)), Append(EVENTS, record))
 
-        assert (number_of(store, ONE), number_of(store, INDEX)) == (1, 1)
+        assert (backend.number_of(store, ONE), backend.number_of(store, INDEX)) == (1, 1)
         assert list(store.entries(EVENTS)) == []
 
     @pytest.mark.parametrize("damage", DAMAGE)
     def test_a_damaged_document_is_reported_with_its_place_and_not_overwritten(self, store: Store, damage: str) -> None:
-        apply(store, Create(ONE, Item(1)), Create(TWO, Item(2)), Create(INDEX, Item(3)))
+        backend.apply(store, Create(ONE, Item(1)), Create(TWO, Item(2)), Create(INDEX, Item(3)))
         good = self.stored(store, ONE)
         self.damage(store, ONE, DAMAGE[damage])
         with self.client(store) as other:
@@ -376,31 +335,26 @@ class LimitsContract(Backend):
                     partial(each.read, ONE),
                     partial(each.read_together, [INDEX, ONE]),
                     partial(_read_all, each),
-                    partial(apply, each, Replace(ONE, Item(4))),
-                    partial(apply, each, Replace(INDEX, Item(4)), Replace(ONE, Item(4))),
+                    partial(backend.apply, each, Replace(ONE, Item(4))),
+                    partial(backend.apply, each, Replace(INDEX, Item(4)), Replace(ONE, Item(4))),
                     partial(each.transact, [ONE, INDEX], lambda view, now: Decision([], None)),
                 ):
                     with pytest.raises(Corrupt, match="one"):
                         attempt()
 
             scanned = dict(other.scan(ISSUES.tolerant()))
-            assert isinstance(scanned["one"].record, Unreadable)
+            assert isinstance(scanned["one"].record, model.Unreadable)
             assert "one" in scanned["one"].record.failure.message
             assert scanned["two"].record == Item(2)
             assert self.stored(store, ONE) == DAMAGE[damage]
-            assert (number_of(other, TWO), number_of(other, INDEX)) == (2, 3)
-            assert increment(other, TWO) == 3
+            assert (backend.number_of(other, TWO), backend.number_of(other, INDEX)) == (2, 3)
+            assert backend.increment(other, TWO) == 3
 
             self.damage(store, ONE, good)
-            assert number_of(other, ONE) == 1
+            assert backend.number_of(other, ONE) == 1
 
 
 class StoreContract(
-    DocumentsContract,
-    IsolationContract,
-    StreamsContract,
-    WatchingContract,
-    OutcomesContract,
-    LimitsContract,
+    DocumentsContract, IsolationContract, StreamsContract, WatchingContract, OutcomesContract, LimitsContract
 ):
     """The whole contract."""

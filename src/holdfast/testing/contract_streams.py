@@ -9,53 +9,14 @@ from functools import partial
 import pytest
 
 from holdfast.errors import AlreadyExists, UsageFailure
-from holdfast.store.model import (
-    Append,
-    Change,
-    Create,
-    Decision,
-    Delete,
-    Entry,
-    Replace,
-    Store,
-    Stream,
-    View,
-    Watch,
-    Watched,
-)
-from holdfast.testing.backend import (
-    AUDIT,
-    EVENTS,
-    INDEX,
-    ISSUES,
-    LEDGER,
-    ONE,
-    PATIENCE,
-    STREAMS,
-    WORKTREES,
-    Backend,
-    Event,
-    Item,
-    Task,
-    append_often,
-    apply,
-    increment_often,
-    number_of,
-    run_threads,
-)
+from holdfast.store import model
+from holdfast.store.model import Append, Create, Decision, Delete, Entry, Replace, Store, Stream, View
+from holdfast.testing import backend
+from holdfast.testing.backend import AUDIT, EVENTS, INDEX, ISSUES, LEDGER, ONE, PATIENCE, STREAMS, Backend, Event, Item
 
 APPENDS = 12
 
-DIFFICULT = [
-    "",
-    "\n",
-    "a\nb\r\nc\r",
-    "\u2028\x85\x0b\x0c\x1c",
-    "Grüße, 世界 \U0001f980",
-    '"\\\\n"',
-    "\0",
-    "{}\n{}",
-]
+DIFFICULT = ["", "\n", "a\nb\r\nc\r", "\u2028\x85\x0b\x0c\x1c", "Grüße, 世界 \U0001f980", '"\\\\n"', "\0", "{}\n{}"]
 
 each_stream = pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: str(stream.name))
 
@@ -77,7 +38,7 @@ class StreamsContract(Backend):
     ) -> None:
         appended = []
         for number, text in enumerate(DIFFICULT):
-            commit = apply(store, Append(stream, Event(number, text)))
+            commit = backend.apply(store, Append(stream, Event(number, text)))
             appended.append(Entry(commit.positions[0], Event(number, text)))
 
         with self.client(store) as other:
@@ -88,25 +49,25 @@ class StreamsContract(Backend):
 
     @each_stream
     def test_reading_goes_on_behind_any_position(self, store: Store, stream: Stream[Event]) -> None:
-        positions = append_often(store, stream, "", APPENDS)
+        positions = backend.append_often(store, stream, "", APPENDS)
         with self.client(store) as other:
             for number, position in enumerate(positions):
                 assert numbers(other, stream, after=position) == list(range(number + 1, APPENDS))
 
-            last = apply(store, Append(stream, Event(99))).positions[0]
+            last = backend.apply(store, Append(stream, Event(99))).positions[0]
             assert numbers(other, stream, after=positions[-1]) == [99]
             assert numbers(other, stream, after=last) == []
 
     @each_stream
     def test_a_position_below_zero_is_refused(self, store: Store, stream: Stream[Event]) -> None:
-        apply(store, Append(stream, Event(1)))
+        backend.apply(store, Append(stream, Event(1)))
         with pytest.raises(UsageFailure):
             list(store.entries(stream, after=-1))
 
     def test_several_records_are_appended_together_in_order(self, store: Store) -> None:
         for round_ in range(3):
             changes = [Append(stream, Event(3 * round_ + each)) for each in range(3) for stream in STREAMS]
-            commit = apply(store, *changes)
+            commit = backend.apply(store, *changes)
             for index, stream in enumerate(STREAMS):
                 found = list(store.entries(stream))
                 assert [each.record.number for each in found] == list(range(3 * round_ + 3))
@@ -129,30 +90,36 @@ class StreamsContract(Backend):
             last = Entry(position, Event(number, "\n"))
 
     def test_documents_and_records_are_committed_together(self, store: Store) -> None:
-        apply(store, Create(ONE, Item(1)), Append(EVENTS, Event(1)), Append(LEDGER, Event(1)))
+        backend.apply(store, Create(ONE, Item(1)), Append(EVENTS, Event(1)), Append(LEDGER, Event(1)))
         with pytest.raises(AlreadyExists):
-            apply(store, Append(EVENTS, Event(2)), Append(LEDGER, Event(2)), Create(ONE, Item(2)))
+            backend.apply(store, Append(EVENTS, Event(2)), Append(LEDGER, Event(2)), Create(ONE, Item(2)))
 
-        assert (numbers(store, EVENTS), numbers(store, LEDGER), number_of(store, ONE)) == ([1], [1], 1)
-        apply(store, Append(EVENTS, Event(3)), Replace(ONE, Item(3)))
-        assert (numbers(store, EVENTS), numbers(store, LEDGER), number_of(store, ONE)) == ([1, 3], [1], 3)
+        assert (numbers(store, EVENTS), numbers(store, LEDGER), backend.number_of(store, ONE)) == ([1], [1], 1)
+        backend.apply(store, Append(EVENTS, Event(3)), Replace(ONE, Item(3)))
+        assert (numbers(store, EVENTS), numbers(store, LEDGER), backend.number_of(store, ONE)) == ([1, 3], [1], 3)
 
     @each_stream
     def test_threads_that_append_lose_nothing(self, store: Store, stream: Stream[Event]) -> None:
         with self.clients(store, 4) as clients, self.disturbed():
-            appended = run_threads(*(partial(append_often, c, stream, str(n), APPENDS) for n, c in enumerate(clients)))
+            appended = backend.run_threads(
+                *(partial(backend.append_often, c, stream, str(n), APPENDS) for n, c in enumerate(clients))
+            )
 
         self._assert_all_there(store, stream, appended)
 
     def test_threads_that_append_with_documents_lose_nothing(self, store: Store) -> None:
         with self.clients(store, 4) as clients, self.disturbed():
-            run_threads(*(partial(increment_often, c, ONE, AUDIT, APPENDS) for c in clients))
+            backend.run_threads(*(partial(backend.increment_often, c, ONE, AUDIT, APPENDS) for c in clients))
 
         assert numbers(store, AUDIT) == list(range(1, 4 * APPENDS + 1))
-        assert number_of(store, ONE) == 4 * APPENDS
+        assert backend.number_of(store, ONE) == 4 * APPENDS
 
     def test_processes_that_append_lose_nothing(self, store: Store) -> None:
-        tasks = [Task(append_often, (stream, str(each), 2 * APPENDS)) for each in range(2) for stream in STREAMS]
+        tasks = [
+            backend.Task(backend.append_often, (stream, str(each), 2 * APPENDS))
+            for each in range(2)
+            for stream in STREAMS
+        ]
         appended = self.elsewhere(store, *tasks)
 
         for index, stream in enumerate(STREAMS):
@@ -172,23 +139,23 @@ class StreamsContract(Backend):
 CHANGES = 25
 SHORTLY = 0.1
 
-WATCHED: dict[str, tuple[Watched, Change, str]] = {
+WATCHED: dict[str, tuple[model.Watched, model.Change, str]] = {
     "a document": (INDEX, Create(INDEX, Item(1)), INDEX.name),
     "a member": (ONE, Create(ONE, Item(1)), ONE.name),
     "a family": (ISSUES, Create(ONE, Item(1)), ONE.name),
-    "a worktree": (WORKTREES.key("w"), Create(WORKTREES.key("w"), Item(1)), "jvs/worktrees/w"),
-    "all worktrees": (WORKTREES, Create(WORKTREES.key("w"), Item(1)), "jvs/worktrees/w"),
+    "a worktree": (backend.WORKTREES.key("w"), Create(backend.WORKTREES.key("w"), Item(1)), "jvs/worktrees/w"),
+    "all worktrees": (backend.WORKTREES, Create(backend.WORKTREES.key("w"), Item(1)), "jvs/worktrees/w"),
     **{f"the stream {stream.name}": (stream, Append(stream, Event(1)), stream.name) for stream in STREAMS},
 }
 OTHERS = [Create(ISSUES.key("one.json"), Item(1)), Create(ISSUES.key("on"), Item(1))]
 
 
-def reported(watch: Watch, *names: str) -> set[str]:
+def reported(watch: model.Watch, *names: str) -> set[str]:
     """Wait until all of these are reported; return everything reported."""
     found: set[str] = set()
     while not found.issuperset(names):
         new = watch.wait(PATIENCE)
-        assert new, f"waited in vain for {set(names) - found}"
+        assert new, f"no report of {set(names) - found}"
         found |= new
     return found
 
@@ -200,7 +167,7 @@ class WatchingContract(Backend):
     def test_a_change_by_another_client_is_reported(self, store: Store, what: str) -> None:
         subject, change, name = WATCHED[what]
         with self.client(store) as other, store.watch(subject) as watch:
-            apply(other, change)
+            backend.apply(other, change)
 
             assert reported(watch, name) == {name}
 
@@ -208,23 +175,24 @@ class WatchingContract(Backend):
     def test_a_commit_of_several_changes_is_reported_to_each_watcher(self, store: Store, what: str) -> None:
         subject, change, name = WATCHED[what]
         with self.client(store) as other, store.watch(subject) as watch:
-            apply(other, change, Create(ISSUES.key("another"), Item(1)), Append(_another(name), Event(1)))
+            another = LEDGER if name != LEDGER.name else EVENTS
+            backend.apply(other, change, Create(ISSUES.key("another"), Item(1)), Append(another, Event(1)))
 
             assert reported(watch, name) <= {name, "jit/issues/another"}
 
     @pytest.mark.parametrize("subject", [ONE, ISSUES], ids=["a document", "a family"])
-    def test_replacing_and_deleting_are_reported(self, store: Store, subject: Watched) -> None:
-        apply(store, Create(ONE, Item(1)))
+    def test_replacing_and_deleting_are_reported(self, store: Store, subject: model.Watched) -> None:
+        backend.apply(store, Create(ONE, Item(1)))
         for change in (Replace(ONE, Item(2)), Delete(ONE)):
             with self.client(store) as other, store.watch(subject) as watch:
-                apply(other, change)
+                backend.apply(other, change)
 
                 assert reported(watch, ONE.name) == {ONE.name}
 
     @pytest.mark.parametrize("what", WATCHED)
     def test_nothing_is_reported_when_nothing_happens(self, store: Store, what: str) -> None:
         subject, change, _ = WATCHED[what]
-        apply(store, change)  # before the watch was made
+        backend.apply(store, change)  # before the watch was made
         with store.watch(subject) as watch:
             started = time.monotonic()
             assert watch.wait(0) == frozenset()
@@ -232,35 +200,35 @@ class WatchingContract(Backend):
             assert time.monotonic() - started >= SHORTLY
 
     def test_what_is_not_watched_is_not_reported(self, store: Store) -> None:
-        apply(store, Create(ONE, Item(1)))
+        backend.apply(store, Create(ONE, Item(1)))
         with store.watch(ONE) as watch, self.client(store) as other:
             for change in OTHERS:
-                apply(other, change)
-            apply(other, Create(INDEX, Item(1)), Append(EVENTS, Event(1)))
+                backend.apply(other, change)
+            backend.apply(other, Create(INDEX, Item(1)), Append(EVENTS, Event(1)))
             assert watch.wait(SHORTLY) == frozenset()
 
     def test_every_member_that_changed_is_reported(self, store: Store) -> None:
         names = [f"jit/issues/m{each}" for each in range(CHANGES)]
         with store.watch(ISSUES) as watch, self.client(store) as other:
             for each in range(CHANGES):
-                apply(other, Create(ISSUES.key(f"m{each}"), Item(each)))
+                backend.apply(other, Create(ISSUES.key(f"m{each}"), Item(each)))
 
             assert reported(watch, *names) == set(names)
 
-    def test_who_reads_and_waits_in_turn_misses_nothing(self, store: Store) -> None:
+    def test_a_client_that_reads_and_waits_in_turn_misses_nothing(self, store: Store) -> None:
         """Changes may be reported together, but there is a report after the last one."""
-        apply(store, Create(ONE, Item(0)))
+        backend.apply(store, Create(ONE, Item(0)))
 
-        def follow(watch: Watch) -> None:
-            while number_of(store, ONE) < CHANGES:
+        def follow(watch: model.Watch) -> None:
+            while backend.number_of(store, ONE) < CHANGES:
                 assert watch.wait(PATIENCE) == {ONE.name}
 
         with self.client(store) as other, store.watch(ONE) as watch, self.disturbed():
-            run_threads(partial(follow, watch), partial(increment_often, other, ONE, None, CHANGES))
+            backend.run_threads(partial(follow, watch), partial(backend.increment_often, other, ONE, None, CHANGES))
 
     @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: str(stream.name))
-    def test_who_follows_a_stream_misses_nothing(self, store: Store, stream: Stream[Event]) -> None:
-        def follow(watch: Watch) -> list[int]:
+    def test_a_client_that_follows_a_stream_misses_nothing(self, store: Store, stream: Stream[Event]) -> None:
+        def follow(watch: model.Watch) -> list[int]:
             found: list[int] = []
             position = 0
             while True:
@@ -272,19 +240,17 @@ class WatchingContract(Backend):
                 assert watch.wait(PATIENCE) == {stream.name}
 
         with self.client(store) as other, store.watch(stream) as watch, self.disturbed():
-            found, _ = run_threads(partial(follow, watch), partial(append_often, other, stream, "", CHANGES))
+            found, _ = backend.run_threads(
+                partial(follow, watch), partial(backend.append_often, other, stream, "", CHANGES)
+            )
 
         assert found == list(range(CHANGES))
 
     def test_a_change_by_another_process_is_reported(self, store: Store) -> None:
         with contextlib.ExitStack() as watches:
             one, family, audit = (watches.enter_context(store.watch(each)) for each in (ONE, ISSUES, AUDIT))
-            self.elsewhere(store, Task(increment_often, (ONE, AUDIT, 1)))
+            self.elsewhere(store, backend.Task(backend.increment_often, (ONE, AUDIT, 1)))
 
             assert reported(one, ONE.name) == {ONE.name}
             assert reported(family, ONE.name) == {ONE.name}
             assert reported(audit, AUDIT.name) == {AUDIT.name}
-
-
-def _another(name: str) -> Stream[Event]:
-    return LEDGER if name != LEDGER.name else EVENTS

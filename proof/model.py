@@ -22,29 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from holdfast.errors import Failure, LockConflict
 from holdfast.store.memory import MemoryStore
-from holdfast.store.model import (
-    MOST_BYTES,
-    Append,
-    Change,
-    Create,
-    Decision,
-    Delete,
-    Key,
-    Replace,
-    Store,
-    Stream,
-    View,
-)
-from holdfast.testing.backend import (
-    DESCRIPTORS,
-    GATES,
-    INDEX,
-    ISSUES,
-    STREAMS,
-    WORKTREES,
-    Event,
-    Item,
-)
+from holdfast.store.model import MOST_BYTES, Append, Change, Create, Decision, Delete, Key, Replace, Store, Stream, View
+from holdfast.testing.backend import DESCRIPTORS, GATES, INDEX, ISSUES, STREAMS, WORKTREES, Event, Item
 
 
 class StoreSubject(NamedTuple):
@@ -205,8 +184,7 @@ def run_state_machine(
     machine = type("ComparedStore", (StoreMachine,), {"fresh": staticmethod(fresh)})
     phases = [each for each in Phase if shrink or each not in (Phase.shrink, Phase.explain)]
     run_state_machine_as_test(
-        machine,
-        settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None, phases=phases),
+        machine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None, phases=phases)
     )
 
 
