@@ -39,8 +39,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @click.option("--worktree", metavar="NAME", help="Work in this one.  [default: one for the issue, made from main]")
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
 @ttl_option(
-    "How long the work stays claimed if this process is killed; while it lives, it renews the claim.",
-    default="1m",
+    "How long the work stays claimed if this process is killed; while it lives, it renews the claim.", default="1m"
 )
 @wait_option(
     "How long to wait for the worktree and, with --next, for an issue to become ready while others work on "
@@ -72,18 +71,18 @@ def run(
 ) -> int:
     """Claim an issue, make or reuse a worktree for it, lease that, and run COMMAND in it.
 
-    If COMMAND succeeds, what it wrote becomes a snapshot, the ledger (if there is one) gets a record, and
-    the issue is done. If it fails, the same happens, but the issue goes back to the queue. If COMMAND or
-    this program is killed, the issue goes back to the queue by itself, and nothing that was written is lost.
+    If COMMAND succeeds, what it wrote becomes a snapshot, the ledger (if there is one) gets a record, and the issue is
+    done. If it fails, the same happens, but the issue goes back to the queue. If COMMAND or this program is killed, the
+    issue goes back to the queue by itself, and nothing that was written is lost.
 
-    The command has HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and
-    HOLDFAST_TOKEN in its environment. If the claim or the lease is lost, the command is ended (SIGTERM, then
-    SIGKILL) and nothing of it is published. If the command finishes or releases the issue itself ('holdfast
-    issue finish'), that counts. Exits with the status of the command; with 3 if there is nothing to do.
+    The command has HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and HOLDFAST_TOKEN in its
+    environment. If the claim or the lease is lost, the command is ended (SIGTERM, then SIGKILL) and nothing of it is
+    published. If the command finishes or releases the issue itself ('holdfast issue finish'), that counts. Exits with
+    the status of the command; with 3 if there is nothing to do.
 
-    The worktree stays when the issue is done, for somebody to review it and bring it into main; then remove
-    it ('holdfast worktree remove'). With --remove-worktree it is removed at once if the issue is done (not
-    while it waits for gates) and no process works in it; 'holdfast pin list' shows the snapshot.
+    The worktree stays when the issue is done, for somebody to review it and bring it into main; then remove it
+    ('holdfast worktree remove'). With --remove-worktree it is removed at once if the issue is done (not while it waits
+    for gates) and no process works in it; 'holdfast pin list' shows the snapshot.
 
     \b
     Examples:

@@ -48,18 +48,12 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
 @json_option
 @click.pass_obj
 def audit(
-    output: Output,
-    *,
-    verify: bool,
-    follow: bool,
-    limit: int | None,
-    since: tuple[str, float] | None,
-    repo: str | None,
+    output: Output, *, verify: bool, follow: bool, limit: int | None, since: tuple[str, float] | None, repo: str | None
 ) -> None:
     """Show the audit trail: every change of the repository, in order.
 
-    Each entry has the hash of the one before it, so verification detects entries that were altered, removed
-    or reordered. It does not detect a cut at the end: note the last hash elsewhere and compare.
+    Each entry has the hash of the one before it, so verification detects entries that were altered, removed or
+    reordered. It does not detect a cut at the end: note the last hash elsewhere and compare.
 
     With --json, all entries are in one object; with --json --follow, each is an object on its own line.
 
@@ -76,12 +70,7 @@ def audit(
         _follow(output, repository, reader, entries)
         return
     number, last = reader.end
-    record = {
-        "entries": [_record(each) for each in entries],
-        "verified": verify,
-        "count": number,
-        "last_hash": last,
-    }
+    record = {"entries": [_record(each) for each in entries], "verified": verify, "count": number, "last_hash": last}
     lines = [_line(each) for each in entries]
     if verify:
         lines.append(f"The chain holds: {number} entries, the last hash is {last}.")

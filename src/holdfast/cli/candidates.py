@@ -1,7 +1,7 @@
 """Shell completion of names: worktrees, snapshots, leases, issues and more.
 
-The name of a parameter says what it names; for a few parameters the command does. If anything fails,
-nothing is offered: the user is in the middle of typing.
+The name of a parameter says what it names; for a few parameters the command does. If anything fails, nothing is
+offered: the user is in the middle of typing.
 """
 
 from __future__ import annotations

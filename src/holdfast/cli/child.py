@@ -1,8 +1,7 @@
 """Child processes: run a command as if it had been started directly, and end as it ended.
 
-The command inherits what this process was given and nothing of its own: no lock, no descriptor, no blocked
-signal. On Linux the kernel kills the command if this process dies first, because the lock that the command
-relies on dies with it.
+The command inherits what this process was given and nothing of its own: no lock, no descriptor, no blocked signal. On
+Linux the kernel kills the command if this process dies first, because the lock that the command relies on dies with it.
 """
 
 from __future__ import annotations
@@ -200,8 +199,8 @@ class CommandExit(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """An environment variable that only the command and its descendants have, and the directory that they
-    must stop writing to."""
+    """An environment variable that only the command and its descendants have, and the directory that they must stop
+    writing to."""
 
     name: str
     value: str
@@ -218,8 +217,8 @@ def run(
 ) -> CommandExit:
     """Run a command to its end; a command that cannot be started ends with 127 or 126.
 
-    It gets our environment and current directory unless others are given. If `check` raises, the command
-    and its descendants are ended first; `mark` finds descendants that have left the process tree.
+    It gets our environment and current directory unless others are given. If `check` raises, the command and its
+    descendants are ended first; `mark` finds descendants that have left the process tree.
     """
     with block_signals() as mask:
         child = _start(command, mask, environment, directory)
@@ -253,10 +252,7 @@ def end_like(ended: CommandExit) -> int:
 
 
 def _start(
-    command: Sequence[str],
-    mask: frozenset[int],
-    environment: Mapping[str, str] | None,
-    directory: Path | None,
+    command: Sequence[str], mask: frozenset[int], environment: Mapping[str, str] | None, directory: Path | None
 ) -> Child:
     try:
         return subprocess.Popen(

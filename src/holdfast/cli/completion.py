@@ -15,8 +15,8 @@ SHELLS = ("bash", "zsh", "fish")
 @json_option
 @click.pass_obj
 def completion(output: Output, *, shell: str) -> None:
-    """Print the script that lets SHELL (bash, zsh or fish) complete commands, options, and the names of
-    worktrees, snapshots, issues, leases and more.
+    """Print the script that lets SHELL (bash, zsh or fish) complete commands, options, and the names of worktrees,
+    snapshots, issues, leases and more.
 
     \b
     bash (4.4 or later), in ~/.bashrc:

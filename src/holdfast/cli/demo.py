@@ -29,12 +29,7 @@ TTL = 3.0
 
 @click.command()
 @click.option(
-    "--workers",
-    metavar="N",
-    type=click.IntRange(2, 32),
-    default=8,
-    show_default=True,
-    help="How many agents.",
+    "--workers", metavar="N", type=click.IntRange(2, 32), default=8, show_default=True, help="How many agents."
 )
 @click.option(
     "--issues", metavar="N", type=click.IntRange(6, 500), default=18, show_default=True, help="How much work."
@@ -47,9 +42,9 @@ TTL = 3.0
 def demo(output: Output, *, workers: int, issues: int, seed: int | None, store: str | None, fault: str | None) -> int:
     """Let agents work through a queue, kill three, pause one past its lease, and check the result.
 
-    Each agent is a process that runs 'holdfast agent run': it claims an issue, works on it in a worktree
-    that it leases, takes a snapshot and records the work in a ledger. Everything happens in a temporary
-    directory, which is removed afterwards. Ends with PASSED and status 0, or with FAILED and status 1.
+    Each agent is a process that runs 'holdfast agent run': it claims an issue, works on it in a worktree that it
+    leases, takes a snapshot and records the work in a ledger. Everything happens in a temporary directory, which is
+    removed afterwards. Ends with PASSED and status 0, or with FAILED and status 1.
 
     \b
     Examples:
@@ -137,8 +132,8 @@ def _scratch_directory(parent: Path) -> Iterator[Path]:
 def _ended_by_signals() -> Iterator[Callable[[], None]]:
     """Turn signals that ask us to end into exceptions, so that everything is cleaned up.
 
-    Python drops an exception that is raised in a finaliser. The function that this yields raises it
-    again; call it from time to time.
+    Python drops an exception that is raised in a finaliser. The function that this yields raises it again; call it from
+    time to time.
     """
     received: list[int] = []
 

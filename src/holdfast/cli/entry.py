@@ -1,7 +1,7 @@
 """The entry point: runs the command that the arguments name, and turns the outcome into an exit status.
 
-Expected errors are `Failure`s. Anything else is a defect: it is printed as `E_UNEXPECTED`, with a traceback
-only if `HOLDFAST_DEBUG=1`.
+Expected errors are `Failure`s. Anything else is a defect: it is printed as `E_UNEXPECTED`, with a traceback only if
+`HOLDFAST_DEBUG=1`.
 """
 
 from __future__ import annotations
@@ -270,10 +270,7 @@ root = Group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 click.version_option(
-    __version__,
-    prog_name="holdfast",
-    message="%(prog)s %(version)s",
-    help="Show the version and exit.",
+    __version__, prog_name="holdfast", message="%(prog)s %(version)s", help="Show the version and exit."
 )(root)
 
 

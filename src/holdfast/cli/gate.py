@@ -135,8 +135,8 @@ def require(output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str |
 def check(output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str | None, actor: str | None) -> None:
     """Run the checkers of the gates KEY... of ISSUE; by default, of all gates that are not passed yet.
 
-    No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Ends with status 1 if a
-    gate was not passed.
+    No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Ends with status 1 if a gate was not
+    passed.
 
     \b
     Example:
@@ -200,14 +200,7 @@ def fail(output: Output, /, **given: Any) -> None:
 
 
 def _set_status(
-    output: Output,
-    status: GateStatus,
-    *,
-    issue_id: str,
-    key: str,
-    force: bool,
-    repo: str | None,
-    actor: str | None,
+    output: Output, status: GateStatus, *, issue_id: str, key: str, force: bool, repo: str | None, actor: str | None
 ) -> None:
     with tracking(repo, actor) as tracker:
         issue = tracker.gates.judge(tracker.find_id(issue_id), key, status, force=force)

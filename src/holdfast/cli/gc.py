@@ -114,8 +114,8 @@ def _more(count: int) -> Iterator[str]:
 def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> None:
     """Delete the snapshots of a plan.
 
-    If one of them is in use by now, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. After an
-    interruption, run the same plan again to complete it.
+    If one of them is in use by now, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. After an interruption,
+    run the same plan again to complete it.
 
     \b
     Examples:
@@ -185,8 +185,8 @@ def policy(
 ) -> None:
     """Show the retention policy, or set parts of it; 'none' removes a part.
 
-    A snapshot is kept if any part keeps it. Without a policy, the whole history of every head is kept. A
-    new policy deletes nothing: it applies to the next plan.
+    A snapshot is kept if any part keeps it. Without a policy, the whole history of every head is kept. A new policy
+    deletes nothing: it applies to the next plan.
 
     \b
     Examples:

@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 @json_option
 @click.pass_obj
 def history(
-    output: Output,
-    *,
-    limit: int | None,
-    everything: bool,
-    graph: bool,
-    repo: str | None,
-    worktree: str | None,
+    output: Output, *, limit: int | None, everything: bool, graph: bool, repo: str | None, worktree: str | None
 ) -> None:
     """Show the snapshots that led to the head of a worktree, newest first. Changes nothing.
 

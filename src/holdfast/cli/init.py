@@ -28,9 +28,9 @@ from holdfast.cli.output import Output, files_as_text
 def init(output: Output, *, directory: str, source: str | None, store: str | None, nested: bool) -> None:
     """Create a repository in DIRECTORY, which is created if it is missing and must be empty.
 
-    An existing repository is left as it is. Work in DIRECTORY/main, or in further worktrees: 'holdfast
-    worktree create'. The filesystem is tested first, and refused if its locks do not work. A directory
-    inside another repository is refused too, because commands in it would mean the new one.
+    An existing repository is left as it is. Work in DIRECTORY/main, or in further worktrees: 'holdfast worktree
+    create'. The filesystem is tested first, and refused if its locks do not work. A directory inside another repository
+    is refused too, because commands in it would mean the new one.
 
     \b
     Examples:

@@ -69,12 +69,7 @@ _priority_option = click.option(
 )
 _filter_options = (
     click.option(
-        "--state",
-        "states",
-        metavar="STATE",
-        multiple=True,
-        type=_states,
-        help="Only issues in this state. Repeatable.",
+        "--state", "states", metavar="STATE", multiple=True, type=_states, help="Only issues in this state. Repeatable."
     ),
     click.option(
         "--priority",
@@ -86,11 +81,7 @@ _filter_options = (
     ),
     click.option("--assignee", metavar="KIND:NAME", help="Only issues of this assignee."),
     click.option(
-        "--label",
-        "labels",
-        metavar="LABEL",
-        multiple=True,
-        help="Only issues with this label; 'x*' matches a prefix.",
+        "--label", "labels", metavar="LABEL", multiple=True, help="Only issues with this label; 'x*' matches a prefix."
     ),
     limit_option("Print at most N issues."),
     field_option(*ISSUE_FIELDS),
@@ -159,9 +150,9 @@ def create(
 ) -> None:
     """Create an issue. It is ready at once, unless it depends on others.
 
-    With --batch, the issues come from standard input: a JSON list of objects with "title" and optionally
-    "description", "priority", "depends_on", "gates", "labels", "context", "assignee", and a "key" by
-    which other issues of the batch may depend on it. Up to 250 issues are created, all or none.
+    With --batch, the issues come from standard input: a JSON list of objects with "title" and optionally "description",
+    "priority", "depends_on", "gates", "labels", "context", "assignee", and a "key" by which other issues of the batch
+    may depend on it. Up to 250 issues are created, all or none.
 
     \b
     Examples:
@@ -286,8 +277,8 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | None, **given: Any) -> None:
     """Change an issue. Concurrent changes by others are not lost.
 
-    The state 'done' becomes 'gated' until all gates are passed, and is refused while the issue waits for
-    others. The state of a claimed issue can be changed only under that claim.
+    The state 'done' becomes 'gated' until all gates are passed, and is refused while the issue waits for others. The
+    state of a claimed issue can be changed only under that claim.
 
     \b
     Examples:
@@ -347,13 +338,7 @@ def _increment(text: str) -> tuple[str, int]:
 @writing_options
 @click.pass_obj
 def delete(
-    output: Output,
-    *,
-    issue_id: str,
-    dry_run: bool,
-    claim_text: str | None,
-    repo: str | None,
-    actor: str | None,
+    output: Output, *, issue_id: str, dry_run: bool, claim_text: str | None, repo: str | None, actor: str | None
 ) -> None:
     """Delete an issue, and remove it from the dependencies of all others.
 

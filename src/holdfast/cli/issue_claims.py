@@ -20,24 +20,12 @@ from holdfast.cli.issue_view import (
     warn_of_broken,
     writing_options,
 )
-from holdfast.cli.options import (
-    ISSUE_FIELDS,
-    field_option,
-    print_record,
-    purpose_option,
-    ttl_option,
-    wait_option,
-)
+from holdfast.cli.options import ISSUE_FIELDS, field_option, print_record, purpose_option, ttl_option, wait_option
 from holdfast.cli.output import Output
 from holdfast.clock import format_duration
 from holdfast.errors import UsageFailure
 from holdfast.issues.model import ClaimId, State
-from holdfast.issues.reading import (
-    SHORT,
-    claimed_issue_to_json,
-    issue_claim_to_json,
-    unreadable_issues_to_json,
-)
+from holdfast.issues.reading import SHORT, claimed_issue_to_json, issue_claim_to_json, unreadable_issues_to_json
 
 if TYPE_CHECKING:
     from holdfast.issues.model import Issue
@@ -72,8 +60,8 @@ def claim(
 ) -> None:
     """Claim the issue ID. Only one claim succeeds; the others fail and name its holder.
 
-    The issue is yours until you finish or release it, or until the claim expires. Then others may claim
-    it, and writes under the old claim are refused.
+    The issue is yours until you finish or release it, or until the claim expires. Then others may claim it, and writes
+    under the old claim are refused.
 
     \b
     Example:
@@ -113,9 +101,8 @@ def claim_next(
 ) -> None:
     """Claim the most urgent issue that is ready; among equals, the one untouched for longest.
 
-    An issue whose claim has expired counts as ready. If somebody else is faster, the next issue is
-    claimed. Broken issues are named and left out, and so are issues that wait for them. Status 3 if no
-    issue is ready.
+    An issue whose claim has expired counts as ready. If somebody else is faster, the next issue is claimed. Broken
+    issues are named and left out, and so are issues that wait for them. Status 3 if no issue is ready.
 
     \b
     Example:
@@ -140,13 +127,7 @@ def claim_next(
 @writing_options
 @click.pass_obj
 def heartbeat(
-    output: Output,
-    *,
-    issue_id: str,
-    ttl: float | None,
-    claim_text: str | None,
-    repo: str | None,
-    actor: str | None,
+    output: Output, *, issue_id: str, ttl: float | None, claim_text: str | None, repo: str | None, actor: str | None
 ) -> None:
     """Renew your claim of the issue ID from now on.
 
@@ -177,8 +158,8 @@ def release(
 ) -> None:
     """Release your claim, so that others can claim the issue ID.
 
-    It needs the claim, unless that has expired. To take an issue away from its holder, name the claim
-    that 'holdfast issue show' prints.
+    It needs the claim, unless that has expired. To take an issue away from its holder, name the claim that 'holdfast
+    issue show' prints.
 
     \b
     Example:
@@ -200,8 +181,8 @@ def finish(
 ) -> None:
     """Mark the issue ID as done; without ID, the issue that your claim is for.
 
-    It is 'gated' until all its gates are passed. The same as 'holdfast issue update ID --state done'.
-    To give up instead: 'holdfast issue release'.
+    It is 'gated' until all its gates are passed. The same as 'holdfast issue update ID --state done'. To give up
+    instead: 'holdfast issue release'.
 
     \b
     Examples:
@@ -256,9 +237,8 @@ def work(
 ) -> int:
     """Claim the issue ID, run COMMAND under the claim, then finish or release the issue.
 
-    The claim is renewed while the command runs; HOLDFAST_ISSUE_ID and HOLDFAST_CLAIM_ID are in its
-    environment. If it fails, the issue is released. If the claim is lost, the command is stopped. The
-    exit status is that of the command.
+    The claim is renewed while the command runs; HOLDFAST_ISSUE_ID and HOLDFAST_CLAIM_ID are in its environment. If it
+    fails, the issue is released. If the claim is lost, the command is stopped. The exit status is that of the command.
 
     \b
     Example:

@@ -87,8 +87,8 @@ def set_up(stage: Stage, *, issues: int, seed: int, store: str | None) -> Sequen
 def work(stage: Stage, directory: Path, *, issue: str, token: int, seed: int) -> None:
     """Do the task of an issue: write a file per step into `directory`, the worktree, and then the result.
 
-    Every attempt has its own files and notes each of them once it is durable, so that the check can tell
-    whether any write of any attempt was lost.
+    Every attempt has its own files and notes each of them once it is durable, so that the check can tell whether any
+    write of any attempt was lost.
     """
     chance = random.Random(f"{seed}/{issue}/{token}")
     for step in range(1, STEPS + 1):

@@ -37,8 +37,8 @@ class DemoPlan(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """What happened to an agent after so many seconds: `killed`, `paused`, `resumed`, and then `refused`
-    or `not refused`."""
+    """What happened to an agent after so many seconds: `killed`, `paused`, `resumed`, and then `refused` or `not
+    refused`."""
 
     after: float
     what: str
