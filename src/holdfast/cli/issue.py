@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import click
 import msgspec
@@ -19,7 +19,7 @@ from holdfast.cli.issue_view import (
     tracking,
     writing_options,
 )
-from holdfast.cli.options import ISSUE_FIELDS, dry_run_option, field_option, limit_option, print_record
+from holdfast.cli.options import ISSUE_FIELDS, Command, dry_run_option, field_option, limit_option, print_record
 from holdfast.cli.output import Output
 from holdfast.errors import SettingInvalid, UsageFailure
 from holdfast.issues.creating import Created, NewIssue
@@ -67,40 +67,22 @@ _priorities = click.Choice([each.value for each in Priority])
 _priority_option = click.option(
     "--priority", metavar="PRIORITY", type=_priorities, help="low, normal, high or critical."
 )
-_filter_options = (
-    click.option(
-        "--state", "states", metavar="STATE", multiple=True, type=_states, help="Only issues in this state. Repeatable."
-    ),
-    click.option(
-        "--priority",
-        "priorities",
-        metavar="PRIORITY",
-        multiple=True,
-        type=_priorities,
-        help="Only issues of this priority. Repeatable.",
-    ),
-    click.option("--assignee", metavar="KIND:NAME", help="Only issues of this assignee."),
-    click.option(
-        "--label", "labels", metavar="LABEL", multiple=True, help="Only issues with this label; 'x*' matches a prefix."
-    ),
-    limit_option("Print at most N issues."),
-    field_option(*ISSUE_FIELDS),
-    reading_options,
-)
 
 
-class _Filters(TypedDict):
-    states: tuple[str, ...]
-    priorities: tuple[str, ...]
-    assignee: str | None
-    labels: tuple[str, ...]
-    limit: int | None
-    field: str | None
-    repo: str | None
+def _several(name: str, to: str, help: str, choice: click.Choice[str] | None = None) -> Callable[[Command], Command]:
+    return click.option(f"--{name}", to, metavar=name.upper(), multiple=True, type=choice, help=help)
 
 
-def _filtered(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(_filter_options):
+def _filtered(command: Command) -> Command:
+    for option in (  # the last one is shown first
+        reading_options,
+        field_option(*ISSUE_FIELDS),
+        limit_option("Print at most N issues."),
+        _several("label", "labels", "Only issues with this label; 'x*' matches a prefix."),
+        click.option("--assignee", metavar="KIND:NAME", help="Only issues of this assignee."),
+        _several("priority", "priorities", "Only issues of this priority. Repeatable.", _priorities),
+        _several("state", "states", "Only issues in this state. Repeatable.", _states),
+    ):
         command = option(command)
     return command
 
@@ -119,8 +101,7 @@ def init(output: Output, *, repo: str | None, actor: str | None) -> None:
     """
     with tracking(repo, actor, init=True) as tracker:
         created = tracker.initialise()
-    line = "created a tracker in .jit" if created else "a tracker already exists"
-    output.result({"created": created}, [line])
+    output.result({"created": created}, ["created a tracker in .jit" if created else "a tracker already exists"])
 
 
 @click.command()
@@ -136,17 +117,7 @@ def init(output: Output, *, repo: str | None, actor: str | None) -> None:
 @writing_options
 @click.pass_obj
 def create(
-    output: Output,
-    /,
-    *,
-    title: str | None,
-    priority: str | None,
-    depends_on: tuple[str, ...],
-    batch: bool,
-    field: str | None,
-    repo: str | None,
-    actor: str | None,
-    **more: Any,
+    output: Output, /, *, batch: bool, field: str | None, repo: str | None, actor: str | None, **given: Any
 ) -> None:
     """Create an issue. It is ready at once, unless it depends on others.
 
@@ -161,15 +132,15 @@ def create(
       echo '[{"title":"A","key":"a"},{"title":"B","depends_on":["a"]}]' |
         holdfast issue create --batch
     """
-    if batch is (title is not None):
+    if batch is (given["title"] is not None):
         raise click.UsageError("Give a TITLE, or --batch.", click.get_current_context())
     with tracking(repo, actor) as tracker:
-        if title is None:
+        if batch:
             _create_batch(tracker, output, field)
             return
-        on = tuple(map(tracker.find_id, depends_on))
-        new = NewIssue(title=title, priority=Priority(priority or "normal"), depends_on=on, **more)
-        [created] = tracker.create_all([new])
+        given["depends_on"] = tuple(map(tracker.find_id, given["depends_on"]))
+        given["priority"] = Priority(given["priority"] or "normal")
+        [created] = tracker.create_all([NewIssue(**given)])
         print_record(output, field, created_issues_to_json(created), _created_lines(created))
 
 
@@ -180,12 +151,8 @@ def _create_batch(tracker: Tracker, output: Output, field: str | None) -> None:
         raise UsageFailure("a batch is read from standard input, which is a terminal")
     new = read_batch(sys.stdin.buffer.read(), "standard input")
     keys = {each.key for each in new}
-    resolved = [
-        msgspec.structs.replace(
-            each, depends_on=tuple(on if on in keys else tracker.find_id(on) for on in each.depends_on)
-        )
-        for each in new
-    ]
+    on = [tuple(name if name in keys else tracker.find_id(name) for name in each.depends_on) for each in new]
+    resolved = [msgspec.structs.replace(each, depends_on=names) for each, names in zip(new, on, strict=True)]
     created = tracker.create_all(resolved)
     records = [created_issues_to_json(each) for each in created]
     lines = [line for each in created for line in _created_lines(each)]
@@ -204,7 +171,7 @@ def _created_lines(created: Created) -> list[str]:
 @click.command("list")
 @_filtered
 @click.pass_obj
-def list_(output: Output, /, **filters: Unpack[_Filters]) -> None:
+def list_(output: Output, /, **filters: Any) -> None:
     """List issues in the order of their creation.
 
     A broken issue is named on standard error (with --json: under "broken") and left out; the status is
@@ -215,29 +182,31 @@ def list_(output: Output, /, **filters: Unpack[_Filters]) -> None:
       holdfast issue list --state ready --state in_progress
       holdfast issue list --label 'area:*' --field id
     """
-    _find(output, (), filters)
+    _find(output, (), **filters)
 
 
 @click.command()
 @click.argument("words", nargs=-1, required=True)
 @_filtered
 @click.pass_obj
-def search(output: Output, /, *, words: tuple[str, ...], **filters: Unpack[_Filters]) -> None:
+def search(output: Output, /, *, words: tuple[str, ...], **filters: Any) -> None:
     """Find the issues with all these WORDS in title, description, labels, context or id.
 
     \b
     Example:
       holdfast issue search parser --state ready
     """
-    _find(output, words, filters)
+    _find(output, words, **filters)
 
 
-def _find(output: Output, words: tuple[str, ...], filters: _Filters) -> None:
-    states, priorities = map(State, filters["states"]), map(Priority, filters["priorities"])
-    query = Query(words, tuple(states), tuple(priorities), filters["assignee"], filters["labels"])
-    with tracking(filters["repo"]) as tracker:
+def _find(
+    output: Output, words: tuple[str, ...], *, repo: str | None, limit: int | None, field: str | None, **filters: Any
+) -> None:
+    states, priorities = map(State, filters.pop("states")), map(Priority, filters.pop("priorities"))
+    with tracking(repo) as tracker:
         snapshot = tracker.snapshot()
-        show_issues(output, snapshot, find(snapshot, query)[: filters["limit"]], filters["field"])
+        query = Query(words, tuple(states), tuple(priorities), **filters)
+        show_issues(output, snapshot, find(snapshot, query)[:limit], field)
 
 
 @click.command()
@@ -304,13 +273,11 @@ def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | N
 def _change(given: dict[str, Any]) -> Update:
     assignee = given["assignee"]
     return Update(
-        title=given["title"],
-        description=given["description"],
+        **{name: given[name] for name in ("title", "description", "remove_labels")},
         priority=Priority(given["priority"]) if given["priority"] else None,
         state=State(given["state"]) if given["state"] else None,
         assignee=KEEP if assignee is None else None if assignee == "none" else assignee,
         add_labels=given["labels"],
-        remove_labels=given["remove_labels"],
         context=dict(_pair(each) for each in given["context"]),
         increments=dict(_increment(each) for each in given["increment"]),
     )

@@ -20,7 +20,15 @@ from holdfast.cli.issue_view import (
     warn_of_broken,
     writing_options,
 )
-from holdfast.cli.options import ISSUE_FIELDS, field_option, print_record, purpose_option, ttl_option, wait_option
+from holdfast.cli.options import (
+    ISSUE_FIELDS,
+    Command,
+    field_option,
+    print_record,
+    purpose_option,
+    ttl_option,
+    wait_option,
+)
 from holdfast.cli.output import Output
 from holdfast.clock import format_duration
 from holdfast.errors import UsageFailure
@@ -33,30 +41,23 @@ if TYPE_CHECKING:
 
 
 _FIELDS = ("claim_id", *ISSUE_FIELDS, "token", "ttl", "expires_at", "taken_over_from")
-_ttl_option = ttl_option("How long the claim lasts; every write under it renews it.", default="1h")
-_assignee_option = click.option(
-    "--assignee", metavar="KIND:NAME", help="Claim it for somebody else.  [default: the actor]"
-)
+
+
+def _request_options(command: Command) -> Command:
+    """`--ttl`, `--assignee` and `--purpose`: arguments of `tracker.claims.request`."""
+    assignee = click.option("--assignee", metavar="KIND:NAME", help="Claim it for this actor.  [default: the actor]")
+    ttl = ttl_option("How long the claim lasts; every write under it renews it.", default="1h")
+    return ttl(assignee(purpose_option(command)))
 
 
 @click.command()
 @click.argument("issue_id", metavar="ID")
-@_ttl_option
-@_assignee_option
-@purpose_option
+@_request_options
 @field_option(*_FIELDS)
 @writing_options
 @click.pass_obj
 def claim(
-    output: Output,
-    *,
-    issue_id: str,
-    ttl: float,
-    assignee: str | None,
-    purpose: str,
-    field: str | None,
-    repo: str | None,
-    actor: str | None,
+    output: Output, /, *, issue_id: str, field: str | None, repo: str | None, actor: str | None, **request: Any
 ) -> None:
     """Claim the issue ID. Only one claim succeeds; the others fail and name its holder.
 
@@ -70,8 +71,8 @@ def claim(
     from holdfast.locks.identity import calling_agent
 
     with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
-        claimed = tracker.claims.claim(tracker.find_id(issue_id), request)
+        requested = tracker.claims.request(behalf_of=calling_agent(), **request)
+        claimed = tracker.claims.claim(tracker.find_id(issue_id), requested)
         print_record(output, field, claimed_issue_to_json(claimed), list(claimed_lines(claimed)))
 
 
@@ -81,27 +82,16 @@ def claim(
     "How long to wait for a ready issue, at most until all issues are finished",
     default_text="do not wait; fail with status 3",
 )
-@_ttl_option
-@_assignee_option
-@purpose_option
+@_request_options
 @field_option(*_FIELDS, "broken")
 @writing_options
 @click.pass_obj
 def claim_next(
-    output: Output,
-    *,
-    labels: tuple[str, ...],
-    wait: float | None,
-    ttl: float,
-    assignee: str | None,
-    purpose: str,
-    field: str | None,
-    repo: str | None,
-    actor: str | None,
+    output: Output, /, *, labels: tuple[str, ...], wait: float | None, field: str | None, **request: Any
 ) -> None:
     """Claim the most urgent issue that is ready; among equals, the one untouched for longest.
 
-    An issue whose claim has expired counts as ready. If somebody else is faster, the next issue is claimed. Broken
+    An issue whose claim has expired counts as ready. If another process is faster, the next issue is claimed. Broken
     issues are named and left out, and so are issues that wait for them. Status 3 if no issue is ready.
 
     \b
@@ -112,9 +102,9 @@ def claim_next(
     from holdfast.locks.identity import calling_agent
 
     query = Query(labels=labels)
-    with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
-        claimed = tracker.claims.take_next(request, wanted=lambda issue: query.fits(issue, issue.state), wait=wait)
+    with tracking(request.pop("repo"), request.pop("actor")) as tracker:
+        requested = tracker.claims.request(behalf_of=calling_agent(), **request)
+        claimed = tracker.claims.take_next(requested, wanted=lambda issue: query.fits(issue, issue.state), wait=wait)
         record = {**claimed_issue_to_json(claimed), "broken": unreadable_issues_to_json(claimed.broken)}
         print_record(output, field, record, list(claimed_lines(claimed)))
         warn_of_broken(output, claimed.broken)
@@ -131,7 +121,7 @@ def heartbeat(
 ) -> None:
     """Renew your claim of the issue ID from now on.
 
-    Status 5 if the claim has expired or was taken over: stop, because somebody else may work on it.
+    Status 5 if the claim has expired or was taken over: stop, because another agent may work on the issue.
 
     \b
     Example:
@@ -217,23 +207,11 @@ def finish(
     show_default=True,
     help="If the command succeeds: mark the issue as done, release it, or keep the claim.",
 )
-@_ttl_option
-@_assignee_option
-@purpose_option
+@_request_options
 @writing_options
 @click.pass_obj
 def work(
-    output: Output,
-    *,
-    issue_id: str | None,
-    take_next: bool,
-    then: str,
-    ttl: float,
-    assignee: str | None,
-    purpose: str,
-    repo: str | None,
-    actor: str | None,
-    command: tuple[str, ...],
+    output: Output, /, *, issue_id: str | None, take_next: bool, then: str, command: tuple[str, ...], **request: Any
 ) -> int:
     """Claim the issue ID, run COMMAND under the claim, then finish or release the issue.
 
@@ -245,33 +223,25 @@ def work(
       holdfast issue work --next --ttl 5m -- ./agent
     """
     from holdfast.cli import child
-    from holdfast.cli.child import Periodic, block_signals
     from holdfast.issues.claims import HeldIssueClaim
     from holdfast.leases.heartbeat import BEATS
     from holdfast.locks.identity import calling_agent
 
     if take_next is (issue_id is not None):
         raise click.UsageError("Give an ID, or --next.", click.get_current_context())
-    with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(
-            assignee,
-            ttl=ttl,
-            purpose=purpose or " ".join(command)[:200],
-            behalf_of=calling_agent() if then == "keep" else None,  # the claim outlives this process
-        )
-        if issue_id is None:
-            claimed = tracker.claims.take_next(request)
-        else:
-            claimed = tracker.claims.claim(tracker.find_id(issue_id), request)
+    request["purpose"] = request["purpose"] or " ".join(command)[:200]
+    if then == "keep":
+        request["behalf_of"] = calling_agent()  # the claim outlives this process
+    with tracking(request.pop("repo"), request.pop("actor")) as tracker:
+        requested, claims = tracker.claims.request(**request), tracker.claims
+        claimed = claims.claim(tracker.find_id(issue_id), requested) if issue_id else claims.take_next(requested)
         warn_of_broken(output, claimed.broken)
         held_claim = ClaimId.parse(claimed.claim.claim_id)
-        os.environ[CLAIM_VARIABLE] = held_claim.text
-        os.environ["HOLDFAST_ISSUE_ID"] = held_claim.issue_id
+        os.environ.update({CLAIM_VARIABLE: held_claim.text, "HOLDFAST_ISSUE_ID": held_claim.issue_id})
         with ExitStack() as stack:
-            with block_signals():  # the heartbeat thread inherits the mask, so no signal goes to it
+            with child.block_signals():  # the heartbeat thread inherits the mask, so no signal goes to it
                 held = stack.enter_context(HeldIssueClaim(tracker.claims, claimed.claim))
-            check = Periodic(min(1.0, ttl / BEATS), held.check)
-            ended = child.run(command, check=check)
+            ended = child.run(command, check=child.Periodic(min(1.0, request["ttl"] / BEATS), held.check))
         issue = _conclude(tracker, held_claim, then, succeeded=ended.exit_status == 0)
         record = {"id": issue.id, "state": tracker.state(issue).value, **ended.as_record()}
         output.result({**record, "broken": unreadable_issues_to_json(claimed.broken)})
@@ -294,7 +264,7 @@ def _conclude(tracker: Tracker, claim: ClaimId, then: str, *, succeeded: bool) -
 def locks(output: Output, *, repo: str | None) -> None:
     """Show which locks of the tracker are held, by whom, and who waits for them.
 
-    Every program that uses these lock files is shown. The processes are known on Linux only.
+    It shows every program that uses these lock files. Processes are known on Linux only.
 
     \b
     Example:
@@ -302,14 +272,9 @@ def locks(output: Output, *, repo: str | None) -> None:
     """
     from holdfast.cli.lock import file_lock_state
 
-    found: list[dict[str, Any]] = []
-    lines: list[str] = []
     with tracking(repo) as tracker:
         tracker.transactions.check_initialised()
-        if tracker.store.files is not None:
-            for path in tracker.store.files.lock_files(".jit"):
-                state = file_lock_state(path)
-                if state.holders or state.waiting or state.state != "free":
-                    found.append(state.as_record())
-                    lines += state.lines()
-    output.result({"locks": found}, lines or ["no lock is held"])
+        paths = tracker.store.files.lock_files(".jit") if tracker.store.files is not None else []
+        states = [each for each in map(file_lock_state, paths) if each.holders or each.waiting or each.state != "free"]
+    lines = [line for state in states for line in state.lines()]
+    output.result({"locks": [state.as_record() for state in states]}, lines or ["no lock is held"])
