@@ -19,19 +19,12 @@ from holdfast.issues.reading import SHORT, issue_summary_to_json
 LINES_SHOWN = 20
 """How many of the last lines of a failed checker are printed."""
 
-group = Group(
-    "gate",
-    help="""\
-Gates: conditions that an issue must pass to be done. A manual gate is passed by a person or an agent; an
-automatic gate by a command, its checker.
+HELP = """\
+Gates: conditions that an issue must pass to be done. A person or an agent passes a manual gate; a command, its checker,
+passes an automatic gate.
+"""
 
-\b
-Example:
-  holdfast gate define review --title "Reviewed by somebody else"
-  holdfast gate define tests --checker "make test" --timeout 10m
-  holdfast gate require 4f1c review tests
-""",
-)
+group = Group("gate", help=HELP)
 
 _issue_argument = click.argument("issue_id", metavar="ISSUE")
 _force_option = click.option("--force", is_flag=True, help="Also if the gate is automatic.")
@@ -41,14 +34,9 @@ _force_option = click.option("--force", is_flag=True, help="Also if the gate is 
 @click.argument("key")
 @click.option("--title", metavar="TEXT", default="", help="A short title.  [default: the key]")
 @click.option("--description", metavar="TEXT", default="", help="When the gate is passed, in detail.")
-@click.option("--checker", metavar="COMMAND", help="The checker: the gate is passed if it exits with 0.")
+@click.option("--checker", "command", metavar="COMMAND", help="The checker: the gate is passed if it exits with 0.")
 @click.option(
-    "--timeout",
-    metavar="DURATION",
-    callback=duration,
-    default="5m",
-    show_default=True,
-    help="The time limit of the checker.",
+    "--timeout", metavar="DURATION", callback=duration, default="5m", show_default=True, help="The checker's time limit."
 )
 @click.option("--working-dir", metavar="DIR", help="Where the checker runs, relative to the tracker's root.")
 @click.option("--env", metavar="NAME=VALUE", multiple=True, help="A variable for the checker. Repeatable.")
@@ -56,36 +44,21 @@ _force_option = click.option("--force", is_flag=True, help="Also if the gate is 
 @writing_options
 @click.pass_obj
 def define(
-    output: Output,
-    *,
-    key: str,
-    title: str,
-    description: str,
-    checker: str | None,
-    timeout: float,
-    working_dir: str | None,
-    env: tuple[str, ...],
-    replace: bool,
-    repo: str | None,
-    actor: str | None,
+    output: Output, /, *, env: tuple[str, ...], replace: bool, repo: str | None, actor: str | None, **given: Any
 ) -> None:
     """Define the gate KEY: automatic if it has a checker, else manual.
 
     \b
     Examples:
-      holdfast gate define review --title "Reviewed by somebody else"
+      holdfast gate define review --title "Reviewed by another person"
       holdfast gate define tests --checker "make test" --timeout 10m
     """
     from holdfast.issues.gates import Definition
 
     pairs = {name: value for name, _, value in (each.partition("=") for each in env)}
-    definition = Definition(
-        key, title, description, command=checker, timeout=timeout, working_dir=working_dir, env=pairs
-    )
     with tracking(repo, actor) as tracker:
-        gate = tracker.gates.define(definition, replace=replace)
-    record = {"key": gate.key, "title": gate.title, "mode": gate.mode}
-    output.result(record, [f"defined {gate.key} ({gate.mode})"])
+        gate = tracker.gates.define(Definition(env=pairs, **given), replace=replace)
+    output.result({"key": gate.key, "title": gate.title, "mode": gate.mode}, [f"defined {gate.key} ({gate.mode})"])
 
 
 @group.command("list", short_help="List the defined gates.")
