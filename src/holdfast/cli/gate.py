@@ -36,7 +36,12 @@ _force_option = click.option("--force", is_flag=True, help="Also if the gate is 
 @click.option("--description", metavar="TEXT", default="", help="When the gate is passed, in detail.")
 @click.option("--checker", "command", metavar="COMMAND", help="The checker: the gate is passed if it exits with 0.")
 @click.option(
-    "--timeout", metavar="DURATION", callback=duration, default="5m", show_default=True, help="The checker's time limit."
+    "--timeout",
+    metavar="DURATION",
+    callback=duration,
+    default="5m",
+    show_default=True,
+    help="The checker's time limit.",
 )
 @click.option("--working-dir", metavar="DIR", help="Where the checker runs, relative to the tracker's root.")
 @click.option("--env", metavar="NAME=VALUE", multiple=True, help="A variable for the checker. Repeatable.")
