@@ -55,8 +55,7 @@ if sys.platform == "win32":
             signal.signal(signal.SIGINT, before)
 
     def before_exec(mask: frozenset[int]) -> Callable[[], None] | None:
-        """Nothing: the child is not a copy of this process."""
-        return None
+        return None  # the child is not a copy of this process
 
 else:
 
@@ -71,7 +70,7 @@ else:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def before_exec(mask: frozenset[int]) -> Callable[[], None] | None:
-        """What the child does before it becomes the command: ask to die with us, and unblock signals."""
+        """The child's last steps before it becomes the command: it asks to die with us, and unblocks signals."""
         parent = os.getpid()
         if sys.platform == "linux":
             from holdfast.fs.native import die_with_parent
@@ -89,12 +88,20 @@ else:
         return prepare
 
 
-if sys.platform == "win32":
+if sys.platform in ("win32", "darwin"):
 
-    def attend(child: Child, check: Periodic | None) -> int:
+    def _wait(child: Child, check: Periodic | None) -> int:
         """Wait for the child, repeating the check; return its code."""
-        return _wait(child, check)
+        while True:
+            try:
+                return child.wait(check.every if check else None)
+            except subprocess.TimeoutExpired:
+                if check:
+                    check.run()
 
+
+if sys.platform == "win32":
+    attend = _wait
 elif sys.platform == "darwin":
 
     def attend(child: Child, check: Periodic | None) -> int:
@@ -132,9 +139,13 @@ else:
 
     def attend(child: Child, check: Periodic | None) -> int:
         """Wait for the child, forwarding signals and repeating the check; return its code."""
+        watched = FORWARDED | {signal.SIGCHLD}
         due = time.monotonic() + check.every if check else None
         while (code := child.poll()) is None:
-            arrived = _next_signal(due)
+            if due is None:
+                arrived: signal.struct_siginfo | None = signal.sigwaitinfo(watched)
+            else:
+                arrived = signal.sigtimedwait(watched, max(0.0, due - time.monotonic()))
             if arrived and arrived.si_signo in FORWARDED and not _reached(child, arrived):
                 child.send_signal(arrived.si_signo)
             if check and due is not None and time.monotonic() >= due:
@@ -144,31 +155,12 @@ else:
             pass
         return code
 
-    def _next_signal(due: float | None) -> signal.struct_siginfo | None:
-        """Wait for the next blocked signal; None if `due` comes first."""
-        watched = FORWARDED | {signal.SIGCHLD}
-        if due is None:
-            return signal.sigwaitinfo(watched)
-        return signal.sigtimedwait(watched, max(0.0, due - time.monotonic()))
-
     def _reached(child: Child, arrived: signal.struct_siginfo) -> bool:
         """Whether the terminal sent this signal, to us and to the child alike."""
-        from_the_kernel = arrived.si_code > 0
         try:
-            return from_the_kernel and os.getpgid(child.pid) == os.getpgrp()
+            return arrived.si_code > 0 and os.getpgid(child.pid) == os.getpgrp()  # positive: from the kernel
         except OSError:
             return True
-
-
-if sys.platform in ("win32", "darwin"):
-
-    def _wait(child: Child, check: Periodic | None) -> int:
-        while True:
-            try:
-                return child.wait(check.every if check else None)
-            except subprocess.TimeoutExpired:
-                if check:
-                    check.run()
 
 
 GRACE = 10.0
@@ -235,7 +227,7 @@ def run(
 def end_like(ended: CommandExit) -> int:
     """End this process by the signal that ended the command, or return the command's exit status.
 
-    This process leaves no core file: the command has left its own if there is to be one.
+    This process leaves no core file; the command may have left its own.
     """
     number = ended.signal_number
     if number is None:
@@ -267,9 +259,8 @@ def _start(
             raise NotFound(f"cannot enter {directory}: {error.strerror}", path=str(directory)) from None
         if error.errno not in _NOT_FOUND + _NOT_EXECUTABLE:
             raise io_failure("run", command[0], error) from error
-        failure = CommandNotFound(
-            f"cannot run {command[0]}: {error.strerror}", command=command[0], reason=error.strerror
-        )
+        message = f"cannot run {command[0]}: {error.strerror}"
+        failure = CommandNotFound(message, command=command[0], reason=error.strerror)
         status = NOT_FOUND if error.errno in _NOT_FOUND else NOT_EXECUTABLE
         raise CommandFailed(failure, exit_status=status) from None
 

@@ -16,17 +16,11 @@ if TYPE_CHECKING:
     from holdfast.issues.model import Issue
     from holdfast.issues.reading import IssueSet
 
-group = Group(
-    "dep",
-    help="""\
-Dependencies: an issue waits until its dependencies are done. Cycles are impossible, even if several
-processes add dependencies at the same time.
-
-\b
-Example:
-  holdfast dep add 4f1c 9a2b
-""",
-)
+HELP = """\
+Dependencies: an issue waits until its dependencies are done. Cycles are impossible, even if several processes add
+dependencies at the same time.
+"""
+group = Group("dep", help=HELP)
 
 
 @group.command(short_help="Add a dependency.")
@@ -46,12 +40,8 @@ def add(output: Output, *, issue_id: str, depends_on: str, repo: str | None, act
     with tracking(repo, actor) as tracker:
         found, on = tracker.find_id(issue_id), tracker.find_id(depends_on)
         added = tracker.dependencies.add(found, on)
-        record = {
-            **issue_summary_to_json(added.issue, tracker.state(added.issue)),
-            "depends_on": on,
-            "added": added.added,
-            "implied_by": list(added.implied_by),
-        }
+        outcome = {"depends_on": on, "added": added.added, "implied_by": list(added.implied_by)}
+        record = issue_summary_to_json(added.issue, tracker.state(added.issue)) | outcome
     pair = f"{found[:SHORT]} -> {on[:SHORT]}"
     if added.added:
         line = f"added {pair}"
@@ -112,8 +102,7 @@ def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) 
         else:
             line = f"{here} ({'broken' if here in snapshot.broken_issues else 'missing'})"
         lines.append("  " * level + line)
-    record = {"id": found, "issues": issues, "broken": unreadable_issues_to_json(snapshot.broken)}
-    output.result(record, lines)
+    output.result({"id": found, "issues": issues, "broken": unreadable_issues_to_json(snapshot.broken)}, lines)
     warn_of_broken(output, snapshot.broken)
 
 

@@ -49,11 +49,9 @@ def _history_lines(found: History, *, graph: bool, with_worktree: bool) -> Itera
         yield "No snapshot yet."
     entries = [entry_lines(each, with_worktree=with_worktree) for each in found.entries]
     if graph:
-        ids = [(each.descriptor.snapshot_id, each.parent_id) for each in found.entries]
-        for drawing, (first, *further) in zip(drawn(ids), entries, strict=True):
-            yield from drawing.before
-            yield f"{drawing.first}  {first}"
-            yield from (f"{drawing.further}  {line}" for line in further)
+        drawings = drawn([(each.descriptor.snapshot_id, each.parent_id) for each in found.entries])
+        for (first, further, before), (line, *more) in zip(drawings, entries, strict=True):
+            yield from (*before, f"{first}  {line}", *(f"{further}  {each}" for each in more))
     else:
         yield from (line for lines in entries for line in lines)
     if found.more:
@@ -63,34 +61,30 @@ def _history_lines(found: History, *, graph: bool, with_worktree: bool) -> Itera
 
 
 class Drawn(NamedTuple):
-    """The graph beside one snapshot: left of its first line, left of further lines, and lines above it."""
+    """The graph left of a snapshot's first line, left of its further lines, and above it, where histories join."""
 
     first: str
     further: str
     before: tuple[str, ...] = ()
-    """Lines where other histories join this one."""
 
 
 def drawn(history: Iterable[tuple[str, str | None]]) -> Iterator[Drawn]:
     """Draw snapshots with their parents, children first. A snapshot has at most one parent."""
     columns: list[str] = []  # the snapshot that each column leads to
     for snapshot, parent in history:
-        waiting = [number for number, each in enumerate(columns) if each == snapshot]
-        before: list[str] = []
-        if not waiting:
+        if snapshot not in columns:
             columns.append(snapshot)
-            waiting = [len(columns) - 1]
-        for number in reversed(waiting[1:]):  # histories that join here come in from the right
-            before.append(_joining(len(columns), waiting[0], number))
+        here, *joining = [number for number, each in enumerate(columns) if each == snapshot]
+        before: list[str] = []
+        for number in reversed(joining):  # histories that join here come in from the right
+            before.append(_joining(len(columns), here, number))
             del columns[number]
-        here = waiting[0]
         first = " ".join("*" if number == here else "|" for number in range(len(columns)))
         if parent is None:
             del columns[here]
         else:
             columns[here] = parent
-        further = " ".join("|" for _ in columns)
-        yield Drawn(first, further.ljust(len(first)), tuple(before))
+        yield Drawn(first, " ".join("|" for _ in columns).ljust(len(first)), tuple(before))
 
 
 def _joining(count: int, left: int, right: int) -> str:
@@ -123,8 +117,7 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
     snapshots = opened.repository.snapshots
     found = snapshots.named(snapshot, seen_from=opened.worktree)
     marks = snapshots.marks(found.snapshot_id)
-    record = {**snapshot_to_json(found), **marks_to_json(marks)}
-    lines = [*snapshot_lines(found, marks)]
+    record, lines = {**snapshot_to_json(found), **marks_to_json(marks)}, [*snapshot_lines(found, marks)]
     if files:
         from holdfast.trees.manifest import escaped
 

@@ -26,7 +26,7 @@ from holdfast.cli.output import Output, files_as_text
 @json_option
 @click.pass_obj
 def init(output: Output, *, directory: str, source: str | None, store: str | None, nested: bool) -> None:
-    """Create a repository in DIRECTORY, which is created if it is missing and must be empty.
+    """Create a repository in DIRECTORY, which must be empty; it is created if it is missing.
 
     An existing repository is left as it is. Work in DIRECTORY/main, or in further worktrees: 'holdfast worktree
     create'. The filesystem is tested first, and refused if its locks do not work. A directory inside another repository
