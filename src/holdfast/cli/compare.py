@@ -30,7 +30,7 @@ _all_option = click.option(
 @worktree_option
 @json_option
 @click.pass_obj
-def status(output: Output, *, everything: bool, repo: str | None, worktree: str | None) -> None:
+def status(output: Output, /, *, everything: bool, **where: Any) -> None:
     """Show the changes of a worktree since its head: A is added, M modified, D deleted.
 
     The entries of a large directory that was added or deleted are only counted, unless you give --all.
@@ -40,7 +40,7 @@ def status(output: Output, *, everything: bool, repo: str | None, worktree: str 
       holdfast status
       holdfast status --worktree experiment --json
     """
-    opened = open_worktree(repo, worktree)
+    opened = open_worktree(**where)
     found = opened.repository.snapshots.status(opened.worktree)
     clean = not found.changes
     record = {"worktree": opened.worktree, "clean": clean, **comparison_to_json(found)}
@@ -61,15 +61,7 @@ def status(output: Output, *, everything: bool, repo: str | None, worktree: str 
 @json_option
 @click.pass_obj
 def diff(
-    output: Output,
-    /,
-    *,
-    patch: bool,
-    stat: bool,
-    everything: bool,
-    repo: str | None,
-    worktree: str | None,
-    **ends: str | None,
+    output: Output, /, *, old: str | None, new: str | None, patch: bool, stat: bool, everything: bool, **where: Any
 ) -> None:
     """Show the differences from snapshot A (default: head) to B (default: the worktree as it is).
 
@@ -81,8 +73,8 @@ def diff(
     """
     if patch and stat:
         raise UsageFailure("--patch and --stat exclude each other", hint="Choose one of them.")
-    opened = open_worktree(repo, worktree)
-    found = opened.repository.snapshots.compare(opened.worktree, ends["old"], ends["new"])
+    opened = open_worktree(**where)
+    found = opened.repository.snapshots.compare(opened.worktree, old, new)
     record = comparison_to_json(found)
     lines: Iterable[str] = _change_lines(found, everything=everything)
     if patch:
@@ -134,7 +126,7 @@ def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], 
 @worktree_option
 @json_option
 @click.pass_obj
-def verify(output: Output, *, snapshot: str | None, everything: bool, repo: str | None, worktree: str | None) -> None:
+def verify(output: Output, /, *, snapshot: str | None, everything: bool, **where: Any) -> None:
     """Read the whole content of a snapshot (default: head) and compare it with its hashes.
 
     Ends with status 6 if something differs, and names it. Changes nothing.
@@ -146,7 +138,7 @@ def verify(output: Output, *, snapshot: str | None, everything: bool, repo: str 
     """
     if snapshot is not None and everything:
         raise UsageFailure("--all takes no snapshot", hint="Name one, or verify all of them.")
-    opened = open_worktree(repo, worktree)
+    opened = open_worktree(**where)
     snapshots = opened.repository.snapshots
     if everything:
         ids = snapshots.all_ids()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,7 +28,7 @@ group = Group("dep", help=HELP)
 @click.argument("depends_on", metavar="DEPENDS_ON")
 @writing_options
 @click.pass_obj
-def add(output: Output, *, issue_id: str, depends_on: str, repo: str | None, actor: str | None) -> None:
+def add(output: Output, /, *, issue_id: str, depends_on: str, **where: Any) -> None:
     """Make ISSUE wait for DEPENDS_ON. A cycle is refused and named.
 
     A dependency that others imply is skipped, and the path that implies it is printed.
@@ -37,7 +37,7 @@ def add(output: Output, *, issue_id: str, depends_on: str, repo: str | None, act
     Example:
       holdfast dep add 4f1c 9a2b
     """
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         found, on = tracker.find_id(issue_id), tracker.find_id(depends_on)
         added = tracker.dependencies.add(found, on)
         outcome = {"depends_on": on, "added": added.added, "implied_by": list(added.implied_by)}
@@ -58,7 +58,7 @@ def add(output: Output, *, issue_id: str, depends_on: str, repo: str | None, act
 @click.argument("depends_on", metavar="DEPENDS_ON")
 @writing_options
 @click.pass_obj
-def remove(output: Output, *, issue_id: str, depends_on: str, repo: str | None, actor: str | None) -> None:
+def remove(output: Output, /, *, issue_id: str, depends_on: str, **where: Any) -> None:
     """Stop ISSUE from waiting for DEPENDS_ON. Status 3 if it does not.
 
     \b
@@ -67,7 +67,7 @@ def remove(output: Output, *, issue_id: str, depends_on: str, repo: str | None, 
     """
     from holdfast.errors import NotFound
 
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         found = tracker.find_id(issue_id)
         own = [each for each in tracker.issue(found).dependencies if each.startswith(depends_on)]
         on = own[0] if len(own) == 1 else tracker.find_id(depends_on)

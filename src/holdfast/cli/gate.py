@@ -92,14 +92,14 @@ def list_(output: Output, *, repo: str | None) -> None:
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @writing_options
 @click.pass_obj
-def require(output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str | None, actor: str | None) -> None:
+def require(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where: Any) -> None:
     """Require that ISSUE passes the gates KEY... to be done.
 
     \b
     Example:
       holdfast gate require 4f1c review tests
     """
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         issue = tracker.gates.require(tracker.find_id(issue_id), keys)
         record = issue_summary_to_json(issue, tracker.state(issue))
     output.result(record, [f"{issue.id[:SHORT]} requires {', '.join(issue.gates_required)}"])
@@ -110,7 +110,7 @@ def require(output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str |
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 @writing_options
 @click.pass_obj
-def check(output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str | None, actor: str | None) -> None:
+def check(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where: Any) -> None:
     """Run the checkers of the gates KEY... of ISSUE; by default, of all gates that are not passed yet.
 
     No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Ends with status 1 if a gate was not
@@ -120,7 +120,7 @@ def check(output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str | N
     Example:
       holdfast gate check 4f1c tests
     """
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         issue = tracker.issue(tracker.find_id(issue_id))
         name, defined = issue.id[:SHORT], tracker.gates.all()
         automatic = [key for key in issue.open_gates() if (gate := defined.get(key)) and gate.checker]
@@ -177,10 +177,8 @@ def fail(output: Output, /, **given: Any) -> None:
     _set_status(output, GateStatus.FAILED, **given)
 
 
-def _set_status(
-    output: Output, status: GateStatus, *, issue_id: str, key: str, force: bool, repo: str | None, actor: str | None
-) -> None:
-    with tracking(repo, actor) as tracker:
+def _set_status(output: Output, status: GateStatus, *, issue_id: str, key: str, force: bool, **where: Any) -> None:
+    with tracking(**where) as tracker:
         issue = tracker.gates.judge(tracker.find_id(issue_id), key, status, force=force)
         state = tracker.state(issue)
     gate = {"gate": key, "status": status.value, "open_gates": issue.open_gates()}

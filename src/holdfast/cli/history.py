@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 @worktree_option
 @json_option
 @click.pass_obj
-def history(
-    output: Output, *, limit: int | None, everything: bool, graph: bool, repo: str | None, worktree: str | None
-) -> None:
+def history(output: Output, /, *, limit: int | None, everything: bool, graph: bool, **where: Any) -> None:
     """Show the snapshots that led to the head of a worktree, newest first. Changes nothing.
 
     A 'best_effort' snapshot has a warning: its files may be from different moments.
@@ -37,7 +35,7 @@ def history(
       holdfast history --limit 10
       holdfast history --all --graph
     """
-    opened = open_worktree(repo, worktree)
+    opened = open_worktree(**where)
     snapshots = opened.repository.snapshots
     found = snapshots.everything(limit=limit) if everything else snapshots.line(opened.worktree, limit=limit)
     record = history_to_json(found, None if everything else opened.worktree)
@@ -103,7 +101,7 @@ def _joining(count: int, left: int, right: int) -> str:
 @worktree_option
 @json_option
 @click.pass_obj
-def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktree: str | None) -> None:
+def show(output: Output, /, *, snapshot: str, files: bool, **where: Any) -> None:
     """Show the snapshot ID: a prefix of an id, a reference, head (the default), or head~2.
 
     To read or copy its files: 'holdfast export'.
@@ -113,7 +111,7 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
       holdfast show head~1
       holdfast show v1 --files --json
     """
-    opened = open_worktree(repo, worktree)
+    opened = open_worktree(**where)
     snapshots = opened.repository.snapshots
     found = snapshots.named(snapshot, seen_from=opened.worktree)
     marks = snapshots.marks(found.snapshot_id)

@@ -304,16 +304,14 @@ def _increment(text: str) -> tuple[str, int]:
 @claim_option
 @writing_options
 @click.pass_obj
-def delete(
-    output: Output, *, issue_id: str, dry_run: bool, claim_text: str | None, repo: str | None, actor: str | None
-) -> None:
+def delete(output: Output, /, *, issue_id: str, dry_run: bool, claim_text: str | None, **where: Any) -> None:
     """Delete an issue, and remove it from the dependencies of all others.
 
     \b
     Example:
       holdfast issue delete 4f1c
     """
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         found = tracker.find_id(issue_id)
         freed = list(tracker.dependents_of(found))
         issue = tracker.issue(found) if dry_run else tracker.delete(found, claim=claim_for(found, claim_text))

@@ -116,9 +116,7 @@ def claim_next(
 @claim_option
 @writing_options
 @click.pass_obj
-def heartbeat(
-    output: Output, *, issue_id: str, ttl: float | None, claim_text: str | None, repo: str | None, actor: str | None
-) -> None:
+def heartbeat(output: Output, /, *, issue_id: str, ttl: float | None, claim_text: str | None, **where: Any) -> None:
     """Renew your claim of the issue ID from now on.
 
     Status 5 if the claim has expired or was taken over: stop, because another agent may work on the issue.
@@ -127,7 +125,7 @@ def heartbeat(
     Example:
       holdfast issue heartbeat 4f1c
     """
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         found = tracker.find_id(issue_id)
         named = claim_for(found, claim_text)
         if named is None:
@@ -143,9 +141,7 @@ def heartbeat(
 @claim_option
 @writing_options
 @click.pass_obj
-def release(
-    output: Output, *, issue_id: str, reason: str, claim_text: str | None, repo: str | None, actor: str | None
-) -> None:
+def release(output: Output, /, *, issue_id: str, reason: str, claim_text: str | None, **where: Any) -> None:
     """Release your claim, so that others can claim the issue ID.
 
     It needs the claim, unless that has expired. To take an issue away from its holder, name the claim that 'holdfast
@@ -155,7 +151,7 @@ def release(
     Example:
       holdfast issue release 4f1c --reason "needs a decision first"
     """
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         found = tracker.find_id(issue_id)
         issue = tracker.claims.release(found, claim_for(found, claim_text), reason=reason)
         show_changed(output, "released", issue, tracker.state(issue))
@@ -166,9 +162,7 @@ def release(
 @claim_option
 @writing_options
 @click.pass_obj
-def finish(
-    output: Output, *, issue_id: str | None, claim_text: str | None, repo: str | None, actor: str | None
-) -> None:
+def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, **where: Any) -> None:
     """Mark the issue ID as done; without ID, the issue that your claim is for.
 
     It is 'gated' until all its gates are passed. The same as 'holdfast issue update ID --state done'. To give up
@@ -181,7 +175,7 @@ def finish(
     """
     from holdfast.issues.tracker import Update
 
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         if issue_id:
             found = tracker.find_id(issue_id)
         elif text := claim_text or os.environ.get(CLAIM_VARIABLE):
