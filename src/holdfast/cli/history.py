@@ -10,8 +10,6 @@ import click
 from holdfast.cli.options import json_option, limit_option, repo_option, worktree_option
 from holdfast.cli.output import Output
 from holdfast.cli.repository import open_worktree
-from holdfast.cli.snapshot import entry_lines, snapshot_lines
-from holdfast.repository.to_json import history_to_json, marks_to_json, snapshot_to_json
 
 if TYPE_CHECKING:
     from holdfast.repository.history import History
@@ -35,6 +33,8 @@ def history(output: Output, /, *, limit: int | None, everything: bool, graph: bo
       holdfast history --limit 10
       holdfast history --all --graph
     """
+    from holdfast.repository.to_json import history_to_json
+
     opened = open_worktree(**where)
     snapshots = opened.repository.snapshots
     found = snapshots.everything(limit=limit) if everything else snapshots.line(opened.worktree, limit=limit)
@@ -43,6 +43,8 @@ def history(output: Output, /, *, limit: int | None, everything: bool, graph: bo
 
 
 def _history_lines(found: History, *, graph: bool, with_worktree: bool) -> Iterator[str]:
+    from holdfast.cli.snapshot import entry_lines
+
     if not found.entries:
         yield "No snapshot yet."
     entries = [entry_lines(each, with_worktree=with_worktree) for each in found.entries]
@@ -111,6 +113,9 @@ def show(output: Output, /, *, snapshot: str, files: bool, **where: Any) -> None
       holdfast show head~1
       holdfast show v1 --files --json
     """
+    from holdfast.cli.snapshot import snapshot_lines
+    from holdfast.repository.to_json import marks_to_json, snapshot_to_json
+
     opened = open_worktree(**where)
     snapshots = opened.repository.snapshots
     found = snapshots.named(snapshot, seen_from=opened.worktree)
