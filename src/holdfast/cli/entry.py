@@ -342,9 +342,9 @@ def _as_failure(error: BaseException) -> CommandFailed:
     if isinstance(error, click.UsageError):
         return _usage(error)
     if isinstance(error, FileNotFoundError):  # making a path absolute needs the current directory
-        try:
-            from holdfast.cli.repository import current_directory
+        from holdfast.cli.repository import current_directory
 
+        try:
             current_directory()
         except Failure as failure:
             return CommandFailed(failure)

@@ -59,6 +59,6 @@ def init(output: Output, *, directory: str, source: str | None, store: str | Non
         return
     lines = [f"Created a repository in {made.root}."]
     if made.imported is not None:
-        lines.append(f"Copied {files_as_text(made.imported)} from {source}.")
-        lines.append("Take the first snapshot, so that other worktrees can start from it: holdfast snapshot")
+        advice = "Take the first snapshot, so that other worktrees can start from it: holdfast snapshot"
+        lines += [f"Copied {files_as_text(made.imported)} from {source}.", advice]
     output.result(record, [*lines, *advice_about_secrets(store or ""), f"Work in {main}."])

@@ -9,16 +9,8 @@ from typing import Any
 import click
 import msgspec
 
+from holdfast.cli import issue_view as view
 from holdfast.cli.entry import Group, LazyCommand
-from holdfast.cli.issue_view import (
-    claim_for,
-    claim_option,
-    issue_lines,
-    reading_options,
-    show_issues,
-    tracking,
-    writing_options,
-)
 from holdfast.cli.options import ISSUE_FIELDS, Command, dry_run_option, field_option, limit_option, print_record
 from holdfast.cli.output import Output
 from holdfast.errors import SettingInvalid, UsageFailure
@@ -27,11 +19,9 @@ from holdfast.issues.model import Priority, State
 from holdfast.issues.reading import SHORT, created_issues_to_json, issue_summary_to_json, issue_to_json
 from holdfast.issues.tracker import KEEP, Query, Tracker, Update, find
 
-group = Group(
-    "issue",
-    help="""\
-Issues: the work to do, its dependencies, and who works on it. They are plain JSON files in .jit/, which
-any number of processes may change at the same time. An id may be shortened to any unambiguous prefix.
+HELP = """\
+Issues: the work to do, its dependencies, and who works on it. They are plain JSON files in .jit/, which any number of
+processes may change at the same time. An id may be shortened to any unambiguous prefix.
 
 \b
 Example:
@@ -39,15 +29,11 @@ Example:
   holdfast issue create "Write the parser" --priority high
   holdfast issue claim-next
   holdfast issue finish 4f1c
-""",
+"""
+group = Group(
+    "issue",
+    help=HELP,
     table={
-        "init": LazyCommand("holdfast.cli.issue:init", "Create an empty tracker."),
-        "create": LazyCommand("holdfast.cli.issue:create", "Create an issue, or a batch of them."),
-        "list": LazyCommand("holdfast.cli.issue:list_", "List issues."),
-        "show": LazyCommand("holdfast.cli.issue:show", "Show one issue."),
-        "search": LazyCommand("holdfast.cli.issue:search", "Find issues by words."),
-        "update": LazyCommand("holdfast.cli.issue:update", "Change an issue."),
-        "delete": LazyCommand("holdfast.cli.issue:delete", "Delete an issue."),
         "claim": LazyCommand("holdfast.cli.issue_claims:claim", "Claim an issue."),
         "claim-next": LazyCommand("holdfast.cli.issue_claims:claim_next", "Claim the most urgent issue that is ready."),
         "heartbeat": LazyCommand("holdfast.cli.issue_claims:heartbeat", "Renew a claim."),
@@ -64,9 +50,8 @@ Example:
 
 _states = click.Choice([each.value for each in State])
 _priorities = click.Choice([each.value for each in Priority])
-_priority_option = click.option(
-    "--priority", metavar="PRIORITY", type=_priorities, help="low, normal, high or critical."
-)
+_priority_help = "low, normal, high or critical."
+_priority_option = click.option("--priority", metavar="PRIORITY", type=_priorities, help=_priority_help)
 
 
 def _several(name: str, to: str, help: str, choice: click.Choice[str] | None = None) -> Callable[[Command], Command]:
@@ -75,7 +60,7 @@ def _several(name: str, to: str, help: str, choice: click.Choice[str] | None = N
 
 def _filtered(command: Command) -> Command:
     for option in (  # the last one is shown first
-        reading_options,
+        view.reading_options,
         field_option(*ISSUE_FIELDS),
         limit_option("Print at most N issues."),
         _several("label", "labels", "Only issues with this label; 'x*' matches a prefix."),
@@ -87,8 +72,8 @@ def _filtered(command: Command) -> Command:
     return command
 
 
-@click.command()
-@writing_options
+@group.command(short_help="Create an empty tracker.")
+@view.writing_options
 @click.pass_obj
 def init(output: Output, *, repo: str | None, actor: str | None) -> None:
     """Create an empty tracker in the current directory, or in the one that --repo names.
@@ -99,12 +84,12 @@ def init(output: Output, *, repo: str | None, actor: str | None) -> None:
     Example:
       holdfast issue init
     """
-    with tracking(repo, actor, init=True) as tracker:
+    with view.tracking(repo, actor, init=True) as tracker:
         created = tracker.initialise()
     output.result({"created": created}, ["created a tracker in .jit" if created else "a tracker already exists"])
 
 
-@click.command()
+@group.command(short_help="Create an issue, or a batch of them.")
 @click.argument("title", required=False)
 @click.option("--description", metavar="TEXT", default="", help="The work in detail.")
 @_priority_option
@@ -114,7 +99,7 @@ def init(output: Output, *, repo: str | None, actor: str | None) -> None:
 @click.option("--assignee", metavar="KIND:NAME", help="Reserve the issue for this assignee.")
 @click.option("--batch", is_flag=True, help="Read a JSON list of issues from standard input.")
 @field_option(*ISSUE_FIELDS, "skipped_dependencies")
-@writing_options
+@view.writing_options
 @click.pass_obj
 def create(
     output: Output, /, *, batch: bool, field: str | None, repo: str | None, actor: str | None, **given: Any
@@ -134,7 +119,7 @@ def create(
     """
     if batch is (given["title"] is not None):
         raise click.UsageError("Give a TITLE, or --batch.", click.get_current_context())
-    with tracking(repo, actor) as tracker:
+    with view.tracking(repo, actor) as tracker:
         if batch:
             _create_batch(tracker, output, field)
             return
@@ -168,7 +153,7 @@ def _created_lines(created: Created) -> list[str]:
     return lines
 
 
-@click.command("list")
+@group.command("list", short_help="List issues.")
 @_filtered
 @click.pass_obj
 def list_(output: Output, /, **filters: Any) -> None:
@@ -185,7 +170,7 @@ def list_(output: Output, /, **filters: Any) -> None:
     _find(output, (), **filters)
 
 
-@click.command()
+@group.command(short_help="Find issues by words.")
 @click.argument("words", nargs=-1, required=True)
 @_filtered
 @click.pass_obj
@@ -203,16 +188,16 @@ def _find(
     output: Output, words: tuple[str, ...], *, repo: str | None, limit: int | None, field: str | None, **filters: Any
 ) -> None:
     states, priorities = map(State, filters.pop("states")), map(Priority, filters.pop("priorities"))
-    with tracking(repo) as tracker:
+    with view.tracking(repo) as tracker:
         snapshot = tracker.snapshot()
         query = Query(words, tuple(states), tuple(priorities), **filters)
-        show_issues(output, snapshot, find(snapshot, query)[:limit], field)
+        view.show_issues(output, snapshot, find(snapshot, query)[:limit], field)
 
 
-@click.command()
+@group.command(short_help="Show one issue.")
 @click.argument("issue_id", metavar="ID")
 @field_option()
-@reading_options
+@view.reading_options
 @click.pass_obj
 def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) -> None:
     """Show one issue in full.
@@ -222,12 +207,12 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
       holdfast issue show 4f1c
       holdfast issue show 4f1c --field state
     """
-    with tracking(repo) as tracker:
+    with view.tracking(repo) as tracker:
         record = issue_to_json(tracker, tracker.find_id(issue_id))
-        print_record(output, field, record, list(issue_lines(record)))
+        print_record(output, field, record, list(view.issue_lines(record)))
 
 
-@click.command()
+@group.command(short_help="Change an issue.")
 @click.argument("issue_id", metavar="ID")
 @click.option("--title", metavar="TEXT", help="Set the title.")
 @click.option("--description", metavar="TEXT", help="Set the description.")
@@ -239,9 +224,9 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 @click.option("--context", metavar="KEY=VALUE", multiple=True, help="Set a key; 'KEY=' removes it.")
 @click.option("--increment", metavar="KEY[=N]", multiple=True, help="Increment a number in the context.")
 @click.option("--if-version", metavar="VERSION", help="Fail unless the issue has this version (see 'show').")
-@claim_option
+@view.claim_option
 @field_option(*ISSUE_FIELDS, "context", "open_gates")
-@writing_options
+@view.writing_options
 @click.pass_obj
 def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | None, **given: Any) -> None:
     """Change an issue. Concurrent changes by others are not lost.
@@ -256,11 +241,11 @@ def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | N
       holdfast issue update 4f1c --increment attempts
     """
     change = _change(given)
-    with tracking(repo, actor) as tracker:
+    with view.tracking(repo, actor) as tracker:
         found = tracker.find_id(issue_id)
         if change == Update():
             raise UsageFailure("there is nothing to change", hint="Name a change: see --help.")
-        claim = claim_for(found, given["claim_text"])
+        claim = view.claim_for(found, given["claim_text"])
         issue = tracker.update(found, change, claim=claim, if_version=given["if_version"])
         state, gates = tracker.state(issue), issue.open_gates()
         record = {**issue_summary_to_json(issue, state), "context": issue.context, "open_gates": gates}
@@ -298,11 +283,11 @@ def _increment(text: str) -> tuple[str, int]:
         raise SettingInvalid("--increment", text, "KEY, or KEY=N with a whole number") from None
 
 
-@click.command()
+@group.command(short_help="Delete an issue.")
 @click.argument("issue_id", metavar="ID")
 @dry_run_option("Show what would be deleted; delete nothing.")
-@claim_option
-@writing_options
+@view.claim_option
+@view.writing_options
 @click.pass_obj
 def delete(output: Output, /, *, issue_id: str, dry_run: bool, claim_text: str | None, **where: Any) -> None:
     """Delete an issue, and remove it from the dependencies of all others.
@@ -311,10 +296,10 @@ def delete(output: Output, /, *, issue_id: str, dry_run: bool, claim_text: str |
     Example:
       holdfast issue delete 4f1c
     """
-    with tracking(**where) as tracker:
+    with view.tracking(**where) as tracker:
         found = tracker.find_id(issue_id)
         freed = list(tracker.dependents_of(found))
-        issue = tracker.issue(found) if dry_run else tracker.delete(found, claim=claim_for(found, claim_text))
+        issue = tracker.issue(found) if dry_run else tracker.delete(found, claim=view.claim_for(found, claim_text))
     record = {**issue_summary_to_json(issue, issue.state), "deleted": not dry_run, "freed": freed}
     line = f"{'would delete' if dry_run else 'deleted'} {found[:SHORT]}: {issue.title}"
     if freed:

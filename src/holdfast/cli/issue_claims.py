@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import issue_view as view
 from holdfast.cli.child import RunCommand
-from holdfast.cli.issue_view import (
-    CLAIM_VARIABLE,
-    claim_for,
-    claim_option,
-    claimed_lines,
-    reading_options,
-    show_changed,
-    tracking,
-    warn_of_broken,
-    writing_options,
-)
 from holdfast.cli.options import (
     ISSUE_FIELDS,
     Command,
@@ -54,7 +44,7 @@ def _request_options(command: Command) -> Command:
 @click.argument("issue_id", metavar="ID")
 @_request_options
 @field_option(*_FIELDS)
-@writing_options
+@view.writing_options
 @click.pass_obj
 def claim(
     output: Output, /, *, issue_id: str, field: str | None, repo: str | None, actor: str | None, **request: Any
@@ -70,10 +60,10 @@ def claim(
     """
     from holdfast.locks.identity import calling_agent
 
-    with tracking(repo, actor) as tracker:
+    with view.tracking(repo, actor) as tracker:
         requested = tracker.claims.request(behalf_of=calling_agent(), **request)
         claimed = tracker.claims.claim(tracker.find_id(issue_id), requested)
-        print_record(output, field, claimed_issue_to_json(claimed), list(claimed_lines(claimed)))
+        print_record(output, field, claimed_issue_to_json(claimed), list(view.claimed_lines(claimed)))
 
 
 @click.command()
@@ -84,7 +74,7 @@ def claim(
 )
 @_request_options
 @field_option(*_FIELDS, "broken")
-@writing_options
+@view.writing_options
 @click.pass_obj
 def claim_next(
     output: Output, /, *, labels: tuple[str, ...], wait: float | None, field: str | None, **request: Any
@@ -102,19 +92,19 @@ def claim_next(
     from holdfast.locks.identity import calling_agent
 
     query = Query(labels=labels)
-    with tracking(request.pop("repo"), request.pop("actor")) as tracker:
+    with view.tracking(request.pop("repo"), request.pop("actor")) as tracker:
         requested = tracker.claims.request(behalf_of=calling_agent(), **request)
         claimed = tracker.claims.take_next(requested, wanted=lambda issue: query.fits(issue, issue.state), wait=wait)
         record = {**claimed_issue_to_json(claimed), "broken": unreadable_issues_to_json(claimed.broken)}
-        print_record(output, field, record, list(claimed_lines(claimed)))
-        warn_of_broken(output, claimed.broken)
+        print_record(output, field, record, list(view.claimed_lines(claimed)))
+        view.warn_of_broken(output, claimed.broken)
 
 
 @click.command()
 @click.argument("issue_id", metavar="ID")
 @ttl_option("Change the ttl.  [default: as before]")
-@claim_option
-@writing_options
+@view.claim_option
+@view.writing_options
 @click.pass_obj
 def heartbeat(output: Output, /, *, issue_id: str, ttl: float | None, claim_text: str | None, **where: Any) -> None:
     """Renew your claim of the issue ID from now on.
@@ -125,11 +115,11 @@ def heartbeat(output: Output, /, *, issue_id: str, ttl: float | None, claim_text
     Example:
       holdfast issue heartbeat 4f1c
     """
-    with tracking(**where) as tracker:
+    with view.tracking(**where) as tracker:
         found = tracker.find_id(issue_id)
-        named = claim_for(found, claim_text)
+        named = view.claim_for(found, claim_text)
         if named is None:
-            raise UsageFailure("no claim was named", hint=f"Name it: --claim, or {CLAIM_VARIABLE}.")
+            raise UsageFailure("no claim was named", hint=f"Name it: --claim, or {view.CLAIM_VARIABLE}.")
         renewed = tracker.claims.renew(named, ttl)
         record = {"id": found, **issue_claim_to_json(renewed, tracker.transactions.moment())}
         output.result(record, [f"renewed {found[:SHORT]}: it is yours for another {format_duration(renewed.ttl)}"])
@@ -138,8 +128,8 @@ def heartbeat(output: Output, /, *, issue_id: str, ttl: float | None, claim_text
 @click.command()
 @click.argument("issue_id", metavar="ID")
 @click.option("--reason", metavar="TEXT", default="", help="Why, for the record.")
-@claim_option
-@writing_options
+@view.claim_option
+@view.writing_options
 @click.pass_obj
 def release(output: Output, /, *, issue_id: str, reason: str, claim_text: str | None, **where: Any) -> None:
     """Release your claim, so that others can claim the issue ID.
@@ -151,16 +141,16 @@ def release(output: Output, /, *, issue_id: str, reason: str, claim_text: str | 
     Example:
       holdfast issue release 4f1c --reason "needs a decision first"
     """
-    with tracking(**where) as tracker:
+    with view.tracking(**where) as tracker:
         found = tracker.find_id(issue_id)
-        issue = tracker.claims.release(found, claim_for(found, claim_text), reason=reason)
-        show_changed(output, "released", issue, tracker.state(issue))
+        issue = tracker.claims.release(found, view.claim_for(found, claim_text), reason=reason)
+        view.show_changed(output, "released", issue, tracker.state(issue))
 
 
 @click.command()
 @click.argument("issue_id", metavar="[ID]", required=False)
-@claim_option
-@writing_options
+@view.claim_option
+@view.writing_options
 @click.pass_obj
 def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, **where: Any) -> None:
     """Mark the issue ID as done; without ID, the issue that your claim is for.
@@ -175,17 +165,17 @@ def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, *
     """
     from holdfast.issues.tracker import Update
 
-    with tracking(**where) as tracker:
+    with view.tracking(**where) as tracker:
         if issue_id:
             found = tracker.find_id(issue_id)
-        elif text := claim_text or os.environ.get(CLAIM_VARIABLE):
+        elif text := claim_text or os.environ.get(view.CLAIM_VARIABLE):
             found = ClaimId.parse(text).issue_id
         else:
-            hint = f"Name it: 'holdfast issue finish ID'. Or name your claim: --claim, or {CLAIM_VARIABLE}."
+            hint = f"Name it: 'holdfast issue finish ID'. Or name your claim: --claim, or {view.CLAIM_VARIABLE}."
             raise UsageFailure("no issue was named", hint=hint)
-        issue = tracker.update(found, Update(state=State.DONE), claim=claim_for(found, claim_text))
+        issue = tracker.update(found, Update(state=State.DONE), claim=view.claim_for(found, claim_text))
         gates = issue.open_gates()
-        show_changed(output, "finished", issue, tracker.state(issue), open_gates=gates)
+        view.show_changed(output, "finished", issue, tracker.state(issue), open_gates=gates)
         if gates and not output.as_json:
             output.line(f"  done when these are passed: {', '.join(gates)}")
 
@@ -202,7 +192,7 @@ def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, *
     help="If the command succeeds: mark the issue as done, release it, or keep the claim.",
 )
 @_request_options
-@writing_options
+@view.writing_options
 @click.pass_obj
 def work(
     output: Output, /, *, issue_id: str | None, take_next: bool, then: str, command: tuple[str, ...], **request: Any
@@ -226,12 +216,12 @@ def work(
     request["purpose"] = request["purpose"] or " ".join(command)[:200]
     if then == "keep":
         request["behalf_of"] = calling_agent()  # the claim outlives this process
-    with tracking(request.pop("repo"), request.pop("actor")) as tracker:
+    with view.tracking(request.pop("repo"), request.pop("actor")) as tracker:
         requested, claims = tracker.claims.request(**request), tracker.claims
         claimed = claims.claim(tracker.find_id(issue_id), requested) if issue_id else claims.take_next(requested)
-        warn_of_broken(output, claimed.broken)
+        view.warn_of_broken(output, claimed.broken)
         held_claim = ClaimId.parse(claimed.claim.claim_id)
-        os.environ.update({CLAIM_VARIABLE: held_claim.text, "HOLDFAST_ISSUE_ID": held_claim.issue_id})
+        os.environ.update({view.CLAIM_VARIABLE: held_claim.text, "HOLDFAST_ISSUE_ID": held_claim.issue_id})
         with ExitStack() as stack:
             with child.block_signals():  # the heartbeat thread inherits the mask, so no signal goes to it
                 held = stack.enter_context(HeldIssueClaim(tracker.claims, claimed.claim))
@@ -253,7 +243,7 @@ def _conclude(tracker: Tracker, claim: ClaimId, then: str, *, succeeded: bool) -
 
 
 @click.command()
-@reading_options
+@view.reading_options
 @click.pass_obj
 def locks(output: Output, *, repo: str | None) -> None:
     """Show which locks of the tracker are held, by whom, and who waits for them.
@@ -266,7 +256,7 @@ def locks(output: Output, *, repo: str | None) -> None:
     """
     from holdfast.cli.lock import file_lock_state
 
-    with tracking(repo) as tracker:
+    with view.tracking(repo) as tracker:
         tracker.transactions.check_initialised()
         paths = tracker.store.files.lock_files(".jit") if tracker.store.files is not None else []
         states = [each for each in map(file_lock_state, paths) if each.holders or each.waiting or each.state != "free"]
