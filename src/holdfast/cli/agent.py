@@ -31,7 +31,7 @@ Nothing of it was published. Its files are still in the worktree."""
 group = Group("agent", help="Let agents work through the queue, one issue at a time.")
 
 
-@group.command(cls=RunCommand, short_help="Claim an issue, run an agent on it, save and record what it did.")
+@group.command(cls=RunCommand, short_help="Claim an issue, run an agent on it, save and record its work.")
 @click.option("--issue", "issue_id", metavar="ID", help="Claim this issue.")
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
 @click.option("--worktree", metavar="NAME", help="Work in this worktree.  [default: the issue's own, made from main]")
@@ -48,7 +48,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 @click.option(
     "--remove-worktree",
     is_flag=True,
-    help="Remove the issue's own worktree once the issue is done; a pinned snapshot keeps what was written.",
+    help="Remove the issue's own worktree once the issue is done; a pinned snapshot keeps its files.",
 )
 @writing_options
 @click.pass_obj

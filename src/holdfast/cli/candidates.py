@@ -1,7 +1,7 @@
 """Shell completion of names: worktrees, snapshots, leases, issues and more.
 
-The name of a parameter says what it names; for a few parameters the command does. If anything fails, nothing is
-offered: the user is in the middle of typing.
+The name of a parameter, or for a few parameters the command, decides which names are offered. If anything fails,
+nothing is offered: the user is in the middle of typing.
 """
 
 from __future__ import annotations
@@ -182,4 +182,4 @@ _OF_COMMANDS: dict[tuple[str, str], Source | None] = {
     ("gate pass", "key"): _GATES,
     ("gate fail", "key"): _GATES,
 }
-"""By command, where the name of the parameter does not say."""
+"""By command and parameter; these take precedence."""

@@ -1,6 +1,6 @@
 """Child processes: run a command as if it had been started directly, and end as it ended.
 
-The command inherits what this process was given and nothing of its own: no lock, no descriptor, no blocked signal. On
+The command inherits everything that this process inherited, but no lock, descriptor or blocked signal of its own. On
 Linux the kernel kills the command if this process dies first, because the lock that the command relies on dies with it.
 """
 

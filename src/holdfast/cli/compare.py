@@ -159,7 +159,7 @@ def verify(output: Output, /, *, snapshot: str | None, everything: bool, **where
 
 
 def _verify(snapshots: Snapshots, ids: list[str], *, may_vanish: bool) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """The problems of each snapshot; `may_vanish` skips snapshots that are garbage-collected meanwhile."""
+    """The problems of each snapshot; `may_vanish` skips snapshots that a garbage collection deletes meanwhile."""
     for snapshot_id in ids:
         try:
             found = [each._asdict() for each in snapshots.verify(snapshot_id)]

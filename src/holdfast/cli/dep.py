@@ -84,7 +84,7 @@ def remove(output: Output, /, *, issue_id: str, depends_on: str, **where: Any) -
 @reading_options
 @click.pass_obj
 def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) -> None:
-    """Show the dependencies of ISSUE, their dependencies, and so on. Each subtree is shown once.
+    """Show the dependencies of ISSUE, their dependencies, and so on. Each subtree appears once.
 
     \b
     Example:
@@ -107,7 +107,7 @@ def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) 
 
 
 def _walk(snapshot: IssueSet, start: str, depth: int | None) -> Iterator[tuple[int, str, Issue | None]]:
-    """The level, id and content of each dependency; None for one that is missing or broken."""
+    """The level, id and content of each dependency; None if it is missing or broken."""
     todo = [(0, start)]
     seen: set[str] = set()
     while todo:

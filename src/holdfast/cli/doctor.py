@@ -13,7 +13,7 @@ from holdfast.cli.repository import open_repository
 
 @click.command()
 @click.option("--strict", is_flag=True, help="Read every file of every snapshot, and test the filesystem.")
-@click.option("--fix", is_flag=True, help="Repair what can be repaired without risk.")
+@click.option("--fix", is_flag=True, help="Make all repairs that carry no risk.")
 @repo_option
 @json_option
 @click.pass_obj

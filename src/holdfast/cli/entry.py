@@ -34,10 +34,7 @@ class Terminated(BaseException):
 
 @contextlib.contextmanager
 def termination_raises() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise `Terminated`, so that the block releases what it holds.
-
-    While a command runs under this one, these signals are blocked and forwarded to it.
-    """
+    """Let SIGTERM and SIGHUP raise `Terminated`, so that the block releases everything; `child` blocks them."""
 
     def end(number: int, frame: object) -> None:
         raise Terminated(number)
@@ -65,7 +62,7 @@ class LazyCommand(NamedTuple):
 
 
 class CommandMissing(click.UsageError):
-    """A group was named without any of its commands."""
+    """The arguments name a group, but none of its commands."""
 
     def __init__(self, context: click.Context) -> None:
         super().__init__(f"'{context.command_path}' needs a command.", context)
@@ -108,7 +105,7 @@ def _suggestion(context: click.Context, name: str, known: list[str]) -> str:
 
 
 class Group(click.Group):
-    """Commands in the order of their declaration, then those in `table`, which are loaded on demand."""
+    """Commands in the order of their declaration, then the commands in `table`, which are loaded on demand."""
 
     def __init__(self, *arguments: Any, table: Mapping[str, LazyCommand] | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -211,7 +208,7 @@ COMMANDS = {
     "snapshot": LazyCommand("holdfast.cli.snapshot:snapshot", "Save the content of a worktree."),
     "history": LazyCommand("holdfast.cli.history:history", "Show the snapshots of a worktree."),
     "show": LazyCommand("holdfast.cli.history:show", "Show one snapshot."),
-    "status": LazyCommand("holdfast.cli.compare:status", "Show what changed since the last snapshot."),
+    "status": LazyCommand("holdfast.cli.compare:status", "Show the changes since the last snapshot."),
     "diff": LazyCommand("holdfast.cli.compare:diff", "Compare snapshots, or a snapshot and a worktree."),
     "verify": LazyCommand("holdfast.cli.compare:verify", "Check that snapshots are intact."),
     "restore": LazyCommand("holdfast.cli.restore:restore", "Restore a snapshot: into a new worktree, or in place."),
@@ -231,7 +228,7 @@ COMMANDS = {
     "events": LazyCommand("holdfast.cli.queries:events", "Show the events of issues, also as they happen."),
     "ledger": LazyCommand("holdfast.cli.ledger:group", "The event log and its claims: append, read, verify, claim."),
     "who": LazyCommand("holdfast.cli.who:who", "Show who holds what, who waits, and what can be reclaimed."),
-    "top": LazyCommand("holdfast.cli.who:top", "'who', live in a terminal."),
+    "top": LazyCommand("holdfast.cli.who:top", "Show 'who' live in a terminal."),
     "guard": LazyCommand("holdfast.cli.guard:guard", "Check whether paths may be written to."),
     "mcp": LazyCommand("holdfast.cli.mcp:mcp", "Serve an agent over MCP, on standard input and output."),
     "setup": LazyCommand("holdfast.cli.setup:setup", "Teach coding agents and git to use Holdfast, or undo it."),

@@ -18,14 +18,11 @@ from holdfast.issues.reading import SHORT, issue_summary_to_json
 
 LINES_SHOWN = 20
 """How many of the last lines of a failed checker are printed."""
-
 HELP = """\
 Gates: conditions that an issue must pass to be done. A person or an agent passes a manual gate; a command, its checker,
 passes an automatic gate.
 """
-
 group = Group("gate", help=HELP)
-
 _issue_argument = click.argument("issue_id", metavar="ISSUE")
 _force_option = click.option("--force", is_flag=True, help="Also if the gate is automatic.")
 
@@ -33,15 +30,10 @@ _force_option = click.option("--force", is_flag=True, help="Also if the gate is 
 @group.command(short_help="Define a gate.")
 @click.argument("key")
 @click.option("--title", metavar="TEXT", default="", help="A short title.  [default: the key]")
-@click.option("--description", metavar="TEXT", default="", help="When the gate is passed, in detail.")
-@click.option("--checker", "command", metavar="COMMAND", help="The checker: the gate is passed if it exits with 0.")
+@click.option("--description", metavar="TEXT", default="", help="The condition in detail.")
+@click.option("--checker", "command", metavar="COMMAND", help="The checker: it passes the gate by exiting with 0.")
 @click.option(
-    "--timeout",
-    metavar="DURATION",
-    callback=duration,
-    default="5m",
-    show_default=True,
-    help="The checker's time limit.",
+    "--timeout", metavar="DURATION", callback=duration, default="5m", show_default=True, help="The checker's timeout."
 )
 @click.option("--working-dir", metavar="DIR", help="Where the checker runs, relative to the tracker's root.")
 @click.option("--env", metavar="NAME=VALUE", multiple=True, help="A variable for the checker. Repeatable.")
@@ -113,8 +105,7 @@ def require(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where:
 def check(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where: Any) -> None:
     """Run the checkers of the gates KEY... of ISSUE; by default, of all gates that are not passed yet.
 
-    No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Ends with status 1 if a gate was not
-    passed.
+    No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Status 1 if a gate was not passed.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`holdfast hook`: the hooks of coding agents and git; `quick` answers those before a write without this module."""
+"""`holdfast hook`: the hooks of coding agents and git; `quick` answers some without loading this module."""
 
 from __future__ import annotations
 

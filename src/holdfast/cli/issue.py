@@ -78,7 +78,7 @@ def _filtered(command: Command) -> Command:
 def init(output: Output, *, repo: str | None, actor: str | None) -> None:
     """Create an empty tracker in the current directory, or in the one that --repo names.
 
-    An existing tracker is left as it is.
+    An existing tracker stays unchanged.
 
     \b
     Example:
@@ -159,8 +159,8 @@ def _created_lines(created: Created) -> list[str]:
 def list_(output: Output, /, **filters: Any) -> None:
     """List issues in the order of their creation.
 
-    A broken issue is named on standard error (with --json: under "broken") and left out; the status is
-    0 all the same. 'holdfast issue validate' then ends with 6.
+    A broken issue is named on standard error (with --json: under "broken") and left out; the status is still 0.
+    'holdfast issue validate' then ends with 6.
 
     \b
     Examples:

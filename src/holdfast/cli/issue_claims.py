@@ -246,7 +246,7 @@ def _conclude(tracker: Tracker, claim: ClaimId, then: str, *, succeeded: bool) -
 @view.reading_options
 @click.pass_obj
 def locks(output: Output, *, repo: str | None) -> None:
-    """Show which locks of the tracker are held, by whom, and who waits for them.
+    """Show the locks of the tracker that are held, with their holders and waiters.
 
     It shows every program that uses these lock files. Processes are known on Linux only.
 

@@ -24,7 +24,7 @@ from holdfast.repository.opening import OpenLedger, init_ledger, open_ledger, op
 from holdfast.repository.repository import Repository
 
 ROW = 6
-"""How many issues in a row are independent of each other."""
+"""The number of issues in a row, which are independent of each other."""
 STEPS = 4
 
 
@@ -33,7 +33,7 @@ class Stage(NamedTuple):
 
     root: Path
     notes: Path
-    """Where tasks note what they have written, outside all worktrees; and the output of the agents."""
+    """The notes of tasks about their writes, outside all worktrees, and the output of the agents."""
 
     @classmethod
     def at(cls, directory: Path) -> Stage:
@@ -95,7 +95,7 @@ def work(stage: Stage, directory: Path, *, issue: str, token: int, seed: int) ->
 
 
 class AgentExit(NamedTuple):
-    """How an agent ended, and what was done to it."""
+    """How an agent ended, and whether the demo had killed or paused it."""
 
     agent: int
     exit_status: int

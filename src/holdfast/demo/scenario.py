@@ -20,7 +20,7 @@ from holdfast.repository.overview import look_around
 KILLS = 3
 POLL_INTERVAL = 0.1
 LONGEST = 300.0
-"""The demo gives up after this long; that is a finding."""
+"""The demo gives up after this long, which is a finding."""
 
 Command = Callable[[Stage, str], list[str]]
 """The command line of the agent with this name."""
@@ -37,7 +37,7 @@ class DemoPlan(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """An event after so many seconds in the life of an agent."""
+    """An event in the life of an agent, `after` seconds."""
 
     after: float
     what: str  # "killed", "paused", "resumed", and then "refused" or "not refused"
