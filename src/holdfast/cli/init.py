@@ -20,7 +20,7 @@ def init(output: Output, *, directory: str, source: str | None, store: str | Non
 
     An existing repository stays unchanged. Work in DIRECTORY/main, or in further worktrees: 'holdfast worktree create'.
     The filesystem is tested first, and refused if its locks do not work. A directory inside another repository is
-    refused too, because commands in it would mean the new one.
+    refused too, because commands there would use the new repository.
 
     \b
     Examples:
