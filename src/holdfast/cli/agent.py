@@ -40,11 +40,10 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
     "How long the work stays claimed if this process is killed; while it lives, it renews the claim.", default="1m"
 )
 @wait_option(
-    "How long to wait for the worktree and, with --next, for an issue to become ready while others work on "
-    "what must come first (until every issue is finished)",
+    "How long to wait for the worktree and, with --next, for a ready issue, at most until all issues are finished",
     default_text="do not wait",
 )
-@click.option("--no-chdir", is_flag=True, help="Run it in the current directory, not in the worktree.")
+@click.option("--no-chdir", is_flag=True, help="Run COMMAND in the current directory, not in the worktree.")
 @click.option(
     "--remove-worktree",
     is_flag=True,
@@ -55,7 +54,7 @@ group = Group("agent", help="Let agents work through the queue, one issue at a t
 def run(
     output: Output, /, *, take_next: bool, no_chdir: bool, remove_worktree: bool, command: tuple[str, ...], **given: Any
 ) -> int:
-    """Claim an issue, make or reuse a worktree for it, lease that, and run COMMAND in it.
+    """Claim an issue, create or reuse its worktree, lease the worktree, and run COMMAND in it.
 
     If COMMAND succeeds, its work becomes a snapshot, the ledger (if there is one) gets a record, and the issue is done.
     If it fails, the same happens, but the issue goes back to the queue. If COMMAND or this program is killed, the issue
@@ -144,7 +143,7 @@ def _conclusion(outcome: Outcome) -> str:
 
 
 def _concluded(assignment: Assignment, ended: CommandExit) -> Outcome:
-    assignment.lease.check()  # it may have been lost at the very end
+    assignment.lease.check()  # the lease may have been lost at the very end
     if ended.exit_status == 0:
         return assignment.succeed()
     how = ended.signal_name or f"exit status {ended.exit_status}"

@@ -151,7 +151,7 @@ else:
             if check and due is not None and time.monotonic() >= due:
                 check.run()
                 due = time.monotonic() + check.every
-        while signal.sigtimedwait(FORWARDED, 0):  # too late for the child, and not for us
+        while signal.sigtimedwait(FORWARDED, 0):  # too late for the child, and not meant for us
             pass
         return code
 
@@ -167,7 +167,7 @@ GRACE = 10.0
 """How long a command has to end after SIGTERM."""
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit statuses, as shells have them
-_NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)  # ENOTDIR: the last entry of PATH that was tried is no directory
+_NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)  # ENOTDIR: the last entry of PATH is not a directory
 _NOT_EXECUTABLE = (errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.EISDIR)
 
 
@@ -186,7 +186,7 @@ class CommandExit(NamedTuple):
             return None
         try:
             return signal.Signals(self.signal_number).name
-        except ValueError:  # most real-time signals have none
+        except ValueError:  # most real-time signals have no name
             return f"SIG{self.signal_number}"
 
 

@@ -31,7 +31,7 @@ _all_option = click.option(
 @json_option
 @click.pass_obj
 def status(output: Output, /, *, everything: bool, **where: Any) -> None:
-    """Show the changes of a worktree since its head: A is added, M modified, D deleted.
+    """Show the changes in a worktree since its head: A is added, M modified, D deleted.
 
     The entries of a large directory that was added or deleted are only counted, unless you give --all.
 

@@ -24,7 +24,7 @@ passes an automatic gate.
 """
 group = Group("gate", help=HELP)
 _issue_argument = click.argument("issue_id", metavar="ISSUE")
-_force_option = click.option("--force", is_flag=True, help="Also if the gate is automatic.")
+_force_option = click.option("--force", is_flag=True, help="Override an automatic gate.")
 
 
 @group.command(short_help="Define a gate.")
@@ -103,7 +103,7 @@ def require(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where:
 @writing_options
 @click.pass_obj
 def check(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where: Any) -> None:
-    """Run the checkers of the gates KEY... of ISSUE; by default, of all gates that are not passed yet.
+    """Run the checkers of the gates KEY... of ISSUE; by default, of all its open gates.
 
     No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Status 1 if a gate was not passed.
 

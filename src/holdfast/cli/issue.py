@@ -59,7 +59,7 @@ def _several(name: str, to: str, help: str, choice: click.Choice[str] | None = N
 
 
 def _filtered(command: Command) -> Command:
-    for option in (  # the last one is shown first
+    for option in (  # in reverse: the last decorator comes first in the help
         view.reading_options,
         field_option(*ISSUE_FIELDS),
         limit_option("Print at most N issues."),
@@ -133,7 +133,7 @@ def _create_batch(tracker: Tracker, output: Output, field: str | None) -> None:
     from holdfast.issues.exchange import read_batch
 
     if sys.stdin is None or sys.stdin.isatty():
-        raise UsageFailure("a batch is read from standard input, which is a terminal")
+        raise UsageFailure("cannot read the batch: standard input is a terminal")
     new = read_batch(sys.stdin.buffer.read(), "standard input")
     keys = {each.key for each in new}
     on = [tuple(name if name in keys else tracker.find_id(name) for name in each.depends_on) for each in new]

@@ -35,7 +35,7 @@ _FIELDS = ("claim_id", *ISSUE_FIELDS, "token", "ttl", "expires_at", "taken_over_
 
 def _request_options(command: Command) -> Command:
     """`--ttl`, `--assignee` and `--purpose`: arguments of `tracker.claims.request`."""
-    assignee = click.option("--assignee", metavar="KIND:NAME", help="Claim it for this actor.  [default: the actor]")
+    assignee = click.option("--assignee", metavar="KIND:NAME", help="Claim it for this assignee.  [default: the actor]")
     ttl = ttl_option("How long the claim lasts; every write under it renews it.", default="1h")
     return ttl(assignee(purpose_option(command)))
 
