@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli import ACTOR, LOCK_ID, REPO, TOKEN, WORKTREE
 from holdfast.cli.child import RunCommand
 from holdfast.cli.entry import Group
-from holdfast.cli.issue_view import CLAIM_VARIABLE, tracking, writing_options
+from holdfast.cli.issue_view import CLAIM_VARIABLE, tracking, warn_of_broken, writing_options
 from holdfast.cli.options import store_address, ttl_option, wait_option
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.repository import open_repository
@@ -21,69 +21,53 @@ if TYPE_CHECKING:
 
     from holdfast.cli.child import CommandExit
     from holdfast.issues.model import Issue
-    from holdfast.issues.tracker import Tracker
     from holdfast.ledger.log import Ledger
-    from holdfast.repository.agent import Assignment, AssignmentOptions, Outcome
-    from holdfast.repository.repository import Repository
+    from holdfast.repository.agent import Assignment, Outcome
 
 LOST = """\
 The command was ended: the claim or the lease was lost, so another agent may have this work.
-Nothing of it was published. What it wrote is still in the worktree."""
+Nothing of it was published. Its files are still in the worktree."""
 
 group = Group("agent", help="Let agents work through the queue, one issue at a time.")
 
 
-@group.command(cls=RunCommand, short_help="Claim an issue, run an agent on it, save and record what it did.")
+@group.command(cls=RunCommand, short_help="Claim an issue, run an agent on it, save and record its work.")
 @click.option("--issue", "issue_id", metavar="ID", help="Claim this issue.")
 @click.option("--next", "take_next", is_flag=True, help="Claim the most urgent issue that is ready.")
-@click.option("--worktree", metavar="NAME", help="Work in this one.  [default: one for the issue, made from main]")
+@click.option("--worktree", metavar="NAME", help="Work in this worktree.  [default: the issue's own, made from main]")
 @click.option("--gate", metavar="KEY", help="The gate that the command passes or fails.")
 @ttl_option(
-    "How long the work stays claimed if this process is killed; while it lives, it renews the claim.",
-    default="1m",
+    "How long the work stays claimed if this process is killed; while it lives, it renews the claim.", default="1m"
 )
 @wait_option(
-    "How long to wait for the worktree and, with --next, for an issue to become ready while others work on "
-    "what must come first (until every issue is finished)",
+    "How long to wait for the worktree and, with --next, for a ready issue, at most until all issues are finished",
     default_text="do not wait",
 )
-@click.option("--no-chdir", is_flag=True, help="Run it in the current directory, not in the worktree.")
+@click.option("--no-chdir", is_flag=True, help="Run COMMAND in the current directory, not in the worktree.")
 @click.option(
     "--remove-worktree",
     is_flag=True,
-    help="Remove the issue's own worktree once the issue is done; a pinned snapshot keeps what was written.",
+    help="Remove the issue's own worktree once the issue is done; a pinned snapshot keeps its files.",
 )
 @writing_options
 @click.pass_obj
 def run(
-    output: Output,
-    *,
-    issue_id: str | None,
-    take_next: bool,
-    worktree: str | None,
-    gate: str | None,
-    ttl: float,
-    wait: float | None,
-    no_chdir: bool,
-    remove_worktree: bool,
-    repo: str | None,
-    actor: str | None,
-    command: tuple[str, ...],
+    output: Output, /, *, take_next: bool, no_chdir: bool, remove_worktree: bool, command: tuple[str, ...], **given: Any
 ) -> int:
-    """Claim an issue, make or reuse a worktree for it, lease that, and run COMMAND in it.
+    """Claim an issue, create or reuse its worktree, lease the worktree, and run COMMAND in it.
 
-    If COMMAND succeeds, what it wrote becomes a snapshot, the ledger (if there is one) gets a record, and
-    the issue is done. If it fails, the same happens, but the issue goes back to the queue. If COMMAND or
-    this program is killed, the issue goes back to the queue by itself, and nothing that was written is lost.
+    If COMMAND succeeds, its work becomes a snapshot, the ledger (if there is one) gets a record, and the issue is done.
+    If it fails, the same happens, but the issue goes back to the queue. If COMMAND or this program is killed, the issue
+    goes back to the queue when the claim expires, and no file is lost.
 
-    The command has HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and
-    HOLDFAST_TOKEN in its environment. If the claim or the lease is lost, the command is ended (SIGTERM, then
-    SIGKILL) and nothing of it is published. If the command finishes or releases the issue itself ('holdfast
-    issue finish'), that counts. Exits with the status of the command; with 3 if there is nothing to do.
+    COMMAND has HOLDFAST_ISSUE_ID, HOLDFAST_CLAIM_ID, HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and HOLDFAST_TOKEN in its
+    environment. If the claim or the lease is lost, the command is ended (SIGTERM, then SIGKILL) and nothing of it is
+    published. If the command finishes or releases the issue itself ('holdfast issue finish'), that counts. Exits with
+    the status of the command; with 3 if there is nothing to do.
 
-    The worktree stays when the issue is done, for somebody to review it and bring it into main; then remove
-    it ('holdfast worktree remove'). With --remove-worktree it is removed at once if the issue is done (not
-    while it waits for gates) and no process works in it; 'holdfast pin list' shows the snapshot.
+    The worktree stays when the issue is done, so that you can review it and bring it into main; then remove it
+    ('holdfast worktree remove'). With --remove-worktree it is removed at once if the issue is done (not while it waits
+    for gates) and no process works in it; 'holdfast pin list' shows the snapshot.
 
     \b
     Examples:
@@ -92,89 +76,52 @@ def run(
       while holdfast agent run --next --wait forever -- ./my-agent; do :; done
     """
     from holdfast.cli import child
-    from holdfast.repository.agent import AssignmentOptions
+    from holdfast.issues.reading import unreadable_issues_to_json
+    from holdfast.repository.agent import AssignmentOptions, outcome_to_json, take_work
 
-    if take_next is (issue_id is not None):
+    repo, actor = given.pop("repo"), given.pop("actor")
+    options = AssignmentOptions(assignee=actor, patience=given["wait"] if take_next else 0.0, **given)
+    if take_next is (options.issue_id is not None):
         raise click.UsageError("Give --issue ID, or --next.", click.get_current_context())
-    if remove_worktree and worktree is not None:
+    if remove_worktree and options.worktree is not None:
         raise click.UsageError("--remove-worktree is for an issue's own worktree, not for --worktree.")
-    options = AssignmentOptions(
-        issue_id=issue_id,
-        worktree=worktree,
-        assignee=actor,
-        gate=gate,
-        ttl=ttl,
-        wait=wait,
-        patience=wait if take_next else 0.0,
-    )
     environment = {**os.environ, ACTOR: actor} if actor else dict(os.environ)
     repository = open_repository(repo, environment)
     with tracking(repo or str(repository.root), actor) as tracker:
-        ended = _work(
-            repository,
-            tracker,
-            options,
-            command,
-            environment,
-            output,
-            no_chdir=no_chdir,
-            remove_worktree=remove_worktree,
-        )
+        ledger = _ledger(repository.root)
+        with take_work(repository, tracker, options, ledger=ledger, quietly=child.block_signals) as assignment:
+            _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
+            warn_of_broken(output, assignment.broken)
+            try:
+                ended = child.run(
+                    command,
+                    check=child.Periodic(min(1.0, options.ttl / 10), assignment.check),
+                    environment=environment | _variables(assignment, repository.root),
+                    directory=None if no_chdir else assignment.path,
+                    mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
+                )
+                outcome = _concluded(assignment, ended)
+                kept = _remove_worktree(assignment, outcome, output) if remove_worktree else "not requested"
+            except (LockNotHeld, LockExpired, FencingMismatch) as failure:
+                raise CommandFailed(failure, advice=LOST) from failure
+        record = {**ended.as_record(), **outcome_to_json(outcome, assignment)}
+        broken = unreadable_issues_to_json(assignment.broken)
+        output.result({**record, "worktree_removed": kept is None, "worktree_kept": kept, "broken": broken})
+        _tell(output, _conclusion(outcome))
     return child.end_like(ended)
-
-
-def _work(
-    repository: Repository,
-    tracker: Tracker,
-    options: AssignmentOptions,
-    command: tuple[str, ...],
-    environment: dict[str, str],
-    output: Output,
-    *,
-    no_chdir: bool,
-    remove_worktree: bool,
-) -> CommandExit:
-    from holdfast.cli import child
-    from holdfast.cli.issue_view import warn_of_broken
-    from holdfast.issues.reading import unreadable_issues_to_json
-    from holdfast.repository.agent import outcome_to_json, take_work
-
-    ledger = _ledger(repository.root)
-    with take_work(repository, tracker, options, ledger=ledger, quietly=child.block_signals) as assignment:
-        _tell(output, f"{_name(assignment.issue)} in {assignment.path}")
-        warn_of_broken(output, assignment.broken)
-        try:
-            ended = child.run(
-                command,
-                check=child.Periodic(min(1.0, options.ttl / 10), assignment.check),
-                environment=environment | _variables(assignment, repository.root),
-                directory=None if no_chdir else assignment.path,
-                mark=child.Mark(LOCK_ID, assignment.lease.lock_id, assignment.path),
-            )
-            outcome = _concluded(assignment, ended)
-            kept: str | None = "not requested"
-            if remove_worktree:
-                kept = _remove_worktree(assignment, outcome, output)
-        except (LockNotHeld, LockExpired, FencingMismatch) as failure:
-            raise CommandFailed(failure, advice=LOST) from failure
-    record = {**ended.as_record(), **outcome_to_json(outcome, assignment)}
-    broken = unreadable_issues_to_json(assignment.broken)
-    output.result({**record, "worktree_removed": kept is None, "worktree_kept": kept, "broken": broken})
-    _tell(output, _conclusion(outcome))
-    return ended
 
 
 def _remove_worktree(assignment: Assignment, outcome: Outcome, output: Output) -> str | None:
     """Remove the worktree if the issue is done; otherwise return why it stays."""
     state = outcome.issue.state.value
-    why = None if state == "done" else f"the issue is {state}"
-    if why is None:
+    why = f"the issue is {state}"
+    if state == "done":
         try:
             assignment.remove_worktree()
+            return None
         except Failure as failure:
             why = failure.message
-    if why is not None:
-        _tell(output, f"the worktree stays: {why}")
+    _tell(output, f"the worktree stays: {why}")
     return why
 
 
@@ -196,7 +143,7 @@ def _conclusion(outcome: Outcome) -> str:
 
 
 def _concluded(assignment: Assignment, ended: CommandExit) -> Outcome:
-    assignment.lease.check()  # it may have been lost at the very end
+    assignment.lease.check()  # the lease may have been lost at the very end
     if ended.exit_status == 0:
         return assignment.succeed()
     how = ended.signal_name or f"exit status {ended.exit_status}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,30 +12,29 @@ import click
 from holdfast.cli.options import json_option, limit_option, repo_option
 from holdfast.cli.output import Output
 from holdfast.cli.repository import open_repository
+from holdfast.clock import parse_duration, parse_instant
+from holdfast.errors import SettingInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from holdfast.repository.repository import Repository
     from holdfast.store.audit import AuditEntry
 
+Since = Callable[[float], float] | None
+"""From the present to the first instant to show."""
 FOLLOW_PAUSE = 5.0
 """The longest wait for new entries, so that an interruption is noticed on every system."""
 
 
-def _since(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+def _since(context: click.Context, parameter: click.Parameter, value: str | None) -> Since:
     """Read a duration (how long ago) or an instant."""
     if value is None:
         return None
-    from holdfast.clock import parse_duration, parse_instant
-    from holdfast.errors import SettingInvalid
-
+    with contextlib.suppress(ValueError):
+        instant = parse_instant(value)
+        return lambda now: instant
     try:
-        return "at", parse_instant(value)
-    except ValueError:
-        pass
-    try:
-        return "ago", parse_duration(value)
+        ago = parse_duration(value)
+        return lambda now: now - ago
     except SettingInvalid:
         expected = "a duration such as 2h, or an instant such as 2026-01-31T12:00:00Z"
         raise SettingInvalid(parameter.opts[0], value, expected) from None
@@ -47,19 +48,11 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
 @repo_option
 @json_option
 @click.pass_obj
-def audit(
-    output: Output,
-    *,
-    verify: bool,
-    follow: bool,
-    limit: int | None,
-    since: tuple[str, float] | None,
-    repo: str | None,
-) -> None:
-    """Show the audit trail: every change of the repository, in order.
+def audit(output: Output, *, verify: bool, follow: bool, limit: int | None, since: Since, repo: str | None) -> None:
+    """Show the audit trail: every change to the repository, in order.
 
-    Each entry has the hash of the one before it, so verification detects entries that were altered, removed
-    or reordered. It does not detect a cut at the end: note the last hash elsewhere and compare.
+    Each entry has the hash of the one before it, so verification detects entries that were altered, removed or
+    reordered. It does not detect a cut at the end: note the last hash elsewhere and compare.
 
     With --json, all entries are in one object; with --json --follow, each is an object on its own line.
 
@@ -71,20 +64,18 @@ def audit(
     """
     repository = open_repository(repo)
     reader = repository.audit(verified=verify)
-    entries = list(deque(_since_start(reader.read(), _start(since, repository.now())), maxlen=limit))
+    start = since(repository.now()) if since else None
+    found = (each for each in reader.read() if start is None or parse_instant(each.at) >= start)
+    entries = list(deque(found, maxlen=limit))
     if follow:
         _follow(output, repository, reader, entries)
         return
     number, last = reader.end
-    record = {
-        "entries": [_record(each) for each in entries],
-        "verified": verify,
-        "count": number,
-        "last_hash": last,
-    }
+    records = [_record(each) for each in entries]
     lines = [_line(each) for each in entries]
     if verify:
         lines.append(f"The chain holds: {number} entries, the last hash is {last}.")
+    record = {"entries": records, "verified": verify, "count": number, "last_hash": last}
     output.result(record, lines or ["The audit trail is empty."])
 
 
@@ -98,21 +89,8 @@ def _follow(output: Output, repository: Repository, reader: Any, entries: list[A
                 watch.wait(FOLLOW_PAUSE)
 
 
-def _start(since: tuple[str, float] | None, now: float) -> float | None:
-    if since is None:
-        return None
-    kind, value = since
-    return value if kind == "at" else now - value
-
-
-def _since_start(entries: Iterable[AuditEntry], start: float | None) -> Iterator[AuditEntry]:
-    from holdfast.clock import parse_instant
-
-    return (each for each in entries if start is None or parse_instant(each.at) >= start)
-
-
 def _record(entry: AuditEntry) -> dict[str, object]:
-    import msgspec
+    import msgspec  # not above: completing the command takes less time without it
 
     return msgspec.structs.asdict(entry)
 

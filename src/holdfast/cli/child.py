@@ -1,8 +1,7 @@
 """Child processes: run a command as if it had been started directly, and end as it ended.
 
-The command inherits what this process was given and nothing of its own: no lock, no descriptor, no blocked
-signal. On Linux the kernel kills the command if this process dies first, because the lock that the command
-relies on dies with it.
+The command inherits everything that this process inherited, but no lock, descriptor or blocked signal of its own. On
+Linux the kernel kills the command if this process dies first, because the lock that the command relies on dies with it.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ if sys.platform == "win32":
             signal.signal(signal.SIGINT, before)
 
     def before_exec(mask: frozenset[int]) -> Callable[[], None] | None:
-        """Nothing: the child is not a copy of this process."""
-        return None
+        return None  # the child is not a copy of this process
 
 else:
 
@@ -72,7 +70,7 @@ else:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def before_exec(mask: frozenset[int]) -> Callable[[], None] | None:
-        """What the child does before it becomes the command: ask to die with us, and unblock signals."""
+        """The child's last steps before it becomes the command: it asks to die with us, and unblocks signals."""
         parent = os.getpid()
         if sys.platform == "linux":
             from holdfast.fs.native import die_with_parent
@@ -90,12 +88,20 @@ else:
         return prepare
 
 
-if sys.platform == "win32":
+if sys.platform in ("win32", "darwin"):
 
-    def attend(child: Child, check: Periodic | None) -> int:
+    def _wait(child: Child, check: Periodic | None) -> int:
         """Wait for the child, repeating the check; return its code."""
-        return _wait(child, check)
+        while True:
+            try:
+                return child.wait(check.every if check else None)
+            except subprocess.TimeoutExpired:
+                if check:
+                    check.run()
 
+
+if sys.platform == "win32":
+    attend = _wait
 elif sys.platform == "darwin":
 
     def attend(child: Child, check: Periodic | None) -> int:
@@ -133,50 +139,35 @@ else:
 
     def attend(child: Child, check: Periodic | None) -> int:
         """Wait for the child, forwarding signals and repeating the check; return its code."""
+        watched = FORWARDED | {signal.SIGCHLD}
         due = time.monotonic() + check.every if check else None
         while (code := child.poll()) is None:
-            arrived = _next_signal(due)
+            if due is None:
+                arrived: signal.struct_siginfo | None = signal.sigwaitinfo(watched)
+            else:
+                arrived = signal.sigtimedwait(watched, max(0.0, due - time.monotonic()))
             if arrived and arrived.si_signo in FORWARDED and not _reached(child, arrived):
                 child.send_signal(arrived.si_signo)
             if check and due is not None and time.monotonic() >= due:
                 check.run()
                 due = time.monotonic() + check.every
-        while signal.sigtimedwait(FORWARDED, 0):  # too late for the child, and not for us
+        while signal.sigtimedwait(FORWARDED, 0):  # too late for the child, and not meant for us
             pass
         return code
 
-    def _next_signal(due: float | None) -> signal.struct_siginfo | None:
-        """Wait for the next blocked signal; None if `due` comes first."""
-        watched = FORWARDED | {signal.SIGCHLD}
-        if due is None:
-            return signal.sigwaitinfo(watched)
-        return signal.sigtimedwait(watched, max(0.0, due - time.monotonic()))
-
     def _reached(child: Child, arrived: signal.struct_siginfo) -> bool:
         """Whether the terminal sent this signal, to us and to the child alike."""
-        from_the_kernel = arrived.si_code > 0
         try:
-            return from_the_kernel and os.getpgid(child.pid) == os.getpgrp()
+            return arrived.si_code > 0 and os.getpgid(child.pid) == os.getpgrp()  # positive: from the kernel
         except OSError:
             return True
-
-
-if sys.platform in ("win32", "darwin"):
-
-    def _wait(child: Child, check: Periodic | None) -> int:
-        while True:
-            try:
-                return child.wait(check.every if check else None)
-            except subprocess.TimeoutExpired:
-                if check:
-                    check.run()
 
 
 GRACE = 10.0
 """How long a command has to end after SIGTERM."""
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit statuses, as shells have them
-_NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)  # ENOTDIR: the last entry of PATH that was tried is no directory
+_NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)  # ENOTDIR: the last entry of PATH is not a directory
 _NOT_EXECUTABLE = (errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.EISDIR)
 
 
@@ -195,13 +186,13 @@ class CommandExit(NamedTuple):
             return None
         try:
             return signal.Signals(self.signal_number).name
-        except ValueError:  # most real-time signals have none
+        except ValueError:  # most real-time signals have no name
             return f"SIG{self.signal_number}"
 
 
 class Mark(NamedTuple):
-    """An environment variable that only the command and its descendants have, and the directory that they
-    must stop writing to."""
+    """An environment variable that only the command and its descendants have, and the directory that they must stop
+    writing to."""
 
     name: str
     value: str
@@ -218,8 +209,8 @@ def run(
 ) -> CommandExit:
     """Run a command to its end; a command that cannot be started ends with 127 or 126.
 
-    It gets our environment and current directory unless others are given. If `check` raises, the command
-    and its descendants are ended first; `mark` finds descendants that have left the process tree.
+    It gets our environment and current directory unless others are given. If `check` raises, the command and its
+    descendants are ended first; `mark` finds descendants that have left the process tree.
     """
     with block_signals() as mask:
         child = _start(command, mask, environment, directory)
@@ -236,7 +227,7 @@ def run(
 def end_like(ended: CommandExit) -> int:
     """End this process by the signal that ended the command, or return the command's exit status.
 
-    This process leaves no core file: the command has left its own if there is to be one.
+    This process leaves no core file; the command may have left its own.
     """
     number = ended.signal_number
     if number is None:
@@ -253,10 +244,7 @@ def end_like(ended: CommandExit) -> int:
 
 
 def _start(
-    command: Sequence[str],
-    mask: frozenset[int],
-    environment: Mapping[str, str] | None,
-    directory: Path | None,
+    command: Sequence[str], mask: frozenset[int], environment: Mapping[str, str] | None, directory: Path | None
 ) -> Child:
     try:
         return subprocess.Popen(
@@ -271,9 +259,8 @@ def _start(
             raise NotFound(f"cannot enter {directory}: {error.strerror}", path=str(directory)) from None
         if error.errno not in _NOT_FOUND + _NOT_EXECUTABLE:
             raise io_failure("run", command[0], error) from error
-        failure = CommandNotFound(
-            f"cannot run {command[0]}: {error.strerror}", command=command[0], reason=error.strerror
-        )
+        message = f"cannot run {command[0]}: {error.strerror}"
+        failure = CommandNotFound(message, command=command[0], reason=error.strerror)
         status = NOT_FOUND if error.errno in _NOT_FOUND else NOT_EXECUTABLE
         raise CommandFailed(failure, exit_status=status) from None
 

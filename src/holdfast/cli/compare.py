@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,8 +30,8 @@ _all_option = click.option(
 @worktree_option
 @json_option
 @click.pass_obj
-def status(output: Output, *, everything: bool, repo: str | None, worktree: str | None) -> None:
-    """Show the changes of a worktree since its head: A is added, M modified, D deleted.
+def status(output: Output, /, *, everything: bool, **where: Any) -> None:
+    """Show the changes in a worktree since its head: A is added, M modified, D deleted.
 
     The entries of a large directory that was added or deleted are only counted, unless you give --all.
 
@@ -40,7 +40,7 @@ def status(output: Output, *, everything: bool, repo: str | None, worktree: str 
       holdfast status
       holdfast status --worktree experiment --json
     """
-    opened = open_worktree(repo, worktree)
+    opened = open_worktree(**where)
     found = opened.repository.snapshots.status(opened.worktree)
     clean = not found.changes
     record = {"worktree": opened.worktree, "clean": clean, **comparison_to_json(found)}
@@ -61,15 +61,7 @@ def status(output: Output, *, everything: bool, repo: str | None, worktree: str 
 @json_option
 @click.pass_obj
 def diff(
-    output: Output,
-    *,
-    old: str | None,
-    new: str | None,
-    patch: bool,
-    stat: bool,
-    everything: bool,
-    repo: str | None,
-    worktree: str | None,
+    output: Output, /, *, old: str | None, new: str | None, patch: bool, stat: bool, everything: bool, **where: Any
 ) -> None:
     """Show the differences from snapshot A (default: head) to B (default: the worktree as it is).
 
@@ -81,10 +73,10 @@ def diff(
     """
     if patch and stat:
         raise UsageFailure("--patch and --stat exclude each other", hint="Choose one of them.")
-    opened = open_worktree(repo, worktree)
+    opened = open_worktree(**where)
     found = opened.repository.snapshots.compare(opened.worktree, old, new)
     record = comparison_to_json(found)
-    lines = _change_lines(found, everything=everything)
+    lines: Iterable[str] = _change_lines(found, everything=everything)
     if patch:
         record["patches"], lines = _patches(opened.repository.snapshots, found)
     elif stat:
@@ -97,28 +89,24 @@ def _change_lines(found: Comparison, *, everything: bool) -> Iterator[str]:
     return change_lines(found.changes) if everything else brief_change_lines(found.changes)
 
 
-def _patches(snapshots: Snapshots, found: Comparison) -> tuple[list[object], Iterator[str]]:
+def _patches(snapshots: Snapshots, found: Comparison) -> tuple[list[object], Iterable[str]]:
     made = list(snapshots.patches(found))
     records: list[object] = [
         {"path": escaped(each.change.path), "binary": each.lines is None, "lines": list(each.lines or ())}
         for each in made
     ]
     by_path = {each.change.path: each for each in made}
-
-    def lines() -> Iterator[str]:
-        for change in found.changes:
-            here = by_path.get(change.path)
-            if here is None:
-                yield from change_lines([change])
-            elif here.lines is None:
-                yield f"{escaped(change.path)}: {change.what}, not text"
-            else:
-                yield from here.lines or change_lines([change])
-
-    return records, lines()
+    lines: list[str] = []
+    for change in found.changes:
+        here = by_path.get(change.path)
+        if here is not None and here.lines is None:
+            lines.append(f"{escaped(change.path)}: {change.what}, not text")
+        else:
+            lines += (here and here.lines) or change_lines([change])
+    return records, lines
 
 
-def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], Iterator[str]]:
+def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], Iterable[str]]:
     made = [(escaped(each.change.path), each) for each in snapshots.patches(found)]
     records: list[object] = [
         {"path": path, "binary": each.lines is None, "added": each.added, "removed": each.removed}
@@ -138,7 +126,7 @@ def _statistics(snapshots: Snapshots, found: Comparison) -> tuple[list[object], 
 @worktree_option
 @json_option
 @click.pass_obj
-def verify(output: Output, *, snapshot: str | None, everything: bool, repo: str | None, worktree: str | None) -> None:
+def verify(output: Output, /, *, snapshot: str | None, everything: bool, **where: Any) -> None:
     """Read the whole content of a snapshot (default: head) and compare it with its hashes.
 
     Ends with status 6 if something differs, and names it. Changes nothing.
@@ -150,15 +138,14 @@ def verify(output: Output, *, snapshot: str | None, everything: bool, repo: str 
     """
     if snapshot is not None and everything:
         raise UsageFailure("--all takes no snapshot", hint="Name one, or verify all of them.")
-    opened = open_worktree(repo, worktree)
+    opened = open_worktree(**where)
     snapshots = opened.repository.snapshots
     if everything:
         ids = snapshots.all_ids()
     else:
         ids = [snapshots.named(snapshot or "head", seen_from=opened.worktree).snapshot_id]
     results = list(_verify(snapshots, ids, may_vanish=everything))
-    problems = [problem for _, found in results for problem in found]
-    if problems:
+    if problems := [problem for _, found in results for problem in found]:
         damaged = [snapshot_id for snapshot_id, found in results if found]
         raise Corrupt(
             f"{len(damaged)} of {len(ids)} snapshots are damaged: {_first_few(problems)}",
@@ -172,7 +159,7 @@ def verify(output: Output, *, snapshot: str | None, everything: bool, repo: str 
 
 
 def _verify(snapshots: Snapshots, ids: list[str], *, may_vanish: bool) -> Iterator[tuple[str, list[dict[str, str]]]]:
-    """The problems of each snapshot; `may_vanish` skips those that are garbage-collected meanwhile."""
+    """The problems of each snapshot; `may_vanish` skips snapshots that a garbage collection deletes meanwhile."""
     for snapshot_id in ids:
         try:
             found = [each._asdict() for each in snapshots.verify(snapshot_id)]

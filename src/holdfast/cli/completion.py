@@ -7,16 +7,13 @@ import click
 from holdfast.cli.options import json_option
 from holdfast.cli.output import Output
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 @click.command()
-@click.argument("shell", metavar="SHELL", type=click.Choice(SHELLS))
+@click.argument("shell", metavar="SHELL", type=click.Choice(("bash", "zsh", "fish")))
 @json_option
 @click.pass_obj
 def completion(output: Output, *, shell: str) -> None:
-    """Print the script that lets SHELL (bash, zsh or fish) complete commands, options, and the names of
-    worktrees, snapshots, issues, leases and more.
+    """Print the completion script for SHELL. It completes commands, options, and the names of worktrees and more.
 
     \b
     bash (4.4 or later), in ~/.bashrc:

@@ -20,7 +20,6 @@ from holdfast.fs import calls
 from holdfast.fs.directory import io_failure
 
 if TYPE_CHECKING:
-    from holdfast.demo.agents import Stage
     from holdfast.demo.scenario import Command, DemoPlan, DemoReport, Incident, Scene
 
 
@@ -28,17 +27,8 @@ TTL = 3.0
 
 
 @click.command()
-@click.option(
-    "--workers",
-    metavar="N",
-    type=click.IntRange(2, 32),
-    default=8,
-    show_default=True,
-    help="How many agents.",
-)
-@click.option(
-    "--issues", metavar="N", type=click.IntRange(6, 500), default=18, show_default=True, help="How much work."
-)
+@click.option("--workers", metavar="N", type=click.IntRange(2, 32), default=8, show_default=True, help="Run N agents.")
+@click.option("--issues", metavar="N", type=click.IntRange(6, 500), default=18, show_default=True, help="Do N issues.")
 @click.option("--seed", metavar="N", type=int, help="Repeat the choices of an earlier run.  [default: random]")
 @click.option("--store", metavar="URL", help="Keep the records in postgresql://… or etcd://… instead of files.")
 @click.option("--fault", type=click.Choice(["no-fencing"]), hidden=True, help="Break it on purpose.")
@@ -47,9 +37,9 @@ TTL = 3.0
 def demo(output: Output, *, workers: int, issues: int, seed: int | None, store: str | None, fault: str | None) -> int:
     """Let agents work through a queue, kill three, pause one past its lease, and check the result.
 
-    Each agent is a process that runs 'holdfast agent run': it claims an issue, works on it in a worktree
-    that it leases, takes a snapshot and records the work in a ledger. Everything happens in a temporary
-    directory, which is removed afterwards. Ends with PASSED and status 0, or with FAILED and status 1.
+    Each agent is a process that runs 'holdfast agent run': it claims an issue, works on it in a worktree that it
+    leases, takes a snapshot and records the work in a ledger. Everything happens in a temporary directory, which is
+    removed afterwards. Ends with PASSED and status 0, or with FAILED and status 1.
 
     \b
     Examples:
@@ -61,10 +51,10 @@ def demo(output: Output, *, workers: int, issues: int, seed: int | None, store: 
     seed = random.randrange(1_000_000) if seed is None else seed
     plan = DemoPlan(workers, issues, seed, TTL, store)
     if not output.as_json:
-        for line in _introduction(plan):
-            output.text("\n".join(wrapped(line)))
+        introduction = _INTRODUCTION.format(workers=workers, issues=issues, seed=seed)
+        output.text("\n".join(part for line in introduction.splitlines() for part in wrapped(line)))
     with (
-        _ended_by_signals() as raise_again,
+        _signals_raise() as raise_again,
         _scratch_directory(temporary_directory(os.environ)) as directory,
         _display(output) as (report_incident, show),
     ):
@@ -73,8 +63,7 @@ def demo(output: Output, *, workers: int, issues: int, seed: int | None, store: 
             raise_again()
             show(scene)
 
-        command = _agent_command(seed, fault)
-        report = play(directory, plan, command, report=report_incident, show=show_scene)
+        report = play(directory, plan, _agent_command(seed, fault), report=report_incident, show=show_scene)
     record = _report_to_json(report, plan)
     if output.as_json and report.audit.findings:
         raise Failure(f"the demo FAILED: {report.audit.findings[0]}", hint=None, **record)
@@ -97,7 +86,7 @@ def task(directory: str, seed: int) -> None:
 @click.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("arguments", nargs=-1)
 def faulty_agent(arguments: tuple[str, ...]) -> int:
-    """'agent run' with fencing switched off, to see the demo fail."""
+    """Run 'agent run' with fencing switched off, so that the demo must fail."""
     from holdfast.cli.entry import run
     from holdfast.demo.scenario import switch_off_fencing
 
@@ -108,14 +97,9 @@ def faulty_agent(arguments: tuple[str, ...]) -> int:
 def _agent_command(seed: int, fault: str | None) -> Command:
     own = [sys.executable, "-P", "-m", "holdfast"]  # -P: never import from the current directory
     agent = [*own, "demo-faulty-agent"] if fault else [*own, "agent", "run"]
-
-    def command(stage: Stage, name: str) -> list[str]:
-        options = ["--next", "--actor", name, "--repo", str(stage.root)]
-        times = ["--ttl", f"{TTL:g}s", "--wait", f"{4 * TTL:g}s"]
-        task = [*own, "demo-task", str(stage.root.parent), "--seed", str(seed)]
-        return [*agent, *options, *times, "--", *task]
-
-    return command
+    agent += ["--next", "--ttl", f"{TTL:g}s", "--wait", f"{4 * TTL:g}s"]
+    task = [*own, "demo-task", "--seed", str(seed)]
+    return lambda stage, name: [*agent, "--actor", name, "--repo", str(stage.root), "--", *task, str(stage.root.parent)]
 
 
 @contextlib.contextmanager
@@ -134,11 +118,10 @@ def _scratch_directory(parent: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[Callable[[], None]]:
-    """Turn signals that ask us to end into exceptions, so that everything is cleaned up.
+def _signals_raise() -> Iterator[Callable[[], None]]:
+    """Turn termination signals into exceptions, so that everything is cleaned up.
 
-    Python drops an exception that is raised in a finaliser. The function that this yields raises it
-    again; call it from time to time.
+    Python drops an exception that a finaliser raises. The yielded function raises it again; call it regularly.
     """
     received: list[int] = []
 
@@ -177,15 +160,14 @@ def _display(output: Output) -> Iterator[tuple[Callable[[Incident], None], Calla
             )
 
 
-def _introduction(plan: DemoPlan) -> Iterator[str]:
-    yield f"{plan.workers} agents work through {plan.issues} issues, some of which depend on others. Each"
-    yield "claims an issue, leases a worktree for it, works there, takes a snapshot, and records the work in"
-    yield "a ledger. Three agents are killed (SIGKILL). One is paused until its lease has expired and another"
-    yield "agent has done its work; when it resumes, every write that it tries must be refused."
-    yield f"(seed {plan.seed})"
-    yield ""
+_INTRODUCTION = """\
+{workers} agents work through {issues} issues, some of which depend on others. Each
+claims an issue, leases a worktree for it, works there, takes a snapshot, and records the work in
+a ledger. Three agents are killed (SIGKILL). One is paused until its lease has expired and another
+agent has done its work; when it resumes, every write that it tries must be refused.
+(seed {seed})
 
-
+"""
 _INCIDENTS = {
     "killed": "agent {agent} is killed{at}: its issue returns to the queue when its claim expires",
     "paused": "agent {agent} is paused{at}: it cannot renew its lease",
@@ -207,8 +189,7 @@ def _table(scene: Scene) -> Iterator[str]:
     for number, issue in sorted(scene.working.items()):
         doing = "paused" if number in scene.paused else titles[issue] if issue else "looking for work"
         yield f"  agent {number:2}  {doing}"
-    marks = {"done": "#", "in_progress": "+", "ready": "o"}
-    line = "".join(marks.get(state, ".") for state in states)
+    line = "".join({"done": "#", "in_progress": "+", "ready": "o"}.get(state, ".") for state in states)
     yield f"  {line}   # done  + in progress  o ready  . waiting"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,17 +16,11 @@ if TYPE_CHECKING:
     from holdfast.issues.model import Issue
     from holdfast.issues.reading import IssueSet
 
-group = Group(
-    "dep",
-    help="""\
-Dependencies: an issue waits until its dependencies are done. Cycles are impossible, even if several
-processes add dependencies at the same time.
-
-\b
-Example:
-  holdfast dep add 4f1c 9a2b
-""",
-)
+HELP = """\
+Dependencies: an issue waits until its dependencies are done. Cycles are impossible, even if several processes add
+dependencies at the same time.
+"""
+group = Group("dep", help=HELP)
 
 
 @group.command(short_help="Add a dependency.")
@@ -34,7 +28,7 @@ Example:
 @click.argument("depends_on", metavar="DEPENDS_ON")
 @writing_options
 @click.pass_obj
-def add(output: Output, *, issue_id: str, depends_on: str, repo: str | None, actor: str | None) -> None:
+def add(output: Output, /, *, issue_id: str, depends_on: str, **where: Any) -> None:
     """Make ISSUE wait for DEPENDS_ON. A cycle is refused and named.
 
     A dependency that others imply is skipped, and the path that implies it is printed.
@@ -43,15 +37,11 @@ def add(output: Output, *, issue_id: str, depends_on: str, repo: str | None, act
     Example:
       holdfast dep add 4f1c 9a2b
     """
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         found, on = tracker.find_id(issue_id), tracker.find_id(depends_on)
         added = tracker.dependencies.add(found, on)
-        record = {
-            **issue_summary_to_json(added.issue, tracker.state(added.issue)),
-            "depends_on": on,
-            "added": added.added,
-            "implied_by": list(added.implied_by),
-        }
+        outcome = {"depends_on": on, "added": added.added, "implied_by": list(added.implied_by)}
+        record = issue_summary_to_json(added.issue, tracker.state(added.issue)) | outcome
     pair = f"{found[:SHORT]} -> {on[:SHORT]}"
     if added.added:
         line = f"added {pair}"
@@ -68,7 +58,7 @@ def add(output: Output, *, issue_id: str, depends_on: str, repo: str | None, act
 @click.argument("depends_on", metavar="DEPENDS_ON")
 @writing_options
 @click.pass_obj
-def remove(output: Output, *, issue_id: str, depends_on: str, repo: str | None, actor: str | None) -> None:
+def remove(output: Output, /, *, issue_id: str, depends_on: str, **where: Any) -> None:
     """Stop ISSUE from waiting for DEPENDS_ON. Status 3 if it does not.
 
     \b
@@ -77,7 +67,7 @@ def remove(output: Output, *, issue_id: str, depends_on: str, repo: str | None, 
     """
     from holdfast.errors import NotFound
 
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         found = tracker.find_id(issue_id)
         own = [each for each in tracker.issue(found).dependencies if each.startswith(depends_on)]
         on = own[0] if len(own) == 1 else tracker.find_id(depends_on)
@@ -94,7 +84,7 @@ def remove(output: Output, *, issue_id: str, depends_on: str, repo: str | None, 
 @reading_options
 @click.pass_obj
 def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) -> None:
-    """Show the dependencies of ISSUE, their dependencies, and so on. Each subtree is shown once.
+    """Show the dependencies of ISSUE, their dependencies, and so on. Each subtree appears once.
 
     \b
     Example:
@@ -112,13 +102,12 @@ def tree(output: Output, *, issue_id: str, depth: int | None, repo: str | None) 
         else:
             line = f"{here} ({'broken' if here in snapshot.broken_issues else 'missing'})"
         lines.append("  " * level + line)
-    record = {"id": found, "issues": issues, "broken": unreadable_issues_to_json(snapshot.broken)}
-    output.result(record, lines)
+    output.result({"id": found, "issues": issues, "broken": unreadable_issues_to_json(snapshot.broken)}, lines)
     warn_of_broken(output, snapshot.broken)
 
 
 def _walk(snapshot: IssueSet, start: str, depth: int | None) -> Iterator[tuple[int, str, Issue | None]]:
-    """The level, id and content of each dependency; None for one that is missing or broken."""
+    """The level, id and content of each dependency; None if it is missing or broken."""
     todo = [(0, start)]
     seen: set[str] = set()
     while todo:

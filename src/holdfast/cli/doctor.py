@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,23 +10,19 @@ from holdfast.cli.options import json_option, repo_option
 from holdfast.cli.output import CommandFailed, Output
 from holdfast.cli.repository import open_repository
 
-if TYPE_CHECKING:
-    from holdfast.findings import Finding
-
 
 @click.command()
 @click.option("--strict", is_flag=True, help="Read every file of every snapshot, and test the filesystem.")
-@click.option("--fix", is_flag=True, help="Repair what can be repaired without risk.")
+@click.option("--fix", is_flag=True, help="Make all repairs that carry no risk.")
 @repo_option
 @json_option
 @click.pass_obj
 def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None:
-    """Examine the repository. Each finding says what it means and what --fix would do about it.
+    """Examine the repository. Each finding says what it means and what --fix does about it.
 
-    Without --fix nothing is changed. With it, unfinished operations of dead processes are completed, and
-    their leftovers are removed. Users' files are never deleted. The status is 0 if there are only
-    notes, else 6. If the server with the records is unavailable, that is a finding, which names the
-    checks that need it.
+    Without --fix nothing is changed. With it, unfinished operations of dead processes are completed, and their
+    leftovers are removed. Users' files are never deleted. The status is 0 if there are only notes, else 6. If the
+    server with the records is unavailable, that is a finding, which names the checks that need it.
 
     \b
     Examples:
@@ -40,20 +34,19 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
     from holdfast.findings import is_wrong
 
     repository = open_repository(repo, to_examine=True)
-    findings: Sequence[Finding]
     record: dict[str, object] = {}
     lines: list[str] = []
     if fix:
         repaired = repository.repair(strict=strict)
-        findings = repaired.remaining
         lines += [f"repaired  {each.code} {each.subject}: {each.remedy}" for each in repaired.fixed]
         lines += [f"failed    {each.code} {each.subject}: {why.message}" for each, why in repaired.failed]
         record["fixed"] = [each.as_record() for each in repaired.fixed]
         record["failed"] = [{**each.as_record(), "error": why.as_record()} for each, why in repaired.failed]
-    else:
-        findings = repository.examine(strict=strict)
+    findings = repaired.remaining if fix else repository.examine(strict=strict)
     record["findings"] = [each.as_record() for each in findings]
-    lines += _finding_lines(findings)
+    for each in findings:
+        lines += [f"{each.severity.value:<8}  {each.code}: {each.message}", f"          {each.meaning}"]
+        lines.append(f"          --fix: {each.remedy}")
     if not is_wrong(findings):
         output.result({"healthy": True, **record}, [*lines, "The repository is healthy."])
         return
@@ -62,10 +55,3 @@ def doctor(output: Output, *, strict: bool, fix: bool, repo: str | None) -> None
     counts = Counter(each.severity.value for each in findings)
     summary = ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items())
     raise CommandFailed(Unhealthy(f"the repository is not healthy: {summary}", record))
-
-
-def _finding_lines(findings: Sequence[Finding]) -> Iterator[str]:
-    for each in findings:
-        yield f"{each.severity.value:<8}  {each.code}: {each.message}"
-        yield f"          {each.meaning}"
-        yield f"          --fix: {each.remedy}"

@@ -1,12 +1,13 @@
 """The entry point: runs the command that the arguments name, and turns the outcome into an exit status.
 
-Expected errors are `Failure`s. Anything else is a defect: it is printed as `E_UNEXPECTED`, with a traceback
-only if `HOLDFAST_DEBUG=1`.
+Expected errors are `Failure`s. Anything else is a defect: it is printed as `E_UNEXPECTED`, with a traceback only if
+`HOLDFAST_DEBUG=1`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -33,21 +34,18 @@ class Terminated(BaseException):
 
 @contextlib.contextmanager
 def termination_raises() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise `Terminated`, so that the block releases what it holds.
-
-    While a command runs under this one, these signals are blocked and forwarded to it.
-    """
+    """Let SIGTERM and SIGHUP raise `Terminated`, so that the block releases everything; `child` blocks them."""
 
     def end(number: int, frame: object) -> None:
         raise Terminated(number)
 
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     changed: list[int] = []
     with contextlib.suppress(ValueError):  # not in the main thread: the caller handles signals
-        for each in numbers:
-            if signal.getsignal(each) is signal.SIG_DFL:
-                signal.signal(each, end)
-                changed.append(each)
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, end)
+                changed.append(number)
     try:
         yield
     finally:
@@ -64,33 +62,19 @@ class LazyCommand(NamedTuple):
 
 
 class CommandMissing(click.UsageError):
-    """A group was named without any of its commands."""
+    """The arguments name a group, but none of its commands."""
 
     def __init__(self, context: click.Context) -> None:
         super().__init__(f"'{context.command_path}' needs a command.", context)
         self.help = context.get_help()
 
 
-SYNONYMS = (
-    {"add", "create", "define", "make", "new", "take"},
-    {"cancel", "delete", "drop", "remove", "rm"},
-    {"close", "complete", "done", "finish", "resolve"},
-    {"commit", "save", "snapshot"},
-    {"cat", "get", "info", "inspect", "show", "view"},
-    {"list", "ls"},
-    {"log", "history"},
-    {"lock", "acquire", "claim"},
-    {"unlock", "release"},
-    {"move", "mv", "rename"},
-    {"checkout", "restore", "revert", "undo"},
-    {"branch", "workspace", "worktree"},
-    {"branch", "ref", "tag"},
-    {"refresh", "renew", "extend", "heartbeat"},
-    {"check", "fsck", "doctor", "verify", "validate"},
-    {"prune", "clean", "gc"},
-    {"next", "claim-next", "ready"},
-)
-"""Words that other programs use for the same thing."""
+SYNONYMS = """\
+add create define make new take, cancel delete drop remove rm, close complete done finish resolve, commit save snapshot,
+cat get info inspect show view, list ls, log history, lock acquire claim, unlock release, move mv rename,
+checkout restore revert undo, branch workspace worktree, branch ref tag, refresh renew extend heartbeat,
+check fsck doctor verify validate, prune clean gc, next claim-next ready"""
+"""Groups of words that programs use for the same command."""
 
 RETIRED_COMMANDS = {
     "file-lock": "lock",
@@ -106,7 +90,7 @@ RETIRED_OPTIONS = {
     "--count": "--limit",
     "--chdir": "the default; the opposite is --no-chdir",
 }
-"""Earlier names; an error says the present one."""
+"""Former names; the error names the present one."""
 
 
 def _suggestion(context: click.Context, name: str, known: list[str]) -> str:
@@ -115,12 +99,13 @@ def _suggestion(context: click.Context, name: str, known: list[str]) -> str:
     if current := RETIRED_COMMANDS.get(f"{context.command_path} {name}".removeprefix(f"{NAME} ")):
         return f" {name!r} is now '{NAME} {current}'."
     similar = get_close_matches(name, known, cutoff=0.7)
-    similar = similar or [each for each in known if any({name, each} <= words for words in SYNONYMS)]
+    synonyms = [set(words.split()) for words in SYNONYMS.split(",")]
+    similar = similar or [each for each in known if any({name, each} <= words for words in synonyms)]
     return f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
 
 
 class Group(click.Group):
-    """Commands in the order of their declaration, then those in `table`, which are loaded on demand."""
+    """Commands in the order of their declaration, then the commands in `table`, which are loaded on demand."""
 
     def __init__(self, *arguments: Any, table: Mapping[str, LazyCommand] | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -186,7 +171,6 @@ MEANINGS = {
 }
 _STATUSES = "\n".join(f"  {int(status):>3}  {meaning}" for status, meaning in MEANINGS.items())
 
-
 HELP = """\
 Holdfast lets many agents and people work in one repository at the same time, without lost work,
 double work or stuck locks: worktrees with leases, snapshots, a queue of issues, a ledger, and locks.
@@ -198,7 +182,7 @@ Make a repository, and work in it under a lease:
 See who holds what, and let an agent take work from the queue:
   holdfast who
   holdfast agent run --next -- ./my-agent
-Run a command that must not run twice at the same time, without any repository:
+Run a command under a lock, without a repository:
   holdfast lock run build.lock --wait 1m -- make install
 """
 
@@ -220,11 +204,11 @@ COMMANDS = {
     "info": LazyCommand("holdfast.cli.info:info", "Show the contents of a repository, and who works in it."),
     "run": LazyCommand("holdfast.cli.run:run", "Run a command under the lease of a worktree."),
     "worktree": LazyCommand("holdfast.cli.worktree:group", "Worktrees: create, list, rename and remove them."),
-    "lease": LazyCommand("holdfast.cli.lease:group", "The right to write to a worktree: acquire, renew, release."),
+    "lease": LazyCommand("holdfast.cli.lease:group", "Leases of worktrees: acquire, renew, release, steal."),
     "snapshot": LazyCommand("holdfast.cli.snapshot:snapshot", "Save the content of a worktree."),
     "history": LazyCommand("holdfast.cli.history:history", "Show the snapshots of a worktree."),
     "show": LazyCommand("holdfast.cli.history:show", "Show one snapshot."),
-    "status": LazyCommand("holdfast.cli.compare:status", "Show what changed since the last snapshot."),
+    "status": LazyCommand("holdfast.cli.compare:status", "Show the changes since the last snapshot."),
     "diff": LazyCommand("holdfast.cli.compare:diff", "Compare snapshots, or a snapshot and a worktree."),
     "verify": LazyCommand("holdfast.cli.compare:verify", "Check that snapshots are intact."),
     "restore": LazyCommand("holdfast.cli.restore:restore", "Restore a snapshot: into a new worktree, or in place."),
@@ -242,19 +226,15 @@ COMMANDS = {
     "blocked": LazyCommand("holdfast.cli.queries:blocked", "List the issues that wait for others, and why."),
     "graph": LazyCommand("holdfast.cli.queries:graph", "Draw the graph of dependencies."),
     "events": LazyCommand("holdfast.cli.queries:events", "Show the events of issues, also as they happen."),
-    "ledger": LazyCommand(
-        "holdfast.cli.ledger:group", "An event log for many agents, and claims: append, read, verify, claim."
-    ),
+    "ledger": LazyCommand("holdfast.cli.ledger:group", "The event log and its claims: append, read, verify, claim."),
     "who": LazyCommand("holdfast.cli.who:who", "Show who holds what, who waits, and what can be reclaimed."),
-    "top": LazyCommand("holdfast.cli.who:top", "'who', live in a terminal."),
+    "top": LazyCommand("holdfast.cli.who:top", "Show 'who' live in a terminal."),
     "guard": LazyCommand("holdfast.cli.guard:guard", "Check whether paths may be written to."),
     "mcp": LazyCommand("holdfast.cli.mcp:mcp", "Serve an agent over MCP, on standard input and output."),
     "setup": LazyCommand("holdfast.cli.setup:setup", "Teach coding agents and git to use Holdfast, or undo it."),
     "migrate": LazyCommand("holdfast.cli.migrate:migrate", "Move the shared data to another store."),
     "lock": LazyCommand("holdfast.cli.lock:group", "File locks: run a command under one, show its holders."),
-    "repo-lock": LazyCommand(
-        "holdfast.cli.repo_lock:group", "One writer per repository: run under its lock, show it, break it."
-    ),
+    "repo-lock": LazyCommand("holdfast.cli.repo_lock:group", "Repository locks: run under one, show it, break it."),
     "demo": LazyCommand("holdfast.cli.demo:demo", "Run a fault-injection demo and report pass or fail."),
     "completion": LazyCommand("holdfast.cli.completion:completion", "Print the completion script of your shell."),
     "hook": LazyCommand("holdfast.cli.hook:hook", "Answer the hooks of coding agents and git.", hidden=True),
@@ -269,13 +249,8 @@ root = Group(
     table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-click.version_option(
-    __version__,
-    prog_name="holdfast",
-    message="%(prog)s %(version)s",
-    help="Show the version and exit.",
-)(root)
-
+_version = {"prog_name": "holdfast", "message": "%(prog)s %(version)s", "help": "Show the version and exit."}
+click.version_option(__version__, **_version)(root)
 
 NAME = "holdfast"
 COMPLETION_VARIABLE = "_HOLDFAST_COMPLETE"
@@ -309,26 +284,20 @@ def run(arguments: Sequence[str]) -> int:
 
 def asks_for_json(arguments: Sequence[str]) -> bool:
     """Whether `--json` is among our own arguments, which end at `--`."""
-    own = list(arguments)
-    return "--json" in (own[: own.index("--")] if "--" in own else own)
+    return "--json" in itertools.takewhile(lambda each: each != "--", arguments)
 
 
 def _invoke(arguments: Sequence[str], output: Output) -> int:
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         return _complete(instruction)
-    if address := os.environ.get(STORE_VARIABLE):
-        _remember_secrets(address)
+    if address := os.environ.get(STORE_VARIABLE):  # a repository names its store without secrets; this may have them
+        from holdfast.store.addresses import remember_secrets
+
+        with contextlib.suppress(Failure):  # an invalid address is refused where it is used
+            remember_secrets(address)
     with root.make_context(NAME, list(arguments), obj=output) as context:
         status = root.invoke(context)
     return status if isinstance(status, int) else ExitStatus.OK
-
-
-def _remember_secrets(address: str) -> None:
-    """A repository names its store without secrets: `HOLDFAST_STORE` may have the same address with them."""
-    from holdfast.store.addresses import remember_secrets
-
-    with contextlib.suppress(Failure):  # an invalid address is refused where it is used
-        remember_secrets(address)
 
 
 def _complete(instruction: str) -> int:
@@ -370,9 +339,9 @@ def _as_failure(error: BaseException) -> CommandFailed:
     if isinstance(error, click.UsageError):
         return _usage(error)
     if isinstance(error, FileNotFoundError):  # making a path absolute needs the current directory
-        try:
-            from holdfast.cli.repository import current_directory
+        from holdfast.cli.repository import current_directory
 
+        try:
             current_directory()
         except Failure as failure:
             return CommandFailed(failure)

@@ -18,37 +18,22 @@ from holdfast.issues.reading import SHORT, issue_summary_to_json
 
 LINES_SHOWN = 20
 """How many of the last lines of a failed checker are printed."""
-
-group = Group(
-    "gate",
-    help="""\
-Gates: conditions that an issue must pass to be done. A manual gate is passed by a person or an agent; an
-automatic gate by a command, its checker.
-
-\b
-Example:
-  holdfast gate define review --title "Reviewed by somebody else"
-  holdfast gate define tests --checker "make test" --timeout 10m
-  holdfast gate require 4f1c review tests
-""",
-)
-
+HELP = """\
+Gates: conditions that an issue must pass to be done. A person or an agent passes a manual gate; a command, its checker,
+passes an automatic gate.
+"""
+group = Group("gate", help=HELP)
 _issue_argument = click.argument("issue_id", metavar="ISSUE")
-_force_option = click.option("--force", is_flag=True, help="Also if the gate is automatic.")
+_force_option = click.option("--force", is_flag=True, help="Override an automatic gate.")
 
 
 @group.command(short_help="Define a gate.")
 @click.argument("key")
 @click.option("--title", metavar="TEXT", default="", help="A short title.  [default: the key]")
-@click.option("--description", metavar="TEXT", default="", help="When the gate is passed, in detail.")
-@click.option("--checker", metavar="COMMAND", help="The checker: the gate is passed if it exits with 0.")
+@click.option("--description", metavar="TEXT", default="", help="The condition in detail.")
+@click.option("--checker", "command", metavar="COMMAND", help="The checker: it passes the gate by exiting with 0.")
 @click.option(
-    "--timeout",
-    metavar="DURATION",
-    callback=duration,
-    default="5m",
-    show_default=True,
-    help="The time limit of the checker.",
+    "--timeout", metavar="DURATION", callback=duration, default="5m", show_default=True, help="The checker's timeout."
 )
 @click.option("--working-dir", metavar="DIR", help="Where the checker runs, relative to the tracker's root.")
 @click.option("--env", metavar="NAME=VALUE", multiple=True, help="A variable for the checker. Repeatable.")
@@ -56,36 +41,21 @@ _force_option = click.option("--force", is_flag=True, help="Also if the gate is 
 @writing_options
 @click.pass_obj
 def define(
-    output: Output,
-    *,
-    key: str,
-    title: str,
-    description: str,
-    checker: str | None,
-    timeout: float,
-    working_dir: str | None,
-    env: tuple[str, ...],
-    replace: bool,
-    repo: str | None,
-    actor: str | None,
+    output: Output, /, *, env: tuple[str, ...], replace: bool, repo: str | None, actor: str | None, **given: Any
 ) -> None:
     """Define the gate KEY: automatic if it has a checker, else manual.
 
     \b
     Examples:
-      holdfast gate define review --title "Reviewed by somebody else"
+      holdfast gate define review --title "Reviewed by another person"
       holdfast gate define tests --checker "make test" --timeout 10m
     """
     from holdfast.issues.gates import Definition
 
     pairs = {name: value for name, _, value in (each.partition("=") for each in env)}
-    definition = Definition(
-        key, title, description, command=checker, timeout=timeout, working_dir=working_dir, env=pairs
-    )
     with tracking(repo, actor) as tracker:
-        gate = tracker.gates.define(definition, replace=replace)
-    record = {"key": gate.key, "title": gate.title, "mode": gate.mode}
-    output.result(record, [f"defined {gate.key} ({gate.mode})"])
+        gate = tracker.gates.define(Definition(env=pairs, **given), replace=replace)
+    output.result({"key": gate.key, "title": gate.title, "mode": gate.mode}, [f"defined {gate.key} ({gate.mode})"])
 
 
 @group.command("list", short_help="List the defined gates.")
@@ -114,14 +84,14 @@ def list_(output: Output, *, repo: str | None) -> None:
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @writing_options
 @click.pass_obj
-def require(output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str | None, actor: str | None) -> None:
+def require(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where: Any) -> None:
     """Require that ISSUE passes the gates KEY... to be done.
 
     \b
     Example:
       holdfast gate require 4f1c review tests
     """
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         issue = tracker.gates.require(tracker.find_id(issue_id), keys)
         record = issue_summary_to_json(issue, tracker.state(issue))
     output.result(record, [f"{issue.id[:SHORT]} requires {', '.join(issue.gates_required)}"])
@@ -132,17 +102,16 @@ def require(output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str |
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 @writing_options
 @click.pass_obj
-def check(output: Output, *, issue_id: str, keys: tuple[str, ...], repo: str | None, actor: str | None) -> None:
-    """Run the checkers of the gates KEY... of ISSUE; by default, of all gates that are not passed yet.
+def check(output: Output, /, *, issue_id: str, keys: tuple[str, ...], **where: Any) -> None:
+    """Run the checkers of the gates KEY... of ISSUE; by default, of all its open gates.
 
-    No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Ends with status 1 if a
-    gate was not passed.
+    No lock is held while a checker runs. Its output is stored in .jit/gate-runs/. Status 1 if a gate was not passed.
 
     \b
     Example:
       holdfast gate check 4f1c tests
     """
-    with tracking(repo, actor) as tracker:
+    with tracking(**where) as tracker:
         issue = tracker.issue(tracker.find_id(issue_id))
         name, defined = issue.id[:SHORT], tracker.gates.all()
         automatic = [key for key in issue.open_gates() if (gate := defined.get(key)) and gate.checker]
@@ -199,17 +168,8 @@ def fail(output: Output, /, **given: Any) -> None:
     _set_status(output, GateStatus.FAILED, **given)
 
 
-def _set_status(
-    output: Output,
-    status: GateStatus,
-    *,
-    issue_id: str,
-    key: str,
-    force: bool,
-    repo: str | None,
-    actor: str | None,
-) -> None:
-    with tracking(repo, actor) as tracker:
+def _set_status(output: Output, status: GateStatus, *, issue_id: str, key: str, force: bool, **where: Any) -> None:
+    with tracking(**where) as tracker:
         issue = tracker.gates.judge(tracker.find_id(issue_id), key, status, force=force)
         state = tracker.state(issue)
     gate = {"gate": key, "status": status.value, "open_gates": issue.open_gates()}

@@ -20,22 +20,20 @@ from holdfast.repository.to_json import renamed
 MOST_SHOWN = 20
 """How many snapshots of each kind people see; programs get all of them."""
 
-group = Group(
-    "gc",
-    help="""\
-Delete snapshots that nothing keeps. Heads, references, pins and snapshots that a running command uses are
-always kept. The history behind the heads is kept in full, unless a policy limits it.
+HELP = """\
+Delete snapshots that nothing keeps. Heads, references, pins and snapshots that a running command uses are always kept.
+The history behind the heads is kept in full, unless a policy limits it.
 
-Only snapshots in a plan are deleted: 'plan' shows what would be deleted and why the rest is kept, and
-'run' checks the plan again and carries it out, or refuses.
+Only snapshots in a plan are deleted: 'plan' shows what would be deleted and why the rest is kept; 'run' checks the plan
+again and carries it out, or refuses.
 
 \b
 Example:
   holdfast gc policy --keep-last 20 --keep-for 14d
   holdfast gc plan
   holdfast gc run --plan 4f1c9a0b
-""",
-)
+"""
+group = Group("gc", help=HELP)
 
 
 @group.command(short_help="Show what would be deleted, and why the rest is kept.")
@@ -67,11 +65,8 @@ def _proposal_to_json(proposal: Proposal) -> dict[str, object]:
         "over_budget": proposal.over_budget,
         "delete": [renamed(each._asdict()) for each in proposal.candidates],
         "protected": [
-            {
-                "snapshot_id": snapshot_id,
-                "why": [{"rule": reason.protection.value, "text": reason.text} for reason in reasons],
-            }
-            for snapshot_id, reasons in proposal.protected.items()
+            {"snapshot_id": each, "why": [{"rule": why.protection.value, "text": why.text} for why in reasons]}
+            for each, reasons in proposal.protected.items()
         ],
     }
 
@@ -100,9 +95,8 @@ def _counted(number: int) -> str:
     return "1 snapshot" if number == 1 else f"{number} snapshots"
 
 
-def _more(count: int) -> Iterator[str]:
-    if count > MOST_SHOWN:
-        yield f"  … and {count - MOST_SHOWN} more; --json shows all"
+def _more(count: int) -> list[str]:
+    return [f"  … and {count - MOST_SHOWN} more; --json shows all"] if count > MOST_SHOWN else []
 
 
 @group.command(short_help="Delete the snapshots of a plan.")
@@ -114,8 +108,8 @@ def _more(count: int) -> Iterator[str]:
 def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> None:
     """Delete the snapshots of a plan.
 
-    If one of them is in use by now, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. After an
-    interruption, run the same plan again to complete it.
+    If one of them is in use by now, nothing is deleted (E_GC_PLAN_MISMATCH): make a new plan. After an interruption,
+    run the same plan again to complete it.
 
     \b
     Examples:
@@ -130,15 +124,8 @@ def run(output: Output, *, plan_id: str, dry_run: bool, repo: str | None) -> Non
         done = gc.run(plan_id)
         found, deleted = done.plan, len(done.snapshots)
         line = f"Deleted {_counted(deleted)}, freed {format_size(found.bytes)}. The plan {plan_id} is done."
-    record = {
-        "dry_run": dry_run,
-        "plan": plan_id,
-        "state": found.state.value,
-        "snapshots": list(found.snapshots),
-        "deleted": deleted,
-        "bytes": found.bytes,
-    }
-    output.result(record, [line])
+    record = {"dry_run": dry_run, "plan": plan_id, "state": found.state.value, "snapshots": list(found.snapshots)}
+    output.result({**record, "deleted": deleted, "bytes": found.bytes}, [line])
 
 
 Callback = Callable[[click.Context, click.Parameter, str | None], object]
@@ -161,32 +148,17 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 
 @group.command(short_help="Show or set how much history is kept.")
 @click.option("--keep-last", metavar="N", callback=_or_none(_number), help="Keep the newest N of each history.")
-@click.option(
-    "--keep-for", metavar="DURATION", callback=_or_none(duration), help="Keep younger snapshots, such as 14d."
-)
-@click.option(
-    "--max-bytes",
-    metavar="SIZE",
-    callback=_or_none(_size),
-    help="Keep older ones too while all snapshots together fit, such as 50G.",
-)
+@click.option("--keep-for", metavar="DURATION", callback=_or_none(duration), help="Keep snapshots younger than this.")
+@click.option("--max-bytes", metavar="SIZE", callback=_or_none(_size), help="Keep more while the total is below this.")
 @dry_run_option("Show what the policy would be; change nothing.")
 @repo_option
 @json_option
 @click.pass_obj
-def policy(
-    output: Output,
-    *,
-    keep_last: int | str | None,
-    keep_for: float | str | None,
-    max_bytes: int | str | None,
-    dry_run: bool,
-    repo: str | None,
-) -> None:
+def policy(output: Output, /, *, dry_run: bool, repo: str | None, **parts: float | str | None) -> None:
     """Show the retention policy, or set parts of it; 'none' removes a part.
 
-    A snapshot is kept if any part keeps it. Without a policy, the whole history of every head is kept. A
-    new policy deletes nothing: it applies to the next plan.
+    A snapshot is kept if any part keeps it. Without a policy, the whole history of every head is kept. A new policy
+    deletes nothing: it applies to the next plan.
 
     \b
     Examples:
@@ -196,7 +168,6 @@ def policy(
     """
     gc = open_repository(repo).gc
     before = gc.policy
-    parts = {"keep_last": keep_last, "keep_for": keep_for, "max_bytes": max_bytes}
     given = {name: None if value == "none" else value for name, value in parts.items() if value is not None}
     after = msgspec.structs.replace(before, **given)
     check_policy(after)

@@ -18,13 +18,11 @@ from holdfast.cli.repository import known_lock_id
 @json_option
 @click.pass_obj
 def guard(output: Output, *, paths: tuple[str, ...], lock_id: str | None) -> None:
-    """Check whether PATHs may be written to. Fails with status 4, and names the holder, if one of them is
-    in a worktree that another holder has leased.
+    """Check whether PATHs may be written to. Status 4 if one is in a worktree that another holder has leased.
 
-    A lease is yours if you name its id, or if its holder is a process that runs this command; but not if it
-    was acquired in the name of another actor than HOLDFAST_ACTOR, which tells agents apart that live in one
-    process. Paths outside all worktrees are not guarded. Changes nothing. Meant for hooks that run before
-    every write.
+    A lease is yours if you name its id, or if its holder is a process that runs this command; but not if it was
+    acquired in the name of another actor than HOLDFAST_ACTOR, which tells apart the agents of one process. Paths
+    outside all worktrees are not guarded. Changes nothing. Meant for hooks that run before every write.
 
     \b
     Examples:
@@ -37,11 +35,5 @@ def guard(output: Output, *, paths: tuple[str, ...], lock_id: str | None) -> Non
     worktrees = {path: worktree_of(os.path.abspath(path)) for path in paths}
     for found in dict.fromkeys(each for each in worktrees.values() if each is not None):
         check(found, own, os.environ.get(ACTOR))
-    output.result(
-        {
-            "allowed": True,
-            "paths": [
-                {"path": path, "worktree": found.worktree if found else None} for path, found in worktrees.items()
-            ],
-        }
-    )
+    records = [{"path": path, "worktree": found.worktree if found else None} for path, found in worktrees.items()]
+    output.result({"allowed": True, "paths": records})

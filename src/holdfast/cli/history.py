@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from holdfast.cli.options import json_option, limit_option, repo_option, worktree_option
 from holdfast.cli.output import Output
 from holdfast.cli.repository import open_worktree
-from holdfast.cli.snapshot import entry_lines, snapshot_lines
-from holdfast.repository.to_json import history_to_json, marks_to_json, snapshot_to_json
 
 if TYPE_CHECKING:
     from holdfast.repository.history import History
@@ -25,15 +23,7 @@ if TYPE_CHECKING:
 @worktree_option
 @json_option
 @click.pass_obj
-def history(
-    output: Output,
-    *,
-    limit: int | None,
-    everything: bool,
-    graph: bool,
-    repo: str | None,
-    worktree: str | None,
-) -> None:
+def history(output: Output, /, *, limit: int | None, everything: bool, graph: bool, **where: Any) -> None:
     """Show the snapshots that led to the head of a worktree, newest first. Changes nothing.
 
     A 'best_effort' snapshot has a warning: its files may be from different moments.
@@ -43,7 +33,9 @@ def history(
       holdfast history --limit 10
       holdfast history --all --graph
     """
-    opened = open_worktree(repo, worktree)
+    from holdfast.repository.to_json import history_to_json
+
+    opened = open_worktree(**where)
     snapshots = opened.repository.snapshots
     found = snapshots.everything(limit=limit) if everything else snapshots.line(opened.worktree, limit=limit)
     record = history_to_json(found, None if everything else opened.worktree)
@@ -51,15 +43,15 @@ def history(
 
 
 def _history_lines(found: History, *, graph: bool, with_worktree: bool) -> Iterator[str]:
+    from holdfast.cli.snapshot import entry_lines
+
     if not found.entries:
         yield "No snapshot yet."
     entries = [entry_lines(each, with_worktree=with_worktree) for each in found.entries]
     if graph:
-        ids = [(each.descriptor.snapshot_id, each.parent_id) for each in found.entries]
-        for drawing, (first, *further) in zip(drawn(ids), entries, strict=True):
-            yield from drawing.before
-            yield f"{drawing.first}  {first}"
-            yield from (f"{drawing.further}  {line}" for line in further)
+        drawings = drawn([(each.descriptor.snapshot_id, each.parent_id) for each in found.entries])
+        for (first, further, before), (line, *more) in zip(drawings, entries, strict=True):
+            yield from (*before, f"{first}  {line}", *(f"{further}  {each}" for each in more))
     else:
         yield from (line for lines in entries for line in lines)
     if found.more:
@@ -69,34 +61,30 @@ def _history_lines(found: History, *, graph: bool, with_worktree: bool) -> Itera
 
 
 class Drawn(NamedTuple):
-    """The graph beside one snapshot: left of its first line, left of further lines, and lines above it."""
+    """The graph left of a snapshot's first line, left of its further lines, and above it, where histories join."""
 
     first: str
     further: str
     before: tuple[str, ...] = ()
-    """Lines where other histories join this one."""
 
 
 def drawn(history: Iterable[tuple[str, str | None]]) -> Iterator[Drawn]:
     """Draw snapshots with their parents, children first. A snapshot has at most one parent."""
     columns: list[str] = []  # the snapshot that each column leads to
     for snapshot, parent in history:
-        waiting = [number for number, each in enumerate(columns) if each == snapshot]
-        before: list[str] = []
-        if not waiting:
+        if snapshot not in columns:
             columns.append(snapshot)
-            waiting = [len(columns) - 1]
-        for number in reversed(waiting[1:]):  # histories that join here come in from the right
-            before.append(_joining(len(columns), waiting[0], number))
+        here, *joining = [number for number, each in enumerate(columns) if each == snapshot]
+        before: list[str] = []
+        for number in reversed(joining):  # histories that join here come in from the right
+            before.append(_joining(len(columns), here, number))
             del columns[number]
-        here = waiting[0]
         first = " ".join("*" if number == here else "|" for number in range(len(columns)))
         if parent is None:
             del columns[here]
         else:
             columns[here] = parent
-        further = " ".join("|" for _ in columns)
-        yield Drawn(first, further.ljust(len(first)), tuple(before))
+        yield Drawn(first, " ".join("|" for _ in columns).ljust(len(first)), tuple(before))
 
 
 def _joining(count: int, left: int, right: int) -> str:
@@ -115,7 +103,7 @@ def _joining(count: int, left: int, right: int) -> str:
 @worktree_option
 @json_option
 @click.pass_obj
-def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktree: str | None) -> None:
+def show(output: Output, /, *, snapshot: str, files: bool, **where: Any) -> None:
     """Show the snapshot ID: a prefix of an id, a reference, head (the default), or head~2.
 
     To read or copy its files: 'holdfast export'.
@@ -125,12 +113,14 @@ def show(output: Output, *, snapshot: str, files: bool, repo: str | None, worktr
       holdfast show head~1
       holdfast show v1 --files --json
     """
-    opened = open_worktree(repo, worktree)
+    from holdfast.cli.snapshot import snapshot_lines
+    from holdfast.repository.to_json import marks_to_json, snapshot_to_json
+
+    opened = open_worktree(**where)
     snapshots = opened.repository.snapshots
     found = snapshots.named(snapshot, seen_from=opened.worktree)
     marks = snapshots.marks(found.snapshot_id)
-    record = {**snapshot_to_json(found), **marks_to_json(marks)}
-    lines = [*snapshot_lines(found, marks)]
+    record, lines = {**snapshot_to_json(found), **marks_to_json(marks)}, [*snapshot_lines(found, marks)]
     if files:
         from holdfast.trees.manifest import escaped
 

@@ -1,7 +1,4 @@
-"""`holdfast hook`: what coding agents and git call at certain events; 'holdfast setup' arranges for it.
-
-The hooks that run before every write are in `quick`, and are answered there without this module.
-"""
+"""`holdfast hook`: the hooks of coding agents and git; `quick` answers some without loading this module."""
 
 from __future__ import annotations
 
@@ -10,28 +7,8 @@ from typing import Any
 
 import click
 
+from holdfast.cli import quick
 from holdfast.cli.output import Output
-from holdfast.cli.quick import (
-    after_tool,
-    answer_hook,
-    before_write,
-    pre_commit,
-    read_request,
-    repository_of,
-    working_directory,
-)
-
-
-@click.command(hidden=True)
-@click.argument(
-    "event", type=click.Choice(["session-start", "before-write", "after-tool", "session-end", "pre-commit"])
-)
-@click.option("--from", "program", metavar="PROGRAM@VERSION", default="", help="The program that calls.")
-@click.pass_obj
-def hook(output: Output, *, event: str, program: str) -> int:
-    """Answer a program that calls at certain events. 'holdfast setup' arranges for it."""
-    request = {} if event == "pre-commit" else read_request()
-    return answer_hook(output, lambda output: _EVENTS[event](output, request, program.partition("@")[0]))
 
 
 def _session_start(output: Output, request: Mapping[str, Any], program: str) -> int:
@@ -41,9 +18,9 @@ def _session_start(output: Output, request: Mapping[str, Any], program: str) -> 
     from holdfast.cli.who import overview_lines
     from holdfast.repository.overview import find_workspace, look_around
 
-    overview = look_around(find_workspace(Path(working_directory(request))))
-    lines = ["Holdfast keeps apart the agents and people who work here. 'holdfast who' shows this again."]
-    text = "\n".join(lines + overview_lines(overview))
+    overview = look_around(find_workspace(Path(quick.working_directory(request))))
+    first = "Holdfast keeps apart the agents and people who work here. 'holdfast who' shows this again."
+    text = "\n".join([first, *overview_lines(overview)])
     output.text(json.dumps({"additional_context": text}) if program == "cursor" else text)
     return 0
 
@@ -51,14 +28,24 @@ def _session_start(output: Output, request: Mapping[str, Any], program: str) -> 
 def _session_end(output: Output, request: Mapping[str, Any], program: str) -> int:
     from holdfast.repository.agent import release_own
 
-    release_own(repository_of(request))
+    release_own(quick.repository_of(request))
     return 0
 
 
 _EVENTS: dict[str, Callable[[Output, Mapping[str, Any], str], int]] = {
     "session-start": _session_start,
-    "before-write": before_write,
-    "after-tool": after_tool,
+    "before-write": quick.before_write,
+    "after-tool": quick.after_tool,
     "session-end": _session_end,
-    "pre-commit": pre_commit,
+    "pre-commit": quick.pre_commit,
 }
+
+
+@click.command(hidden=True)
+@click.argument("event", type=click.Choice(list(_EVENTS)))
+@click.option("--from", "program", metavar="PROGRAM@VERSION", default="", help="The program that calls.")
+@click.pass_obj
+def hook(output: Output, *, event: str, program: str) -> int:
+    """Answer the hook of a program; 'holdfast setup' installs the hooks."""
+    request = {} if event == "pre-commit" else quick.read_request()
+    return quick.answer_hook(output, lambda output: _EVENTS[event](output, request, program.partition("@")[0]))

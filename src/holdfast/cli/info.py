@@ -18,7 +18,7 @@ from holdfast.repository.to_json import worktree_to_json
 def info(output: Output, *, repo: str | None) -> None:
     """Show the format of a repository, its worktrees with their heads and leases, and any warnings.
 
-    If the server with its records is unavailable, that is reported, with everything known without it.
+    If the server with its records is unavailable, it says so and shows everything else.
 
     \b
     Examples:
@@ -29,7 +29,7 @@ def info(output: Output, *, repo: str | None) -> None:
 
     opened = open_worktree(repo, None, to_examine=True)
     found = describe(opened.repository)
-    format = found.format
+    format, warnings = found.format, found.warnings()
     record: dict[str, object] = {
         "root": str(found.root),
         "format": format and format.version,
@@ -42,18 +42,15 @@ def info(output: Output, *, repo: str | None) -> None:
             {"snapshot_id": each.snapshot_id, "worktree": each.worktree_id, "warning": "best_effort"}
             for each in found.best_effort
         ],
-        "filesystem": found.filesystem,
-        "network": found.network,
-        "engine": found.engine,
+        **{name: getattr(found, name) for name in ("filesystem", "network", "engine")},
         "directories": list(found.directories),
         "store": found.store,
         "store_error": found.trouble.as_record() if found.trouble else None,
-        "warnings": found.warnings(),
+        "warnings": warnings,
     }
-    made = f" (format {format.version}, created {format.created_at})" if format else ""
     snapshots = "unknown" if found.snapshots is None else found.snapshots
     lines = [
-        f"{found.root}{made}",
+        f"{found.root}" + (f" (format {format.version}, created {format.created_at})" if format else ""),
         f"  records   in {found.store}",
         f"  files     on {found.filesystem or 'an unknown filesystem'}",
         f"  snapshots {snapshots}, engine {found.engine or 'unknown'}",
@@ -61,7 +58,5 @@ def info(output: Output, *, repo: str | None) -> None:
     ]
     if found.trouble:
         lines += [f"  {each}: a directory; nothing else is known" for each in found.directories]
-    lines += [f"  warning   {each}" for each in found.warnings()]
-    if found.trouble:
-        lines.append(f"            {found.trouble.hint}")
-    output.result(record, lines)
+    lines += [f"  warning   {each}" for each in warnings]
+    output.result(record, [*lines, f"            {found.trouble.hint}"] if found.trouble else lines)

@@ -10,27 +10,17 @@ from holdfast.cli.output import Output, files_as_text
 
 @click.command()
 @click.argument("directory", default=".", type=click.Path(file_okay=False))
-@click.option(
-    "--import",
-    "source",
-    metavar="DIR",
-    type=click.Path(file_okay=False),
-    help="Copy this directory into the repository's main/. It stays as it is.",
-)
-@click.option(
-    "--store",
-    metavar="URL",
-    help="Keep the records in postgresql://… or etcd://… instead of files, for work on several machines.",
-)
+@click.option("--import", "source", metavar="DIR", type=click.Path(file_okay=False), help="Copy DIR into main/.")
+@click.option("--store", metavar="URL", help="Keep the records in postgresql://… or etcd://…, for several machines.")
 @click.option("--nested", is_flag=True, help="Allow a repository inside a worktree of another repository.")
 @json_option
 @click.pass_obj
 def init(output: Output, *, directory: str, source: str | None, store: str | None, nested: bool) -> None:
-    """Create a repository in DIRECTORY, which is created if it is missing and must be empty.
+    """Create a repository in DIRECTORY, which must be empty; it is created if it is missing.
 
-    An existing repository is left as it is. Work in DIRECTORY/main, or in further worktrees: 'holdfast
-    worktree create'. The filesystem is tested first, and refused if its locks do not work. A directory
-    inside another repository is refused too, because commands in it would mean the new one.
+    An existing repository stays unchanged. Work in DIRECTORY/main, or in further worktrees: 'holdfast worktree create'.
+    The filesystem is tested first, and refused if its locks do not work. A directory inside another repository is
+    refused too, because commands there would use the new repository.
 
     \b
     Examples:
@@ -59,6 +49,6 @@ def init(output: Output, *, directory: str, source: str | None, store: str | Non
         return
     lines = [f"Created a repository in {made.root}."]
     if made.imported is not None:
-        lines.append(f"Copied {files_as_text(made.imported)} from {source}.")
-        lines.append("Take the first snapshot, so that other worktrees can start from it: holdfast snapshot")
+        advice = "Take the first snapshot, so that other worktrees can start from it: holdfast snapshot"
+        lines += [f"Copied {files_as_text(made.imported)} from {source}.", advice]
     output.result(record, [*lines, *advice_about_secrets(store or ""), f"Work in {main}."])

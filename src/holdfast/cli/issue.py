@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import click
 import msgspec
 
+from holdfast.cli import issue_view as view
 from holdfast.cli.entry import Group, LazyCommand
-from holdfast.cli.issue_view import (
-    claim_for,
-    claim_option,
-    issue_lines,
-    reading_options,
-    show_issues,
-    tracking,
-    writing_options,
-)
-from holdfast.cli.options import ISSUE_FIELDS, dry_run_option, field_option, limit_option, print_record
+from holdfast.cli.options import ISSUE_FIELDS, Command, dry_run_option, field_option, limit_option, print_record
 from holdfast.cli.output import Output
 from holdfast.errors import SettingInvalid, UsageFailure
 from holdfast.issues.creating import Created, NewIssue
@@ -27,11 +19,9 @@ from holdfast.issues.model import Priority, State
 from holdfast.issues.reading import SHORT, created_issues_to_json, issue_summary_to_json, issue_to_json
 from holdfast.issues.tracker import KEEP, Query, Tracker, Update, find
 
-group = Group(
-    "issue",
-    help="""\
-Issues: the work to do, its dependencies, and who works on it. They are plain JSON files in .jit/, which
-any number of processes may change at the same time. An id may be shortened to any unambiguous prefix.
+HELP = """\
+Issues: the work to do, its dependencies, and who works on it. They are plain JSON files in .jit/, which any number of
+processes may change at the same time. An id may be shortened to any unambiguous prefix.
 
 \b
 Example:
@@ -39,15 +29,11 @@ Example:
   holdfast issue create "Write the parser" --priority high
   holdfast issue claim-next
   holdfast issue finish 4f1c
-""",
+"""
+group = Group(
+    "issue",
+    help=HELP,
     table={
-        "init": LazyCommand("holdfast.cli.issue:init", "Create an empty tracker."),
-        "create": LazyCommand("holdfast.cli.issue:create", "Create an issue, or a batch of them."),
-        "list": LazyCommand("holdfast.cli.issue:list_", "List issues."),
-        "show": LazyCommand("holdfast.cli.issue:show", "Show one issue."),
-        "search": LazyCommand("holdfast.cli.issue:search", "Find issues by words."),
-        "update": LazyCommand("holdfast.cli.issue:update", "Change an issue."),
-        "delete": LazyCommand("holdfast.cli.issue:delete", "Delete an issue."),
         "claim": LazyCommand("holdfast.cli.issue_claims:claim", "Claim an issue."),
         "claim-next": LazyCommand("holdfast.cli.issue_claims:claim_next", "Claim the most urgent issue that is ready."),
         "heartbeat": LazyCommand("holdfast.cli.issue_claims:heartbeat", "Renew a claim."),
@@ -64,75 +50,46 @@ Example:
 
 _states = click.Choice([each.value for each in State])
 _priorities = click.Choice([each.value for each in Priority])
-_priority_option = click.option(
-    "--priority", metavar="PRIORITY", type=_priorities, help="low, normal, high or critical."
-)
-_filter_options = (
-    click.option(
-        "--state",
-        "states",
-        metavar="STATE",
-        multiple=True,
-        type=_states,
-        help="Only issues in this state. Repeatable.",
-    ),
-    click.option(
-        "--priority",
-        "priorities",
-        metavar="PRIORITY",
-        multiple=True,
-        type=_priorities,
-        help="Only issues of this priority. Repeatable.",
-    ),
-    click.option("--assignee", metavar="KIND:NAME", help="Only issues of this assignee."),
-    click.option(
-        "--label",
-        "labels",
-        metavar="LABEL",
-        multiple=True,
-        help="Only issues with this label; 'x*' matches a prefix.",
-    ),
-    limit_option("Print at most N issues."),
-    field_option(*ISSUE_FIELDS),
-    reading_options,
-)
+_priority_help = "low, normal, high or critical."
+_priority_option = click.option("--priority", metavar="PRIORITY", type=_priorities, help=_priority_help)
 
 
-class _Filters(TypedDict):
-    states: tuple[str, ...]
-    priorities: tuple[str, ...]
-    assignee: str | None
-    labels: tuple[str, ...]
-    limit: int | None
-    field: str | None
-    repo: str | None
+def _several(name: str, to: str, help: str, choice: click.Choice[str] | None = None) -> Callable[[Command], Command]:
+    return click.option(f"--{name}", to, metavar=name.upper(), multiple=True, type=choice, help=help)
 
 
-def _filtered(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(_filter_options):
+def _filtered(command: Command) -> Command:
+    for option in (  # in reverse: the last decorator comes first in the help
+        view.reading_options,
+        field_option(*ISSUE_FIELDS),
+        limit_option("Print at most N issues."),
+        _several("label", "labels", "Only issues with this label; 'x*' matches a prefix."),
+        click.option("--assignee", metavar="KIND:NAME", help="Only issues of this assignee."),
+        _several("priority", "priorities", "Only issues of this priority. Repeatable.", _priorities),
+        _several("state", "states", "Only issues in this state. Repeatable.", _states),
+    ):
         command = option(command)
     return command
 
 
-@click.command()
-@writing_options
+@group.command(short_help="Create an empty tracker.")
+@view.writing_options
 @click.pass_obj
 def init(output: Output, *, repo: str | None, actor: str | None) -> None:
     """Create an empty tracker in the current directory, or in the one that --repo names.
 
-    An existing tracker is left as it is.
+    An existing tracker stays unchanged.
 
     \b
     Example:
       holdfast issue init
     """
-    with tracking(repo, actor, init=True) as tracker:
+    with view.tracking(repo, actor, init=True) as tracker:
         created = tracker.initialise()
-    line = "created a tracker in .jit" if created else "a tracker already exists"
-    output.result({"created": created}, [line])
+    output.result({"created": created}, ["created a tracker in .jit" if created else "a tracker already exists"])
 
 
-@click.command()
+@group.command(short_help="Create an issue, or a batch of them.")
 @click.argument("title", required=False)
 @click.option("--description", metavar="TEXT", default="", help="The work in detail.")
 @_priority_option
@@ -142,26 +99,16 @@ def init(output: Output, *, repo: str | None, actor: str | None) -> None:
 @click.option("--assignee", metavar="KIND:NAME", help="Reserve the issue for this assignee.")
 @click.option("--batch", is_flag=True, help="Read a JSON list of issues from standard input.")
 @field_option(*ISSUE_FIELDS, "skipped_dependencies")
-@writing_options
+@view.writing_options
 @click.pass_obj
 def create(
-    output: Output,
-    /,
-    *,
-    title: str | None,
-    priority: str | None,
-    depends_on: tuple[str, ...],
-    batch: bool,
-    field: str | None,
-    repo: str | None,
-    actor: str | None,
-    **more: Any,
+    output: Output, /, *, batch: bool, field: str | None, repo: str | None, actor: str | None, **given: Any
 ) -> None:
     """Create an issue. It is ready at once, unless it depends on others.
 
-    With --batch, the issues come from standard input: a JSON list of objects with "title" and optionally
-    "description", "priority", "depends_on", "gates", "labels", "context", "assignee", and a "key" by
-    which other issues of the batch may depend on it. Up to 250 issues are created, all or none.
+    With --batch, the issues come from standard input: a JSON list of objects with "title" and optionally "description",
+    "priority", "depends_on", "gates", "labels", "context", "assignee", and a "key" by which other issues of the batch
+    may depend on it. Up to 250 issues are created, all or none.
 
     \b
     Examples:
@@ -170,15 +117,15 @@ def create(
       echo '[{"title":"A","key":"a"},{"title":"B","depends_on":["a"]}]' |
         holdfast issue create --batch
     """
-    if batch is (title is not None):
+    if batch is (given["title"] is not None):
         raise click.UsageError("Give a TITLE, or --batch.", click.get_current_context())
-    with tracking(repo, actor) as tracker:
-        if title is None:
+    with view.tracking(repo, actor) as tracker:
+        if batch:
             _create_batch(tracker, output, field)
             return
-        on = tuple(map(tracker.find_id, depends_on))
-        new = NewIssue(title=title, priority=Priority(priority or "normal"), depends_on=on, **more)
-        [created] = tracker.create_all([new])
+        given["depends_on"] = tuple(map(tracker.find_id, given["depends_on"]))
+        given["priority"] = Priority(given["priority"] or "normal")
+        [created] = tracker.create_all([NewIssue(**given)])
         print_record(output, field, created_issues_to_json(created), _created_lines(created))
 
 
@@ -186,15 +133,11 @@ def _create_batch(tracker: Tracker, output: Output, field: str | None) -> None:
     from holdfast.issues.exchange import read_batch
 
     if sys.stdin is None or sys.stdin.isatty():
-        raise UsageFailure("a batch is read from standard input, which is a terminal")
+        raise UsageFailure("cannot read the batch: standard input is a terminal")
     new = read_batch(sys.stdin.buffer.read(), "standard input")
     keys = {each.key for each in new}
-    resolved = [
-        msgspec.structs.replace(
-            each, depends_on=tuple(on if on in keys else tracker.find_id(on) for on in each.depends_on)
-        )
-        for each in new
-    ]
+    on = [tuple(name if name in keys else tracker.find_id(name) for name in each.depends_on) for each in new]
+    resolved = [msgspec.structs.replace(each, depends_on=names) for each, names in zip(new, on, strict=True)]
     created = tracker.create_all(resolved)
     records = [created_issues_to_json(each) for each in created]
     lines = [line for each in created for line in _created_lines(each)]
@@ -210,49 +153,51 @@ def _created_lines(created: Created) -> list[str]:
     return lines
 
 
-@click.command("list")
+@group.command("list", short_help="List issues.")
 @_filtered
 @click.pass_obj
-def list_(output: Output, /, **filters: Unpack[_Filters]) -> None:
+def list_(output: Output, /, **filters: Any) -> None:
     """List issues in the order of their creation.
 
-    A broken issue is named on standard error (with --json: under "broken") and left out; the status is
-    0 all the same. 'holdfast issue validate' then ends with 6.
+    A broken issue is named on standard error (with --json: under "broken") and left out; the status is still 0.
+    'holdfast issue validate' then ends with 6.
 
     \b
     Examples:
       holdfast issue list --state ready --state in_progress
       holdfast issue list --label 'area:*' --field id
     """
-    _find(output, (), filters)
+    _find(output, (), **filters)
 
 
-@click.command()
+@group.command(short_help="Find issues by words.")
 @click.argument("words", nargs=-1, required=True)
 @_filtered
 @click.pass_obj
-def search(output: Output, /, *, words: tuple[str, ...], **filters: Unpack[_Filters]) -> None:
+def search(output: Output, /, *, words: tuple[str, ...], **filters: Any) -> None:
     """Find the issues with all these WORDS in title, description, labels, context or id.
 
     \b
     Example:
       holdfast issue search parser --state ready
     """
-    _find(output, words, filters)
+    _find(output, words, **filters)
 
 
-def _find(output: Output, words: tuple[str, ...], filters: _Filters) -> None:
-    states, priorities = map(State, filters["states"]), map(Priority, filters["priorities"])
-    query = Query(words, tuple(states), tuple(priorities), filters["assignee"], filters["labels"])
-    with tracking(filters["repo"]) as tracker:
+def _find(
+    output: Output, words: tuple[str, ...], *, repo: str | None, limit: int | None, field: str | None, **filters: Any
+) -> None:
+    states, priorities = map(State, filters.pop("states")), map(Priority, filters.pop("priorities"))
+    with view.tracking(repo) as tracker:
         snapshot = tracker.snapshot()
-        show_issues(output, snapshot, find(snapshot, query)[: filters["limit"]], filters["field"])
+        query = Query(words, tuple(states), tuple(priorities), **filters)
+        view.show_issues(output, snapshot, find(snapshot, query)[:limit], field)
 
 
-@click.command()
+@group.command(short_help="Show one issue.")
 @click.argument("issue_id", metavar="ID")
 @field_option()
-@reading_options
+@view.reading_options
 @click.pass_obj
 def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) -> None:
     """Show one issue in full.
@@ -262,12 +207,12 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
       holdfast issue show 4f1c
       holdfast issue show 4f1c --field state
     """
-    with tracking(repo) as tracker:
+    with view.tracking(repo) as tracker:
         record = issue_to_json(tracker, tracker.find_id(issue_id))
-        print_record(output, field, record, list(issue_lines(record)))
+        print_record(output, field, record, list(view.issue_lines(record)))
 
 
-@click.command()
+@group.command(short_help="Change an issue.")
 @click.argument("issue_id", metavar="ID")
 @click.option("--title", metavar="TEXT", help="Set the title.")
 @click.option("--description", metavar="TEXT", help="Set the description.")
@@ -279,15 +224,15 @@ def show(output: Output, *, issue_id: str, field: str | None, repo: str | None) 
 @click.option("--context", metavar="KEY=VALUE", multiple=True, help="Set a key; 'KEY=' removes it.")
 @click.option("--increment", metavar="KEY[=N]", multiple=True, help="Increment a number in the context.")
 @click.option("--if-version", metavar="VERSION", help="Fail unless the issue has this version (see 'show').")
-@claim_option
+@view.claim_option
 @field_option(*ISSUE_FIELDS, "context", "open_gates")
-@writing_options
+@view.writing_options
 @click.pass_obj
 def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | None, **given: Any) -> None:
     """Change an issue. Concurrent changes by others are not lost.
 
-    The state 'done' becomes 'gated' until all gates are passed, and is refused while the issue waits for
-    others. The state of a claimed issue can be changed only under that claim.
+    The state 'done' becomes 'gated' until all gates are passed, and is refused while the issue waits for others. The
+    state of a claimed issue can be changed only under that claim.
 
     \b
     Examples:
@@ -296,11 +241,11 @@ def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | N
       holdfast issue update 4f1c --increment attempts
     """
     change = _change(given)
-    with tracking(repo, actor) as tracker:
+    with view.tracking(repo, actor) as tracker:
         found = tracker.find_id(issue_id)
         if change == Update():
             raise UsageFailure("there is nothing to change", hint="Name a change: see --help.")
-        claim = claim_for(found, given["claim_text"])
+        claim = view.claim_for(found, given["claim_text"])
         issue = tracker.update(found, change, claim=claim, if_version=given["if_version"])
         state, gates = tracker.state(issue), issue.open_gates()
         record = {**issue_summary_to_json(issue, state), "context": issue.context, "open_gates": gates}
@@ -313,13 +258,11 @@ def update(output: Output, /, *, issue_id: str, repo: str | None, actor: str | N
 def _change(given: dict[str, Any]) -> Update:
     assignee = given["assignee"]
     return Update(
-        title=given["title"],
-        description=given["description"],
+        **{name: given[name] for name in ("title", "description", "remove_labels")},
         priority=Priority(given["priority"]) if given["priority"] else None,
         state=State(given["state"]) if given["state"] else None,
         assignee=KEEP if assignee is None else None if assignee == "none" else assignee,
         add_labels=given["labels"],
-        remove_labels=given["remove_labels"],
         context=dict(_pair(each) for each in given["context"]),
         increments=dict(_increment(each) for each in given["increment"]),
     )
@@ -340,31 +283,23 @@ def _increment(text: str) -> tuple[str, int]:
         raise SettingInvalid("--increment", text, "KEY, or KEY=N with a whole number") from None
 
 
-@click.command()
+@group.command(short_help="Delete an issue.")
 @click.argument("issue_id", metavar="ID")
 @dry_run_option("Show what would be deleted; delete nothing.")
-@claim_option
-@writing_options
+@view.claim_option
+@view.writing_options
 @click.pass_obj
-def delete(
-    output: Output,
-    *,
-    issue_id: str,
-    dry_run: bool,
-    claim_text: str | None,
-    repo: str | None,
-    actor: str | None,
-) -> None:
+def delete(output: Output, /, *, issue_id: str, dry_run: bool, claim_text: str | None, **where: Any) -> None:
     """Delete an issue, and remove it from the dependencies of all others.
 
     \b
     Example:
       holdfast issue delete 4f1c
     """
-    with tracking(repo, actor) as tracker:
+    with view.tracking(**where) as tracker:
         found = tracker.find_id(issue_id)
         freed = list(tracker.dependents_of(found))
-        issue = tracker.issue(found) if dry_run else tracker.delete(found, claim=claim_for(found, claim_text))
+        issue = tracker.issue(found) if dry_run else tracker.delete(found, claim=view.claim_for(found, claim_text))
     record = {**issue_summary_to_json(issue, issue.state), "deleted": not dry_run, "freed": freed}
     line = f"{'would delete' if dry_run else 'deleted'} {found[:SHORT]}: {issue.title}"
     if freed:

@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from holdfast.cli import issue_view as view
 from holdfast.cli.child import RunCommand
-from holdfast.cli.issue_view import (
-    CLAIM_VARIABLE,
-    claim_for,
-    claim_option,
-    claimed_lines,
-    reading_options,
-    show_changed,
-    tracking,
-    warn_of_broken,
-    writing_options,
-)
 from holdfast.cli.options import (
     ISSUE_FIELDS,
+    Command,
     field_option,
     print_record,
     purpose_option,
@@ -32,12 +23,7 @@ from holdfast.cli.output import Output
 from holdfast.clock import format_duration
 from holdfast.errors import UsageFailure
 from holdfast.issues.model import ClaimId, State
-from holdfast.issues.reading import (
-    SHORT,
-    claimed_issue_to_json,
-    issue_claim_to_json,
-    unreadable_issues_to_json,
-)
+from holdfast.issues.reading import SHORT, claimed_issue_to_json, issue_claim_to_json, unreadable_issues_to_json
 
 if TYPE_CHECKING:
     from holdfast.issues.model import Issue
@@ -45,35 +31,28 @@ if TYPE_CHECKING:
 
 
 _FIELDS = ("claim_id", *ISSUE_FIELDS, "token", "ttl", "expires_at", "taken_over_from")
-_ttl_option = ttl_option("How long the claim lasts; every write under it renews it.", default="1h")
-_assignee_option = click.option(
-    "--assignee", metavar="KIND:NAME", help="Claim it for somebody else.  [default: the actor]"
-)
+
+
+def _request_options(command: Command) -> Command:
+    """`--ttl`, `--assignee` and `--purpose`: arguments of `tracker.claims.request`."""
+    assignee = click.option("--assignee", metavar="KIND:NAME", help="Claim it for this assignee.  [default: the actor]")
+    ttl = ttl_option("How long the claim lasts; every write under it renews it.", default="1h")
+    return ttl(assignee(purpose_option(command)))
 
 
 @click.command()
 @click.argument("issue_id", metavar="ID")
-@_ttl_option
-@_assignee_option
-@purpose_option
+@_request_options
 @field_option(*_FIELDS)
-@writing_options
+@view.writing_options
 @click.pass_obj
 def claim(
-    output: Output,
-    *,
-    issue_id: str,
-    ttl: float,
-    assignee: str | None,
-    purpose: str,
-    field: str | None,
-    repo: str | None,
-    actor: str | None,
+    output: Output, /, *, issue_id: str, field: str | None, repo: str | None, actor: str | None, **request: Any
 ) -> None:
     """Claim the issue ID. Only one claim succeeds; the others fail and name its holder.
 
-    The issue is yours until you finish or release it, or until the claim expires. Then others may claim
-    it, and writes under the old claim are refused.
+    The issue is yours until you finish or release it, or until the claim expires. Then others may claim it, and writes
+    under the old claim are refused.
 
     \b
     Example:
@@ -81,10 +60,10 @@ def claim(
     """
     from holdfast.locks.identity import calling_agent
 
-    with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
-        claimed = tracker.claims.claim(tracker.find_id(issue_id), request)
-        print_record(output, field, claimed_issue_to_json(claimed), list(claimed_lines(claimed)))
+    with view.tracking(repo, actor) as tracker:
+        requested = tracker.claims.request(behalf_of=calling_agent(), **request)
+        claimed = tracker.claims.claim(tracker.find_id(issue_id), requested)
+        print_record(output, field, claimed_issue_to_json(claimed), list(view.claimed_lines(claimed)))
 
 
 @click.command()
@@ -93,29 +72,17 @@ def claim(
     "How long to wait for a ready issue, at most until all issues are finished",
     default_text="do not wait; fail with status 3",
 )
-@_ttl_option
-@_assignee_option
-@purpose_option
+@_request_options
 @field_option(*_FIELDS, "broken")
-@writing_options
+@view.writing_options
 @click.pass_obj
 def claim_next(
-    output: Output,
-    *,
-    labels: tuple[str, ...],
-    wait: float | None,
-    ttl: float,
-    assignee: str | None,
-    purpose: str,
-    field: str | None,
-    repo: str | None,
-    actor: str | None,
+    output: Output, /, *, labels: tuple[str, ...], wait: float | None, field: str | None, **request: Any
 ) -> None:
     """Claim the most urgent issue that is ready; among equals, the one untouched for longest.
 
-    An issue whose claim has expired counts as ready. If somebody else is faster, the next issue is
-    claimed. Broken issues are named and left out, and so are issues that wait for them. Status 3 if no
-    issue is ready.
+    An issue whose claim has expired counts as ready. If another process is faster, the next issue is claimed. Broken
+    issues are named and left out, and so are issues that wait for them. Status 3 if no issue is ready.
 
     \b
     Example:
@@ -125,42 +92,34 @@ def claim_next(
     from holdfast.locks.identity import calling_agent
 
     query = Query(labels=labels)
-    with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(assignee, ttl=ttl, purpose=purpose, behalf_of=calling_agent())
-        claimed = tracker.claims.take_next(request, wanted=lambda issue: query.fits(issue, issue.state), wait=wait)
+    with view.tracking(request.pop("repo"), request.pop("actor")) as tracker:
+        requested = tracker.claims.request(behalf_of=calling_agent(), **request)
+        claimed = tracker.claims.take_next(requested, wanted=lambda issue: query.fits(issue, issue.state), wait=wait)
         record = {**claimed_issue_to_json(claimed), "broken": unreadable_issues_to_json(claimed.broken)}
-        print_record(output, field, record, list(claimed_lines(claimed)))
-        warn_of_broken(output, claimed.broken)
+        print_record(output, field, record, list(view.claimed_lines(claimed)))
+        view.warn_of_broken(output, claimed.broken)
 
 
 @click.command()
 @click.argument("issue_id", metavar="ID")
 @ttl_option("Change the ttl.  [default: as before]")
-@claim_option
-@writing_options
+@view.claim_option
+@view.writing_options
 @click.pass_obj
-def heartbeat(
-    output: Output,
-    *,
-    issue_id: str,
-    ttl: float | None,
-    claim_text: str | None,
-    repo: str | None,
-    actor: str | None,
-) -> None:
+def heartbeat(output: Output, /, *, issue_id: str, ttl: float | None, claim_text: str | None, **where: Any) -> None:
     """Renew your claim of the issue ID from now on.
 
-    Status 5 if the claim has expired or was taken over: stop, because somebody else may work on it.
+    Status 5 if the claim has expired or was taken over: stop, because another agent may work on the issue.
 
     \b
     Example:
       holdfast issue heartbeat 4f1c
     """
-    with tracking(repo, actor) as tracker:
+    with view.tracking(**where) as tracker:
         found = tracker.find_id(issue_id)
-        named = claim_for(found, claim_text)
+        named = view.claim_for(found, claim_text)
         if named is None:
-            raise UsageFailure("no claim was named", hint=f"Name it: --claim, or {CLAIM_VARIABLE}.")
+            raise UsageFailure("no claim was named", hint=f"Name it: --claim, or {view.CLAIM_VARIABLE}.")
         renewed = tracker.claims.renew(named, ttl)
         record = {"id": found, **issue_claim_to_json(renewed, tracker.transactions.moment())}
         output.result(record, [f"renewed {found[:SHORT]}: it is yours for another {format_duration(renewed.ttl)}"])
@@ -169,39 +128,35 @@ def heartbeat(
 @click.command()
 @click.argument("issue_id", metavar="ID")
 @click.option("--reason", metavar="TEXT", default="", help="Why, for the record.")
-@claim_option
-@writing_options
+@view.claim_option
+@view.writing_options
 @click.pass_obj
-def release(
-    output: Output, *, issue_id: str, reason: str, claim_text: str | None, repo: str | None, actor: str | None
-) -> None:
+def release(output: Output, /, *, issue_id: str, reason: str, claim_text: str | None, **where: Any) -> None:
     """Release your claim, so that others can claim the issue ID.
 
-    It needs the claim, unless that has expired. To take an issue away from its holder, name the claim
-    that 'holdfast issue show' prints.
+    It needs the claim, unless that has expired. To take an issue away from its holder, name the claim that 'holdfast
+    issue show' prints.
 
     \b
     Example:
       holdfast issue release 4f1c --reason "needs a decision first"
     """
-    with tracking(repo, actor) as tracker:
+    with view.tracking(**where) as tracker:
         found = tracker.find_id(issue_id)
-        issue = tracker.claims.release(found, claim_for(found, claim_text), reason=reason)
-        show_changed(output, "released", issue, tracker.state(issue))
+        issue = tracker.claims.release(found, view.claim_for(found, claim_text), reason=reason)
+        view.show_changed(output, "released", issue, tracker.state(issue))
 
 
 @click.command()
 @click.argument("issue_id", metavar="[ID]", required=False)
-@claim_option
-@writing_options
+@view.claim_option
+@view.writing_options
 @click.pass_obj
-def finish(
-    output: Output, *, issue_id: str | None, claim_text: str | None, repo: str | None, actor: str | None
-) -> None:
+def finish(output: Output, /, *, issue_id: str | None, claim_text: str | None, **where: Any) -> None:
     """Mark the issue ID as done; without ID, the issue that your claim is for.
 
-    It is 'gated' until all its gates are passed. The same as 'holdfast issue update ID --state done'.
-    To give up instead: 'holdfast issue release'.
+    It is 'gated' until all its gates are passed. The same as 'holdfast issue update ID --state done'. To give up
+    instead: 'holdfast issue release'.
 
     \b
     Examples:
@@ -210,17 +165,17 @@ def finish(
     """
     from holdfast.issues.tracker import Update
 
-    with tracking(repo, actor) as tracker:
+    with view.tracking(**where) as tracker:
         if issue_id:
             found = tracker.find_id(issue_id)
-        elif text := claim_text or os.environ.get(CLAIM_VARIABLE):
+        elif text := claim_text or os.environ.get(view.CLAIM_VARIABLE):
             found = ClaimId.parse(text).issue_id
         else:
-            hint = f"Name it: 'holdfast issue finish ID'. Or name your claim: --claim, or {CLAIM_VARIABLE}."
+            hint = f"Name it: 'holdfast issue finish ID'. Or name your claim: --claim, or {view.CLAIM_VARIABLE}."
             raise UsageFailure("no issue was named", hint=hint)
-        issue = tracker.update(found, Update(state=State.DONE), claim=claim_for(found, claim_text))
+        issue = tracker.update(found, Update(state=State.DONE), claim=view.claim_for(found, claim_text))
         gates = issue.open_gates()
-        show_changed(output, "finished", issue, tracker.state(issue), open_gates=gates)
+        view.show_changed(output, "finished", issue, tracker.state(issue), open_gates=gates)
         if gates and not output.as_json:
             output.line(f"  done when these are passed: {', '.join(gates)}")
 
@@ -236,62 +191,41 @@ def finish(
     show_default=True,
     help="If the command succeeds: mark the issue as done, release it, or keep the claim.",
 )
-@_ttl_option
-@_assignee_option
-@purpose_option
-@writing_options
+@_request_options
+@view.writing_options
 @click.pass_obj
 def work(
-    output: Output,
-    *,
-    issue_id: str | None,
-    take_next: bool,
-    then: str,
-    ttl: float,
-    assignee: str | None,
-    purpose: str,
-    repo: str | None,
-    actor: str | None,
-    command: tuple[str, ...],
+    output: Output, /, *, issue_id: str | None, take_next: bool, then: str, command: tuple[str, ...], **request: Any
 ) -> int:
     """Claim the issue ID, run COMMAND under the claim, then finish or release the issue.
 
-    The claim is renewed while the command runs; HOLDFAST_ISSUE_ID and HOLDFAST_CLAIM_ID are in its
-    environment. If it fails, the issue is released. If the claim is lost, the command is stopped. The
-    exit status is that of the command.
+    The claim is renewed while the command runs; HOLDFAST_ISSUE_ID and HOLDFAST_CLAIM_ID are in its environment. If it
+    fails, the issue is released. If the claim is lost, the command is stopped. The exit status is that of the command.
 
     \b
     Example:
       holdfast issue work --next --ttl 5m -- ./agent
     """
     from holdfast.cli import child
-    from holdfast.cli.child import Periodic, block_signals
     from holdfast.issues.claims import HeldIssueClaim
     from holdfast.leases.heartbeat import BEATS
     from holdfast.locks.identity import calling_agent
 
     if take_next is (issue_id is not None):
         raise click.UsageError("Give an ID, or --next.", click.get_current_context())
-    with tracking(repo, actor) as tracker:
-        request = tracker.claims.request(
-            assignee,
-            ttl=ttl,
-            purpose=purpose or " ".join(command)[:200],
-            behalf_of=calling_agent() if then == "keep" else None,  # the claim outlives this process
-        )
-        if issue_id is None:
-            claimed = tracker.claims.take_next(request)
-        else:
-            claimed = tracker.claims.claim(tracker.find_id(issue_id), request)
-        warn_of_broken(output, claimed.broken)
+    request["purpose"] = request["purpose"] or " ".join(command)[:200]
+    if then == "keep":
+        request["behalf_of"] = calling_agent()  # the claim outlives this process
+    with view.tracking(request.pop("repo"), request.pop("actor")) as tracker:
+        requested, claims = tracker.claims.request(**request), tracker.claims
+        claimed = claims.claim(tracker.find_id(issue_id), requested) if issue_id else claims.take_next(requested)
+        view.warn_of_broken(output, claimed.broken)
         held_claim = ClaimId.parse(claimed.claim.claim_id)
-        os.environ[CLAIM_VARIABLE] = held_claim.text
-        os.environ["HOLDFAST_ISSUE_ID"] = held_claim.issue_id
+        os.environ.update({view.CLAIM_VARIABLE: held_claim.text, "HOLDFAST_ISSUE_ID": held_claim.issue_id})
         with ExitStack() as stack:
-            with block_signals():  # the heartbeat thread inherits the mask, so no signal goes to it
+            with child.block_signals():  # the heartbeat thread inherits the mask, so no signal goes to it
                 held = stack.enter_context(HeldIssueClaim(tracker.claims, claimed.claim))
-            check = Periodic(min(1.0, ttl / BEATS), held.check)
-            ended = child.run(command, check=check)
+            ended = child.run(command, check=child.Periodic(min(1.0, request["ttl"] / BEATS), held.check))
         issue = _conclude(tracker, held_claim, then, succeeded=ended.exit_status == 0)
         record = {"id": issue.id, "state": tracker.state(issue).value, **ended.as_record()}
         output.result({**record, "broken": unreadable_issues_to_json(claimed.broken)})
@@ -309,12 +243,12 @@ def _conclude(tracker: Tracker, claim: ClaimId, then: str, *, succeeded: bool) -
 
 
 @click.command()
-@reading_options
+@view.reading_options
 @click.pass_obj
 def locks(output: Output, *, repo: str | None) -> None:
-    """Show which locks of the tracker are held, by whom, and who waits for them.
+    """Show the locks of the tracker that are held, with their holders and waiters.
 
-    Every program that uses these lock files is shown. The processes are known on Linux only.
+    It shows every program that uses these lock files. Processes are known on Linux only.
 
     \b
     Example:
@@ -322,14 +256,9 @@ def locks(output: Output, *, repo: str | None) -> None:
     """
     from holdfast.cli.lock import file_lock_state
 
-    found: list[dict[str, Any]] = []
-    lines: list[str] = []
-    with tracking(repo) as tracker:
+    with view.tracking(repo) as tracker:
         tracker.transactions.check_initialised()
-        if tracker.store.files is not None:
-            for path in tracker.store.files.lock_files(".jit"):
-                state = file_lock_state(path)
-                if state.holders or state.waiting or state.state != "free":
-                    found.append(state.as_record())
-                    lines += state.lines()
-    output.result({"locks": found}, lines or ["no lock is held"])
+        paths = tracker.store.files.lock_files(".jit") if tracker.store.files is not None else []
+        states = [each for each in map(file_lock_state, paths) if each.holders or each.waiting or each.state != "free"]
+    lines = [line for state in states for line in state.lines()]
+    output.result({"locks": [state.as_record() for state in states]}, lines or ["no lock is held"])

@@ -24,7 +24,7 @@ from holdfast.repository.opening import OpenLedger, init_ledger, open_ledger, op
 from holdfast.repository.repository import Repository
 
 ROW = 6
-"""How many issues in a row are independent of each other."""
+"""The number of issues in a row, which are independent of each other."""
 STEPS = 4
 
 
@@ -33,7 +33,7 @@ class Stage(NamedTuple):
 
     root: Path
     notes: Path
-    """Where tasks note what they have written, outside all worktrees; and the output of the agents."""
+    """The notes of tasks about their writes, outside all worktrees, and the output of the agents."""
 
     @classmethod
     def at(cls, directory: Path) -> Stage:
@@ -73,22 +73,17 @@ def set_up(stage: Stage, *, issues: int, seed: int, store: str | None) -> Sequen
     for index in range(issues):
         start = (index // ROW - 1) * ROW
         row_before = [str(each) for each in range(start, start + ROW)] if start >= 0 else []
-        queue.append(
-            NewIssue(
-                title=f"Part {index + 1} of {issues}",
-                key=str(index),
-                depends_on=tuple(chance.sample(row_before, 2)) if row_before else (),
-                priority=chance.choice(list(Priority)),
-            )
-        )
+        on = tuple(chance.sample(row_before, 2)) if row_before else ()
+        priority, title = chance.choice(list(Priority)), f"Part {index + 1} of {issues}"
+        queue.append(NewIssue(title=title, key=str(index), depends_on=on, priority=priority))
     return [each.issue.id for each in tracker.create_all(queue)]
 
 
 def work(stage: Stage, directory: Path, *, issue: str, token: int, seed: int) -> None:
     """Do the task of an issue: write a file per step into `directory`, the worktree, and then the result.
 
-    Every attempt has its own files and notes each of them once it is durable, so that the check can tell
-    whether any write of any attempt was lost.
+    Every attempt has its own files and notes each of them once it is durable, so that the check can tell whether any
+    write of any attempt was lost.
     """
     chance = random.Random(f"{seed}/{issue}/{token}")
     for step in range(1, STEPS + 1):
@@ -100,7 +95,7 @@ def work(stage: Stage, directory: Path, *, issue: str, token: int, seed: int) ->
 
 
 class AgentExit(NamedTuple):
-    """How an agent ended, and what was done to it."""
+    """How an agent ended, and whether the demo had killed or paused it."""
 
     agent: int
     exit_status: int
@@ -112,18 +107,13 @@ class Agent:
     """An agent: one process, with everything that it starts in a process group of its own."""
 
     def __init__(self, number: int, name: str, command: list[str], log: Path) -> None:
-        self.number = number
-        self.name = name
+        self.number, self.name = number, name
         self.killed = self.paused = False
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
         output = calls.open(log, flags, 0o666)
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C is for the demo, which ends its agents
+            self._process = subprocess.Popen(  # in a new session: Ctrl-C is for the demo, which ends its agents
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
         finally:
             calls.close(output)
@@ -135,7 +125,7 @@ class Agent:
         return AgentExit(self.number, self._process.wait(), self.killed, self.paused)
 
     def kill(self) -> None:
-        """Kill the agent's own process, as a crash would; the command under it ends by itself."""
+        """Kill the agent's own process, as a crash would; its command dies with it."""
         self.killed = True
         self._process.kill()
         self._process.wait()
@@ -154,7 +144,7 @@ class Agent:
         self._process.wait()
 
     def is_committing(self) -> bool:
-        """Whether the group holds a lock: if it is paused now, nobody else can write."""
+        """Whether the agent holds a lock: paused now, it would block every other agent."""
         return is_holding(self._process.pid)
 
     def _signal_group(self, name: str) -> None:

@@ -5,7 +5,7 @@
 3. No stale write came through: in each history, and in the ledger for each issue, tokens only grow; and
    the agent that was paused until another had done its work was refused.
 4. Every snapshot verifies, the ledger has no gap, and the audit trail is intact.
-5. Nothing is stuck: nobody holds anything, and the doctor finds no damage.
+5. Nothing is stuck: no lease, claim or lock is held, and the doctor finds no damage.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.trees.shared_dirs import located, read_shared_directories
 
 
 class Audit(NamedTuple):
-    """What was counted, and the findings; without any, the demo has passed."""
+    """Counts and findings. Without findings, the demo has passed."""
 
     done: int
     attempts: int
@@ -107,9 +107,8 @@ def _stale(
     by_id = {each.snapshot_id: each for each in descriptors}
     for each in descriptors:
         parent = by_id.get(each.parent_id or "")
-        if parent is None or parent.worktree_id != each.worktree_id:
-            continue
-        if (each.fencing_token or 0) < (parent.fencing_token or 0):
+        same_worktree = parent is not None and parent.worktree_id == each.worktree_id
+        if parent and same_worktree and (each.fencing_token or 0) < (parent.fencing_token or 0):
             yield f"a stale write came through: the snapshot {each.snapshot_id} follows a later holder's"
     highest: dict[str, int] = {}
     for event in events:

@@ -20,7 +20,7 @@ from holdfast.repository.overview import look_around
 KILLS = 3
 POLL_INTERVAL = 0.1
 LONGEST = 300.0
-"""The demo gives up after this long; that is a finding."""
+"""The demo gives up after this long, which is a finding."""
 
 Command = Callable[[Stage, str], list[str]]
 """The command line of the agent with this name."""
@@ -37,11 +37,10 @@ class DemoPlan(NamedTuple):
 
 
 class Incident(NamedTuple):
-    """What happened to an agent after so many seconds: `killed`, `paused`, `resumed`, and then `refused`
-    or `not refused`."""
+    """An event in the life of an agent, `after` seconds."""
 
     after: float
-    what: str
+    what: str  # "killed", "paused", "resumed", and then "refused" or "not refused"
     agent: int
     issue: str | None
 
@@ -55,6 +54,10 @@ class Scene(NamedTuple):
     paused: frozenset[int]
 
 
+Report = Callable[[Incident], None]
+Show = Callable[[Scene], None]
+
+
 class DemoReport(NamedTuple):
     """The result. The demo has passed if the audit has no findings."""
 
@@ -64,14 +67,7 @@ class DemoReport(NamedTuple):
     audit: Audit
 
 
-def play(
-    directory: Path,
-    plan: DemoPlan,
-    command: Command,
-    *,
-    report: Callable[[Incident], None],
-    show: Callable[[Scene], None],
-) -> DemoReport:
+def play(directory: Path, plan: DemoPlan, command: Command, *, report: Report, show: Show) -> DemoReport:
     """Run the demo in an empty directory, and check the result."""
     stage = Stage.at(directory)
     issues = set_up(stage, issues=plan.issues, seed=plan.seed, store=plan.store)
@@ -80,29 +76,15 @@ def play(
         finished = scenario.run()
     finally:
         scenario.end_agents()
-    _let_leases_expire(stage, plan.ttl)
+    deadline = time.monotonic() + 2 * plan.ttl  # an agent that was killed after its work may have left a lease
+    while time.monotonic() < deadline and not all(each.reclaim.safe for each in look_around(stage.root).holdings):
+        time.sleep(POLL_INTERVAL)
     audit = examine(stage, issues, scenario.exits, finished=finished, paused=scenario.was_paused)
     return DemoReport(scenario.elapsed(), scenario.incidents, len(scenario.exits), audit)
 
 
-def _let_leases_expire(stage: Stage, ttl: float) -> None:
-    """An agent that was killed after its work was done may have left a lease."""
-    deadline = time.monotonic() + 2 * ttl
-    while time.monotonic() < deadline:
-        if all(each.reclaim.safe for each in look_around(stage.root).holdings):
-            return
-        time.sleep(POLL_INTERVAL)
-
-
 class _Scenario:
-    def __init__(
-        self,
-        stage: Stage,
-        plan: DemoPlan,
-        command: Command,
-        report: Callable[[Incident], None],
-        show: Callable[[Scene], None],
-    ) -> None:
+    def __init__(self, stage: Stage, plan: DemoPlan, command: Command, report: Report, show: Show) -> None:
         self.exits: list[AgentExit] = []
         self.incidents: list[Incident] = []
         self.was_paused = False
@@ -121,7 +103,7 @@ class _Scenario:
         return time.monotonic() - self._began
 
     def run(self) -> bool:
-        """Run until everything is done; False if that takes too long."""
+        """Run until all issues are done; False if that takes too long."""
         while self.elapsed() < LONGEST:
             self._gather()
             seen = self._tracker.snapshot()
@@ -144,10 +126,9 @@ class _Scenario:
 
     def _start(self, number: int) -> None:
         self._started += 1
-        name = f"{number}-{self._started}"  # never reused: claims are told apart by it
-        command = self._command(self._stage, f"agent:{name}")
-        log = self._stage.notes / f"agent-{name}.log"
-        self._agents[number] = Agent(number, f"agent:{name}", command, log)
+        name = f"agent:{number}-{self._started}"  # never reused: it identifies the agent's claims
+        log = self._stage.notes / f"{name.replace(':', '-')}.log"
+        self._agents[number] = Agent(number, name, self._command(self._stage, name), log)
 
     def _gather(self) -> None:
         for agent in [each for each in self._agents.values() if each.has_ended()]:
@@ -178,8 +159,7 @@ class _Scenario:
             return
         number = self._chance.choice(running)
         self._agents[number].kill()
-        later = self._kill_at[1:]
-        self._kill_at = [max(each, self.elapsed() + self._chance.uniform(0.3, 1.5)) for each in later]
+        self._kill_at = [max(each, self.elapsed() + self._chance.uniform(0.3, 1.5)) for each in self._kill_at[1:]]
         self._happened("killed", number, working[number])
 
     def _pause(self, working: dict[int, str | None]) -> None:
@@ -193,7 +173,7 @@ class _Scenario:
         record = self._tracker.claims.state(issue)
         claim = record.claim if record else None
         if claim is None or claim.assignee != agent.name or agent.is_committing():
-            agent.paused = False  # it is about to end, or nobody could take over: try again later
+            agent.paused = False  # it is about to end, or no other agent could take over: try again later
             agent.resume()
             return
         self._paused, self.was_paused = (agent, issue, claim.token), True
@@ -212,28 +192,21 @@ class _Scenario:
 
 
 def switch_off_fencing() -> None:
-    """Plant a fault: in this process, no check of a lease or a claim fails any more."""
+    """Plant a fault: from now on, no check of a lease or claim fails in this process."""
 
     def any_lease(view: Any, now: Any, keys: Any, lock_id: str, token: int) -> Any:
         return view.get(keys.lease)
 
     def any_claim(issue_id: str, record: Any, now: Any, claim_id: Any) -> Any:
-        return IssueClaim(
-            claim_id=claim_id.text,
-            assignee="agent:stale",
-            token=claim_id.token,
-            ttl=60.0,
-            claimed_at="",
-            renewed_at="",
-            expires_at="9999-01-01T00:00:00Z",
-        )
-
-    def nothing(self: Any) -> None:
-        return None
+        times: Any = {"ttl": 60.0, "claimed_at": "", "renewed_at": "", "expires_at": "9999-01-01T00:00:00Z"}
+        return IssueClaim(claim_id=claim_id.text, assignee="agent:stale", token=claim_id.token, **times)
 
     lease_rules.validate = any_lease
     issue_rules.in_force = any_claim
-    HeldIssueClaim.check = nothing  # type: ignore[method-assign]
-    HeldIssueClaim.renew = nothing  # type: ignore[assignment, method-assign]
-    HeldLease.check = nothing  # type: ignore[method-assign]
-    HeldLease.release = nothing  # type: ignore[method-assign]
+    for held, name in (
+        (HeldIssueClaim, "check"),
+        (HeldIssueClaim, "renew"),
+        (HeldLease, "check"),
+        (HeldLease, "release"),
+    ):
+        setattr(held, name, lambda self: None)
