@@ -22,13 +22,7 @@ from holdfast.cli.options import (
     worktree_option,
 )
 from holdfast.cli.output import Output
-from holdfast.cli.repository import (
-    OpenedRepository,
-    held_lock_id,
-    open_repository,
-    open_worktree,
-    refuse_own_lease,
-)
+from holdfast.cli.repository import OpenedRepository, held_lock_id, open_repository, open_worktree, refuse_own_lease
 from holdfast.clock import format_duration
 from holdfast.errors import UsageFailure
 from holdfast.locks.identity import Liveness
@@ -118,12 +112,7 @@ def acquire(
     opened = open_worktree(repo, worktree)
     refuse_own_lease(opened.repository, opened.worktree)
     held = opened.repository.lease(
-        opened.worktree,
-        ttl=ttl,
-        wait=wait,
-        purpose=purpose,
-        priority=priority,
-        behalf_of=_holder(holder_pid),
+        opened.worktree, ttl=ttl, wait=wait, purpose=purpose, priority=priority, behalf_of=_holder(holder_pid)
     )
     _print_granted(output, opened, held.lease, field=field, export=export)
 

@@ -92,9 +92,7 @@ def open_at(directory: str) -> OpenLedger:
     help="How long a claim lasts by default, from 1s to 1h.",
 )
 @click.option(
-    "--claim-files",
-    is_flag=True,
-    help="Also keep each claim as a file in locks/, for programs that read those.",
+    "--claim-files", is_flag=True, help="Also keep each claim as a file in locks/, for programs that read those."
 )
 @json_option
 @click.pass_obj

@@ -47,10 +47,7 @@ def _wait(context: click.Context, parameter: click.Parameter, value: str) -> flo
 
 
 def wait_option(
-    help: str,
-    *,
-    default: str | Callable[[], str] = "0s",
-    default_text: str = "do not wait; fail with status 4",
+    help: str, *, default: str | Callable[[], str] = "0s", default_text: str = "do not wait; fail with status 4"
 ) -> Callable[[Command], Command]:
     """`--wait DURATION`. The command gets seconds, or None for `forever`."""
     text = f"{help}, such as 30s or 5m, or '{FOREVER}'.  [default: {default_text}]"

@@ -33,13 +33,7 @@ Example:
 @json_option
 @click.pass_obj
 def add(
-    output: Output,
-    *,
-    snapshot: str,
-    reason: str,
-    until: float | None,
-    repo: str | None,
-    worktree: str | None,
+    output: Output, *, snapshot: str, reason: str, until: float | None, repo: str | None, worktree: str | None
 ) -> None:
     """Keep SNAPSHOT: an id or a prefix of one, a reference, head, or head~2.
 

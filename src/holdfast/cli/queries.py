@@ -163,13 +163,7 @@ class GraphView:
 @reading_options
 @click.pass_obj
 def events(
-    output: Output,
-    *,
-    follow: bool,
-    issue_id: str | None,
-    types: tuple[str, ...],
-    limit: int | None,
-    repo: str | None,
+    output: Output, *, follow: bool, issue_id: str | None, types: tuple[str, ...], limit: int | None, repo: str | None
 ) -> None:
     """Show the events of the tracker, oldest first. With --follow and --json, one envelope per event.
 

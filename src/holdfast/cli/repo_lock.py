@@ -13,14 +13,7 @@ import click
 from holdfast.cli import child
 from holdfast.cli.child import Periodic, RunCommand
 from holdfast.cli.entry import Group
-from holdfast.cli.options import (
-    data_dir_option,
-    data_directory,
-    dry_run_option,
-    duration,
-    json_option,
-    wait_option,
-)
+from holdfast.cli.options import data_dir_option, data_directory, dry_run_option, duration, json_option, wait_option
 from holdfast.cli.output import CommandFailed, Output, command_as_text
 from holdfast.cli.repository import observe_repo_lock
 from holdfast.clock import format_duration, format_instant

@@ -70,11 +70,7 @@ def open_repository(
 
 
 def open_worktree(
-    repo: str | None,
-    worktree: str | None,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    to_examine: bool = False,
+    repo: str | None, worktree: str | None, environment: Mapping[str, str] = os.environ, *, to_examine: bool = False
 ) -> OpenedRepository:
     """Open the repository, and choose the worktree, which need not exist."""
     from holdfast.repository.payloads import worktree_name

@@ -13,14 +13,7 @@ import click
 
 from holdfast.cli import LOCK_ID, REPO, TOKEN, WORKTREE, child
 from holdfast.cli.child import RunCommand
-from holdfast.cli.options import (
-    json_option,
-    priority_option,
-    repo_option,
-    ttl_option,
-    wait_option,
-    worktree_option,
-)
+from holdfast.cli.options import json_option, priority_option, repo_option, ttl_option, wait_option, worktree_option
 from holdfast.cli.output import CommandFailed, Output, command_as_text, printable
 from holdfast.cli.repository import current_directory, open_worktree, refuse_own_lease
 from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound
@@ -141,11 +134,7 @@ def _leased(
 
 
 def _run(
-    command: tuple[str, ...],
-    lease: HeldLease | None,
-    environment: dict[str, str],
-    options: RunOptions,
-    directory: Path,
+    command: tuple[str, ...], lease: HeldLease | None, environment: dict[str, str], options: RunOptions, directory: Path
 ) -> child.CommandExit:
     check = mark = None
     if lease is not None:

@@ -84,10 +84,7 @@ def snapshot(
 
     opened = open_worktree(repo, worktree)
     known = opened.repository.snapshots.files_of_head(opened.worktree)
-    with (
-        proven(opened, lock_id, "snapshot", wait=wait) as proof,
-        shown(output, "Capturing", files=known) as progress,
-    ):
+    with proven(opened, lock_id, "snapshot", wait=wait) as proof, shown(output, "Capturing", files=known) as progress:
         wanted = SnapshotOptions(
             note=note,
             consistency=Consistency(consistency) if consistency else None,

@@ -69,12 +69,7 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
 @repo_option
 @data_dir_option
 @click.option(
-    "--every",
-    metavar="DURATION",
-    default="1s",
-    show_default=True,
-    callback=duration,
-    help="How often to refresh.",
+    "--every", metavar="DURATION", default="1s", show_default=True, callback=duration, help="How often to refresh."
 )
 @limit_option("Stop after N refreshes.  [default: at Ctrl-C]")
 @json_option

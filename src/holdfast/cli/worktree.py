@@ -171,14 +171,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 @json_option
 @click.pass_obj
 def remove(
-    output: Output,
-    *,
-    name: str,
-    force: bool,
-    dry_run: bool,
-    no_snapshot: bool,
-    lock_id: str | None,
-    repo: str | None,
+    output: Output, *, name: str, force: bool, dry_run: bool, no_snapshot: bool, lock_id: str | None, repo: str | None
 ) -> None:
     """Remove the worktree NAME. Unsaved changes become a snapshot first. Its snapshots stay.
 

@@ -23,8 +23,7 @@ Worktree = Annotated[
     Name | None, Meta(description="The worktree. Default: the one around the project directory, else main.")
 ]
 LockId = Annotated[
-    Name | None,
-    Meta(description="The id of a lease from elsewhere, not from take_lease. Rarely needed."),
+    Name | None, Meta(description="The id of a lease from elsewhere, not from take_lease. Rarely needed.")
 ]
 
 
@@ -114,8 +113,7 @@ class FinishWork(Arguments):
 
 class AppendToLedger(Arguments):
     event: Annotated[
-        dict[str, Any],
-        Meta(description='The event: an object with a "type", such as {"type": "note", "text": "..."}.'),
+        dict[str, Any], Meta(description='The event: an object with a "type", such as {"type": "note", "text": "..."}.')
     ]
     if_sequence: Annotated[
         Annotated[int, Meta(ge=0)] | None, Meta(description="Append only if the ledger is at this sequence.")

@@ -131,10 +131,7 @@ Step = Callable[[Call], Record]
 
 
 async def carry_out(
-    call: Call,
-    step: Step,
-    send: ReportProgress,
-    limiter: anyio.CapacityLimiter | None = None,
+    call: Call, step: Step, send: ReportProgress, limiter: anyio.CapacityLimiter | None = None
 ) -> Answer:
     """Run the step in a thread and report its progress; if the client cancels it, undo it."""
     report = _Progress(call, send)

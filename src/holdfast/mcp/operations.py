@@ -150,10 +150,7 @@ def proven(
         return
     try:
         own = repository.lease(
-            key.worktree,
-            ttl=OWN_TTL,
-            purpose=call.purpose(purpose),
-            client=call.project.settings.client,
+            key.worktree, ttl=OWN_TTL, purpose=call.purpose(purpose), client=call.project.settings.client
         )
     except LockConflict as conflict:
         hint = "Wait for the holder with take_lease, or work in a worktree of your own."

@@ -97,13 +97,7 @@ class FoundBlock(NamedTuple):
 
 
 def with_block(
-    content: bytes | None,
-    text: str,
-    *,
-    version: int,
-    comment: Comment,
-    where: str,
-    first_line: bytes = b"",
+    content: bytes | None, text: str, *, version: int, comment: Comment, where: str, first_line: bytes = b""
 ) -> bytes:
     """The content with `text` in a marked block: in place of an existing block, else at the end.
 
