@@ -11,15 +11,15 @@ from holdfast.cli import LOCK_ID, TOKEN, WORKTREE
 from holdfast.cli.entry import Group
 from holdfast.cli.options import (
     field_option,
-    json_option,
+    in_repository,
     lock_id_option,
     print_record,
     priority_option,
     purpose_option,
-    repo_option,
     ttl_option,
     wait_option,
-    worktree_option,
+    with_output,
+    worktree_options,
 )
 from holdfast.cli.output import Output
 from holdfast.cli.repository import OpenedRepository, held_lock_id, open_repository, open_worktree, refuse_own_lease
@@ -75,8 +75,7 @@ _export_option = click.option(
 
 
 @group.command(short_help="Acquire the lease of a worktree.")
-@repo_option
-@worktree_option
+@worktree_options
 @_ttl_option
 @wait_option("How long to wait in the queue")
 @purpose_option
@@ -84,8 +83,7 @@ _export_option = click.option(
 @_holder_pid_option
 @_field_option
 @_export_option
-@json_option
-@click.pass_obj
+@with_output
 def acquire(
     output: Output,
     *,
@@ -118,15 +116,13 @@ def acquire(
 
 
 @group.command(short_help="Take over an expired lease.")
-@repo_option
-@worktree_option
+@worktree_options
 @_ttl_option
 @purpose_option
 @_holder_pid_option
 @_field_option
 @_export_option
-@json_option
-@click.pass_obj
+@with_output
 def steal(
     output: Output,
     *,
@@ -152,12 +148,10 @@ def steal(
 
 
 @group.command(short_help="Renew your lease.")
-@repo_option
-@worktree_option
+@worktree_options
 @lock_id_option
 @ttl_option("Time until it expires, from now on.  [default: as before]")
-@json_option
-@click.pass_obj
+@with_output
 def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None, ttl: float | None) -> None:
     """Renew your lease: it runs for its whole time again. If that fails (status 5), stop writing.
 
@@ -174,11 +168,9 @@ def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: st
 
 
 @group.command(short_help="Release your lease.")
-@repo_option
-@worktree_option
+@worktree_options
 @lock_id_option
-@json_option
-@click.pass_obj
+@with_output
 def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None) -> None:
     """Release your lease. If it is no longer yours (status 5), nothing changes.
 
@@ -192,10 +184,8 @@ def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: 
 
 
 @group.command(short_help="Show the holder of a worktree's lease.")
-@repo_option
-@worktree_option
-@json_option
-@click.pass_obj
+@worktree_options
+@with_output
 def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
     """Show the holder of a worktree's lease, since when, until when, and the queue. Changes nothing.
 
@@ -211,9 +201,7 @@ def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
 
 
 @group.command("list", short_help="Show the leases of all worktrees.")
-@repo_option
-@json_option
-@click.pass_obj
+@in_repository
 def list_(output: Output, *, repo: str | None) -> None:
     """Show the holder of each worktree's lease. Changes nothing.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -15,12 +15,12 @@ from holdfast.cli.entry import Group, LazyCommand
 from holdfast.cli.options import (
     duration,
     field_option,
-    json_option,
     limit_option,
     print_record,
     repo_option_for,
     store_address,
     wait_option,
+    with_output,
 )
 from holdfast.cli.output import Output, escaped_json, shortened
 from holdfast.clock import format_duration
@@ -75,6 +75,10 @@ ledger_option = repo_option_for(
 )
 
 
+def in_ledger(command: Callable[..., Any]) -> Callable[..., Any]:
+    return ledger_option(with_output(command))
+
+
 def open_at(directory: str) -> OpenLedger:
     from holdfast.repository.opening import open_ledger
 
@@ -94,8 +98,7 @@ def open_at(directory: str) -> OpenLedger:
 @click.option(
     "--claim-files", is_flag=True, help="Also keep each claim as a file in locks/, for programs that read those."
 )
-@json_option
-@click.pass_obj
+@with_output
 def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: bool) -> None:
     """Begin a ledger. It consists of DIR/meta.json and DIR/ledger/.
 
@@ -125,8 +128,7 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
     help="Append only if the ledger is still at N; otherwise change nothing and fail with status 4.",
 )
 @field_option("sequence", "event")
-@json_option
-@click.pass_obj
+@with_output
 def append(output: Output, *, event: str, repo: str, if_sequence: int | None, field: str | None) -> None:
     """Append EVENT, a JSON object with a "type"; with '-', the JSON lines of standard input.
 
@@ -211,8 +213,7 @@ _node_option = click.option("--node", metavar="NODE", help="Only events about th
 @limit_option("Only the last N events.")
 @_type_option
 @_node_option
-@json_option
-@click.pass_obj
+@with_output
 def log(
     output: Output,
     *,
@@ -254,8 +255,7 @@ def log(
 @_node_option
 @limit_option("Stop after N events.")
 @wait_option("How long to wait for the next event before stopping", default="forever", default_text="forever")
-@json_option
-@click.pass_obj
+@with_output
 def watch(
     output: Output,
     *,
@@ -290,9 +290,7 @@ def watch(
 
 @group.command(short_help="Show one event, by its sequence or by its id.")
 @click.argument("event")
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def show(output: Output, *, event: str, repo: str) -> None:
     """Show the whole of EVENT: a sequence such as 41, or the id of an event.
 
@@ -354,9 +352,7 @@ def event_line(recorded: Recorded) -> str:
 
 
 @group.command(short_help="Show the length of the ledger, its lock and the number of claims.")
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def status(output: Output, *, repo: str) -> None:
     """Show the sequence of the ledger, the holder of its lock, and the number of claims. Changes nothing.
 
@@ -393,9 +389,7 @@ def _counted(events: int) -> str:
 
 
 @group.command(short_help="Check the ledger, and say what to do about each finding.")
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def verify(output: Output, *, repo: str) -> None:
     """Look for gaps, torn or foreign files, wrong names, and events that contradict each other.
 
@@ -431,8 +425,7 @@ def verify(output: Output, *, repo: str) -> None:
 @group.command(short_help="Show the holder of the ledger's lock; break the lock by its exact identity.")
 @ledger_option
 @click.option("--identity", metavar="IDENTITY", help="Break the lock that has this identity.")
-@json_option
-@click.pass_obj
+@with_output
 def unlock(output: Output, *, repo: str, identity: str | None) -> None:
     """Show the holder of ledger.lock and whether it is certainly dead; with --identity, break the lock.
 

@@ -9,12 +9,11 @@ from typing import Any
 import click
 
 from holdfast.cli import ACTOR
-from holdfast.cli.ledger import event_line, ledger_option, open_at
+from holdfast.cli.ledger import event_line, in_ledger, open_at
 from holdfast.cli.options import (
     actor_option,
     dry_run_option,
     field_option,
-    json_option,
     print_record,
     priority_option,
     purpose_option,
@@ -55,9 +54,7 @@ _claim_id_option = click.option(
 @priority_option
 @purpose_option
 @field_option(*CLAIM_FIELDS)
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def claim(
     output: Output,
     *,
@@ -91,9 +88,7 @@ def claim(
 @click.argument("node")
 @_actor_option
 @_claim_id_option
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def release(output: Output, *, node: str, actor: str, claim_id: str, repo: str) -> None:
     """Release the actor's claim on NODE. Fails with status 5 if the actor does not hold it.
 
@@ -111,9 +106,7 @@ def release(output: Output, *, node: str, actor: str, claim_id: str, repo: str) 
 @_actor_option
 @_ttl_option
 @_claim_id_option
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def extend(output: Output, *, node: str, actor: str, ttl: float | None, claim_id: str, repo: str) -> None:
     """Renew the actor's claim on NODE: it runs for another --ttl from now.
 
@@ -133,9 +126,7 @@ def extend(output: Output, *, node: str, actor: str, ttl: float | None, claim_id
 @click.command(short_help="List the claims and who waits.")
 @click.option("--under", metavar="NODE", help="Only this node and those below it.")
 @click.option("--at-sequence", metavar="N", type=click.IntRange(0), help="The claims as of event N.")
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def claims(output: Output, *, under: str | None, at_sequence: int | None, repo: str) -> None:
     """List the active claims, the expired ones, and who waits. Changes nothing.
 
@@ -151,9 +142,7 @@ def claims(output: Output, *, under: str | None, at_sequence: int | None, repo: 
 
 @click.command(short_help="Clear away expired claims.")
 @dry_run_option("Only show which they are.")
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def reap(output: Output, *, dry_run: bool, repo: str) -> None:
     """Clear away the expired claims, each by one event, however many processes reap at the same time.
 
@@ -175,9 +164,7 @@ def reap(output: Output, *, dry_run: bool, repo: str) -> None:
 
 @click.command("claim-history", short_help="Show every event about claims on a node.")
 @click.argument("node")
-@ledger_option
-@json_option
-@click.pass_obj
+@in_ledger
 def claim_history(output: Output, *, node: str, repo: str) -> None:
     """Show every claim, extension, release, wait and expiry of NODE, in order.
 

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from holdfast.cli import child
 from holdfast.cli.child import RunCommand
 from holdfast.cli.entry import Group
-from holdfast.cli.options import json_option, wait_option
+from holdfast.cli.options import wait_option, with_output
 from holdfast.cli.output import CommandFailed, Output, printable
 from holdfast.cli.repository import observe_file_lock
 from holdfast.errors import LockConflict, LockTimeout
@@ -60,8 +60,7 @@ def _default_wait() -> str:
     type=click.IntRange(0, 255),
     help="Exit with this status if the lock is not available, instead of 75 or 4.",
 )
-@json_option
-@click.pass_obj
+@with_output
 def run(
     output: Output,
     *,
@@ -137,8 +136,7 @@ def _advice(path: str, failure: LockTimeout, wait_given: bool) -> str:
 
 @group.command(short_help="Show whether a file is locked, its holders and its waiters.")
 @click.argument("path", metavar="FILE", type=click.Path())
-@json_option
-@click.pass_obj
+@with_output
 def status(output: Output, *, path: str) -> None:
     """Show whether FILE is locked, who holds the lock and who waits for it.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli import ACTOR, LOCK_ID, REPO, WORKTREE
-from holdfast.cli.options import actor_option, data_dir_option, data_directory, json_option, repo_option_for
+from holdfast.cli.options import actor_option, data_dir_option, data_directory, repo_option_for, with_output
 from holdfast.cli.output import Output
 from holdfast.cli.repository import current_directory, token_named
 from holdfast.errors import ExtraMissing
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 )
 @actor_option("agent:CLIENT")
 @data_dir_option
-@json_option
-@click.pass_obj
+@with_output
 def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | None) -> None:
     """Serve one agent that speaks the Model Context Protocol, on standard input and output.
 

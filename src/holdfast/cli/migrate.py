@@ -6,7 +6,7 @@ import os
 
 import click
 
-from holdfast.cli.options import STORE_VARIABLE, dry_run_option, json_option, store_address
+from holdfast.cli.options import STORE_VARIABLE, dry_run_option, store_address, with_output
 from holdfast.cli.output import Output
 
 
@@ -16,8 +16,7 @@ from holdfast.cli.output import Output
 @click.option("--from", "source", metavar="ADDRESS", help="The store to move from.  [default: the current one]")
 @click.option("--overwrite", is_flag=True, help="The target may be an older copy: replace what differs.")
 @dry_run_option("Show what would be copied, and whether that is possible.")
-@json_option
-@click.pass_obj
+@with_output
 def migrate(output: Output, *, directory: str, target: str, source: str | None, overwrite: bool, dry_run: bool) -> None:
     """Copy every document and stream of the repository in DIRECTORY to another store, and switch to it.
 

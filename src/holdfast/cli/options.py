@@ -89,6 +89,21 @@ worktree_option = click.option(
 lock_id_option = click.option(
     "--lock-id", metavar="ID", help=f"The id of the lease that you hold.  [default: {LOCK_ID}]"
 )
+
+
+def with_output(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--json`, and pass the `Output` as the first argument."""
+    return json_option(click.pass_obj(command))
+
+
+def in_repository(command: Callable[..., Any]) -> Callable[..., Any]:
+    return repo_option(with_output(command))
+
+
+def worktree_options(command: Command) -> Command:
+    return repo_option(worktree_option(command))
+
+
 purpose_option = click.option("--purpose", metavar="TEXT", default="", help="What it is for; shown to others.")
 priority_option = click.option(
     "--priority", metavar="N", type=int, default=0, show_default=True, help="Higher priority is served first."

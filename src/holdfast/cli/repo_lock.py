@@ -13,7 +13,7 @@ import click
 from holdfast.cli import child
 from holdfast.cli.child import Periodic, RunCommand
 from holdfast.cli.entry import Group
-from holdfast.cli.options import data_dir_option, data_directory, dry_run_option, duration, json_option, wait_option
+from holdfast.cli.options import data_dir_option, data_directory, dry_run_option, duration, wait_option, with_output
 from holdfast.cli.output import CommandFailed, Output, command_as_text
 from holdfast.cli.repository import observe_repo_lock
 from holdfast.clock import format_duration, format_instant
@@ -72,8 +72,7 @@ def _locks_in(data_dir: str | None, stale_after: float) -> RepoLock:
 @data_dir_option
 @wait_option("How long to wait for the lock")
 @_stale_after_option
-@json_option
-@click.pass_obj
+@with_output
 def run(
     output: Output,
     *,
@@ -113,8 +112,7 @@ def run(
 @click.argument("repo_id", required=False)
 @data_dir_option
 @_stale_after_option
-@json_option
-@click.pass_obj
+@with_output
 def status(output: Output, *, repo_id: str | None, data_dir: str | None, stale_after: float) -> None:
     """Show the holder of the lock of REPO_ID, or of every repository. Changes nothing.
 
@@ -138,8 +136,7 @@ def status(output: Output, *, repo_id: str | None, data_dir: str | None, stale_a
 @click.option("--identity", required=True, metavar="IDENTITY", help="The identity of the lock, as 'status' shows it.")
 @data_dir_option
 @dry_run_option("Show what would be removed, and change nothing.")
-@json_option
-@click.pass_obj
+@with_output
 def break_(output: Output, *, repo_id: str, identity: str, data_dir: str | None, dry_run: bool) -> None:
     """Remove the lock of REPO_ID if it still has the identity that you saw.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import dry_run_option, json_option, lock_id_option, repo_option, worktree_option
+from holdfast.cli.options import dry_run_option, lock_id_option, with_output, worktree_options
 from holdfast.cli.output import Output, files_as_text, format_size, shown
 from holdfast.cli.repository import current_directory, open_worktree, proven, wait_option
 from holdfast.cli.snapshot import change_lines
@@ -37,12 +37,10 @@ if TYPE_CHECKING:
 @click.option("--allow-shared", is_flag=True, help="With --inplace: also in a shared worktree. High-risk.")
 @click.option("--force", is_flag=True, help="With --inplace: although processes write to the worktree.")
 @dry_run_option("Show what would be done; change nothing.")
-@repo_option
-@worktree_option
+@worktree_options
 @lock_id_option
 @wait_option
-@json_option
-@click.pass_obj
+@with_output
 def restore(
     output: Output,
     *,
@@ -174,10 +172,8 @@ def _show_plan(output: Output, opened: OpenedRepository, found: Descriptor, how:
 @click.argument("snapshot", metavar="ID")
 @click.argument("directory", metavar="DIR")
 @click.option("--path", metavar="PATH", help="Only this file or directory, which becomes DIR.")
-@repo_option
-@worktree_option
-@json_option
-@click.pass_obj
+@worktree_options
+@with_output
 def export(
     output: Output, *, snapshot: str, directory: str, path: str | None, repo: str | None, worktree: str | None
 ) -> None:

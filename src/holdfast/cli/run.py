@@ -13,7 +13,7 @@ import click
 
 from holdfast.cli import LOCK_ID, REPO, TOKEN, WORKTREE, child
 from holdfast.cli.child import RunCommand
-from holdfast.cli.options import json_option, priority_option, repo_option, ttl_option, wait_option, worktree_option
+from holdfast.cli.options import priority_option, ttl_option, wait_option, with_output, worktree_options
 from holdfast.cli.output import CommandFailed, Output, command_as_text, printable
 from holdfast.cli.repository import current_directory, open_worktree, refuse_own_lease
 from holdfast.errors import Failure, LockExpired, LockNotHeld, NotFound
@@ -42,8 +42,7 @@ class RunOptions(NamedTuple):
 
 
 @click.command(cls=RunCommand, short_help="Run a command under the lease of a worktree.")
-@repo_option
-@worktree_option
+@worktree_options
 @wait_option("How long to wait in the queue")
 @ttl_option("How long others wait if this process is killed; while it lives, it renews the lease.", default="30s")
 @click.option("--purpose", metavar="TEXT", help="What it is for; shown to others.  [default: the command]")
@@ -51,8 +50,7 @@ class RunOptions(NamedTuple):
 @click.option("--snapshot", is_flag=True, help="Take a snapshot if the command succeeds.")
 @click.option("-m", "--note", "--message", metavar="TEXT", default="", help="The note of that snapshot.")
 @click.option("--no-chdir", is_flag=True, help="Run it in the current directory, not in the worktree.")
-@json_option
-@click.pass_obj
+@with_output
 def run(output: Output, /, *, repo: str | None, worktree: str | None, command: tuple[str, ...], **options: Any) -> int:
     """Run COMMAND in a worktree while holding its lease, and exit with its status.
 

@@ -11,11 +11,10 @@ import click
 from holdfast.cli.options import (
     SNAPSHOT_FIELDS,
     field_option,
-    json_option,
     lock_id_option,
     print_record,
-    repo_option,
-    worktree_option,
+    with_output,
+    worktree_options,
 )
 from holdfast.cli.output import Output, files_as_text, format_size, shown
 from holdfast.cli.repository import open_worktree, proven, wait_option
@@ -48,13 +47,11 @@ WARNING = "warning: best effort, its files may be from different moments"
     type=click.Choice(ENGINES),
     help=f"How files are captured.  [default: {ENGINE}, else the best one that works here]",
 )
-@repo_option
-@worktree_option
+@worktree_options
 @lock_id_option
 @wait_option
 @field_option(*SNAPSHOT_FIELDS)
-@json_option
-@click.pass_obj
+@with_output
 def snapshot(
     output: Output,
     *,

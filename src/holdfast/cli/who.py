@@ -18,10 +18,10 @@ from holdfast.cli.options import (
     data_dir_option,
     data_directory,
     duration,
-    json_option,
     limit_option,
     repo_option,
     store_address,
+    with_output,
 )
 from holdfast.cli.output import Output, plain_table, printable, shortened, show_table
 from holdfast.cli.repository import current_directory
@@ -38,8 +38,7 @@ LONGEST_PURPOSE = 60
 @click.command(short_help="Show who holds what, who waits, and what can be reclaimed.")
 @repo_option
 @data_dir_option
-@json_option
-@click.pass_obj
+@with_output
 def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     """Show who holds what: leases of worktrees, issues, claims in the ledger, repo locks, file locks.
 
@@ -72,8 +71,7 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     "--every", metavar="DURATION", default="1s", show_default=True, callback=duration, help="How often to refresh."
 )
 @limit_option("Stop after N refreshes.  [default: at Ctrl-C]")
-@json_option
-@click.pass_obj
+@with_output
 def top(output: Output, *, repo: str | None, data_dir: str | None, every: float, limit: int | None) -> None:
     """Show who holds what, and refresh it until Ctrl-C. Without a terminal, or with --json, print one
     overview after the other; with --json, one JSON object per line.

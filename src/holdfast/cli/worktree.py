@@ -14,10 +14,11 @@ from holdfast.cli.options import (
     WORKTREE_FIELDS,
     dry_run_option,
     field_option,
-    json_option,
+    in_repository,
     lock_id_option,
     print_record,
     repo_option,
+    with_output,
 )
 from holdfast.cli.output import Output, show_table
 from holdfast.cli.repository import current_directory, known_lock_id, open_repository, open_worktree
@@ -52,8 +53,7 @@ Example:
 @click.option("--label", metavar="TEXT", help="A description, for people.")
 @repo_option
 @field_option(*WORKTREE_FIELDS)
-@json_option
-@click.pass_obj
+@with_output
 def create(
     output: Output,
     *,
@@ -81,9 +81,7 @@ def create(
 
 
 @group.command("list", short_help="List all worktrees.")
-@repo_option
-@json_option
-@click.pass_obj
+@in_repository
 def list_(output: Output, *, repo: str | None) -> None:
     """List all worktrees with their heads, the holders of their leases, and their paths. Changes nothing.
 
@@ -104,9 +102,7 @@ def list_(output: Output, *, repo: str | None) -> None:
 
 @group.command(short_help="Show one worktree, and which processes use it.")
 @click.argument("name", required=False)
-@repo_option
-@json_option
-@click.pass_obj
+@in_repository
 def show(output: Output, *, name: str | None, repo: str | None) -> None:
     """Show the worktree NAME (default: the current one), and which processes use it.
 
@@ -124,9 +120,7 @@ def show(output: Output, *, name: str | None, repo: str | None) -> None:
 
 @group.command(short_help="Print the path of a worktree.")
 @click.argument("name", required=False)
-@repo_option
-@json_option
-@click.pass_obj
+@in_repository
 def path(output: Output, *, name: str | None, repo: str | None) -> None:
     """Print the path of the worktree NAME (default: the current one).
 
@@ -144,9 +138,7 @@ def path(output: Output, *, name: str | None, repo: str | None) -> None:
 @click.argument("old")
 @click.argument("new")
 @click.option("--force", is_flag=True, help="Although processes use it; never while it is leased.")
-@repo_option
-@json_option
-@click.pass_obj
+@in_repository
 def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None) -> None:
     """Rename the worktree OLD to NEW. Refused while it is leased, or while processes use it.
 
@@ -167,9 +159,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 @dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
 @lock_id_option
-@repo_option
-@json_option
-@click.pass_obj
+@in_repository
 def remove(
     output: Output, *, name: str, force: bool, dry_run: bool, no_snapshot: bool, lock_id: str | None, repo: str | None
 ) -> None:
