@@ -7,20 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli import LOCK_ID, TOKEN, WORKTREE
+from holdfast.cli import LOCK_ID, TOKEN, WORKTREE, options
 from holdfast.cli.entry import Group
-from holdfast.cli.options import (
-    field_option,
-    in_repository,
-    lock_id_option,
-    print_record,
-    priority_option,
-    purpose_option,
-    ttl_option,
-    wait_option,
-    with_output,
-    worktree_options,
-)
 from holdfast.cli.output import Output
 from holdfast.cli.repository import OpenedRepository, held_lock_id, open_repository, open_worktree, refuse_own_lease
 from holdfast.clock import format_duration
@@ -61,29 +49,29 @@ The id is --lock-id, else {LOCK_ID} from the environment.
 """,
 )
 
-_ttl_option = ttl_option("Time until the lease expires unless renewed, such as 30s or 10m.", default="30s")
+_ttl_option = options.ttl_option("Time until the lease expires unless renewed, such as 30s or 10m.", default="30s")
 _holder_pid_option = click.option(
     "--holder-pid",
     metavar="PID",
     type=click.IntRange(min=1),
     help="The process to record as the holder.  [default: the one that runs this command]",
 )
-_field_option = field_option(*LEASE_FIELDS)
+_field_option = options.field_option(*LEASE_FIELDS)
 _export_option = click.option(
     "--export", is_flag=True, help="Print shell commands that name the lease to later commands."
 )
 
 
 @group.command(short_help="Acquire the lease of a worktree.")
-@worktree_options
+@options.worktree_options
 @_ttl_option
-@wait_option("How long to wait in the queue")
-@purpose_option
-@priority_option
+@options.wait_option("How long to wait in the queue")
+@options.purpose_option
+@options.priority_option
 @_holder_pid_option
 @_field_option
 @_export_option
-@with_output
+@options.with_output
 def acquire(
     output: Output,
     *,
@@ -116,13 +104,13 @@ def acquire(
 
 
 @group.command(short_help="Take over an expired lease.")
-@worktree_options
+@options.worktree_options
 @_ttl_option
-@purpose_option
+@options.purpose_option
 @_holder_pid_option
 @_field_option
 @_export_option
-@with_output
+@options.with_output
 def steal(
     output: Output,
     *,
@@ -148,10 +136,10 @@ def steal(
 
 
 @group.command(short_help="Renew your lease.")
-@worktree_options
-@lock_id_option
-@ttl_option("Time until it expires, from now on.  [default: as before]")
-@with_output
+@options.worktree_options
+@options.lock_id_option
+@options.ttl_option("Time until it expires, from now on.  [default: as before]")
+@options.with_output
 def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None, ttl: float | None) -> None:
     """Renew your lease: it runs for its whole time again. If that fails (status 5), stop writing.
 
@@ -168,9 +156,9 @@ def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: st
 
 
 @group.command(short_help="Release your lease.")
-@worktree_options
-@lock_id_option
-@with_output
+@options.worktree_options
+@options.lock_id_option
+@options.with_output
 def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None) -> None:
     """Release your lease. If it is no longer yours (status 5), nothing changes.
 
@@ -184,8 +172,8 @@ def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: 
 
 
 @group.command(short_help="Show the holder of a worktree's lease.")
-@worktree_options
-@with_output
+@options.worktree_options
+@options.with_output
 def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
     """Show the holder of a worktree's lease, since when, until when, and the queue. Changes nothing.
 
@@ -201,7 +189,7 @@ def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
 
 
 @group.command("list", short_help="Show the leases of all worktrees.")
-@in_repository
+@options.in_repository
 def list_(output: Output, *, repo: str | None) -> None:
     """Show the holder of each worktree's lease. Changes nothing.
 
@@ -230,7 +218,7 @@ def _print_granted(output: Output, opened: OpenedRepository, lease: Lease, *, fi
         values = {LOCK_ID: lease.lock_id, TOKEN: lease.fencing_token, WORKTREE: lease.worktree_id}
         lines = [f"export {name}={value}" for name, value in values.items()]
     try:
-        print_record(output, field, lease_to_json(lease), lines)
+        options.print_record(output, field, lease_to_json(lease), lines)
     except BaseException:
         opened.repository.desk.release(opened.worktree, lease.lock_id)
         raise

@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from holdfast.cli import ACTOR, REPO
+from holdfast.cli import ACTOR, REPO, options
 from holdfast.cli.entry import Group, LazyCommand
-from holdfast.cli.options import (
-    duration,
-    field_option,
-    limit_option,
-    print_record,
-    repo_option_for,
-    store_address,
-    wait_option,
-    with_output,
-)
 from holdfast.cli.output import Output, escaped_json, shortened
 from holdfast.clock import format_duration
 from holdfast.errors import Corrupt, JsonInvalid, NotFound, UsageFailure
@@ -69,36 +59,36 @@ def _nearest(context: click.Context, _: click.Parameter, named: str | None) -> s
     return "." if found is None else str(found)
 
 
-ledger_option = repo_option_for(
+ledger_option = options.repo_option_for(
     f"The directory of the ledger.  [default: the nearest one upwards that has a ledger, else {REPO}]",
     callback=_nearest,
 )
 
 
 def in_ledger(command: Callable[..., Any]) -> Callable[..., Any]:
-    return ledger_option(with_output(command))
+    return ledger_option(options.with_output(command))
 
 
 def open_at(directory: str) -> OpenLedger:
     from holdfast.repository.opening import open_ledger
 
-    return open_ledger(directory, address=store_address(os.environ), actor=os.environ.get(ACTOR))
+    return open_ledger(directory, address=options.store_address(os.environ), actor=os.environ.get(ACTOR))
 
 
 @group.command(short_help="Begin a ledger in a directory.")
-@repo_option_for("The directory that gets the ledger.  [default: the current one]")
+@options.repo_option_for("The directory that gets the ledger.  [default: the current one]")
 @click.option(
     "--lock-timeout",
     metavar="DURATION",
     default="5m",
     show_default=True,
-    callback=duration,
+    callback=options.duration,
     help="How long a claim lasts by default, from 1s to 1h.",
 )
 @click.option(
     "--claim-files", is_flag=True, help="Also keep each claim as a file in locks/, for programs that read those."
 )
-@with_output
+@options.with_output
 def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: bool) -> None:
     """Begin a ledger. It consists of DIR/meta.json and DIR/ledger/.
 
@@ -109,13 +99,10 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
     """
     from holdfast.repository.opening import init_ledger
 
-    address = store_address(os.environ)
+    address = options.store_address(os.environ)
     made = init_ledger(repo or ".", lock_timeout=lock_timeout, claim_files=claim_files, address=address)
     record = {"root": str(made.root), "sequence": made.ledger.sequence, "lock_timeout": lock_timeout}
     output.result(record, [f"Began a ledger in {made.root}."])
-
-
-# --- Appending --------------------------------------------------------------------------------------
 
 
 @group.command(short_help="Append an event, or many at once.")
@@ -127,8 +114,8 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
     type=click.IntRange(0),
     help="Append only if the ledger is still at N; otherwise change nothing and fail with status 4.",
 )
-@field_option("sequence", "event")
-@with_output
+@options.field_option("sequence", "event")
+@options.with_output
 def append(output: Output, *, event: str, repo: str, if_sequence: int | None, field: str | None) -> None:
     """Append EVENT, a JSON object with a "type"; with '-', the JSON lines of standard input.
 
@@ -148,7 +135,7 @@ def append(output: Output, *, event: str, repo: str, if_sequence: int | None, fi
     if event != "-":
         given = _event(event.encode("utf-8", "surrogateescape"), "EVENT")
         made = ledger.append(given) if if_sequence is None else ledger.append_if_sequence(given, if_sequence)
-        print_record(output, field, event_to_json(made), [f"Appended event {made.sequence}."])
+        options.print_record(output, field, event_to_json(made), [f"Appended event {made.sequence}."])
         return
     if if_sequence is not None:
         raise click.UsageError("--if-sequence takes one event.", click.get_current_context())
@@ -159,7 +146,7 @@ def append(output: Output, *, event: str, repo: str, if_sequence: int | None, fi
     text = "Nothing to append."
     if appended:
         text = f"Appended events {appended[0].sequence} to {appended[-1].sequence}."
-    print_record(output, field, {"appended": len(appended), "events": records}, [text], records=records)
+    options.print_record(output, field, {"appended": len(appended), "events": records}, [text], records=records)
 
 
 def _event(text: bytes, source: str) -> dict[str, Any]:
@@ -173,9 +160,6 @@ def _event(text: bytes, source: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageFailure(f"{source} is not a JSON object", hint=hint)
     return value
-
-
-# --- Reading ----------------------------------------------------------------------------------------
 
 
 class Selection(NamedTuple):
@@ -210,10 +194,10 @@ _node_option = click.option("--node", metavar="NODE", help="Only events about th
 @ledger_option
 @_after_option
 @click.option("--until", metavar="N", type=click.IntRange(1), help="Only events up to N.")
-@limit_option("Only the last N events.")
+@options.limit_option("Only the last N events.")
 @_type_option
 @_node_option
-@with_output
+@options.with_output
 def log(
     output: Output,
     *,
@@ -253,9 +237,9 @@ def log(
 @_after_option
 @_type_option
 @_node_option
-@limit_option("Stop after N events.")
-@wait_option("How long to wait for the next event before stopping", default="forever", default_text="forever")
-@with_output
+@options.limit_option("Stop after N events.")
+@options.wait_option("How long to wait for the next event before stopping", default="forever", default_text="forever")
+@options.with_output
 def watch(
     output: Output,
     *,
@@ -348,9 +332,6 @@ def event_line(recorded: Recorded) -> str:
     return "  ".join(part for part in (start, f"{node!s:<8}", str(owner), rest) if part.strip()).rstrip()
 
 
-# --- Status, verification and the lock --------------------------------------------------------------
-
-
 @group.command(short_help="Show the length of the ledger, its lock and the number of claims.")
 @in_ledger
 def status(output: Output, *, repo: str) -> None:
@@ -425,7 +406,7 @@ def verify(output: Output, *, repo: str) -> None:
 @group.command(short_help="Show the holder of the ledger's lock; break the lock by its exact identity.")
 @ledger_option
 @click.option("--identity", metavar="IDENTITY", help="Break the lock that has this identity.")
-@with_output
+@options.with_output
 def unlock(output: Output, *, repo: str, identity: str | None) -> None:
     """Show the holder of ledger.lock and whether it is certainly dead; with --identity, break the lock.
 

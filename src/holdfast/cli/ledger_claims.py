@@ -8,18 +8,8 @@ from typing import Any
 
 import click
 
-from holdfast.cli import ACTOR
+from holdfast.cli import ACTOR, options
 from holdfast.cli.ledger import event_line, in_ledger, open_at
-from holdfast.cli.options import (
-    actor_option,
-    dry_run_option,
-    field_option,
-    print_record,
-    priority_option,
-    purpose_option,
-    ttl_option,
-    wait_option,
-)
 from holdfast.cli.output import Output, plain_table
 from holdfast.clock import format_duration
 from holdfast.ledger.log import event_to_json, is_under, node_id
@@ -39,8 +29,8 @@ def _actor(context: click.Context, parameter: click.Parameter, value: str | None
     return chosen
 
 
-_actor_option = actor_option("none", callback=_actor)
-_ttl_option = ttl_option("Time until the claim expires, from 1s to 1h.  [default: lock_timeout of the ledger]")
+_actor_option = options.actor_option("none", callback=_actor)
+_ttl_option = options.ttl_option("Time until the claim expires, from 1s to 1h.  [default: lock_timeout of the ledger]")
 _claim_id_option = click.option(
     "--claim-id", metavar="ID", default="", help="Only if it is this very claim, as 'claim' printed it."
 )
@@ -50,10 +40,10 @@ _claim_id_option = click.option(
 @click.argument("node")
 @_actor_option
 @_ttl_option
-@wait_option("How long to wait in the queue")
-@priority_option
-@purpose_option
-@field_option(*CLAIM_FIELDS)
+@options.wait_option("How long to wait in the queue")
+@options.priority_option
+@options.purpose_option
+@options.field_option(*CLAIM_FIELDS)
 @in_ledger
 def claim(
     output: Output,
@@ -81,7 +71,7 @@ def claim(
     claims = open_at(repo).claims
     held = claims.claim(node, actor, ttl=ttl, wait=wait, priority=priority, purpose=purpose, behalf_of=calling_agent())
     now = claims.ledger.store.now()
-    print_record(output, field, claim_to_json(held.claim, now), _claim_lines("Claimed", held.claim, now))
+    options.print_record(output, field, claim_to_json(held.claim, now), _claim_lines("Claimed", held.claim, now))
 
 
 @click.command(short_help="Release a claim.")
@@ -141,7 +131,7 @@ def claims(output: Output, *, under: str | None, at_sequence: int | None, repo: 
 
 
 @click.command(short_help="Clear away expired claims.")
-@dry_run_option("Only show which they are.")
+@options.dry_run_option("Only show which they are.")
 @in_ledger
 def reap(output: Output, *, dry_run: bool, repo: str) -> None:
     """Clear away the expired claims, each by one event, however many processes reap at the same time.

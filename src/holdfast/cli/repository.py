@@ -82,9 +82,6 @@ def open_worktree(
     return OpenedRepository(repository, repository.worktree_around(current_directory()))
 
 
-# --- The caller's lease -----------------------------------------------------------------------------
-
-
 def known_lock_id(flag: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
     return flag or environment.get(LOCK_ID) or None
 
@@ -159,9 +156,6 @@ def proven(
         raise LockConflict(conflict.message, hint=hint, **conflict.facts) from None
     with lease:
         yield Proof(lease.lock_id, lease.token)
-
-
-# --- Deadlocks among waiting commands ---------------------------------------------------------------
 
 
 def observe_file_lock(path: str, wait: LockWait, *, shared: bool, fair: bool) -> DeadlockWatch:

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.options import (
-    SNAPSHOT_FIELDS,
-    field_option,
-    lock_id_option,
-    print_record,
-    with_output,
-    worktree_options,
-)
+from holdfast.cli import options
 from holdfast.cli.output import Output, files_as_text, format_size, shown
 from holdfast.cli.repository import open_worktree, proven, wait_option
 from holdfast.repository.to_json import counts, is_best_effort, new_snapshot_to_json
@@ -47,11 +40,11 @@ WARNING = "warning: best effort, its files may be from different moments"
     type=click.Choice(ENGINES),
     help=f"How files are captured.  [default: {ENGINE}, else the best one that works here]",
 )
-@worktree_options
-@lock_id_option
+@options.worktree_options
+@options.lock_id_option
 @wait_option
-@field_option(*SNAPSHOT_FIELDS)
-@with_output
+@options.field_option(*options.SNAPSHOT_FIELDS)
+@options.with_output
 def snapshot(
     output: Output,
     *,
@@ -95,7 +88,7 @@ def snapshot(
     lines += [f"  {WARNING}"] if is_best_effort(made) else []
     lines += [f"  recorded, not captured: {each}" for each in made.special]
     lines += [f"  not preserved: {each}" for each in made.not_preserved]
-    print_record(output, field, new_snapshot_to_json(made, tag), lines)
+    options.print_record(output, field, new_snapshot_to_json(made, tag), lines)
 
 
 def engine_named(flag: str | None) -> Engine | None:
@@ -107,9 +100,6 @@ def engine_named(flag: str | None) -> Engine | None:
     if text and text not in ENGINES:
         raise SettingInvalid(ENGINE, text, f"one of {', '.join(ENGINES)}")
     return Engine(text) if text else None
-
-
-# --- Snapshots for people ---------------------------------------------------------------------------
 
 
 def entry_lines(entry: HistoryEntry, *, with_worktree: bool) -> list[str]:
@@ -153,8 +143,6 @@ def snapshot_lines(descriptor: Descriptor, marks: Marks) -> Iterator[str]:
         yield f"  lost      {each}"
     yield f"  files     holdfast export {descriptor.snapshot_id} DIR"
 
-
-# --- Differences for people -------------------------------------------------------------------------
 
 MANY_BELOW = 20
 """How many entries of a new or removed directory are listed one by one."""

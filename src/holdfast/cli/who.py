@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli import REPO
+from holdfast.cli import REPO, options
 from holdfast.cli import output as cli_output
-from holdfast.cli.options import (
-    data_dir_option,
-    data_directory,
-    duration,
-    limit_option,
-    repo_option,
-    store_address,
-    with_output,
-)
 from holdfast.cli.output import Output, plain_table, printable, shortened, show_table
 from holdfast.cli.repository import current_directory
 
@@ -36,9 +27,9 @@ LONGEST_PURPOSE = 60
 
 
 @click.command(short_help="Show who holds what, who waits, and what can be reclaimed.")
-@repo_option
-@data_dir_option
-@with_output
+@options.repo_option
+@options.data_dir_option
+@options.with_output
 def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
     """Show who holds what: leases of worktrees, issues, claims in the ledger, repo locks, file locks.
 
@@ -65,13 +56,18 @@ def who(output: Output, *, repo: str | None, data_dir: str | None) -> None:
 
 
 @click.command(short_help="'who', live in a terminal.")
-@repo_option
-@data_dir_option
+@options.repo_option
+@options.data_dir_option
 @click.option(
-    "--every", metavar="DURATION", default="1s", show_default=True, callback=duration, help="How often to refresh."
+    "--every",
+    metavar="DURATION",
+    default="1s",
+    show_default=True,
+    callback=options.duration,
+    help="How often to refresh.",
 )
-@limit_option("Stop after N refreshes.  [default: at Ctrl-C]")
-@with_output
+@options.limit_option("Stop after N refreshes.  [default: at Ctrl-C]")
+@options.with_output
 def top(output: Output, *, repo: str | None, data_dir: str | None, every: float, limit: int | None) -> None:
     """Show who holds what, and refresh it until Ctrl-C. Without a terminal, or with --json, print one
     overview after the other; with --json, one JSON object per line.
@@ -115,14 +111,14 @@ def _overview(repo: str | None, data_dir: str | None) -> Overview:
     from holdfast.locks.repo_lock import RepoLock
     from holdfast.repository.overview import check_workspace, find_workspace, look_around
 
-    chosen, address = repo or os.environ.get(REPO) or None, store_address(os.environ)
+    chosen, address = repo or os.environ.get(REPO) or None, options.store_address(os.environ)
     if chosen is None:
         root = find_workspace(current_directory())
     else:
         root = Path(os.path.abspath(chosen))
         if address is None:
             check_workspace(root)
-    locks = RepoLock(data_directory(data_dir, os.environ))
+    locks = RepoLock(options.data_directory(data_dir, os.environ))
     return look_around(root, repo_locks=locks, address=address)
 
 

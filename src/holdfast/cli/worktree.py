@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli import options
 from holdfast.cli.entry import Group
 from holdfast.cli.lease import HIGH_RISK, lease_state_lines, lease_summary
-from holdfast.cli.options import (
-    WORKTREE_FIELDS,
-    dry_run_option,
-    field_option,
-    in_repository,
-    lock_id_option,
-    print_record,
-    repo_option,
-    with_output,
-)
 from holdfast.cli.output import Output, show_table
 from holdfast.cli.repository import current_directory, known_lock_id, open_repository, open_worktree
 from holdfast.errors import NotFound
@@ -51,9 +42,9 @@ Example:
 @click.option("--from", "snapshot", metavar="SNAPSHOT", help="The snapshot to start from.  [default: empty]")
 @click.option("--shared", is_flag=True, help="Without a lease. High-risk: nothing keeps writers apart.")
 @click.option("--label", metavar="TEXT", help="A description, for people.")
-@repo_option
-@field_option(*WORKTREE_FIELDS)
-@with_output
+@options.repo_option
+@options.field_option(*options.WORKTREE_FIELDS)
+@options.with_output
 def create(
     output: Output,
     *,
@@ -77,11 +68,11 @@ def create(
     isolation = Isolation.SHARED if shared else Isolation.EXCLUSIVE
     repository.worktrees.create(name, snapshot=snapshot, seen_from=here, isolation=isolation, label=label)
     state = repository.worktrees.state(name)
-    print_record(output, field, worktree_to_json(state), [f"Created {state.path}", worktree_line(state)])
+    options.print_record(output, field, worktree_to_json(state), [f"Created {state.path}", worktree_line(state)])
 
 
 @group.command("list", short_help="List all worktrees.")
-@in_repository
+@options.in_repository
 def list_(output: Output, *, repo: str | None) -> None:
     """List all worktrees with their heads, the holders of their leases, and their paths. Changes nothing.
 
@@ -102,7 +93,7 @@ def list_(output: Output, *, repo: str | None) -> None:
 
 @group.command(short_help="Show one worktree, and which processes use it.")
 @click.argument("name", required=False)
-@in_repository
+@options.in_repository
 def show(output: Output, *, name: str | None, repo: str | None) -> None:
     """Show the worktree NAME (default: the current one), and which processes use it.
 
@@ -120,7 +111,7 @@ def show(output: Output, *, name: str | None, repo: str | None) -> None:
 
 @group.command(short_help="Print the path of a worktree.")
 @click.argument("name", required=False)
-@in_repository
+@options.in_repository
 def path(output: Output, *, name: str | None, repo: str | None) -> None:
     """Print the path of the worktree NAME (default: the current one).
 
@@ -138,7 +129,7 @@ def path(output: Output, *, name: str | None, repo: str | None) -> None:
 @click.argument("old")
 @click.argument("new")
 @click.option("--force", is_flag=True, help="Although processes use it; never while it is leased.")
-@in_repository
+@options.in_repository
 def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None) -> None:
     """Rename the worktree OLD to NEW. Refused while it is leased, or while processes use it.
 
@@ -156,10 +147,10 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 @group.command(short_help="Remove a worktree; its snapshots stay.")
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Although processes use it; never while somebody else leases it.")
-@dry_run_option("Show what would be removed, and what prevents it.")
+@options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
-@lock_id_option
-@in_repository
+@options.lock_id_option
+@options.in_repository
 def remove(
     output: Output, *, name: str, force: bool, dry_run: bool, no_snapshot: bool, lock_id: str | None, repo: str | None
 ) -> None:

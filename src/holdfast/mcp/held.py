@@ -50,8 +50,6 @@ class ClientHoldings:
         self._work: dict[str, Work] = {}
         self._closed = False
 
-    # --- Leases ------------------------------------------------------------------------------------
-
     def lease(self, key: WorktreeKey) -> HeldLease | None:
         """The lease on a worktree, also one that belongs to work. It may have been lost."""
         with self._lock:
@@ -84,8 +82,6 @@ class ClientHoldings:
             worktree=key.worktree,
         )
 
-    # --- Work --------------------------------------------------------------------------------------
-
     def keep_work(self, work: Work) -> None:
         name = work.assignment.issue.id
         with self._lock:
@@ -112,8 +108,6 @@ class ClientHoldings:
             hint=f"Claimed here: {', '.join(held)}." if held else "Claim work first: claim_next_work.",
             held=held,
         )
-
-    # --- The end -----------------------------------------------------------------------------------
 
     def release_all(self) -> None:
         """Release everything. Whatever cannot be released expires by itself."""

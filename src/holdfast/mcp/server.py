@@ -149,8 +149,6 @@ class Session:
         )
         self._roots.watch(self.server)
 
-    # --- Lists -------------------------------------------------------------------------------------
-
     async def _list_tools(self, context: Context, asked: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[offer.as_tool(name) for name, offer in TOOLS.items()])
 
@@ -165,8 +163,6 @@ class Session:
     ) -> types.ListResourceTemplatesResult:
         templates = [offer.as_template() for offer in tools.RESOURCES if offer.is_template]
         return types.ListResourceTemplatesResult(resource_templates=templates)
-
-    # --- Requests ----------------------------------------------------------------------------------
 
     async def _call_tool(
         self, context: Context, asked: types.CallToolRequestParams

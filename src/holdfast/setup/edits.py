@@ -71,9 +71,6 @@ def summary(changes: Sequence[FileEdit], project: Path) -> list[dict[str, str]]:
     ]
 
 
-# --- Marked blocks ----------------------------------------------------------------------------------
-
-
 class Comment(NamedTuple):
     """The comment syntax of a kind of file."""
 

@@ -80,9 +80,6 @@ def without_entry(text: str, entry: JsonEntry, *, where: str) -> str | None:
     return None
 
 
-# --- Changes of the text ----------------------------------------------------------------------------
-
-
 def _inserted(text: str, container: JsonNode, missing: Sequence[str], entry: JsonEntry) -> str:
     line = text[: container.start].rpartition("\n")[2]
     depth = (len(line) - len(line.lstrip(" "))) // len(STEP)
@@ -132,9 +129,6 @@ def _cut(text: str, container: JsonNode, name: str) -> str:
     return text[:start] + text[end:]
 
 
-# --- Search -----------------------------------------------------------------------------------------
-
-
 def _descend(document: JsonNode, entry: JsonEntry, where: str) -> tuple[JsonNode, tuple[str, ...]]:
     """The deepest existing container on the entry's path, and the names that are missing."""
     node = document
@@ -162,9 +156,6 @@ def _find(container: JsonNode, entry: JsonEntry, text: str) -> str | None:
         if entry.key in (None, name) and entry.is_ours(json.loads(text[node.start : node.end])):
             return name
     return None
-
-
-# --- Parsing ----------------------------------------------------------------------------------------
 
 
 def _parsed(text: str, where: str) -> JsonNode:

@@ -107,9 +107,6 @@ def _is_set_up(part: Part, edit: FileEdit) -> bool:
         return HOOK.encode() in edit.before
 
 
-# --- git --------------------------------------------------------------------------------------------
-
-
 def _git_edits(project: Path, *, remove: bool) -> list[FileEdit]:
     """A block in the pre-commit hook. A hook that cannot take one is moved aside and called by ours."""
     directory = _hooks_directory(project)
