@@ -1,7 +1,7 @@
 """One request of a client: a `Call`, carried out in a worker thread.
 
-The event loop never waits for a file or a lock. When the client cancels a request, the request is told so,
-and its effect is undone if it happened all the same.
+The event loop never waits for a file or a lock. When the client cancels a request, the request sees it at
+its next check, and an effect that it has nevertheless had is undone.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def attempt(work: Callable[[], Any]) -> Answer:
 
 def as_tool_result(answer: Answer) -> CallToolResult:
     """The result of a tool; its structured content is what `--json` has as `data` or as `error`."""
-    failed = isinstance(answer, Failure)
-    record = in_utf_8(answer.as_record() if isinstance(answer, Failure) else answer)
-    text = _text(record)
     if isinstance(answer, Failure):
+        record = in_utf_8(answer.as_record())
         text = f"{answer.code}: {printable(answer.message)}\n{printable(answer.hint)}"
-    return CallToolResult(content=[TextContent(text=text)], structured_content=record, is_error=failed)
+        return CallToolResult(content=[TextContent(text=text)], structured_content=record, is_error=True)
+    record = in_utf_8(answer)
+    return CallToolResult(content=[TextContent(text=_text(record))], structured_content=record, is_error=False)
 
 
 def as_contents(uri: str, answer: Answer) -> ReadResourceResult:
@@ -96,11 +96,9 @@ class Call:
         self.held = held
         self.cancelled = threading.Event()
         self.undo: Callable[[], object] | None = None
-        """Undoes the effect, if the request turns out to be cancelled when it is done."""
-        self.total: int | None = None
-        """The approximate number of files, if known."""
-        self.files = self.size = 0
-        """Files and bytes so far."""
+        """Undoes the effect if the request was cancelled before it was done."""
+        self.total: int | None = None  # approximate number of files, if known
+        self.files = self.size = 0  # files and bytes so far
         self._settings = settings
         self._roots = roots
 
@@ -117,7 +115,6 @@ class Call:
         return f"{self.client}: {text}" if text else self.client
 
     def progress(self, files: int, size: int) -> None:
-        """Note the progress; raise if the request was cancelled."""
         self.check()
         self.files, self.size = files, size
 
@@ -159,8 +156,6 @@ async def _set_when_cancelled(event: threading.Event) -> None:
 
 
 class _Progress:
-    """Reports the progress of a call, if there is any."""
-
     def __init__(self, call: Call, send: ReportProgress) -> None:
         self._call = call
         self._send = send
