@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.repository.context import WorktreeConfig
 
 HIGH_RISK = "shared (high-risk: nothing keeps writers apart)"
+_NOT_VISIBLE = "not visible; the lease belongs to whoever has its id, until it expires"
 LEASE_FIELDS = (
     *("lock_id", "token", "worktree", "expires_at", "holder_id", "actor", "purpose", "ttl"),
     *("created_at", "renewed_at", "identity", "detached", "on_behalf_of", "boot_expires_at"),
@@ -50,12 +51,8 @@ The id is --lock-id, else {LOCK_ID} from the environment.
 )
 
 _ttl_option = options.ttl_option("Time until the lease expires unless renewed, such as 30s or 10m.", default="30s")
-_holder_pid_option = click.option(
-    "--holder-pid",
-    metavar="PID",
-    type=click.IntRange(min=1),
-    help="The process to record as the holder.  [default: the one that runs this command]",
-)
+_HOLDER_PID = "The process to record as the holder.  [default: the one that runs this command]"
+_holder_pid_option = click.option("--holder-pid", metavar="PID", type=click.IntRange(min=1), help=_HOLDER_PID)
 _field_option = options.field_option(*LEASE_FIELDS)
 _export_option = click.option(
     "--export", is_flag=True, help="Print shell commands that name the lease to later commands."
@@ -149,10 +146,8 @@ def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: st
     """
     opened = open_worktree(repo, worktree)
     lease = opened.repository.desk.renew(opened.worktree, held_lock_id(lock_id), ttl)
-    output.result(
-        lease_to_json(lease),
-        [f"{lease.worktree_id}: renewed; expires in {format_duration(lease.ttl)} ({lease.lease_expires_at})"],
-    )
+    line = f"{lease.worktree_id}: renewed; expires in {format_duration(lease.ttl)} ({lease.lease_expires_at})"
+    output.result(lease_to_json(lease), [line])
 
 
 @group.command(short_help="Release your lease.")
@@ -199,14 +194,12 @@ def list_(output: Output, *, repo: str | None) -> None:
     """
     repository = open_repository(repo)
     states = [(each, repository.desk.state(each.worktree_id)) for each in repository.worktrees.configs()]
-    output.result(
-        {"root": str(repository.root), "worktrees": [lease_state_to_json(*each) for each in states]},
-        [line for each in states for line in lease_state_lines(*each)],
-    )
+    record = {"root": str(repository.root), "worktrees": [lease_state_to_json(*each) for each in states]}
+    output.result(record, [line for each in states for line in lease_state_lines(*each)])
 
 
 def _print_granted(output: Output, opened: OpenedRepository, lease: Lease, *, field: str | None, export: bool) -> None:
-    """Print a new lease. If that fails, release it: nobody could use it, and everybody would wait for it."""
+    """Print a new lease. If that fails, release it: its id is unknown, and all others would wait for it."""
     lines = [
         f"{lease.worktree_id}: leased for {format_duration(lease.ttl)}, unless renewed",
         f"  expires   {lease.lease_expires_at}",
@@ -228,12 +221,10 @@ def _holder(pid: int | None) -> Holder:
     """The holder to record: the process that runs this command, because it outlives the command."""
     from holdfast.locks.identity import calling_agent, holder_with_pid
 
-    if pid is None:
-        return calling_agent()
-    named = holder_with_pid(pid)
-    if named is None:
+    holder = calling_agent() if pid is None else holder_with_pid(pid)
+    if holder is None:
         raise UsageFailure(f"there is no process {pid}", pid=pid)
-    return named
+    return holder
 
 
 def lease_state_lines(config: WorktreeConfig, state: LeaseState | None) -> Iterator[str]:
@@ -243,13 +234,17 @@ def lease_state_lines(config: WorktreeConfig, state: LeaseState | None) -> Itera
     elif state is None:
         yield f"{name}: free"
     else:
-        lease = state.lease
+        lease, left = state.lease, format_duration(abs(state.time_left))
         yield f"{name}: {lease_summary(state)}"
         if lease.purpose:
             yield f"  purpose   {lease.purpose}"
         yield f"  since     {lease.created_at}, renewed {lease.last_renewed_at}"
-        yield f"  expires   {_expiry(state)}"
-        yield f"  process   {_life(state)}"
+        if state.expired:
+            yield f"  expires   {left} ago; the next to acquire it takes it over"
+        else:
+            yield f"  expires   in {left}, unless renewed"
+        hidden = lease.detached and state.liveness is Liveness.UNKNOWN
+        yield f"  process   {_NOT_VISIBLE if hidden else state.liveness.value}"
         yield f"  lock id   {lease.lock_id}"
         yield f"  token     {lease.fencing_token}"
         for position, waiter in enumerate(state.waiters, 1):
@@ -259,15 +254,3 @@ def lease_state_lines(config: WorktreeConfig, state: LeaseState | None) -> Itera
 def lease_summary(state: LeaseState) -> str:
     """The holder of a lease, in one line."""
     return f"{'expired, was leased' if state.expired else 'leased'} by {state.lease.who()}"
-
-
-def _expiry(state: LeaseState) -> str:
-    if state.expired:
-        return f"{format_duration(-state.time_left)} ago; the next to acquire it takes it over"
-    return f"in {format_duration(state.time_left)}, unless renewed"
-
-
-def _life(state: LeaseState) -> str:
-    if state.lease.detached and state.liveness is Liveness.UNKNOWN:
-        return "not visible; the lease belongs to whoever has its id, until it expires"
-    return state.liveness.value

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,7 @@ from holdfast.clock import format_duration
 from holdfast.errors import Corrupt, JsonInvalid, NotFound, UsageFailure
 
 if TYPE_CHECKING:
-    from holdfast.ledger.log import Event, Recorded
+    from holdfast.ledger.log import Recorded
     from holdfast.locks.ledger_lock import LedgerLockState
     from holdfast.repository.opening import OpenLedger
 
@@ -53,10 +53,8 @@ def _nearest(context: click.Context, _: click.Parameter, named: str | None) -> s
         return named or "."
     from holdfast.repository.opening import find_ledger
 
-    found = find_ledger(".")
-    if found is None and (repo := os.environ.get(REPO)):
-        found = find_ledger(repo)
-    return "." if found is None else str(found)
+    starts = filter(None, (".", os.environ.get(REPO)))
+    return next((str(found) for start in starts if (found := find_ledger(start)) is not None), ".")
 
 
 ledger_option = options.repo_option_for(
@@ -143,9 +141,7 @@ def append(output: Output, *, event: str, repo: str, if_sequence: int | None, fi
     events = [_event(line, f"line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     appended = ledger.append_many(events)
     records = [event_to_json(each) for each in appended]
-    text = "Nothing to append."
-    if appended:
-        text = f"Appended events {appended[0].sequence} to {appended[-1].sequence}."
+    text = f"Appended events {appended[0].sequence} to {appended[-1].sequence}." if appended else "Nothing to append."
     options.print_record(output, field, {"appended": len(appended), "events": records}, [text], records=records)
 
 
@@ -162,27 +158,18 @@ def _event(text: bytes, source: str) -> dict[str, Any]:
     return value
 
 
-class Selection(NamedTuple):
-    """Which events to print."""
+def _selects(kind: str | None, node: str | None) -> Callable[[Recorded], bool]:
+    """The events of this type, about this node or nodes below it."""
+    from holdfast.ledger.log import is_node_id, is_under, node_id
 
-    kind: str | None
-    node: str | None
+    top = None if node is None else node_id(node)
 
-    def matches(self, event: Event) -> bool:
-        from holdfast.ledger.log import is_node_id, is_under
+    def selects(recorded: Recorded) -> bool:
+        found = recorded.event.get("node_id")
+        about = top is None or (is_node_id(found) and is_under(str(found), top))
+        return about and (kind is None or recorded.event.get("type") == kind)
 
-        if self.kind is not None and event.get("type") != self.kind:
-            return False
-        if self.node is None:
-            return True
-        node = event.get("node_id")
-        return is_node_id(node) and is_under(str(node), self.node)
-
-
-def _select(kind: str | None, node: str | None) -> Selection:
-    from holdfast.ledger.log import node_id
-
-    return Selection(kind, None if node is None else node_id(node))
+    return selects
 
 
 _after_option = click.option("--after", metavar="N", type=click.IntRange(0), help="Only events after N.")
@@ -221,10 +208,10 @@ def log(
     """
     from holdfast.ledger.log import events_to_json
 
-    ledger, selection, start = open_at(repo).ledger, _select(kind, node), after or 0
+    ledger, selects, start = open_at(repo).ledger, _selects(kind, node), after or 0
     if limit is not None and kind is None and node is None and until is None:
         start = max(start, ledger.sequence - limit)  # do not read what is not shown
-    found = (each for each in ledger.events(after=start, until=until) if selection.matches(each.event))
+    found = filter(selects, ledger.events(after=start, until=until))
     chosen = found if limit is None else iter(deque(found, maxlen=limit))
     if output.as_json:
         output.result(events_to_json(chosen))
@@ -261,9 +248,7 @@ def watch(
     """
     from holdfast.ledger.log import event_to_json
 
-    selection = _select(kind, node)
-    new = open_at(repo).ledger.watch(after=after, timeout=wait)
-    chosen = (each for each in new if selection.matches(each.event))
+    chosen = filter(_selects(kind, node), open_at(repo).ledger.watch(after=after, timeout=wait))
     limited = chosen if limit is None else (each for _, each in zip(range(limit), chosen, strict=False))
     if output.as_json:
         for each in limited:
@@ -324,11 +309,8 @@ def event_line(recorded: Recorded) -> str:
     when = str(event.get("timestamp", ""))[:19].replace("T", " ")
     start = f"{recorded.sequence:>6}  {when:<19}  {event.get('type', '?')!s:<16}"
     node, owner = event.get("node_id", ""), event.get("owner", "")
-    rest = " ".join(
-        f"{name}={shortened(str(value), _LONGEST_VALUE)}"
-        for name, value in event.items()
-        if name not in _COLUMNS + _NOT_SHOWN
-    )
+    others = [(name, str(value)) for name, value in event.items() if name not in _COLUMNS + _NOT_SHOWN]
+    rest = " ".join(f"{name}={shortened(value, _LONGEST_VALUE)}" for name, value in others)
     return "  ".join(part for part in (start, f"{node!s:<8}", str(owner), rest) if part.strip()).rstrip()
 
 
@@ -357,11 +339,10 @@ def status(output: Output, *, repo: str) -> None:
 
 
 def _status_lines(record: Mapping[str, Any]) -> Iterator[str]:
-    lock = record["lock"]
-    active, expired, waiting = record["active_claims"], record["expired_claims"], record["waiting"]
+    lock, active, expired = record["lock"], record["active_claims"], record["expired_claims"]
     yield f"{record['root']}: {_counted(record['sequence'])}"
     yield f"  lock     {'free' if lock is None else 'held by ' + lock['shown']}"
-    yield f"  claims   {active} active, {expired} expired, {waiting} waiting"
+    yield f"  claims   {active} active, {expired} expired, {record['waiting']} waiting"
     yield f"  ttl      {format_duration(record['lock_timeout'])} for each claim, unless given"
 
 
@@ -388,12 +369,10 @@ def verify(output: Output, *, repo: str) -> None:
     lines = [f"{_counted(report.events)} can be read in order."]
     for each in report.findings:
         lines += [f"{each.severity}: {each.subject}", f"  {each.message}", f"  -> {each.remedy}"]
+    if report.sound or not output.as_json:
+        output.result({"sound": report.sound, "events": report.events, "findings": findings}, lines)
     if report.sound:
-        output.result({"sound": True, "events": report.events, "findings": findings}, lines)
         return
-    if not output.as_json:
-        for line in lines:
-            output.line(line)
     errors = sum(each.severity == "error" for each in report.findings)
     raise Corrupt(
         f"the ledger has {errors} {'error' if errors == 1 else 'errors'}",
@@ -440,8 +419,7 @@ _LIVENESS = {
 
 
 def ledger_lock_to_json(state: LedgerLockState) -> dict[str, Any]:
-    dead = state.liveness.value == "dead"
-    return {**state.as_record(), "certainly_dead": dead, "path": str(state.path)}
+    return {**state.as_record(), "certainly_dead": state.liveness.value == "dead", "path": str(state.path)}
 
 
 def _lock_lines(state: LedgerLockState) -> Iterator[str]:

@@ -16,10 +16,7 @@ from holdfast.ledger.log import event_to_json, is_under, node_id
 from holdfast.ledger.projection import Claim, ClaimWaiter
 from holdfast.ledger.service import Claims
 
-CLAIM_FIELDS = (
-    *("claim_id", "node_id", "actor", "created_at", "expires_at", "time_left", "sequence"),
-    *("purpose", "holder"),
-)
+CLAIM_FIELDS = "claim_id node_id actor created_at expires_at time_left sequence purpose holder".split()
 
 
 def _actor(context: click.Context, parameter: click.Parameter, value: str | None) -> str:
@@ -136,8 +133,8 @@ def claims(output: Output, *, under: str | None, at_sequence: int | None, repo: 
 def reap(output: Output, *, dry_run: bool, repo: str) -> None:
     """Clear away the expired claims, each by one event, however many processes reap at the same time.
 
-    Nobody has to: claiming a node clears its expired claim away first. Claim files, if the ledger has them,
-    are brought up to date as well.
+    This is optional: claiming a node clears its expired claim away first. Claim files, if the ledger has
+    them, are brought up to date as well.
 
     \b
     Example:
@@ -204,13 +201,8 @@ def _claims_to_json(claims: Claims, *, under: str | None, at_sequence: int | Non
 
 
 def _waiter_to_json(waiter: ClaimWaiter) -> dict[str, Any]:
-    return {
-        "node_id": waiter.node_id,
-        "actor": waiter.owner,
-        "ticket": waiter.ticket,
-        "priority": waiter.priority,
-        "sequence": waiter.sequence,
-    }
+    known = {"node_id": waiter.node_id, "actor": waiter.owner, "ticket": waiter.ticket}
+    return {**known, "priority": waiter.priority, "sequence": waiter.sequence}
 
 
 def _list_lines(record: Mapping[str, Any]) -> Iterator[str]:

@@ -71,7 +71,6 @@ def actor_option(otherwise: str, callback: Callable[..., Any] | None = None) -> 
 
 
 def limit_option(help: str) -> Callable[[Command], Command]:
-    """`--limit N`: at least one."""
     return click.option("--limit", metavar="N", type=click.IntRange(1, 10**9), help=help)
 
 
@@ -121,7 +120,6 @@ DATA_VARIABLES = ("HOLDFAST_DATA_DIR", "AGENCY_DATA_DIR")
 
 
 def data_directory(flag: str | None, environment: Mapping[str, str]) -> Path:
-    """The directory of the repo locks."""
     chosen = flag or next(filter(None, map(environment.get, DATA_VARIABLES)), None)
     return Path(chosen) if chosen else _platform_data(environment) / "holdfast"
 
@@ -137,10 +135,8 @@ def _platform_data(environment: Mapping[str, str]) -> Path:
         return Path(xdg)
     home = Path(os.path.expanduser("~"))
     if not home.is_absolute():
-        raise UsageFailure(
-            "there is no home directory for the data directory",
-            hint="Name a directory: --data-dir, or HOLDFAST_DATA_DIR.",
-        )
+        hint = "Name a directory: --data-dir, or HOLDFAST_DATA_DIR."
+        raise UsageFailure("there is no home directory for the data directory", hint=hint)
     if sys.platform == "win32":
         return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local")
     if sys.platform == "darwin":
@@ -188,15 +184,11 @@ def field_option(*names: str) -> Callable[[Command], Command]:
             raise _unknown(value, names)
         return value
 
-    some = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
-    return click.option(
-        "--field",
-        metavar="NAME",
-        callback=checked,
-        help="Print only this field"
-        + (f" ({some})" if names else ", such as id or context.branch")
-        + ": one value per line, for scripts.",
+    some = " (" + ", ".join(names[:_LISTED]) + (", ...)" if len(names) > _LISTED else ")")
+    help = (
+        f"Print only this field{some if names else ', such as id or context.branch'}: one value per line, for scripts."
     )
+    return click.option("--field", metavar="NAME", callback=checked, help=help)
 
 
 def print_record(
@@ -217,11 +209,7 @@ def print_record(
 def show_field(output: Output, records: Sequence[Mapping[str, Any]], field: str) -> None:
     """Print one field of each record: a value per line, or a list for programs."""
     values = [_field(record, field) for record in records]
-    if output.as_json:
-        output.result({"field": field, "values": values})
-    else:
-        for value in values:
-            output.line(_as_text(value))
+    output.result({"field": field, "values": values}, map(_as_text, values))
 
 
 def _field(record: Mapping[str, Any], path: str) -> object:

@@ -16,6 +16,7 @@ from holdfast.cli import REPO, options
 from holdfast.cli import output as cli_output
 from holdfast.cli.output import Output, plain_table, printable, shortened, show_table
 from holdfast.cli.repository import current_directory
+from holdfast.clock import format_duration, parse_instant
 
 if TYPE_CHECKING:
     from holdfast.repository.holdings import Holding, HoldingWaiter
@@ -159,15 +160,11 @@ def _problem_lines(overview: Overview) -> list[str]:
 
 
 def _rows(overview: Overview) -> list[list[str]]:
-    from holdfast.clock import parse_instant
-
     now = parse_instant(overview.at)
     return [_row(each, now) for each in overview.holdings]
 
 
 def _row(held: Holding, now: float) -> list[str]:
-    from holdfast.clock import format_duration, parse_instant
-
     left = since = ""
     if held.time_left is not None:
         left = format_duration(round(held.time_left)) if held.time_left > 0 else "expired"
@@ -193,8 +190,6 @@ def _waiters(waiting: Sequence[HoldingWaiter], now: float) -> str:
 
 
 def _waiter(waiting: HoldingWaiter, now: float) -> str:
-    from holdfast.clock import format_duration, parse_instant
-
     known = []
     if waiting.since is not None:
         known.append(f"for {format_duration(max(0, round(now - parse_instant(waiting.since))))}")
