@@ -104,33 +104,22 @@ def restore(
         _show_plan(output, opened, found, how)
         return
     opened.repository.snapshots.check_restore(opened.worktree, how)  # before a lease is acquired
-    inside = how.path is None and _is_inside(opened)
+    inside = how.path is None and current_directory().is_relative_to(opened.repository.payload(opened.worktree))
     purpose = shortened(f"restore {found.snapshot_id} in place: {how.reason}")
-    with (
-        proven(opened, lock_id, purpose, wait=wait) as proof,
-        shown(output, "Restoring", files=found.files) as progress,
-    ):
+    with proven(opened, lock_id, purpose, wait=wait) as proof, shown(output, "Restoring", files=found.files) as report:
         restored = opened.repository.snapshots.restore_in_place(
-            opened.worktree, found.snapshot_id, proof, how._replace(progress=progress)
+            opened.worktree, found.snapshot_id, proof, how._replace(progress=report)
         )
     lines = [f"Restored {how.path or 'everything'} of {found.snapshot_id} in {opened.worktree}."]
     if restored.kept:
         lines.append(f"The previous content is in the snapshot {restored.kept.snapshot_id}.")
     if restored.late:
         lines.append(f"Files written during the restore are in the snapshot {restored.late}.")
-    if restored.published:
-        lines.append(f"The head is now {restored.published.snapshot_id}.")
-    else:
-        lines.append("It is not in a snapshot yet.")
+    head = f"The head is now {restored.published.snapshot_id}." if restored.published else None
+    lines.append(head or "It is not in a snapshot yet.")
     if inside:
         lines.append('You are in the old directory. Enter the new one: cd "$PWD"')
     output.result(restored_in_place_to_json(opened.worktree, how, restored), lines)
-
-
-def _is_inside(opened: OpenedRepository) -> bool:
-    """Whether the current directory is in the worktree."""
-    here, directory = current_directory(), opened.repository.payload(opened.worktree)
-    return directory in (here, *here.parents)
 
 
 def _restore_into_new(
@@ -198,14 +187,8 @@ def export(
     wanted = None if path is None else os.fsencode("/".join(split_relative(path.rstrip("/") or path)))
     with shown(output, "Exporting", files=None if path else found.files) as progress:
         made = snapshots.export(found.snapshot_id, destination, path=wanted, progress=progress)
-    record = {
-        "snapshot_id": found.snapshot_id,
-        "path": path,
-        "directory": str(destination),
-        "files": made.files,
-        "bytes": made.bytes,
-        "not_preserved": list(made.not_preserved),
-    }
+    record = {"snapshot_id": found.snapshot_id, "path": path, "directory": str(destination)}
+    counted = {"files": made.files, "bytes": made.bytes, "not_preserved": list(made.not_preserved)}
     size = f"{files_as_text(made.files)}, {format_size(made.bytes)}"
     line = f"Wrote {path or 'all'} of {found.snapshot_id} to {shown_path(str(destination))}: {size}."
-    output.result(record, [line, *(f"Not preserved: {each}" for each in made.not_preserved)])
+    output.result({**record, **counted}, [line, *(f"Not preserved: {each}" for each in made.not_preserved)])

@@ -26,8 +26,7 @@ from holdfast.repository.repository import Repository
 LOST = """\
 The command was ended: the lease was lost, so another holder may be writing.
 Check what it left half done before you run it again."""
-NOT_SAVED = """\
-The command succeeded, but no snapshot was taken. What it wrote is still in the worktree."""
+NOT_SAVED = "The command succeeded, but no snapshot was taken. What it wrote is still in the worktree."
 CHECK_EVERY = 1.0
 
 
@@ -54,7 +53,7 @@ class RunOptions(NamedTuple):
 def run(output: Output, /, *, repo: str | None, worktree: str | None, command: tuple[str, ...], **options: Any) -> int:
     """Run COMMAND in a worktree while holding its lease, and exit with its status.
 
-    The lease is renewed as long as the command runs. If it is lost all the same, the command is ended
+    The lease is renewed as long as the command runs. If it is lost nevertheless, the command is ended
     (SIGTERM, then SIGKILL) and the status is 5: stop writing. The command has HOLDFAST_REPO,
     HOLDFAST_WORKTREE, HOLDFAST_LOCK_ID and HOLDFAST_TOKEN in its environment, so the holdfast commands
     that it calls use this lease. With --json the outcome is printed to standard error.
@@ -65,8 +64,7 @@ def run(output: Output, /, *, repo: str | None, worktree: str | None, command: t
       holdfast run --worktree experiment --snapshot -m "generated" -- ./generate
     """
     opened = open_worktree(repo, worktree)
-    chosen = RunOptions(**options)
-    return child.end_like(_run_leased(opened.repository, opened.worktree, command, output, chosen))
+    return child.end_like(_run_leased(opened.repository, opened.worktree, command, output, RunOptions(**options)))
 
 
 def _run_leased(
@@ -101,13 +99,13 @@ def _run_leased(
 
 
 def _warn_if_elsewhere(output: Output, worktree: str, directory: Path) -> None:
-    """Warn that a command outside the worktree writes nothing that the snapshot has."""
+    """Warn that the snapshot has nothing of what a command writes outside the worktree."""
     with contextlib.suppress(OSError, NotFound):  # the current directory is gone
         here, expected = current_directory(), calls.stat(directory)
         if not any(os.path.samestat(expected, calls.stat(each)) for each in (here, *here.parents)):
             output.diagnostic(
                 f"holdfast: the command runs in {printable(str(here))}, outside {worktree}; "
-                "the snapshot has nothing of what it writes there. Without --no-chdir, it runs there."
+                f"the snapshot has nothing of what it writes there. Without --no-chdir, it runs in {worktree}."
             )
 
 
@@ -151,7 +149,7 @@ def _run(
 def _environment(repository: Repository, worktree: str, lease: HeldLease | None) -> dict[str, str]:
     known = {**os.environ, REPO: str(repository.root), WORKTREE: worktree}
     for name in (LOCK_ID, TOKEN):
-        known.pop(name, None)  # of some other lease
+        known.pop(name, None)  # of another lease
     if lease is not None:
         known |= {LOCK_ID: lease.lock_id, TOKEN: str(lease.token)}
     return known

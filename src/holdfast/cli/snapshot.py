@@ -144,19 +144,10 @@ def snapshot_lines(descriptor: Descriptor, marks: Marks) -> Iterator[str]:
     yield f"  files     holdfast export {descriptor.snapshot_id} DIR"
 
 
-MANY_BELOW = 20
-"""How many entries of a new or removed directory are listed one by one."""
+MANY_BELOW = 20  # entries of a new or removed directory that are listed one by one
 _SIGNS = {"added": "A", "removed": "D", "modified": "M"}
-_KINDS = {
-    "f": "file",
-    "d": "directory",
-    "l": "symbolic link",
-    "p": "fifo",
-    "s": "socket",
-    "c": "character device",
-    "b": "block device",
-    "m": "mount point",
-}
+_KINDS = {"f": "file", "d": "directory", "l": "symbolic link", "m": "mount point"}
+_KINDS |= {"p": "fifo", "s": "socket", "c": "character device", "b": "block device"}
 
 
 def change_lines(changes: Iterable[Change]) -> Iterator[str]:

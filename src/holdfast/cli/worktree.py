@@ -146,7 +146,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 
 @group.command(short_help="Remove a worktree; its snapshots stay.")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Although processes use it; never while somebody else leases it.")
+@click.option("--force", is_flag=True, help="Although processes use it; never while another holder leases it.")
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
 @options.lock_id_option
@@ -156,7 +156,7 @@ def remove(
 ) -> None:
     """Remove the worktree NAME. Unsaved changes become a snapshot first. Its snapshots stay.
 
-    Refused while somebody else leases it, or while processes use it; the error names them.
+    Refused while another holder leases it, or while processes use it; the error names them.
 
     \b
     Examples:
@@ -170,19 +170,11 @@ def remove(
         lines = ["Would remove:", *_worktree_lines(state, usage)]
         output.result({"dry_run": True, "would_remove": record}, lines)
         return
-    removed = repository.remove_worktree(
-        name, keep_unsaved=not no_snapshot, force=force, lock_id=known_lock_id(lock_id)
-    )
+    named = known_lock_id(lock_id)
+    removed = repository.remove_worktree(name, keep_unsaved=not no_snapshot, force=force, lock_id=named)
+    record = {"dry_run": False, "worktree": removed.worktree, "head_snapshot_id": removed.head_snapshot_id}
     saved = [f"Its unsaved changes are in the snapshot {removed.saved}."] if removed.saved else []
-    output.result(
-        {
-            "dry_run": False,
-            "worktree": removed.worktree,
-            "head_snapshot_id": removed.head_snapshot_id,
-            "saved_snapshot_id": removed.saved,
-        },
-        [f"Removed {removed.worktree}.", *saved],
-    )
+    output.result({**record, "saved_snapshot_id": removed.saved}, [f"Removed {removed.worktree}.", *saved])
 
 
 def _usage_to_json(usage: Usage) -> dict[str, object]:
