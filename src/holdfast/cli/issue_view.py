@@ -1,4 +1,4 @@
-"""What the issue commands share: their options, the tracker they open, the claim they name, their output."""
+"""Shared parts of the issue commands: options, the tracker, the claim, output."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _lock_advice(failure: LockTimeout) -> str:
 
 
 def claim_for(issue_id: str, flag: str | None) -> ClaimId | None:
-    """The claim on this issue that the option names, or that the environment names if it is for this one."""
+    """The claim that the option names; else the claim in the environment, if it is on this issue."""
     text = flag or os.environ.get(CLAIM_VARIABLE)
     claim = ClaimId.parse(text) if text else None
     if claim is None or claim.issue_id == issue_id:
@@ -144,10 +144,8 @@ def claimed_lines(claimed: Claimed) -> Iterator[str]:
 
 
 def issue_lines(record: dict[str, Any]) -> Iterator[str]:
-    yield f"{record['title']}"
-    yield f"  id            {record['id']}"
-    yield f"  state         {record['state']}"
-    yield f"  priority      {record['priority']}"
+    yield record["title"]
+    yield from (f"  {name:12}  {record[name]}" for name in ("id", "state", "priority"))
     yield f"  assignee      {record['assignee'] or '-'}"
     if record["labels"]:
         yield f"  labels        {', '.join(record['labels'])}"
@@ -164,9 +162,8 @@ def issue_lines(record: dict[str, Any]) -> Iterator[str]:
     for name, value in record["context"].items():
         yield f"  context       {name}={value}"
     if claim := record["claim"]:
-        left = claim["time_left"]
-        time = format_duration(abs(left))
-        expiry = f"expires in {time}" if left > 0 else f"expired {time} ago"
+        time = format_duration(abs(claim["time_left"]))
+        expiry = f"expires in {time}" if claim["time_left"] > 0 else f"expired {time} ago"
         yield f"  claim         {claim['claim_id']}"
         yield f"                by {claim['actor']}, token {claim['token']}, {expiry}"
     yield f"  created       {record['created_at']}"

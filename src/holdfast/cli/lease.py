@@ -1,4 +1,4 @@
-"""`holdfast lease`: the timed right to write to a worktree, whose holder may be many processes."""
+"""`holdfast lease`: the timed right to write to a worktree, which many processes may share."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def acquire(
 ) -> None:
     """Acquire the lease of a worktree and print its id. An expired lease is taken over.
 
-    If another holder has it, the error names that holder: host, purpose, since when, for how long, and
-    whether its process is alive.
+    If another holder has it, the error gives that holder's host and purpose, the times of the lease, and
+    whether the process is alive.
 
     \b
     Examples:
@@ -119,7 +119,7 @@ def steal(
     field: str | None,
     export: bool,
 ) -> None:
-    """Take over the lease of a worktree, which must have expired; any other lease is left alone.
+    """Take over the expired lease of a worktree. A lease that has not expired is left alone.
 
     'acquire' takes over an expired lease too, but only when the queue is empty.
 
@@ -138,7 +138,7 @@ def steal(
 @options.ttl_option("Time until it expires, from now on.  [default: as before]")
 @options.with_output
 def renew(output: Output, *, repo: str | None, worktree: str | None, lock_id: str | None, ttl: float | None) -> None:
-    """Renew your lease: it runs for its whole time again. If that fails (status 5), stop writing.
+    """Renew your lease for its full ttl. If that fails (status 5), stop writing.
 
     \b
     Example:
@@ -170,7 +170,7 @@ def release(output: Output, *, repo: str | None, worktree: str | None, lock_id: 
 @options.worktree_options
 @options.with_output
 def status(output: Output, *, repo: str | None, worktree: str | None) -> None:
-    """Show the holder of a worktree's lease, since when, until when, and the queue. Changes nothing.
+    """Show who holds a worktree's lease, since when and until when, and the queue. Changes nothing.
 
     \b
     Examples:

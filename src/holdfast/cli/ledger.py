@@ -38,10 +38,10 @@ Examples:
 """,
     table={
         "claim": LazyCommand(f"{_CLAIMS}:claim", "Claim a node, at once or by waiting in the queue."),
-        "claims": LazyCommand(f"{_CLAIMS}:claims", "List the claims and who waits."),
+        "claims": LazyCommand(f"{_CLAIMS}:claims", "List the claims and their waiters."),
         "extend": LazyCommand(f"{_CLAIMS}:extend", "Renew a claim."),
         "release": LazyCommand(f"{_CLAIMS}:release", "Release a claim."),
-        "reap": LazyCommand(f"{_CLAIMS}:reap", "Clear away expired claims."),
+        "reap": LazyCommand(f"{_CLAIMS}:reap", "Remove expired claims."),
         "claim-history": LazyCommand(f"{_CLAIMS}:claim_history", "Show every event about claims on a node."),
     },
 )
@@ -117,9 +117,9 @@ def init(output: Output, *, repo: str | None, lock_timeout: float, claim_files: 
 def append(output: Output, *, event: str, repo: str, if_sequence: int | None, field: str | None) -> None:
     """Append EVENT, a JSON object with a "type"; with '-', the JSON lines of standard input.
 
-    Lines are appended all or none. An event without a "timestamp" gets one, and one without an "id" too: by
-    its id you can find out whether an append was made whose outcome you did not see. Events over 1 MiB are
-    refused. When this returns, the events are on disk.
+    Lines are appended all or none. An event without a "timestamp" or an "id" gets one; 'ledger show ID' tells
+    you whether an append with an unknown outcome succeeded. Events over 1 MiB are refused. When this
+    returns, the events are on disk.
 
     \b
     Examples:
@@ -210,7 +210,7 @@ def log(
 
     ledger, selects, start = open_at(repo).ledger, _selects(kind, node), after or 0
     if limit is not None and kind is None and node is None and until is None:
-        start = max(start, ledger.sequence - limit)  # do not read what is not shown
+        start = max(start, ledger.sequence - limit)  # skip events that are not shown
     found = filter(selects, ledger.events(after=start, until=until))
     chosen = found if limit is None else iter(deque(found, maxlen=limit))
     if output.as_json:
@@ -237,7 +237,7 @@ def watch(
     limit: int | None,
     wait: float | None,
 ) -> None:
-    """Show each event when it is appended, in the form of 'log'; with --after, those after N first.
+    """Show each event when it is appended, in the form of 'log'; with --after, first the events after N.
 
     With --json, one JSON object per line for each event.
 
@@ -261,9 +261,9 @@ def watch(
 @click.argument("event")
 @in_ledger
 def show(output: Output, *, event: str, repo: str) -> None:
-    """Show the whole of EVENT: a sequence such as 41, or the id of an event.
+    """Show EVENT in full: a sequence such as 41, or the id of an event.
 
-    Use the id to find out whether an append was made whose outcome you did not see.
+    Use the id to find out whether an append with an unknown outcome succeeded.
 
     \b
     Examples:
@@ -278,7 +278,7 @@ def show(output: Output, *, event: str, repo: str) -> None:
     if found is None:
         raise NotFound(
             f"the ledger has no event with the id {event}",
-            hint="If you wanted to know whether an append was made: it was not.",
+            hint="If you are checking an append: it did not succeed.",
             event_id=event,
         )
     width = max((len(name) for name in found.event), default=0)
@@ -287,7 +287,7 @@ def show(output: Output, *, event: str, repo: str) -> None:
 
 
 def _print_events(events: Iterable[Recorded], output: Output) -> None:
-    """A line for people each, on a terminal; elsewhere a line of JSON each."""
+    """On a terminal, a line for people per event; elsewhere, a line of JSON."""
     from holdfast.fs import strictjson
     from holdfast.ledger.log import event_to_json
 
@@ -389,9 +389,9 @@ def verify(output: Output, *, repo: str) -> None:
 def unlock(output: Output, *, repo: str, identity: str | None) -> None:
     """Show the holder of ledger.lock and whether it is certainly dead; with --identity, break the lock.
 
-    A lock whose holder is certainly dead needs no breaking: the next writer takes it over. One that is only
-    old may belong to a process that is stopped and will continue: break it only if you know that it will
-    not. Even if you are wrong no event is lost, because events are never overwritten.
+    The next writer takes over a lock whose holder is certainly dead. A lock that is merely old may belong to
+    a suspended process that will continue: break it only if you know that it will not. Even if you are
+    wrong, no event is lost, because events are never overwritten.
 
     \b
     Examples:
@@ -414,7 +414,7 @@ def unlock(output: Output, *, repo: str, identity: str | None) -> None:
 _LIVENESS = {
     "dead": "certainly dead: the next writer takes the lock over",
     "alive": "alive: wait for it, or find out why it is stuck",
-    "unknown": "unknown: the lock says too little, or the holder is on another machine",
+    "unknown": "unknown: the lock does not identify its holder, or the holder is on another machine",
 }
 
 
@@ -434,6 +434,6 @@ def _lock_lines(state: LedgerLockState) -> Iterator[str]:
         return
     yield ""
     if not state.suspect:
-        yield "It is not old: most likely a process is writing just now."
-    yield "If you are certain that its holder will not continue, break it:"
+        yield "The lock is recent: a process is probably writing right now."
+    yield "If you are certain that the holder will not continue, break the lock:"
     yield f"  holdfast ledger unlock --identity {state.identity}"

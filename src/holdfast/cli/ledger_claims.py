@@ -1,4 +1,4 @@
-"""`holdfast ledger claim` and its relatives: reserve the nodes of a ledger, so that no work is done twice."""
+"""`holdfast ledger claim` and related commands: reserve the nodes of a ledger, so that no work is done twice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _actor(context: click.Context, parameter: click.Parameter, value: str | None
 _actor_option = options.actor_option("none", callback=_actor)
 _ttl_option = options.ttl_option("Time until the claim expires, from 1s to 1h.  [default: lock_timeout of the ledger]")
 _claim_id_option = click.option(
-    "--claim-id", metavar="ID", default="", help="Only if it is this very claim, as 'claim' printed it."
+    "--claim-id", metavar="ID", default="", help="Only if the claim has this id, as printed by 'claim'."
 )
 
 
@@ -54,7 +54,7 @@ def claim(
     field: str | None,
     repo: str,
 ) -> None:
-    """Claim NODE. Fails with status 4 if another actor has it, with 75 if waiting was not enough.
+    """Claim NODE. Fails with status 4 if another actor has it, with 75 after --wait.
 
     The claim outlives this command: extend it while you work, and release it when you are done.
 
@@ -95,7 +95,7 @@ def release(output: Output, *, node: str, actor: str, claim_id: str, repo: str) 
 @_claim_id_option
 @in_ledger
 def extend(output: Output, *, node: str, actor: str, ttl: float | None, claim_id: str, repo: str) -> None:
-    """Renew the actor's claim on NODE: it runs for another --ttl from now.
+    """Renew the actor's claim on NODE: it expires --ttl from now.
 
     Fails with status 5 if the actor does not hold it, or it has expired: stop working on the node, because
     another actor may have begun.
@@ -110,12 +110,12 @@ def extend(output: Output, *, node: str, actor: str, ttl: float | None, claim_id
     output.result(claim_to_json(held, now), _claim_lines("Extended", held, now))
 
 
-@click.command(short_help="List the claims and who waits.")
+@click.command(short_help="List the claims and their waiters.")
 @click.option("--under", metavar="NODE", help="Only this node and those below it.")
 @click.option("--at-sequence", metavar="N", type=click.IntRange(0), help="The claims as of event N.")
 @in_ledger
 def claims(output: Output, *, under: str | None, at_sequence: int | None, repo: str) -> None:
-    """List the active claims, the expired ones, and who waits. Changes nothing.
+    """List the active claims, the expired claims and the waiters. Changes nothing.
 
     \b
     Examples:
@@ -127,13 +127,13 @@ def claims(output: Output, *, under: str | None, at_sequence: int | None, repo: 
     output.result(record, _list_lines(record))
 
 
-@click.command(short_help="Clear away expired claims.")
-@options.dry_run_option("Only show which they are.")
+@click.command(short_help="Remove expired claims.")
+@options.dry_run_option("Show the expired claims; change nothing.")
 @in_ledger
 def reap(output: Output, *, dry_run: bool, repo: str) -> None:
-    """Clear away the expired claims, each by one event, however many processes reap at the same time.
+    """Remove expired claims, each by exactly one event even if several processes reap at the same time.
 
-    This is optional: claiming a node clears its expired claim away first. Claim files, if the ledger has
+    This is optional: claiming a node removes its expired claim first. Claim files, if the ledger has
     them, are brought up to date as well.
 
     \b
@@ -208,7 +208,7 @@ def _waiter_to_json(waiter: ClaimWaiter) -> dict[str, Any]:
 def _list_lines(record: Mapping[str, Any]) -> Iterator[str]:
     rows = [_row(each, state) for state in ("active", "expired") for each in record[state]]
     columns = ["NODE", "ACTOR", "STATE", "SINCE", "LEFT"]
-    if record["at_sequence"] is not None:  # how much time was left then says nothing now
+    if record["at_sequence"] is not None:  # the time left is that of now, not of event N
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     if rows:
         yield from plain_table(columns, rows)

@@ -44,7 +44,7 @@ def _default_wait() -> str:
 
 @group.command(cls=RunCommand, short_help="Run a command under the lock.")
 @click.argument("path", metavar="FILE", type=click.Path())
-@click.option("--shared", is_flag=True, help="Exclude exclusive holders only: for reading.")
+@click.option("--shared", is_flag=True, help="Lock for reading: exclude only exclusive holders.")
 @wait_option(
     "How long to wait for the lock",
     default=_default_wait,
@@ -52,7 +52,7 @@ def _default_wait() -> str:
 )
 @click.option("--nonblock", is_flag=True, help="Do not wait: if the lock is held, fail with status 4.")
 @click.option(
-    "--fair", is_flag=True, help="Serve waiters in order. Every user of the lock must ask for it. Creates FILE.queue."
+    "--fair", is_flag=True, help="Serve waiters in order. Every user of the lock must pass it. Creates FILE.queue."
 )
 @click.option(
     "--conflict-status",
@@ -92,7 +92,10 @@ def run(
         raise click.UsageError("--nonblock and --wait exclude each other.", context)
     began = time.monotonic()
     try:
-        lock = _try_once(path, shared, fair) if nonblock else _acquire(path, shared, fair, wait)
+        if nonblock:
+            lock = _try_once(path, shared, fair)
+        else:
+            lock = FileLocker(wait, fair=fair, observer=observe_file_lock).acquire(path, shared=shared)
     except (LockTimeout, LockConflict) as failure:
         advice = _advice(path, failure, wait_given) if isinstance(failure, LockTimeout) else None
         raise CommandFailed(failure, exit_status=conflict_status, advice=advice) from failure
@@ -102,10 +105,6 @@ def run(
         held = time.monotonic() - acquired
     output.result({**ended.as_record(), "waited": round(acquired - began, 6), "held": round(held, 6)})
     return child.end_like(ended)
-
-
-def _acquire(path: str, shared: bool, fair: bool, wait: float | None) -> LockGuard:
-    return FileLocker(wait, fair=fair, observer=observe_file_lock).acquire(path, shared=shared)
 
 
 def _try_once(path: str, shared: bool, fair: bool) -> LockGuard:
@@ -199,7 +198,7 @@ def file_lock_state(path: str) -> FileLockState:
 
 
 def _try(path: str) -> str:
-    """Find out by acquiring the lock for a moment, shared first: that disturbs nobody who reads."""
+    """Find out by acquiring the lock for a moment, shared first: that does not disturb readers."""
     locker = FileLocker(0.0)
     guard = locker.try_lock_shared(path)
     if guard is None:

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Serve an agent over MCP, on standard input and output.")
-@repo_option_for(
-    f"The project directory of a client that names none (by its roots).  [default: {REPO}, else the current directory]"
-)
+@repo_option_for(f"The project directory for clients without roots.  [default: {REPO}, else the current directory]")
 @actor_option("agent:CLIENT")
 @data_dir_option
 @with_output
@@ -51,7 +49,7 @@ def mcp(output: Output, *, repo: str | None, actor: str | None, data_dir: str | 
         if (error.name or "").partition(".")[0] == "holdfast":
             raise  # a defect of ours
         raise ExtraMissing(
-            f"cannot load the package mcp, version 2 or later, which serving agents needs: {error}",
+            f"cannot load the package mcp, version 2 or later, which the server needs: {error}",
             hint="Install it: pip install 'mcp>=2'.",
             extra="mcp",
         ) from error

@@ -66,7 +66,7 @@ def repo_option_for(help: str, callback: Callable[..., Any] | None = None) -> Ca
 
 def actor_option(otherwise: str, callback: Callable[..., Any] | None = None) -> Callable[[Command], Command]:
     """`--actor KIND:NAME`; `otherwise` is the default where the environment has none."""
-    help = f"In whose name.  [default: {ACTOR}, else {otherwise}]"
+    help = f"The actor to act as.  [default: {ACTOR}, else {otherwise}]"
     return click.option("--actor", metavar="KIND:NAME", callback=callback, help=help)
 
 
@@ -177,7 +177,7 @@ _LISTED = 5
 
 
 def field_option(*names: str) -> Callable[[Command], Command]:
-    """`--field NAME`, for a command whose records have these fields; without any, whatever a record has."""
+    """`--field NAME`, for a command whose records have these fields; without names, any field of a record."""
 
     def checked(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if value is not None and names and value.partition(".")[0] not in names:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @click.option("--path", metavar="PATH", help="With --inplace: only this file or directory, relative to the worktree.")
 @click.option("--no-snapshot", is_flag=True, help="With --inplace: discard the replaced content.")
 @click.option("--allow-shared", is_flag=True, help="With --inplace: also in a shared worktree. High-risk.")
-@click.option("--force", is_flag=True, help="With --inplace: although processes write to the worktree.")
+@click.option("--force", is_flag=True, help="With --inplace: even if processes write to the worktree.")
 @dry_run_option("Show what would be done; change nothing.")
 @worktree_options
 @lock_id_option
@@ -88,7 +88,7 @@ def restore(
             "--force": force,
         }
         if wrong := [option for option, value in given.items() if value]:
-            raise UsageFailure(f"{wrong[0]} is for --inplace")
+            raise UsageFailure(f"{wrong[0]} requires --inplace")
         _restore_into_new(output, opened, found, name, dry_run=dry_run)
         return
     if name:

@@ -38,7 +38,7 @@ WARNING = "warning: best effort, its files may be from different moments"
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
-    help=f"How files are captured.  [default: {ENGINE}, else the best one that works here]",
+    help=f"How files are captured.  [default: {ENGINE}, else the best available]",
 )
 @options.worktree_options
 @options.lock_id_option

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 group = Group(
     "worktree",
     help="""\
-Worktrees: directories to work in, each with a lease and a history of its own. Every repository has
+Worktrees: directories to work in, each with its own lease and history. Every repository has
 'main'; the others are in its directory worktrees/. They contain nothing but your files.
 
 \b
@@ -128,7 +128,7 @@ def path(output: Output, *, name: str | None, repo: str | None) -> None:
 @group.command(short_help="Rename a worktree.")
 @click.argument("old")
 @click.argument("new")
-@click.option("--force", is_flag=True, help="Although processes use it; never while it is leased.")
+@click.option("--force", is_flag=True, help="Even if processes use it; never while it is leased.")
 @options.in_repository
 def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None) -> None:
     """Rename the worktree OLD to NEW. Refused while it is leased, or while processes use it.
@@ -146,7 +146,7 @@ def rename(output: Output, *, old: str, new: str, force: bool, repo: str | None)
 
 @group.command(short_help="Remove a worktree; its snapshots stay.")
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Although processes use it; never while another holder leases it.")
+@click.option("--force", is_flag=True, help="Even if processes use it; never while another holder leases it.")
 @options.dry_run_option("Show what would be removed, and what prevents it.")
 @click.option("--no-snapshot", is_flag=True, help="Discard unsaved changes.")
 @options.lock_id_option

@@ -72,7 +72,7 @@ def as_contents(uri: str, answer: Answer) -> ReadResourceResult:
 
 
 def _text(record: object) -> str:
-    """JSON that is safe to show: whatever would move a cursor or forge a line is escaped."""
+    """JSON that is safe to print: escapes everything that could move a cursor or forge a line."""
     text = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     if text.isprintable():
         return text

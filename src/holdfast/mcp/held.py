@@ -34,7 +34,7 @@ class WorktreeKey(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Claimed work. Closing `end` releases whatever is not decided."""
+    """Claimed work. Closing `end` releases the lease and a claim without an outcome."""
 
     key: WorktreeKey
     assignment: Assignment
@@ -61,7 +61,7 @@ class ClientHoldings:
         """Hold a lease, and renew it from now on."""
         with self._lock:
             if not self._closed:
-                self._leases[key] = lease.beat()  # perhaps instead of one that was lost
+                self._leases[key] = lease.beat()  # it may replace a lost lease
                 return
         lease.release()
         raise _client_gone()

@@ -198,7 +198,7 @@ def restore(call: Call, given: arguments.Restore) -> Record:
         raise UsageFailure("into is for a new worktree, not for in_place", hint="Leave one of them out.")
     if not given.in_place and (given.path or given.reason):
         wrong = "path" if given.path else "reason"
-        raise UsageFailure(f"{wrong} is for in_place", hint="Set in_place too, or leave it out.")
+        raise UsageFailure(f"{wrong} requires in_place", hint="Set in_place too, or leave it out.")
     found = repository.snapshots.named(given.snapshot, seen_from=key.worktree)
     call.total = found.files
     if given.in_place:
